@@ -30,10 +30,16 @@ def check(exported: Exported) -> None:
             sys.path.remove(folder)
     with torch.device("meta"):
         model = config.model_spec.model.build()
-    counted = sum(parameter.numel() for parameter in set(model.parameters()))
-    expected = load_model(json.loads(exported.files["plan.json"])["model"]).num_parameters()
-    if counted != expected:
-        raise ValueError(f"{counted} parameters instead of {expected}")
+    graph = load_model(json.loads(exported.files["plan.json"])["model"])
+    main = model
+    if graph.auxiliary:  # counted without the layers that predict further tokens
+        registry = importlib.import_module(f"torchtitan.models.{config.model_spec.name}").model_registry
+        with torch.device("meta"):
+            main = registry(config.model_spec.flavor).model.build()
+    counted, expected = sum(p.numel() for p in set(main.parameters())), graph.num_parameters()
+    biases = sum(b.numel() for name, b in main.named_buffers() if name.endswith("expert_bias_E"))
+    if expected not in (counted, counted + biases):  # a bias that chooses experts is a buffer there
+        raise ValueError(f"{counted} parameters and {biases} biases of experts instead of {expected}")
     parallel = config.parallelism
     from torchtitan.distributed.parallel_dims import ParallelDims
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from simpar.export import hugging_face, rules
+from simpar.export.accelerate_read import ROTATIONS as READ
 from simpar.export.accelerate_read import read
-from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD, comment, job
+from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD, job
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
+from simpar.export.yaml_text import yaml_file
 
 CONFIG = "accelerate.yaml"
-ROTATIONS = {"all_gather": "allgather", "ring": "alltoall"}
+ROTATIONS = {ours: theirs for theirs, ours in READ.items()}
 _MAIN = '''
 
 def main():
@@ -135,13 +135,6 @@ def _sharding(s: Subject) -> Options:
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The config, the model's config, the script and the launchers."""
-    lines, section = comment(s), ""
-    for key, value in given.items():
-        name = key.rpartition(".")[2]
-        if "." in key and key.partition(".")[0] != section:
-            section = key.partition(".")[0]
-            lines.append(f"{section}:")
-        lines.append(f"{'  ' if '.' in key else ''}{name}: {_yaml(value)}")
     main = _MAIN.format(
         optimizer=hugging_face.optimizer(s),
         model_ranks=s.plan.mesh.cp,
@@ -149,18 +142,13 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
     )
     shape = {"nodes": s.nodes, "devices": s.devices_per_node, "config": CONFIG}
     found = {
-        CONFIG: "\n".join(lines) + "\n",
+        CONFIG: yaml_file(s, given),
         "config.json": hugging_face.config_json(s),
         "train.py": hugging_face.script(s, main),
         "slurm.sh": _SLURM.format(**shape),
         **job(s, _POD),
     }
     return found | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
-
-
-def _yaml(value: Any) -> str:
-    """A YAML 1.1 scalar; words that YAML 1.1 reads as booleans are quoted."""
-    return json.dumps(value) if isinstance(value, str | bool) else str(value)
 
 
 def notes(s: Subject) -> Iterator[str]:

@@ -7,16 +7,16 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.export.recipes import Given, flat
-from simpar.export.target import Imported
-from simpar.plan.plan import Plan
+from simpar.export.deepspeed_read import PARTS, home_of
+from simpar.export.recipes import Given, without_auto
+from simpar.export.target import Imported, plan_said
 
 KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 NUMBERED = tuple(SHARDING)
 """Strategies by number, from 1, as older configs have them."""
 ROTATIONS = {"allgather": "all_gather", "alltoall": "ring"}
-AXES = {"tp": "tp", "cp": "cp", "sp": "sp", "dp_shard": "dp_shard", "dp_replicate": "dp_replicate"}
+AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
 
 
 def read(text: str, name: str) -> Imported:
@@ -24,7 +24,7 @@ def read(text: str, name: str) -> Imported:
     data = files.read_yaml(text, name)
     if not isinstance(data, dict) or not {"distributed_type", "num_processes"} & set(data):
         raise UserError(f"{name}: no Accelerate config, such as one with distributed_type")
-    given = Given({key: value for key, value in flat(data).items() if value != "auto"}, name)
+    given, auto = without_auto(data, name)
     kind = str(given.get("distributed_type", "NO"))
     if kind not in KINDS:
         raise UserError(f"{name}: distributed_type = {kind}: allowed: {', '.join(KINDS)}")
@@ -35,8 +35,7 @@ def read(text: str, name: str) -> Imported:
     if ranks and ranks % inside:
         raise UserError(f"{name}: num_processes = {ranks}: allowed: a multiple of tp x cp x pp = {inside}")
     values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
-    plan = Plan.model_validate({key: value for key, value in values.items() if value is not None})
-    auto = [key for key, value in flat(data).items() if value == "auto"]
+    plan = plan_said(values)
     return Imported(plan, given.rest(), tuple(_notes(given, auto)))
 
 
@@ -95,15 +94,7 @@ def _fsdp(given: Given) -> dict[str, Any]:
 
 def _deepspeed(given: Given) -> dict[str, Any]:
     prefix = "deepspeed_config."
-    homes = {}
-    for ours, theirs in (
-        ("offload_optimizer", "offload_optimizer_device"),
-        ("offload_parameters", "offload_param_device"),
-    ):
-        home = given.get(prefix + theirs, "none")
-        if home not in ("none", "cpu", "nvme"):
-            raise UserError(f"{given.source}: {prefix}{theirs} = {home}: allowed: none, cpu, nvme")
-        homes[ours] = home
+    homes = {ours: home_of(given, f"{prefix}{theirs}_device") or "none" for ours, theirs in PARTS.items()}
     stage = given.whole(f"{prefix}zero_stage", 0)
     return {"stack": "deepspeed", "zero": stage, **homes}
 

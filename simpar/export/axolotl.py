@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from simpar.export import hugging_face, rules, trainer_arguments
-from simpar.export.deepspeed import nested
 from simpar.export.hub import HUB
-from simpar.export.launch import comment, launchers
+from simpar.export.launch import launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
-from simpar.export.yaml_text import lines
+from simpar.export.yaml_text import yaml_file
 
 CONFIG = "axolotl.yaml"
 
@@ -66,8 +65,7 @@ def options(s: Subject) -> Options:
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The YAML and the launchers."""
-    text = "\n".join([*comment(s), *lines(nested(given))]) + "\n"
-    return {CONFIG: text, **launchers(s, ["-m axolotl.cli.train", CONFIG])}
+    return {CONFIG: yaml_file(s, given), **launchers(s, ["-m axolotl.cli.train", CONFIG])}
 
 
 AXOLOTL = Target(

@@ -65,12 +65,11 @@ def read(text: str, name: str) -> Imported:
     model = next(filter(None, map(named, sources)), None)
     if model:
         values.setdefault("--num-layers", [str(layers_in(model))])
-    unread = tuple(key for key in given.rest() if given.values_[key] is not None)
     arguments = Arguments(
         values, path, tuple(recipes.notes), {flag: field for field, flag in _plain().items()}
     )
     imported = plan_of(arguments, model)
-    return Imported(imported.plan, (*imported.ignored, *unread), imported.notes)
+    return Imported(imported.plan, (*imported.ignored, *given.rest()), imported.notes)
 
 
 def _is_config(made: Made) -> bool:
@@ -108,6 +107,8 @@ def _flags(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
     if given.get("ddp.grad_reduce_in_fp32") is False:
         yield "--grad-reduce-in-bf16", []
     yield from ((flag, []) for field, flag in SPLITS.items() if given.get(field) is True)
+    if _is_sharded(config):
+        yield "--use-distributed-optimizer", []
     if _overlaps(config):
         yield "--tp-comm-overlap", []
     if given.get("model.num_query_groups") is not None:
@@ -120,6 +121,12 @@ def _overlaps(config: Made) -> bool:
     trainer = config.fields.get("trainer")
     found = trainer.fields.get("callbacks") if isinstance(trainer, Made) else None
     return any(isinstance(each, Made) and each.fields.get("tp_comm_overlap") is True for each in found or ())
+
+
+def _is_sharded(config: Made) -> bool:
+    """Whether the optimizer is one of NeMo 2 that shards its states (``recipes/optim/adam.py``)."""
+    optim = config.fields.get("optim")
+    return isinstance(optim, Made) and optim.name.startswith("distributed_fused_adam")
 
 
 def _precision(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from simpar.export import hugging_face, rules
 from simpar.export.deepspeed_read import PARTS, read
 from simpar.export.launch import launchers
+from simpar.export.recipes import nested
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.units import DTYPE_BYTES
@@ -131,18 +131,6 @@ def _optimizer(s: Subject) -> Options:
         return found | {"optimizer.params.betas": [0.9, 0.95], "optimizer.params.weight_decay": 0.1}
     momentum = 0.9 if name == "sgd_momentum" else 0.0
     return found | {"optimizer.params.momentum": momentum, "zero_allow_untested_optimizer": True}
-
-
-def nested(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names as nested sections."""
-    found: dict[str, Any] = {}
-    for key, value in given.items():
-        part = found
-        *sections, name = key.split(".")
-        for section in sections:
-            part = part.setdefault(section, {})
-        part[name] = value
-    return found
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:

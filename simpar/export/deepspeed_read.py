@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.export.recipes import Given, flat
-from simpar.export.target import Imported
-from simpar.plan.plan import Plan
+from simpar.export.recipes import Given, without_auto
+from simpar.export.target import Imported, plan_said
 from simpar.units import DTYPE_BYTES
 
 SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
 """What of a plan is offloaded, as DeepSpeed calls it."""
-AUTO = "auto"
+HOMES = ("none", "cpu", "nvme")
 
 
 def read(text: str, name: str) -> Imported:
@@ -29,16 +28,21 @@ def read(text: str, name: str) -> Imported:
         raise UserError(f"{name}: not valid JSON ({str(error).splitlines()[0]})") from None
     if not isinstance(data, dict) or not any(key in data for key in SECTIONS):
         raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
-    whole = flat(data)
-    given = Given({key: value for key, value in whole.items() if value != AUTO}, name)
-    auto = [key for key, value in whole.items() if value == AUTO]
+    given, auto = without_auto(data, name)
     batch, dp = _batch(given)
     micro = given.whole("train_micro_batch_size_per_gpu")
-    values = {"stack": "deepspeed", "dp": dp, "micro_batch": micro, **_zero(given), **_numerics(given, auto)}
+    values = {
+        "stack": "deepspeed",
+        "dp": dp,
+        "micro_batch": micro,
+        "training": {"global_batch": batch} if batch else None,
+        **_zero(given),
+        **_numerics(given, auto),
+    }
     tp = given.whole("tensor_parallel.autotp_size")
     if tp and tp > 1:
         values |= {"tp": tp, "sequence_parallel": False}
-    plan = Plan.model_validate({key: value for key, value in values.items() if value is not None})
+    plan = plan_said(values)
     return Imported(plan, given.rest(), tuple(_notes(given, batch, auto)))
 
 
@@ -89,14 +93,17 @@ def _offload(given: Given) -> dict[str, Any]:
     """What waits on the host or on drives. Raises UserError."""
     found: dict[str, Any] = {}
     for name, part in PARTS.items():
-        home = given.get(f"zero_optimization.{part}.device")
-        if home not in (None, "none", "cpu", "nvme"):
-            raise UserError(
-                f"{given.source}: zero_optimization.{part}.device = {home!r}: allowed: none, cpu, nvme"
-            )
-        found[name] = home
+        found[name] = home_of(given, f"zero_optimization.{part}.device")
     ratio = given.get("zero_optimization.offload_optimizer.ratio")
     return found | {"offload_ratio": ratio if found["offload_optimizer"] not in (None, "none") else None}
+
+
+def home_of(given: Given, key: str) -> str | None:
+    """Where something is offloaded to; None where nothing says it. Raises UserError."""
+    home = given.get(key)
+    if home is not None and home not in HOMES:
+        raise UserError(f"{given.source}: {key} = {home!r}: allowed: {', '.join(HOMES)}")
+    return home
 
 
 def _numerics(given: Given, auto: list[str]) -> dict[str, Any]:

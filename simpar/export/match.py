@@ -6,22 +6,19 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from simpar.models.catalogue import catalogue, load_model
+from simpar.models.catalogue import catalogue, load_model, with_sizes
 
 SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "num_experts", "expert_ffn")
 TELLING = ("hidden", "heads")
 
 
 @cache
-def _shipped() -> dict[str, dict[str, int]]:
-    found = {}
-    for name in catalogue():
-        graph = load_model(name)
-        found[name] = {
-            **{size: graph.dims.get(size, 0) for size in SIZES[1:]},
-            "layers": sum(kind not in graph.auxiliary for kind in graph.layers),
-        }
-    return found
+def _shipped(name: str) -> dict[str, int]:
+    graph = load_model(name)
+    return {
+        **{size: graph.dims.get(size, 0) for size in SIZES[1:]},
+        "layers": sum(kind not in graph.auxiliary for kind in graph.layers),
+    }
 
 
 def models_with(sizes: Mapping[str, int]) -> list[str]:
@@ -32,7 +29,9 @@ def models_with(sizes: Mapping[str, int]) -> list[str]:
     if not set(TELLING) <= set(sizes):
         return []
     return [
-        name for name, own in _shipped().items() if all(own[key] == value for key, value in sizes.items())
+        name
+        for name in with_sizes(*(sizes[key] for key in TELLING))
+        if all(_shipped(name)[key] == value for key, value in sizes.items())
     ]
 
 
@@ -55,14 +54,14 @@ def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
 
 def layers_in(model: str) -> int:
     """Layers of a shipped model, without those that predict further tokens."""
-    return _shipped()[model]["layers"]
+    return _shipped(model)["layers"]
 
 
 def named(text: str) -> str | None:
     """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None where none is."""
     plain = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
     plain = re.sub(r"^meta|(hf|base|instruct|v\d+|v01|bf16)+$", "", plain) or plain
-    found = [name for name in _shipped() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]
+    found = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]
     return found[0] if found else None
 
 

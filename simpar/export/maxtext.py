@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import gcd
 
 from simpar.export import rules
-from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD, comment
+from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
-from simpar.export.yaml_text import lines
+from simpar.export.yaml_text import yaml_file
 from simpar.models.catalogue import load_model
 
 CONFIG = "maxtext.yml"
@@ -17,13 +18,24 @@ MODELS = {
     "llama-3-70b": "llama3-70b", "llama-3.1-8b": "llama3.1-8b", "llama-3.1-70b": "llama3.1-70b",
     "llama-3.1-405b": "llama3.1-405b", "mistral-7b": "mistral-7b", "gemma-2-2b": "gemma2-2b", "gemma-2-9b": "gemma2-9b",
     "gemma-2-27b": "gemma2-27b", "qwen3-0.6b": "qwen3-0.6b", "qwen3-4b": "qwen3-4b", "qwen3-8b": "qwen3-8b",
-    "qwen3-14b": "qwen3-14b", "qwen3-32b": "qwen3-32b", "gpt3-175b": "gpt3-175b",
+    "qwen3-14b": "qwen3-14b", "qwen3-32b": "qwen3-32b", "gpt3-175b": "gpt3-175b", "qwen3-1.7b": "qwen3-1.7b",
+    "qwen2.5-1.5b": "qwen2.5-1.5b", "qwen2.5-7b": "qwen2.5-7b", "qwen2.5-14b": "qwen2.5-14b",
+    "gemma-3-4b": "gemma3-4b", "gemma-3-12b": "gemma3-12b", "gemma-3-27b": "gemma3-27b",
+    "mixtral-8x7b": "mixtral-8x7b", "mixtral-8x22b": "mixtral-8x22b", "qwen3-30b-a3b": "qwen3-30b-a3b",
+    "qwen3-235b-a22b": "qwen3-235b-a22b", "gpt-oss-20b": "gpt-oss-20b", "gpt-oss-120b": "gpt-oss-120b",
+    "deepseek-v2-lite": "deepseek2-16b", "deepseek-v2": "deepseek2-236b", "deepseek-v3": "deepseek3-671b",
+    "kimi-k2": "kimi-k2-1t",
 }  # fmt: skip
 """Names of MaxText's ``configs/models`` by those of shipped models."""
+ROWS = {
+    "gpt3-175b": 50304, **dict.fromkeys(("gemma-2-2b", "gemma-2-9b", "gemma-2-27b"), 256128),
+    **dict.fromkeys(("gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), 262144),
+}  # fmt: skip
+"""Rows of tables of tokens that MaxText's own configs pad or cut; a config file cannot say others."""
 REMAT = {"full": "full", "modules:core_attn+layernorm": "minimal"}
 """What is computed again: all, or all but products with weights."""
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
-_START = """exec {srun}python -m MaxText.train {config} "$@"
+_START = """exec {srun}python -m maxtext.trainers.pre_train.train {config} "$@"
 """
 
 
@@ -34,8 +46,11 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("model", name, f"models are named: {', '.join(MODELS)}")
     yield from rules.no_single_process(s)
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
-    for axis in ("pp", "cp", "ep"):
-        yield from rules.no_axis(s, axis, "the exporter knows the mesh axes data, fsdp and tensor for it")
+    for axis in ("pp", "cp"):
+        yield from rules.no_axis(
+            s, axis, "the exporter knows the mesh axes data, fsdp, expert and tensor for it"
+        )
+    yield from _axes_that_do_not_fit(s)
     if data.zero in (1, 2):
         yield Loss(
             "zero", data.zero, "states and parameters are sharded together (fsdp), or nothing: zero 0 or 3"
@@ -72,9 +87,43 @@ def losses(s: Subject) -> Iterator[Loss]:
     )
 
 
+def slices(s: Subject) -> int:
+    """Groups of devices with a fabric of their own: nodes of GPUs, one for TPUs or where no cluster is named.
+
+    MaxText asks that the axes ``ici_`` multiply up to the devices of a slice and those ``dcn_`` to the slices.
+    """
+    hardware = str((s.plan.cluster or {}).get("hardware", "tpu"))
+    return 1 if hardware.startswith("tpu") else s.nodes
+
+
+def _axes(s: Subject) -> tuple[int, int, int, int]:
+    """Replicas between slices, shards between slices, replicas and shards inside of one; replicas go between first."""
+    count, sharded = slices(s), s.plan.data_parallel.zero == 3
+    replicas = s.plan.data_parallel.hsdp if sharded else s.dp
+    between = gcd(replicas, count)
+    return between, count // between, replicas // between, s.dp // replicas
+
+
+def _axes_that_do_not_fit(s: Subject) -> Iterator[Loss]:
+    """Shards, experts and tensor-parallel ranks that a slice cannot hold whole."""
+    mesh, (_, far, _, shards) = s.plan.mesh, _axes(s)
+    if mesh.ep > 1 and mesh.expert_tensor_parallel > 1:
+        yield Loss("etp", mesh.expert_tensor_parallel, "experts are whole on a rank of the axis expert")
+    if shards % far:
+        field, size = ("tp", mesh.tp) if mesh.tp > 1 else ("hsdp", s.plan.data_parallel.hsdp)
+        yield Loss(field, size, f"a node is a slice of GPUs: {slices(s)} of them hold shards in equal parts")
+    elif (shards // far) % mesh.ep:
+        yield Loss(
+            "ep",
+            mesh.ep,
+            f"experts are spread inside of a slice, over a divisor of its {shards // far} shards",
+        )
+
+
 def options(s: Subject) -> Options:
     """Options by name: axes inside of a slice (ici) are the fast ones, replicas of shards lie between slices (dcn)."""
-    data, sharded = s.plan.data_parallel, s.plan.data_parallel.zero == 3
+    between, far, replicas, shards = _axes(s)
+    further = sum(kind in s.graph.auxiliary for kind in s.graph.layers)
     found: Options = {
         "base_config": "base.yml",
         "run_name": "simpar",
@@ -83,10 +132,11 @@ def options(s: Subject) -> Options:
         "per_device_batch_size": s.plan.micro_batch / s.plan.mesh.tp,
         "gradient_accumulation_steps": s.microbatches,
         "ici_tensor_parallelism": s.plan.mesh.tp,
-        "ici_fsdp_parallelism": s.dp // data.hsdp if sharded else 1,
-        "ici_data_parallelism": 1 if sharded else s.dp,
-        "dcn_data_parallelism": data.hsdp if sharded else 1,
-        "dcn_fsdp_parallelism": 1,
+        "ici_fsdp_parallelism": shards // far // s.plan.mesh.ep,
+        "ici_expert_parallelism": s.plan.mesh.ep,
+        "ici_data_parallelism": replicas,
+        "dcn_data_parallelism": between,
+        "dcn_fsdp_parallelism": far,
         "remat_policy": REMAT.get(s.plan.memory.recompute, "full"),
         "dtype": DTYPES.get(s.plan.numerics.precision, "bfloat16"),
         "weight_dtype": "float32",
@@ -96,6 +146,8 @@ def options(s: Subject) -> Options:
         "enable_checkpointing": False,
         "base_output_directory": "output",
     }
+    if further:
+        found["mtp_num_layers"] = further
     return found | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})
 
 
@@ -103,28 +155,32 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The config and the launchers: JAX has a process a host."""
     shape = {"nodes": s.nodes, "devices": s.devices_per_node}
     found = {
-        CONFIG: "\n".join([*comment(s), *lines(given)]) + "\n",
+        CONFIG: yaml_file(s, given),
         "slurm.sh": SLURM_HEAD.format(**shape) + _START.format(srun="srun ", config=CONFIG),
     }
     local = LOCAL_HEAD.format(**shape) + _START.format(srun="", config=CONFIG)
     return found | ({"local.sh": local} if s.nodes == 1 else {})
 
 
-def notes(_: Subject) -> Iterator[str]:
+def notes(s: Subject) -> Iterator[str]:
     """What to know."""
     yield "Synthetic data, learning rate and number of steps are placeholders: a plan does not say them."
     yield "On TPUs start the same command on every host of the slice; `hardware=gpu` runs it on GPUs."
+    if rows := ROWS.get(s.graph.name):
+        yield f"MaxText's table of tokens has {rows} rows, the plan's {s.graph.dims['vocab']}."
+    if s.nodes > 1 and slices(s) == 1:
+        yield "All devices are taken for one slice; on GPUs a node is one: name the cluster of the plan (--hardware)."
 
 
 MAXTEXT = Target(
     name="maxtext",
     description="MaxText: a config over its base, for TPUs and GPUs",
-    version="MaxText git main (configs/base.yml, configs/models)",
+    version="MaxText 0.2.5 (configs/base.yml, configs/models)",
     stack="maxtext",
     losses=losses,
     options=options,
     files=files,
     notes=notes,
     features=("a part",),
-    how="Put `base.yml` of MaxText's `configs` beside this page, or name its path in `base_config`.",
+    how="Its `base.yml` is found in the installed package.",
 )

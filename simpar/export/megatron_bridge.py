@@ -25,8 +25,11 @@ PRECISIONS = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
     "fp8_blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
 }  # fmt: skip
-BRIDGES = ("gpt_oss", "deepseek_v2", "deepseek_v3")
+BRIDGES = ("gpt_oss", "deepseek_v2", "deepseek_v3", "kimi_k2")
 """Families of mixtures that Megatron-Bridge builds from the hub's config, and whose options are not written out."""
+OWN_CODE = {"kimi-k2": "moonshotai/Kimi-K2-Instruct"}
+"""Models whose config is code on the hub, which a run trusts, as Bridge's recipes of them do (recipes/kimi)."""
+RELEASED = {**HUB, **OWN_CODE}
 OF_A_PLAN = (
     "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend", "--expert-tensor-parallel-size",
     "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--overlap-moe-expert-parallel-comm",
@@ -77,7 +80,7 @@ def losses(s: Subject) -> Iterator[Loss]:
 def is_by_name(s: Subject) -> bool:
     """Whether Bridge is told a model by its name on the hub: released mixtures that it has a bridge of its own for."""
     name = s.graph.name
-    if name not in HUB or s.config.get("model_type") not in BRIDGES:
+    if name not in RELEASED or s.config.get("model_type") not in BRIDGES:
         return False
     shipped = load_model(name)
     return (shipped.dims, shipped.layers) == (s.graph.dims, s.graph.layers)
@@ -188,9 +191,9 @@ def _module(s: Subject, given: Options) -> str:
     ]
     sections = [(key, value) for key, value in given.items() if "." in key]
     if is_by_name(s):
-        provider = (
-            f"AutoBridge.from_hf_pretrained({HUB[s.graph.name]!r}).to_megatron_provider(load_weights=False)"
-        )
+        trusted = ", trust_remote_code=True" if s.graph.name in OWN_CODE else ""
+        source = f"AutoBridge.from_hf_pretrained({RELEASED[s.graph.name]!r}{trusted})"
+        provider = f"{source}.to_megatron_provider(load_weights=False)"
         own = [
             f"    model.{key.partition('.')[2]} = {_text(value)}"
             for key, value in sections
@@ -224,7 +227,10 @@ def _text(value: Any) -> str:
 def notes(s: Subject) -> Iterator[str]:
     """What to know."""
     if is_by_name(s):
-        yield f"The model is built from the config of {HUB[s.graph.name]} on the hub, which is fetched at the start."
+        name = RELEASED[s.graph.name]
+        yield f"The model is built from the config of {name} on the hub, which is fetched at the start."
+    if s.graph.name in OWN_CODE:
+        yield "That config is code of the hub's, which the run trusts (trust_remote_code)."
     yield "Mock data and a null tokenizer, learning rate and number of iterations are placeholders."
     if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
         yield "Overlap of tensor parallelism takes its buffers from `comm_overlap`: set it for your sizes."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from simpar.errors import UserError
@@ -27,8 +28,15 @@ STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params":
 
 
 def read(text: str, name: str) -> Imported:
-    """The plan that Megatron-LM arguments describe. Raises UserError naming file, argument and value."""
-    return plan_of(read_arguments(text, name))
+    """The plan that Megatron-LM arguments describe. Raises UserError naming file, argument and value.
+
+    Experts are split as everything else where the arguments say no size (``megatron/training/arguments.py``).
+    """
+    found = plan_of(read_arguments(text, name))
+    mesh = found.plan.mesh
+    if mesh.etp is not None or mesh.ep == 1 or mesh.tp == 1:
+        return found
+    return replace(found, plan=found.plan.with_values(etp=mesh.tp))
 
 
 def plan_of(given: Arguments, model: str | None = None) -> Imported:

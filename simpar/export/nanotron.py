@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from simpar.export import rules
+from simpar.export import nanotron_read, rules
 from simpar.export.architecture import architecture
-from simpar.export.deepspeed import nested
-from simpar.export.launch import comment, launchers
-from simpar.export.nanotron_read import read
+from simpar.export.launch import launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
-from simpar.export.yaml_text import lines
+from simpar.export.yaml_text import yaml_file
 from simpar.plan.check import layers_by_cost
 from simpar.units import MIB
 
 CONFIG = "nanotron.yaml"
-ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+ENGINES = {ours: theirs for theirs, ours in nanotron_read.ENGINES.items()}
+DTYPES = {ours: theirs for theirs, ours in nanotron_read.DTYPES.items()}
 
 
 def losses(s: Subject) -> Iterator[Loss]:
@@ -158,12 +156,11 @@ def _optimizer(s: Subject) -> Options:
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The YAML config and the launchers."""
-    text = "\n".join([*comment(s), *lines(nested(given))]) + "\n"
     command = [
         '"${NANOTRON:?set NANOTRON to a checkout of nanotron}/run_train.py"',
         f"--config-file {CONFIG}",
     ]
-    return {CONFIG: text, **launchers(s, command, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})}
+    return {CONFIG: yaml_file(s, given), **launchers(s, command, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})}
 
 
 def notes(s: Subject) -> Iterator[str]:
@@ -183,6 +180,6 @@ NANOTRON = Target(
     options=options,
     files=files,
     notes=notes,
-    read=read,
+    read=nanotron_read.read,
     how="Set `NANOTRON` to a checkout of nanotron.",
 )

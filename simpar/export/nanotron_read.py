@@ -8,8 +8,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.export.match import model_note, models_with
 from simpar.export.recipes import Given, flat
-from simpar.export.target import Imported
-from simpar.plan.plan import Plan
+from simpar.export.target import Imported, plan_said
 
 ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -43,11 +42,9 @@ def read(text: str, name: str) -> Imported:
         sizes |= {"num_experts": 0, "expert_ffn": 0}
     models = models_with(sizes)
     values |= {"model": models[0] if models else None}
-    plan = Plan.model_validate({key: value for key, value in values.items() if value is not None})
+    plan = plan_said(values)
     note = model_note(models, sizes)
-    return Imported(
-        plan, tuple(key for key in given.rest() if given.values_[key] is not None), (note,) if note else ()
-    )
+    return Imported(plan, given.rest(), (note,) if note else ())
 
 
 def _layout(given: Given) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simpar import export
@@ -13,7 +13,14 @@ from simpar.models.training import Training
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
 
+RECOMPUTE = {"none": 0, "full": 2}
+"""How much memory policies save; others are between."""
 MOST_CHANGES, MOST_PLANS = 8, 4
+AXES = ("tp", "cp", "pp")
+ALONE: dict[str, dict[str, Any]] = {
+    "tp": {"sequence_parallel": None}, "pp": {"vpp": 1, "schedule": None, "layers": None, "actions": None},
+}  # fmt: skip
+"""What is as it has to be on an axis of one rank."""
 LEFT_OPEN = (
     "kind", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce", "overlap_param_gather",
     "reshard_after_forward", "grad_dtype", "master_weights", "layers", "capacity_factor", "ulysses",
@@ -44,10 +51,11 @@ OTHERWISE: dict[str, tuple[dict[str, Any], ...]] = {
 
 @dataclass(frozen=True)
 class Near:
-    """A plan that a target can express, and what was changed for it, in words."""
+    """A plan that a target can express, what was changed for it in words, and the fields that save less memory."""
 
     plan: Plan
     changes: tuple[str, ...]
+    given_up: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,14 +71,16 @@ class Job:
 def nearest(plan: Plan, job: Job) -> list[Near]:
     """Plans that the target can express, changed in as few fields as can be; at most :data:`MOST_PLANS`.
 
-    ``plan`` has its dp. Empty where what cannot be said is the model, or no change of a field helps.
+    Those that give up nothing of what saves memory come first. ``plan`` has its dp. Empty where what cannot be said is
+    the model, or no change of a field helps.
     """
     seen: set[str] = set()
     level = [Near(plan, ())]
     for _ in range(MOST_CHANGES):
         lost = [(near, _losses(near.plan, job)) for near in level]
         if whole := [near for near, losses in lost if losses == ()]:
-            return whole[:MOST_PLANS]
+            told = [replace(near, given_up=_given_up(plan, near.plan)) for near in whole]
+            return sorted(told, key=lambda near: len(near.given_up))[:MOST_PLANS]
         level = []
         for near, losses in lost:
             for other in _changed(near, losses or (), job):
@@ -80,6 +90,46 @@ def nearest(plan: Plan, job: Job) -> list[Near]:
                     level.append(other)
         level = level[: 4 * MOST_PLANS]
     return []
+
+
+def saving(found: list[Near], job: Job) -> list[list[Near]]:
+    """The same plans with more of what saves memory, by how many fields more are changed.
+
+    More is sharded over data-parallel ranks, all layers are recomputed, or both; what the target cannot express is left
+    out.
+    """
+    one = _distinct(near for each in found for near in _saving(each, job))
+    return [one, _distinct(near for each in one for near in _saving(each, job))]
+
+
+def _distinct(found: Iterable[Near]) -> list[Near]:
+    plans = {near.plan.model_dump_json(): near for near in found}
+    return list(plans.values())[: 2 * MOST_PLANS]
+
+
+def _saving(near: Near, job: Job) -> Iterator[Near]:
+    data, changed = near.plan.data_parallel, "; ".join(near.changes)
+    more: list[dict[str, Any]] = [
+        {"zero": zero} for zero in range(data.zero + 1, 4) if "zero = " not in changed
+    ]
+    if "recompute = " not in changed and near.plan.memory.recompute != "full":
+        more.append({"recompute": "full"})
+    for values in more:
+        other = _with(near, values, job)
+        if other is not None and _losses(other.plan, job) == ():
+            yield replace(other, given_up=near.given_up)
+
+
+def _given_up(plan: Plan, near: Plan) -> tuple[str, ...]:
+    """Fields of a plan that save more memory in it than in the one near it."""
+    found = ["zero"] if near.data_parallel.zero < plan.data_parallel.zero else []
+    if RECOMPUTE.get(near.memory.recompute, 1) < RECOMPUTE.get(plan.memory.recompute, 1):
+        found.append("recompute")
+    for name in ("offload_optimizer", "offload_parameters", "offload_activations"):
+        home, other = getattr(plan.offload, name), getattr(near.offload, name)
+        if home not in ("none", 0.0) and other in ("none", 0.0):
+            found.append(name)
+    return tuple(found)
 
 
 def _losses(plan: Plan, job: Job) -> tuple[export.Loss, ...] | None:
@@ -92,19 +142,27 @@ def _losses(plan: Plan, job: Job) -> tuple[export.Loss, ...] | None:
 
 def _changed(near: Near, losses: tuple[export.Loss, ...], job: Job) -> Iterator[Near]:
     """The plan with another value in the place of the first that cannot be said and can be changed."""
-    world = Target(job.graph, job.training, near.plan.mesh.world_size, job.devices_per_node)
-    for loss in losses:
-        made = []
-        for values in _instead(near.plan, loss.field):
-            try:
-                plan = check(near.plan.with_values(**values), world)
-            except (UserError, ValueError):
-                continue
-            told = ", ".join(f"{name} = {_told(value)}" for name, value in values.items())
-            made.append(Near(plan, (*near.changes, told)))
-        if made:
+    for loss in sorted(losses, key=lambda each: each.field not in AXES):  # what others hang on
+        tried = (_with(near, values, job) for values in _instead(near.plan, loss.field))
+        if made := [other for other in tried if other is not None]:
             yield from made
             return
+
+
+def _with(near: Near, values: dict[str, Any], job: Job) -> Near | None:
+    """The plan with other values; None where that is no plan."""
+    world = Target(job.graph, job.training, near.plan.mesh.world_size, job.devices_per_node)
+    try:
+        plan = check(near.plan.with_values(**values), world)
+    except (UserError, ValueError):
+        return None
+    now = near.plan.flat_values()
+    changed = {name: each for name, each in values.items() if now.get(name) != each}
+    named = {
+        name: each for name, each in changed.items() if each is not None
+    } or changed  # what is open follows
+    told = ", ".join(f"{name} = {_told(each)}" for name, each in named.items())
+    return Near(plan, (*near.changes, told))
 
 
 def _instead(plan: Plan, field: str) -> Iterator[dict[str, Any]]:
@@ -116,12 +174,9 @@ def _instead(plan: Plan, field: str) -> Iterator[dict[str, Any]]:
             {"zero": zero}
             for zero in sorted({0, 1, 2, 3} - {here}, key=lambda zero: (abs(zero - here), -zero))
         )
-    elif field in ("tp", "cp", "pp"):  # its ranks become data-parallel ones
+    elif field in AXES:  # its ranks become data-parallel ones
         size = getattr(mesh, field)
-        alone: dict[str, Any] = {"pp": {"vpp": 1, "schedule": None, "layers": None, "actions": None}}.get(
-            field, {}
-        )
-        yield {field: 1, "dp": int(mesh.dp or 1) * size, **alone}
+        yield {field: 1, "dp": int(mesh.dp or 1) * size, **ALONE.get(field, {})}
     elif field == "ep":
         yield {"ep": 1}
     elif field in LEFT_OPEN:

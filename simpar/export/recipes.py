@@ -16,6 +16,8 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 
+AUTO = "auto"
+"""What who starts DeepSpeed or Accelerate fills in."""
 MAX_DEPTH = 20
 MAX_ITEMS = 10_000
 _SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -103,13 +105,32 @@ class Given(Mapping[str, Any]):
         return value
 
     def rest(self) -> tuple[str, ...]:
-        """Names that nobody asked for."""
-        return tuple(key for key in self.values_ if key not in self.used)
+        """Names that nobody asked for and that say something."""
+        return tuple(key for key, value in self.values_.items() if key not in self.used and value is not None)
+
+
+def without_auto(data: Mapping[str, Any], source: str) -> tuple[Given, list[str]]:
+    """What a config says by dotted name, and the names whose value is "auto"."""
+    whole = flat(data)
+    said = {key: value for key, value in whole.items() if value != AUTO}
+    return Given(said, source), [key for key in whole if key not in said]
 
 
 def flat(data: Mapping[str, Any]) -> dict[str, Any]:
     """Nested sections as dotted names; a section without entries is a value."""
     return dict(_sections(data).flat())
+
+
+def nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as nested sections: the inverse of :func:`flat`."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        part = found
+        *sections, name = key.split(".")
+        for section in sections:
+            part = part.setdefault(section, {})
+        part[name] = value
+    return found
 
 
 def _sections(data: Mapping[str, Any]) -> Made:

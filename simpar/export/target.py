@@ -27,6 +27,11 @@ class Imported:
     notes: tuple[str, ...] = ()
 
 
+def plan_said(values: Mapping[str, Any]) -> Plan:
+    """The plan of what a file says; what it does not say (None) is open. Raises ValidationError."""
+    return Plan.model_validate({key: value for key, value in values.items() if value is not None})
+
+
 @dataclass(frozen=True)
 class Target:
     """One framework at one version.

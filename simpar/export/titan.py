@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from simpar.export import rules
@@ -24,6 +25,12 @@ FLAVORS = {
         "32B": "qwen3-32b",
     },
 }  # fmt: skip
+MIXTURES = {
+    "qwen3": {"30B-A3B": "qwen3-30b-a3b", "235B-A22B": "qwen3-235b-a22b"},
+    "deepseek_v3": {"16B": "deepseek-v2-lite", "236B": "deepseek-v2", "671B": "deepseek-v3"},
+    "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
+}  # fmt: skip
+"""Flavours with experts, by the shipped model of their sizes."""
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -66,13 +73,21 @@ def flavor(s: Subject, name: str) -> str | None:
     return None
 
 
-def losses(s: Subject) -> Iterator[Loss]:
-    """What no generation of torchtitan has an option for."""
-    style = architecture(s.graph)
-    built = family(style)
-    if built is None:
+def mixture(s: Subject) -> tuple[str, str] | None:
+    """The model folder and the flavour that a released mixture is; None for every other model."""
+    for folder, flavors in MIXTURES.items():
+        for found, shipped in flavors.items():
+            if s.graph.name == shipped and replace(load_model(shipped), name="") == replace(s.graph, name=""):
+                return folder, found
+    return None
+
+
+def losses(s: Subject, *, named: bool = False) -> Iterator[Loss]:
+    """What no generation of torchtitan has an option for; a ``named`` model is whole in its registry."""
+    built = None if named else family(architecture(s.graph))
+    if built is None and not named:
         yield Loss("model", s.graph.name, "dense models are Llama 3 and Qwen3 decoders")
-    else:
+    elif built is not None:
         yield from rules.plain_details(s, ropes=("default", "llama3"), eps=EPSILONS[built])
     if module_names(s.plan.memory.recompute):
         yield Loss("recompute", s.plan.memory.recompute, "modules are not chosen by name")

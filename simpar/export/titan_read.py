@@ -9,18 +9,12 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.export.recipes import Given, Made, Recipes, Unknown, flat, split_name
-from simpar.export.target import Imported
-from simpar.export.titan import FLAVORS, SCHEDULES
+from simpar.export.target import Imported, plan_said
+from simpar.export.titan import FLAVORS, MIXTURES, SCHEDULES
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp
 
-MIXTURES = {
-    "qwen3": {"30B-A3B": "qwen3-30b-a3b", "235B-A22B": "qwen3-235b-a22b"},
-    "deepseek_v3": {"16B": "deepseek-v2-lite", "236B": "deepseek-v2", "671B": "deepseek-v3"},
-    "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
-}  # fmt: skip
-"""Flavours with experts, by the shipped model of their sizes."""
 CHECKPOINTING = {
     "FullAC": "full",
     "SelectiveAC": "selective",
@@ -153,17 +147,16 @@ def _imported(given: Given, values: dict[str, Any], said: str, notes: tuple[str,
     batch = {"global_batch": shape["batch"]} if shape["batch"] else {}
     plan = {"stack": "torchtitan"} | values | _parallel(given, model)
     plan |= {"micro_batch": shape["micro"], "training": {"seq_len": shape["seq_len"], **batch}}
-    made = Plan.model_validate({key: value for key, value in plan.items() if value is not None})
-    return Imported(made, given.rest(), (*notes, *_notes(given, made, said)))
+    made = plan_said(plan)
+    return Imported(made, given.rest(), (*notes, *_notes(given, made, shape["local"], said)))
 
 
-def _notes(given: Given, plan: Plan, said: str) -> Iterator[str]:
+def _notes(given: Given, plan: Plan, local: int, said: str) -> Iterator[str]:
     if plan.model is None:
         yield f"The model {said} is not shipped: give --model."
     if given.get("parallelism.pipeline_parallel_schedule_csv"):
         yield "The action table is in a file of its own: put its text into pipeline.actions."
     if plan.training and "global_batch" not in plan.training:
-        local = _shape(given)["local"]
         yield f"The global batch is {local} sequences a data-parallel rank, which are left open: give --global-batch."
 
 

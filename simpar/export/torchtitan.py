@@ -24,6 +24,8 @@ from torchtitan.models import {family}
 from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.trainer import Trainer
 """
+_LOSS = "ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config("
+_FURTHER = "from torchtitan.models.deepseek_v3.mtp import MTPLoss\n"
 _CUSTOM = '''
 
 def _model():
@@ -53,10 +55,13 @@ def _model():
 
 def losses(s: Subject) -> Iterator[Loss]:
     """What torchtitan 0.3 has no option for."""
-    yield from titan.losses(s)
+    mixture = titan.mixture(s)
+    yield from titan.losses(s, named=mixture is not None)
+    if mixture:
+        yield from _mixture_losses(s)
     style = architecture(s.graph)
     dims = s.graph.dims
-    if titan.family(style) == "qwen3" and titan.flavor(s, "qwen3") is None:
+    if not mixture and titan.family(style) == "qwen3" and titan.flavor(s, "qwen3") is None:
         yield Loss("model", s.graph.name, "Qwen3 comes in the sizes of its flavours only")
     if titan.family(style) == "llama3" and dims["heads"] * dims["head_dim"] != dims["hidden"]:
         yield Loss("model", s.graph.name, "a head has hidden / heads features")
@@ -64,6 +69,33 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss(
             "recompute", s.plan.memory.recompute, "recomputation is none, per operator, or of every layer"
         )
+
+
+def further(s: Subject) -> int:
+    """Layers that predict further tokens."""
+    return sum(kind in s.graph.auxiliary for kind in s.graph.layers)
+
+
+def _mixture_losses(s: Subject) -> Iterator[Loss]:
+    """What its mixtures do not do."""
+    mesh, choice, data = s.plan.mesh, s.plan.experts, s.plan.data_parallel
+    ranks = (s.dp // data.hsdp if data.zero else 1) * mesh.cp * mesh.tp
+    if ranks % mesh.ep:
+        yield Loss("ep", mesh.ep, f"experts are spread over shards: a divisor of their {ranks} ranks")
+    if mesh.expert_tensor_parallel != (1 if mesh.ep > 1 else mesh.tp):
+        yield Loss(
+            "etp", mesh.expert_tensor_parallel, "experts are whole where they are spread, else split as all"
+        )
+    if choice.capacity_factor:
+        yield Loss("capacity_factor", choice.capacity_factor, "no token is dropped")
+    if choice.ep_overlap and mesh.ep > 1:
+        yield Loss("ep_overlap", True, "a rank waits for its tokens")
+    if choice.token_dispatch not in (None, "per_expert"):
+        yield Loss("token_dispatch", choice.token_dispatch, "the exporter knows its standard dispatch")
+    if s.plan.numerics.precision == "fp8":
+        yield Loss("precision", "fp8", "the exporter converts dense models only")
+    if further(s) and mesh.pp > 1:
+        yield Loss("pp", mesh.pp, "stages do not hold layers that predict further tokens")
 
 
 def options(s: Subject) -> Options:
@@ -92,30 +124,33 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def _module(s: Subject, given: Options) -> str:
-    family = titan.family(architecture(s.graph)) or "llama3"
-    flavor = titan.flavor(s, family)
+    mixture = titan.mixture(s)
+    family = mixture[0] if mixture else titan.family(architecture(s.graph)) or "llama3"
+    flavor = mixture[1] if mixture else titan.flavor(s, family)
     fp8 = s.plan.numerics.precision == "fp8"
     quantization = "from torchtitan.components.quantization import Float8LinearConverter\n" if fp8 else ""
     text = "\n".join(comment(s)) + "\nfrom dataclasses import replace\n\n"
     text += _IMPORTS.format(family=family, fp8=quantization)
+    text += _FURTHER if further(s) else ""
     text += "" if flavor else _custom(s)
     text += f'\n\ndef {FUNCTION}() -> Trainer.Config:\n    """The plan."""\n'
     convert = ", converters=[Float8LinearConverter.Config(model_compile_enabled=True)]" if fp8 else ""
+    convert += f", num_mtp_layers={further(s)}" if further(s) else ""
     text += f'    model_spec = {family}.model_registry("{flavor or "debugmodel"}"{convert})\n'
     if not flavor:
         model = "_model()"
         if fp8:
             model = f"Float8LinearConverter.Config(model_compile_enabled=True).build().convert({model})"
         text += f'    model_spec = replace(model_spec, flavor="{s.graph.name}", model={model})\n'
-    return text + _config(given)
+    return text + _config(given, "MTPLoss.Config(" if further(s) else _LOSS)
 
 
-def _config(given: Options) -> str:
+def _config(given: Options, loss: str) -> str:
     lines = [
         "    vocab_size = decoder_vocab_size(model_spec)",
         "    return Trainer.Config(",
         "        model_spec=model_spec,",
-        "        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=vocab_size)),",
+        f"        loss={loss}global_vocab_size=vocab_size{')' * loss.count('(')},",
         "        optimizer=default_adamw(lr=3e-4),",
         f'        hf_assets_path="./{placeholder_data.TOKENIZER}",',
         "        dataloader=HuggingFaceTextDataLoader.Config(",

@@ -55,6 +55,12 @@ def released(s: Subject) -> Iterator[Loss]:
         yield Loss("model", s.graph.name, "the target loads a released model by its name on the hub")
 
 
+def released_losses(s: Subject) -> Iterator[Loss]:
+    """What the Trainer cannot say, and models that are not on the hub."""
+    yield from released(s)
+    yield from losses(s)
+
+
 def arguments(s: Subject) -> Options:
     """Options by name; those of FSDP by dotted name."""
     numerics = s.plan.numerics

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 
 from simpar.export import hugging_face, trainer_arguments
-from simpar.export.deepspeed import nested
 from simpar.export.launch import comment, launchers
+from simpar.export.recipes import nested
 from simpar.export.subject import Subject
 from simpar.export.target import Options, Target
 

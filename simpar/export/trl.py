@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from simpar.export import trainer_arguments
-from simpar.export.deepspeed import nested
 from simpar.export.hub import HUB
-from simpar.export.launch import comment, launchers
-from simpar.export.subject import Loss, Subject
+from simpar.export.launch import launchers
+from simpar.export.subject import Subject
 from simpar.export.target import Options, Target
-from simpar.export.yaml_text import lines
+from simpar.export.yaml_text import yaml_file
 
 CONFIG = "sft.yaml"
-
-
-def losses(s: Subject) -> Iterator[Loss]:
-    """What the Trainer cannot say, and models that are not on the hub."""
-    yield from trainer_arguments.released(s)
-    yield from trainer_arguments.losses(s)
 
 
 def options(s: Subject) -> Options:
@@ -35,8 +28,7 @@ def options(s: Subject) -> Options:
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The YAML and the launchers."""
-    text = "\n".join([*comment(s), *lines(nested(given))]) + "\n"
-    return {CONFIG: text, **launchers(s, ["-m trl.scripts.sft", f"--config {CONFIG}"])}
+    return {CONFIG: yaml_file(s, given), **launchers(s, ["-m trl.scripts.sft", f"--config {CONFIG}"])}
 
 
 TRL = Target(
@@ -44,7 +36,7 @@ TRL = Target(
     description="TRL: the YAML of supervised fine-tuning (trl sft)",
     version="TRL 1.16.0 (SFTConfig, ScriptArguments, ModelConfig)",
     stack="fsdp",
-    losses=losses,
+    losses=trainer_arguments.released_losses,
     options=options,
     files=files,
     notes=trainer_arguments.notes,

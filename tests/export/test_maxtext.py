@@ -17,7 +17,7 @@ from .conftest import TRAINING, checked, exported
         ({"dp": 8, "zero": 3}, {"gradient_accumulation_steps": 8, "per_device_batch_size": 1.0}),
         ({"tp": 4, "dp": 2, "zero": 3, "micro_batch": 32, "precision": "fp8"},
          {"ici_fsdp_parallelism": 2, "ici_tensor_parallelism": 4, "per_device_batch_size": 8.0, "quantization": "fp8"}),
-        ({"dp": 8, "zero": 3, "hsdp": 2, "micro_batch": 8}, {"dcn_data_parallelism": 2, "ici_fsdp_parallelism": 4}),
+        ({"dp": 8, "zero": 3, "hsdp": 2, "micro_batch": 8}, {"ici_data_parallelism": 2, "ici_fsdp_parallelism": 4}),
         ({"dp": 8, "micro_batch": 8}, {"ici_data_parallelism": 8, "ici_fsdp_parallelism": 1}),
     ],
 )  # fmt: skip
@@ -35,6 +35,42 @@ def test_the_mesh_and_the_batch_are_the_plans(values, expected):
     sequences = found["per_device_batch_size"] * devices * found["gradient_accumulation_steps"]
     assert sequences == TRAINING.global_batch
     assert (found["model_name"], found["remat_policy"]) == ("llama3.1-8b", "full")
+
+
+@pytest.mark.parametrize(
+    ("values", "hardware", "expected"),
+    [
+        ({"dp": 16, "zero": 3}, "dgx-h100", (1, 2, 1, 8)),
+        ({"dp": 16, "zero": 3}, "tpu-v5e-pod", (1, 1, 1, 16)),
+        ({"dp": 16, "zero": 3, "hsdp": 4}, "dgx-h100", (2, 1, 2, 4)),
+        ({"dp": 16}, "dgx-h100", (2, 1, 8, 1)),
+        ({"dp": 4, "tp": 4, "zero": 3}, "dgx-h100", (1, 2, 1, 2)),
+    ],
+)
+def test_axes_of_a_slice_multiply_up_to_its_devices(values, hardware, expected):
+    """A node of GPUs is a slice, all of a pod of TPUs is one: what is between slices is on axes of their own."""
+    plan = checked("llama-3.1-8b", 16, **values, recompute="full", cluster={"hardware": hardware, "nodes": 2})
+    found = YAML(typ="safe", pure=True).load(exported("maxtext", plan)["maxtext.yml"])
+    axes = ("dcn_data", "dcn_fsdp", "ici_data", "ici_fsdp")
+    assert tuple(found[f"{axis}_parallelism"] for axis in axes) == expected
+    inside = found["ici_data_parallelism"] * found["ici_fsdp_parallelism"] * found["ici_tensor_parallelism"]
+    assert inside == (16 if hardware.startswith("tpu") else 8)
+
+
+def test_experts_are_an_axis_and_a_slice_holds_them():
+    """Experts share the axis of shards; a slice that cannot hold them, or tensor parallelism over nodes, is refused."""
+    plan = checked("mixtral-8x7b", dp=8, ep=4, zero=3, recompute="full")
+    found = YAML(typ="safe", pure=True).load(exported("maxtext", plan)["maxtext.yml"])
+    assert (found["ici_expert_parallelism"], found["ici_fsdp_parallelism"]) == (4, 2)
+    graph, place = load_model("qwen3-30b-a3b"), {"hardware": "dgx-h100", "nodes": 4}
+    for values, field in (
+        ({"dp": 32, "ep": 8, "zero": 3}, None),
+        ({"dp": 32, "ep": 16, "zero": 3}, "ep"),
+        ({"dp": 2, "tp": 16}, "tp"),
+    ):
+        plan = checked("qwen3-30b-a3b", 32, **values, recompute="full", cluster=place)
+        reasons = unsupported(plan, graph, TRAINING, "maxtext")
+        assert [reason.partition(" = ")[0] for reason in reasons] == ([field] if field else [])
 
 
 def test_what_it_recomputes_is_named_as_rows_of_its_runs_are():

@@ -253,3 +253,11 @@ def test_a_model_is_told_by_its_rotary_base_where_sizes_are_shared():
     for model in ("llama-3-8b", "llama-3.1-8b"):
         text = exported("megatron", checked(model=model, dp=8))["command.sh"]
         assert read(text, "command.sh", "megatron").plan.model == model
+
+
+def test_experts_are_split_as_everything_else_where_nothing_is_said():
+    """Megatron-LM takes the tensor-parallel size for experts; a plan that leaves it open keeps them whole."""
+    flags = "--expert-model-parallel-size 4 --num-experts 8"
+    sizes = {extra: read(f"--tensor-model-parallel-size {tp} {flags} {extra}", "args.txt", "megatron").plan.mesh.etp
+             for tp, extra in ((2, ""), (1, " "), (2, "--expert-tensor-parallel-size 1"))}  # fmt: skip
+    assert list(sizes.values()) == [2, None, 1]

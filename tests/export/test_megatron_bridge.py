@@ -6,8 +6,8 @@ import pytest
 
 from simpar.export import unsupported
 from simpar.export.bridge_names import PLAIN, SWITCHES
-from simpar.export.hub import HUB
 from simpar.export.megatron import options as arguments
+from simpar.export.megatron_bridge import RELEASED
 from simpar.export.subject import subject
 from simpar.models.catalogue import load_model
 
@@ -62,15 +62,17 @@ def test_bf16_gradients_change_the_precision_recipe():
     compile(text, "simpar_recipe.py", "exec")
 
 
-@pytest.mark.parametrize("model", ["gpt-oss-20b", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x7b"])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b", "mixtral-8x7b"])
 def test_mixtures_are_told_whole_or_by_their_released_name(model):
     """Families whose options are not written out, and that Bridge has a bridge for, are built from the hub's config."""
-    plan = checked(model, **MIXTURES["experts-pp"])
+    uneven = {"layers": (31, 30)} if model == "kimi-k2" else {}
+    plan = checked(model, **MIXTURES["experts-pp"], **uneven)
     assert not unsupported(plan, load_model(model), TRAINING, "megatron-bridge")
     text = exported("megatron-bridge", plan)["simpar_recipe.py"]
     ast.parse(text)
-    named = model.startswith(("gpt-oss", "deepseek"))
-    assert (f"AutoBridge.from_hf_pretrained({HUB[model]!r})" in text) is named
+    named = model.startswith(("gpt-oss", "deepseek", "kimi"))
+    assert (f"AutoBridge.from_hf_pretrained({RELEASED[model]!r}" in text) is named
+    assert ("trust_remote_code=True)" in text) is (model == "kimi-k2")
     assert ("GPTModelProvider(" in text) is not named
     assert "num_moe_experts" not in text or not named
     assert comes_back("megatron-bridge", plan, "simpar_recipe.py")

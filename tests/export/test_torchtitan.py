@@ -150,6 +150,28 @@ def test_files_that_are_none_are_one_line(text, name, words):
     [
         ("torchtitan", "llama-3.1-8b", {"dp": 8, "zero": 1}, "zero = 1"),
         ("torchtitan", "gpt2", {"dp": 8}, "Llama 3 and Qwen3"),
+        ("torchtitan", "mixtral-8x7b", {"dp": 8}, "Llama 3 and Qwen3"),
+        ("torchtitan", "gpt-oss-20b", {"dp": 8, "zero": 3, "ep": 8}, None),
+        (
+            "torchtitan",
+            "gpt-oss-20b",
+            {"dp": 8, "zero": 3, "hsdp": 2, "ep": 8},
+            "ep = 8: experts are spread over",
+        ),
+        (
+            "torchtitan",
+            "qwen3-30b-a3b",
+            {"dp": 8, "zero": 3, "ep": 8, "capacity_factor": 2.0},
+            "no token is dropped",
+        ),
+        (
+            "torchtitan",
+            "qwen3-30b-a3b",
+            {"tp": 2, "dp": 4, "zero": 3, "ep": 2, "etp": 2},
+            "etp = 2: experts are whole",
+        ),
+        ("torchtitan", "deepseek-v3", {"pp": 2, "dp": 4, "zero": 3}, "layers that predict further tokens"),
+        ("torchtitan-0.2", "qwen3-30b-a3b", {"dp": 8, "zero": 3}, "Llama 3 and Qwen3"),
         ("torchtitan", "llama-3.1-8b", {"dp": 8, "zero": 3, "recompute": "every:2"}, "every:2"),
         ("torchtitan-0.2", "llama-3.1-8b", {"dp": 8, "zero": 3, "recompute": "every:2"}, None),
         ("torchtitan-0.2", "llama-2-7b", {"dp": 8, "zero": 3}, "flavours"),
@@ -306,3 +328,25 @@ def test_tokenizer_and_texts_are_where_the_config_says(target, tmp_path):
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert tokenizer.token_to_id(json.loads(made["tokenizer/tokenizer_config.json"])["eos_token"]) == 257
     assert all("text" in json.loads(line) for line in made["data/text.jsonl"].splitlines())
+
+
+@pytest.mark.parametrize(
+    ("model", "flavor", "values"),
+    [
+        ("qwen3-30b-a3b", 'qwen3.model_registry("30B-A3B")', {"dp": 8, "zero": 3, "ep": 4}),
+        ("deepseek-v2-lite", 'deepseek_v3.model_registry("16B")', {"dp": 4, "pp": 2, "zero": 2, "ep": 4,
+         "layers": (14, 13)}),
+        ("deepseek-v3", 'deepseek_v3.model_registry("671B", num_mtp_layers=1)', {"dp": 8, "zero": 3, "ep": 8}),
+        ("gpt-oss-120b", 'gpt_oss.model_registry("120b")',
+         {"tp": 2, "dp": 4, "zero": 3, "ep": 2, "sequence_parallel": True}),
+    ],
+)  # fmt: skip
+def test_mixtures_go_by_their_names_and_come_back(model, flavor, values):
+    """The registry of torchtitan builds them whole; a layer that predicts one more token has its loss."""
+    plan = checked(model, **values)
+    text = exported("torchtitan", plan)["simpar_recipe.py"]
+    assert flavor in text
+    assert f"expert_parallel_degree={plan.mesh.ep}" in text
+    assert ("loss=MTPLoss.Config(global_vocab_size=vocab_size)," in text) == (model == "deepseek-v3")
+    assert comes_back("torchtitan", plan, "simpar_recipe.py")
+    compile(text, "simpar_recipe.py", "exec")
