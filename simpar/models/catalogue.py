@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,63 @@ from simpar import files
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 
+PATH = Path(__file__).with_name("catalogue.yaml")
+WIDTHS = "hidden_size|n_embd|d_model"
+HEADS = "num_attention_heads|n_heads?|num_heads"
+"""What configs call the width of a model and its attention heads."""
+_FAMILY = "  - source:"
+"""How the text of a family begins: families are read one by one, for the whole file takes a tenth of a second."""
+
 
 @lru_cache(maxsize=1)
 def catalogue() -> dict[str, dict[str, Any]]:
     """Configs by name, each with the ``source`` of its facts."""
-    document = files.load(Path(__file__).with_name("catalogue.yaml"))
-    configs: dict[str, dict[str, Any]] = {}
-    for family in document.data["families"]:
-        shared = {key: value for key, value in family.items() if key != "models"}
-        for name, own in family["models"].items():
-            configs[name] = {**shared, **own}
-    return configs
+    return {name: config for text in _families() for name, config in _configs(text).items()}
+
+
+@lru_cache(maxsize=1)
+def _families() -> tuple[str, ...]:
+    """The text of every family."""
+    _, *others = files.read_text(PATH).split(f"\n{_FAMILY}")
+    return tuple(f"{_FAMILY}{text}\n" for text in others)
+
+
+@cache
+def _configs(text: str) -> dict[str, dict[str, Any]]:
+    """Configs of a family by name."""
+    (family,) = files.read_yaml(text, str(PATH))
+    shared = {key: value for key, value in family.items() if key != "models"}
+    return {name: {**shared, **own} for name, own in family["models"].items()}
+
+
+def shipped(name: str) -> dict[str, Any] | None:
+    """The config of a shipped model; None where no model has this name."""
+    start = re.compile(rf"^ +{re.escape(name)}:", re.MULTILINE)
+    found = (_configs(text).get(name) for text in _families() if start.search(text))
+    return next((config for config in found if config is not None), None)
+
+
+def with_sizes(hidden: int, heads: int) -> Iterator[str]:
+    """Names of the shipped models whose configs have both numbers, in the catalogue's order."""
+    words = [re.compile(rf"\b(?:{names}): {size}\b") for names, size in ((WIDTHS, hidden), (HEADS, heads))]
+    near = (text for text in _families() if all(word.search(text) for word in words))
+    return (
+        name
+        for text in near
+        for name, config in _configs(text).items()
+        if {hidden, heads} <= _numbers(config)
+    )
+
+
+def _numbers(config: Mapping[str, Any]) -> set[int]:
+    """Whole numbers of a config and of its sections."""
+    own = {value for value in config.values() if type(value) is int}
+    return own.union(*(_numbers(value) for value in config.values() if isinstance(value, dict)))
 
 
 def config_of(model: str | Mapping[str, Any]) -> dict[str, Any]:
     """The config behind a shipped name, a file or a config itself; empty where there is none. Raises UserError."""
-    found: Any = model if isinstance(model, Mapping) else catalogue().get(model)
+    found: Any = model if isinstance(model, Mapping) else shipped(model)
     if found is None and isinstance(model, str) and model.endswith((".json", ".yaml")):
         found = files.load(Path(model)).data
     return {key: value for key, value in (found or {}).items() if key not in ("source", "name")}
@@ -36,5 +78,7 @@ def load_model(name: str) -> ModelGraph:
     """A model of the catalogue, or the path of a config.json. Raises UserError."""
     if name.endswith((".json", ".yaml")) or "/" in name:
         return read(files.load(Path(name)).data, name)
-    known = catalogue()
-    return read(known[files.choose(name, known, "model", remedy="simpar list models prints all")], name)
+    if (config := shipped(name)) is None:
+        known = catalogue()
+        config = known[files.choose(name, known, "model", remedy="simpar list models prints all")]
+    return read(config, name)

@@ -156,10 +156,14 @@ class Scales:
 
 @dataclass(frozen=True)
 class Caps:
-    """Limits c of scores and logits x, as c tanh(x / c) [Gemma 2, arXiv 2408.00118]; None: none."""
+    """Limits c of scores and logits x, as c tanh(x / c) [Gemma 2, arXiv 2408.00118]; None: none.
+
+    ``projections`` bounds queries, keys and values as they are projected, between -c and c.
+    """
 
     attention: float | None = None
     logits: float | None = None
+    projections: float | None = None
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ def _olmo(config: Config, name: str) -> ModelGraph:
 
 def _gpt2(config: Config, name: str) -> ModelGraph:
     style = gpt_style(tied=config.tied(default=True))
-    dropout = config.rate("resid_pdrop", "attn_pdrop", "embd_pdrop")
+    usual = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.1)
+    dropout = config.having(usual, unless_given=True).rate(*usual)
     return build(name, gpt_shape(config), style, dropout=dropout > 0)
 
 

@@ -52,7 +52,8 @@ DEFAULTS: Mapping[str, Details] = {
     ),
     "phi3": Details(), "phi": Details("gelu_new", positions=_turning(fraction=0.5)),
     "olmo": Details(), "olmo2": Details(),
-    "gpt2": Details("gelu_new"), "gpt_neox": Details("gelu", positions=_turning(fraction=0.25)),
+    "gpt2": Details("gelu_new", dropout=Dropout(0.1, 0.1, 0.1)),
+    "gpt_neox": Details("gelu", positions=_turning(fraction=0.25)),
     "falcon": Details("gelu"), "mpt": Details("gelu", positions=Positions(alibi=True)),
     "opt": Details("relu", positions=Positions(offset=2)), "bloom": Details(TANH, positions=Positions(alibi=True)),
     "starcoder2": Details(TANH, init_std=0.018042),
@@ -134,6 +135,7 @@ def details(config: Config, graph: ModelGraph) -> Details:
         caps=Caps(
             config.optional("attn_logit_softcapping", default=usual.caps.attention),
             config.optional("final_logit_softcapping", default=usual.caps.logits),
+            _clipped(config, kind),
         ),
         gating=_gating(config, usual.gating),
         least_step=config.number("time_step_min", default=usual.least_step) if usual.least_step else 0.0,
@@ -147,6 +149,13 @@ def _activation(config: Config, kind: str, usual: str) -> str:
     return meant if named == old else named
 
 
+def _clipped(config: Config, kind: str) -> float | None:
+    """The bound of queries, keys and values; OLMoE's, which comes behind norms, is not read."""
+    if kind == "olmo":
+        return config.optional("clip_qkv")
+    return Config(config.mapping("attn_config") or {}, config.source).optional("clip_qkv")
+
+
 def _positions(config: Config, usual: Positions, head_dim: int) -> Positions:
     """Rotary positions of layers without and with a window: fields of the config or of its ``rope_parameters``."""
     if turned := config.optional("rotary_dim"):
@@ -156,6 +165,11 @@ def _positions(config: Config, usual: Positions, head_dim: int) -> Positions:
     given = {name: value for fields in said for name, value in (fields or {}).items()}
     if not any(said):
         given = dict(usual.rope.scaling)
+    if (config.mapping("attn_config") or {}).get("rope_theta") is not None:  # DBRX has it there
+        inner = Config(config.mapping("attn_config") or {}, config.source)
+        usual = replace(
+            usual, rope=replace(usual.rope, theta=inner.number("rope_theta", default=usual.rope.theta))
+        )
     theta = config.number("rope_theta", "rotary_emb_base", default=usual.rope.theta)
     fraction = config.number("partial_rotary_factor", "rotary_pct", default=usual.rope.fraction)
     beside = config.flag("rope_interleave", default=usual.rope.interleaved)

@@ -8,9 +8,12 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.models.config import Config, Family, llama_shape, shape_of, windows_of
 from simpar.models.graph import ModelGraph
+from simpar.models.hf_dense import unbuilt
 from simpar.models.latent import Latent
 from simpar.models.mixture import Mixture
 from simpar.models.transformer import Layer, Shape, Style, build
+
+BARE_NORM = "norms of queries and keys without weights"
 
 
 def with_experts(shape: Shape, mixture: Mixture, *, ffn: int = 0, **parts: Any) -> Shape:
@@ -203,7 +206,8 @@ def _llama4(config: Config, name: str) -> ModelGraph:
         for i in range(shape.layers)
     )
     ffn = config.size("intermediate_size_mlp") if step > 1 else 0
-    return build(name, with_experts(shape, mixture, ffn=ffn), Style(tied=config.tied()), layers=layers)
+    graph = build(name, with_experts(shape, mixture, ffn=ffn), Style(tied=config.tied()), layers=layers)
+    return unbuilt(graph, BARE_NORM) if config.flag("use_qk_norm", default=True) else graph
 
 
 def _olmoe(config: Config, name: str) -> ModelGraph:

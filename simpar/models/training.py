@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from simpar.units import Count
+from simpar.units import Count, Tokens
 
 MOST_TOKENS = 2**32
 """Of one microbatch. Beyond, bytes and nanoseconds of models as they are leave 64 bits."""
@@ -45,11 +45,15 @@ class Documents(_Part):
 
 
 class Training(_Part):
-    """``seq_len`` tokens a sequence and ``global_batch`` sequences an optimizer step, of ``documents`` if they vary."""
+    """``seq_len`` tokens a sequence and ``global_batch`` sequences an optimizer step, of ``documents`` if they vary.
+
+    ``tokens`` are those of the whole run ("15T"), where it is known how long it is.
+    """
 
     seq_len: Annotated[Count, Field(le=MOST_TOKENS)]
     global_batch: Annotated[Count, Field(le=MOST_SEQUENCES)]
     documents: Documents | None = None
+    tokens: Tokens | None = Field(None, description="tokens of the whole run, such as 15T, 300B or 1.4e12")
 
     @property
     def tokens_per_step(self) -> int:

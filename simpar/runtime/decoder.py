@@ -75,10 +75,14 @@ class Linear(nn.Linear):
 
 
 class Projection(nn.Module):
-    """A product with one or several outputs of the same input; one output is a tensor, several are a tuple."""
+    """A product with one or several outputs of the same input; one output is a tensor, several are a tuple.
+
+    Outputs lie between -``limit`` and ``limit``, where there is one.
+    """
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
         super().__init__()
+        self.limit: float | None = None
         self.whole = op.region == "sequence"  # on every tensor-parallel rank
         width = int(evaluate(op.contraction, dims))
         columns = [int(evaluate(((1, names),), dims)) for times, names in op.columns for _ in range(times)]
@@ -88,6 +92,8 @@ class Projection(nn.Module):
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Shape [batch, seq, in] to [batch, seq, out] for every output."""
         outputs = tuple(part(x) for part in self.parts)
+        if self.limit is not None:
+            outputs = tuple(each.clamp(-self.limit, self.limit) for each in outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -429,6 +435,11 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
         found.scale = details.scales.embedding
         return found
 
+    def matmul(op: Operator) -> nn.Module:
+        product = _product(op)(op, dims)
+        product.limit = details.caps.projections if op.name == "qkv" else None
+        return product
+
     def dropout(op: Operator) -> nn.Module:
         rates = details.dropout
         return nn.Dropout(rates.embedding if op.name == "embedding_dropout" else rates.residual)
@@ -439,7 +450,7 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
         "grouped_matmul": lambda op: Experts(op, dims),
         "combine": lambda _: Combine(),
         "clamp": lambda _: ExpertClamp(),
-        "matmul": lambda op: _product(op)(op, dims),
+        "matmul": matmul,
         "norm": norm,
         "add": add,
         "embedding": table,

@@ -110,6 +110,11 @@ def _side_by_side(own: Tensors, _: Mapping[str, int]) -> Tensors:
     return [_cat(own)]
 
 
+def _of_experts(rows: Tensor, dims: Mapping[str, int]) -> Tensor:
+    """Rows of all experts as [experts, rows, columns]."""
+    return rows.unflatten(0, (dims["num_experts"], -1))
+
+
 SAME = _each(lambda x: x)
 TURNED = _each(lambda x: x.transpose(-1, -2) if x.ndim > 1 else x)
 ROWS = Layout(_rows_of_qkv, _side_by_side)
@@ -128,6 +133,19 @@ STATE_ROWS = Layout(
 DEPTHWISE = Layout(lambda found, _: [found[0].squeeze(1)], lambda own, _: [own[0].unsqueeze(1)])
 PAIRED = Layout(lambda found, _: [found[0].unflatten(1, (2, -1))], lambda own, _: [own[0].flatten(1, 2)])
 """Gates of an expert first, then what they gate."""
+TURNED_PAIRED = Layout(
+    lambda found, dims: PAIRED.read(TURNED.read(found, dims), dims),
+    lambda own, dims: TURNED.write(PAIRED.write(own, dims), dims),
+)
+ROWS_OF_PAIRS = Layout(
+    lambda found, dims: [_stack([_of_experts(each, dims) for each in found], dim=1)],
+    lambda own, _: [each.flatten(0, 1) for each in own[0].unbind(1)],
+)
+"""Rows of all experts' gates, and of what they gate."""
+TURNED_ROWS_OF_EXPERTS = Layout(
+    lambda found, dims: [_of_experts(found[0], dims).transpose(1, 2)],
+    lambda own, _: [own[0].transpose(1, 2).flatten(0, 1)],
+)
 ROW = Layout(lambda found, _: [found[0].squeeze(0)], lambda own, _: [own[0].unsqueeze(0)])
 TURNED_ROWS = Layout(
     lambda found, dims: _rows_of_qkv(TURNED.read(found, dims), dims),

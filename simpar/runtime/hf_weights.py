@@ -23,12 +23,15 @@ from simpar.runtime.hf_layouts import (
     PAIRED,
     ROW,
     ROWS,
+    ROWS_OF_PAIRS,
     SAME,
     STACKED,
     STATE_ROWS,
     SWAPPED,
     TURNED,
+    TURNED_PAIRED,
     TURNED_ROWS,
+    TURNED_ROWS_OF_EXPERTS,
     Layout,
     Tensor,
     Tensors,
@@ -61,7 +64,8 @@ class Names:
 
     ``layer`` are modules of layers, by ours; ``ends`` those outside of them; ``fused`` are several of ours that are one
     of theirs, with its layout; ``experts`` the modules of one expert's gate, up and down products, under
-    ``experts_in``; ``turned`` ours whose matrices are stored transposed; ``whole`` names theirs that have no leaf.
+    ``experts_in``; ``turned`` ours whose matrices are stored transposed; ``whole`` names theirs that have no leaf,
+    or several that are one of ours.
     """
 
     layers: str
@@ -71,7 +75,7 @@ class Names:
     experts_in: str = "mlp.experts"
     experts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     turned: frozenset[str] = frozenset()
-    whole: Mapping[str, tuple[str, Layout]] = field(default_factory=dict)
+    whole: Mapping[str, tuple[str | tuple[str, ...], Layout]] = field(default_factory=dict)
 
 
 def _changed(names: Names, **changes: Any) -> Names:
@@ -256,9 +260,51 @@ FAMILIES: Mapping[str, Names] = {
         },
     ),
     "bloom": _changed(FUSED, ends={"embedding.embedding_norm": "transformer.word_embeddings_layernorm"}),
-    "mixtral": _changed(
-        LLAMA, layer={"router": "block_sparse_moe.gate"}, experts_in="block_sparse_moe.experts",
-        experts=("w1", "w3", "w2"),
+    **dict.fromkeys(
+        ("mixtral", "phimoe"),
+        _changed(
+            LLAMA, layer={"router": "block_sparse_moe.gate"}, experts_in="block_sparse_moe.experts",
+            experts=("w1", "w3", "w2"),
+        ),
+    ),
+    "llama4_text": _changed(
+        LLAMA,
+        layer={
+            "router": "feed_forward.router", "mlp_up.parts.0": "feed_forward.gate_proj",
+            "mlp_up.parts.1": "feed_forward.up_proj", "mlp_down.parts.0": "feed_forward.down_proj",
+            "shared_up.parts.0": "feed_forward.shared_expert.gate_proj",
+            "shared_up.parts.1": "feed_forward.shared_expert.up_proj",
+            "shared_down.parts.0": "feed_forward.shared_expert.down_proj",
+        },
+        whole={
+            "expert_up.weight": ("feed_forward.experts.gate_up_proj", TURNED_PAIRED),
+            "expert_down.weight": ("feed_forward.experts.down_proj", TURNED),
+        },
+    ),
+    "dbrx": Names(
+        "transformer.blocks",
+        {
+            "attention_norm": "norm_attn_norm.norm_1", "mlp_norm": "norm_attn_norm.norm_2",
+            "o_proj.parts.0": "norm_attn_norm.attn.out_proj", "router": "ffn.router.layer",
+        },
+        {
+            "embedding.token_embedding": "transformer.wte", "head.final_norm": "transformer.norm_f",
+            "head.lm_head.parts.0": "lm_head",
+        },
+        fused={QKV: ("norm_attn_norm.attn.Wqkv", ROWS)},
+        whole={
+            "expert_up.weight": (("ffn.experts.mlp.w1", "ffn.experts.mlp.v1"), ROWS_OF_PAIRS),
+            "expert_down.weight": ("ffn.experts.mlp.w2", TURNED_ROWS_OF_EXPERTS),
+        },
+    ),
+    "grok-1": _changed(
+        LLAMA,
+        layer={
+            "attention_norm": "pre_attn_norm", "attention_post_norm": "post_attn_norm", "mlp_norm": "pre_moe_norm",
+            "mlp_post_norm": "post_moe_norm", "qkv.parts.0": "attn.q_proj", "qkv.parts.1": "attn.k_proj",
+            "qkv.parts.2": "attn.v_proj", "o_proj.parts.0": "attn.o_proj", "router": "moe_block.gate",
+        },
+        experts_in="moe_block.experts", experts=("linear", "linear_v", "linear_1"),
     ),
     "qwen2_moe": _changed(
         LLAMA,
@@ -378,7 +424,7 @@ def _in_layer(names: Names, own: str, dims: Mapping[str, int], *, plain_query: b
     """The rule of one parameter of a layer, and of those that are stored with it."""
     if own in names.whole:
         theirs, layout = names.whole[own]
-        return Rule((own,), (theirs,), layout)
+        return Rule((own,), (theirs,) if isinstance(theirs, str) else theirs, layout)
     module, _, leaf = own.rpartition(".")
     if module in ("expert_up", "expert_down"):
         gate, up, down = names.experts

@@ -254,7 +254,10 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
     for wrong, said in (
         (graph is None, f"plan.{name}: a model of your own freezes its weights itself; allowed: none"),
         (graph is not None and graph.is_mixture, f"plan.{name}: the model has experts; allowed: dense decoders"),
-        (tuning.frozen_dtype == "nf4", "plan.frozen_dtype = nf4: torch has no such products; allowed: bf16"),
+        (
+            tuning.frozen_dtype != "bf16",
+            f"plan.frozen_dtype = {tuning.frozen_dtype}: torch has no such products; allowed: bf16",
+        ),
         (apart(plan), f"plan.{name} with sync = {plan.data_parallel.sync}: allowed: bsp without servers"),
     ):  # fmt: skip
         if wrong:

@@ -1,4 +1,4 @@
-"""Builders for tests of real runs: jobs of several processes, started by torchrun, never without a time limit."""
+"""Builders for tests of real runs: jobs of several processes, never without a time limit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.conftest import FORKS
+
 ROOT = Path(__file__).parents[2]
 MATRIX_JOB = Path(__file__).with_name("matrix_job.py")
 ROUNDS_JOB = Path(__file__).with_name("rounds_job.py")
@@ -27,24 +29,22 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def run_workers(folder: Path, script: Path, cases: list[dict], processes: int) -> list[dict]:
+def run_workers(forks: str, folder: Path, script: Path, cases: list[dict], processes: int) -> list[dict]:
     """Give cases to a script's workers in one group of processes; what rank 0 wrote about each."""
-    inputs, output = folder / "cases.json", folder / "results.json"
+    inputs, output, logs = folder / "cases.json", folder / "results.json", folder / "logs"
     inputs.write_text(json.dumps(cases))
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        str(script), str(inputs), str(output),
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    command = [sys.executable, str(FORKS), "ask", forks, str(processes), str(logs)]
+    subprocess.run(
+        [*command, str(script), str(inputs), str(output)], env=environment(), timeout=LIMIT_S, check=False
     )
     results = json.loads(output.read_text()) if output.exists() else []
-    assert len(results) == len(cases), f"case {len(results)} failed:\n{first_error(done.stderr)}"
+    said = "\n".join(path.read_text() for path in sorted(logs.glob("*/stderr.log")))
+    assert len(results) == len(cases), f"case {len(results)} failed:\n{first_error(said)}"
     return results
 
 
 def first_error(text: str) -> str:
-    """Where the first rank that failed was, and every rank's last words, before torchrun lists all that it ended."""
+    """Where the first rank that failed was, and every rank's last words, before what was ended with it."""
     words = [
         line for line in text.splitlines() if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)
     ]
@@ -52,21 +52,21 @@ def first_error(text: str) -> str:
 
 
 @pytest.fixture
-def run_matrix(tmp_path):
+def run_matrix(forks, tmp_path):
     """Train layouts in one group of processes; each case with its differences to one process."""
-    return partial(run_workers, tmp_path, MATRIX_JOB)
+    return partial(run_workers, forks, tmp_path, MATRIX_JOB)
 
 
 @pytest.fixture
-def run_rounds(tmp_path):
+def run_rounds(forks, tmp_path):
     """Train replicas that step on their own; each case with its differences to replicas trained one by one."""
-    return partial(run_workers, tmp_path, ROUNDS_JOB)
+    return partial(run_workers, forks, tmp_path, ROUNDS_JOB)
 
 
 @pytest.fixture
-def run_servers(tmp_path):
+def run_servers(forks, tmp_path):
     """Train with parameter servers; each case with its differences to one process."""
-    return partial(run_workers, tmp_path, SERVERS_JOB)
+    return partial(run_workers, forks, tmp_path, SERVERS_JOB)
 
 
 @pytest.fixture

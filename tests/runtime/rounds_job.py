@@ -1,6 +1,6 @@
 """Workers of the test of rounds: replicas on ranks of their own against the same replicas in one process.
 
-Run by torchrun as ``rounds_job.py CASES.json OUT.json``. The one process trains every replica for itself, one after
+Run on every rank as ``rounds_job.py CASES.json OUT.json``. The one process trains every replica for itself, one after
 the other, and averages by hand what the ranks average by all-reduce.
 """
 

@@ -1,6 +1,6 @@
 """Workers of the test of parameter servers: replicas and servers on ranks of their own against one process.
 
-Run by torchrun as ``servers_job.py CASES.json OUT.json``. What replicas pushed in which order is taken from server 0,
+Run on every rank as ``servers_job.py CASES.json OUT.json``. What replicas pushed in which order is taken from server 0,
 and one process does the same again: each gradient at the parameters that its replica had pulled.
 """
 

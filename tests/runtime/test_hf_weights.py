@@ -41,6 +41,14 @@ SIZES = {
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 1, "n_group": 4,
     "topk_group": 2, "num_nextn_predict_layers": 0, "n_positions": 64, "resid_pdrop": 0.0,
 }  # fmt: skip
+NAMED = {
+    "phimoe": {**LLAMA, "num_local_experts": 4, "attention_bias": True, "lm_head_bias": True},
+    "llama4_text": {
+        **LLAMA, "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size_mlp": 64,
+        "interleave_moe_layer_step": 2,
+    },
+}  # fmt: skip
+"""Families whose files are known and that no run computes."""
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -51,8 +59,8 @@ def shipped():
         family = {"kimi_k2": "deepseek_v3"}.get(config["model_type"], config["model_type"])
         if family not in FAMILIES or family == "deepseek" or not is_decoder(load_model(name)):
             continue  # transformers has no class for the first mixture of DeepSeek
-        if family == "nemotron_h":
-            continue  # its layers are letters, which a toy has fewer of
+        if family in ("nemotron_h", "dbrx", "grok-1") or family in NAMED:
+            continue  # layers are letters, sizes are nested, transformers has no class, no run computes it
         small = {key: SIZES.get(key, value) for key, value in config.items() if key != "source"}
         layers = next(key for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config)
         small |= {layers: 7 if "gemma3" in config["model_type"] else 2, **ENDS}
@@ -166,10 +174,70 @@ def test_defaults_are_those_of_transformers(family):
 def test_a_family_without_known_files_is_refused():
     """The families that are known are named."""
     with pytest.raises(
-        UserError, match=r"model_type = dbrx: its weight files are not known; allowed: arcee, bamba"
+        UserError, match=r"model_type = apertus: its weight files are not known; allowed: arcee, bamba"
     ):
-        rules("dbrx", [], {})
+        rules("apertus", [], {})
     assert {name.split("-")[0] for name in MODELS} <= set(FAMILIES)
+
+
+def named_alike(family, config, files):
+    """Every tensor is one of a parameter, of its shape, and comes back as it was."""
+    graph = read(config, family)
+    with torch.device("meta"):
+        own = dict(decoder(graph).named_parameters())
+    found = rules(family, list(own), graph.dims)
+    assert sorted(each for rule in found for each in rule.theirs) == sorted(files)
+    for rule in found:
+        parameters = rule.read([files[each] for each in rule.theirs], graph.dims)
+        assert {key: each.shape for key, each in parameters.items()} == {
+            key: own[key].shape for key in rule.ours
+        }
+        for key, tensor in rule.write(list(parameters.values()), graph.dims).items():
+            assert torch.equal(tensor, files[key]), key
+    return {key: (rule, files) for rule in found for key in rule.ours}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", NAMED)
+def test_files_are_known_where_no_run_computes_the_model(family, tmp_path):
+    """Names and layouts of transformers' own files: gates of an expert are gates here."""
+    theirs = released(family, NAMED[family], tmp_path)
+    config, files = (
+        json.loads((tmp_path / "config.json").read_text()),
+        safetensors.load_file(tmp_path / "model.safetensors"),
+    )
+    named_alike(family, config, files)
+    if family == "llama4_text":  # one expert of a layer, computed from either
+        rule = next(r for r in rules(family, ["layers.1.expert_up.weight"], read(config, family).dims))
+        (own,) = rule.read([files[rule.theirs[0]]], read(config, family).dims).values()
+        x = torch.randn(5, 32)
+        gate, up = theirs.model.layers[1].feed_forward.experts.gate_up_proj[2].detach().chunk(2, dim=-1)
+        torch.testing.assert_close(x @ own[2, 0].T, x @ gate)
+        torch.testing.assert_close(x @ own[2, 1].T, x @ up)
+
+
+def test_files_of_grok_are_known():
+    """There is no class for it in transformers: names are those of its port to torch (linear gates linear_v)."""
+    config = {"model_type": "grok-1", **LLAMA, "head_dim": 8, "num_experts": 2, "tie_word_embeddings": True}
+    sizes = {
+        "attn.q_proj": (32, 32),
+        "attn.k_proj": (16, 32),
+        "attn.v_proj": (16, 32),
+        "attn.o_proj": (32, 32),
+    }
+    sizes |= {f"{when}_{what}_norm": (32,) for when in ("pre", "post") for what in ("attn", "moe")}
+    sizes |= {"moe_block.gate": (2, 32)}
+    for e in range(2):
+        sizes |= {f"moe_block.experts.{e}.linear{kind}": (48, 32) for kind in ("", "_v")}
+        sizes |= {f"moe_block.experts.{e}.linear_1": (32, 48)}
+    shapes = {
+        f"model.layers.{layer}.{name}.weight": size for layer in range(2) for name, size in sizes.items()
+    }
+    shapes |= {"model.embed_tokens.weight": (96, 32), "model.norm.weight": (32,)}
+    files = {name: torch.randn(size) for name, size in shapes.items()}
+    rule, _ = named_alike("grok-1", config, files)["layers.0.expert_up.weight"]
+    (own,) = rule.read([files[each] for each in rule.theirs], {"num_experts": 2}).values()
+    assert torch.equal(own[1, 0], files["model.layers.0.moe_block.experts.1.linear.weight"])
 
 
 def test_older_and_newer_words_of_rope_scaling_mean_the_same():

@@ -39,10 +39,10 @@ def alive(folder: Path) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_a_run_reports_measured_beside_predicted(simpar_run, tmp_path):
+def test_a_run_reports_measured_beside_predicted(forked, tmp_path):
     """Four ranks train; table, JSON, log and report agree, and one trace shows the step twice."""
     flags = ["--json", "out.json", "-o", "here", "--learning-rate", "1e-3", "--trace", "both.json"]
-    done = simpar_run(*TINY, "--steps", 4, *flags)
+    done = forked("run", *TINY, "--steps", 4, *flags)
     assert done.returncode == 0, done.stderr
     for word in ("predicted", "measured", "step time", "tokens/s", "MFU", "peak memory"):
         assert word in done.stdout
@@ -71,12 +71,12 @@ def test_a_run_reports_measured_beside_predicted(simpar_run, tmp_path):
     assert {"forward", "backward", "optimizer", "aten::mm"} <= spans
 
 
-def test_one_process_that_drives_all_replicas_trains_as_ddp_does(simpar_run, tmp_path):
+def test_one_process_that_drives_all_replicas_trains_as_ddp_does(forked, tmp_path):
     """torch.nn.DataParallel's way, replicas in turn in one process, gives the losses of two processes under DDP."""
     losses, held_out = [], []
     for kind in ("single_process", "ddp"):
         flags = ["--set", f"plan.kind={kind}", "--threads", 1, "--learning-rate", "1e-3", "--eval-every", "3"]
-        done = simpar_run(*TWO, "--steps", 4, *flags, "--json", f"{kind}.json", "-o", kind)
+        done = forked("run", *TWO, "--steps", 4, *flags, "--json", f"{kind}.json", "-o", kind)
         assert done.returncode == 0, done.stderr
         measured = json.loads((tmp_path / f"{kind}.json").read_text())["measured"]
         losses.append(measured["losses"])
@@ -110,12 +110,13 @@ def test_one_process_that_drives_all_replicas_trains_as_ddp_does(simpar_run, tmp
         ([*TWO, "--steps", "2", "--precision", "fp16"], "plan.precision = fp16"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(simpar_run, arguments, words):
+def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys, arguments, words):
     """What is wrong, where, and what is allowed: on standard error, in one line, without a traceback."""
-    done = simpar_run(*arguments)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert re.search(words, done.stderr), done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["run", *arguments]) == 2
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1, said
+    assert re.search(words, said), said
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ SHAPES = {  # whose operators have the same names
         "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
         "num_attention_heads": 4,
     },
-    "gpt2": {"model_type": "gpt2", "vocab_size": 97, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64},
+    "gpt2": {"model_type": "gpt2", "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "vocab_size": 97, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64},
 }  # fmt: skip
 
 
@@ -100,25 +101,25 @@ CONTINUED_STAGED = [
 
 EVERYDAY = [
     {"dp": 4},
-    {"dp": 4, "zero": 1, "hsdp": 2},
     {"dp": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
     {"dp": 4, "zero": 3, "hsdp": 2, **ROUNDED},
     {"dp": 2, **SEQUENCE, "zero": 3, **CLIPPED},
-    {"pp": 2, "dp": 2, "zero": 1, "model": "gpt2", **CLIPPED},
     {"pp": 2, "dp": 2, "schedule": "gpipe", "zero": 3, "recompute": "selective"},
     {"pp": 2, "dp": 2, "schedule": "zb-v", "model": "gpt2"},
     {"pp": 4, "layers": [1, 2, 1, 0], "schedule": "zb-h1"},
-    {"pp": 2, "tp": 2, "schedule": "1f1b"},
     {"cp": 4, "cp_method": "ring", "cp_balance": "zigzag", "ulysses": 2, "model": "gpt2"},
-    {"cp": 2, "dp": 2, "cp_method": "ring", "zero": 3, "recompute": "full"},
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", "model": "mixtral", **CLIPPED},
     {"dp": 4, "zero": 3, "lora_rank": 2, "recompute": "full"},
-    {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral"},
     {"dp": 2, "pp": 2, "ep": 2, "zero": 2, "model": "further", **CLIPPED},
     {"dp": 2, **SLICED, "ep": 2, "model": "sinks", "capacity_factor": 1.0},
     {"pp": 2, "tp": 2, "sequence_parallel": True, "lora_rank": 2, "frozen_layers": 2},
 ]
 WIDE_FOUR = [
+    {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral"},
+    {"cp": 2, "dp": 2, "cp_method": "ring", "zero": 3, "recompute": "full"},
+    {"pp": 2, "tp": 2, "schedule": "1f1b"},
+    {"pp": 2, "dp": 2, "zero": 1, "model": "gpt2", **CLIPPED},
+    {"dp": 4, "zero": 1, "hsdp": 2},
     {"dp": 4, "zero": 2},
     {"pp": 2, "dp": 2, "schedule": "interleaved", "zero": 1},
     {"pp": 4, "schedule": "v-min", "model": "deep"},
@@ -236,13 +237,13 @@ WIDE_FOUR = [
     {"dp": 4, "ep": 2, "zero": 1, "model": "further", "capacity_factor": 1.0},
 ]  # fmt: skip
 CONTINUED = [
-    {"dp": 4, "zero": 1, "then": {"dp": 4, "zero": 1}},
     {"dp": 4, "zero": 3, "then": {"dp": 4, "zero": 3}},
     {"dp": 2, **SEQUENCE, "zero": 3, "then": {"tp": 2, "pp": 2, "schedule": "zb-v"}},
-    {"pp": 2, "dp": 2, "zero": 1, "model": "gpt2", "then": {"dp": 4, "zero": 3, "hsdp": 2}},
     {"dp": 4, "ep": 2, "zero": 1, "model": "mixtral", "then": {"pp": 2, "dp": 2, "ep": 2}},
 ]
 WIDE_CONTINUED = [
+    {"pp": 2, "dp": 2, "zero": 1, "model": "gpt2", "then": {"dp": 4, "zero": 3, "hsdp": 2}},
+    {"dp": 4, "zero": 1, "then": {"dp": 4, "zero": 1}},
     {"dp": 2, "tp": 2, "zero": 1, **DELAYED, "then": {"pp": 2, "dp": 2, "schedule": "zb-v", **DELAYED}},
     {"dp": 4, "zero": 3, **PARAMETERS, "then": {"pp": 4, "layers": [1, 2, 1, 0], **AWAY}},
     {"dp": 4, "zero": 3, "lora_rank": 2, "then": {"pp": 4}},
@@ -295,12 +296,12 @@ WIDE_EIGHT = [
 ]
 
 OFFLOADED = [
-    {"dp": 4, **AWAY, **CLIPPED},
     {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5, "offload_activations": 0.5, "recompute": "every:2"},
     {"dp": 4, "zero": 3, **PARAMETERS, "offload_activations": 1},
     {"dp": 2, "tp": 2, "zero": 1, **DELAYED},
 ]
 WIDE_OFFLOADED = [
+    {"dp": 4, **AWAY, **CLIPPED},
     {"tp": 2, "pp": 2, **AWAY, "offload_gradients": True, "model": "gpt2", "schedule": "zb-v", **CLIPPED},
     {"dp": 4, "zero": 2, **AWAY, "offload_gradients": True, **CLIPPED},
     {"dp": 4, "zero": 1, "hsdp": 2, **AWAY},

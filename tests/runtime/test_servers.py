@@ -36,10 +36,10 @@ def test_servers_hold_what_one_process_has(run_servers):
 
 
 @pytest.mark.slow
-def test_a_run_reports_measured_beside_simulated_staleness(simpar_run, tmp_path):
+def test_a_run_reports_measured_beside_simulated_staleness(forked, tmp_path):
     """Two replicas, a server, asynchronous: losses of both, and both distributions."""
     flags = ["--sync", "asp", "--set", "plan.servers=1", "--json", "out.json", "-o", "here"]
-    done = simpar_run(*TWO[:-2], "--set", "cluster=null", "--steps", 6, *flags)
+    done = forked("run", *TWO[:-2], "--set", "cluster=null", "--steps", 6, *flags)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["strategy"] == "servers"
@@ -51,7 +51,7 @@ def test_a_run_reports_measured_beside_simulated_staleness(simpar_run, tmp_path)
     assert alive(tmp_path / "here") == []
 
 
-def test_a_replica_that_dies_ends_the_servers(simpar_run, tmp_path):
+def test_a_replica_that_dies_ends_the_servers(forked, tmp_path):
     """Exit code 1, the reason, nobody left."""
     (tmp_path / "odd.py").write_text(
         "import os\nfrom torch import nn\n\nclass Odd(nn.Module):\n"
@@ -61,7 +61,7 @@ def test_a_replica_that_dies_ends_the_servers(simpar_run, tmp_path):
         "        return self.table(tokens)\n"
     )
     flags = ["--model", "odd:Odd", "--set", "plan.recompute=none", "-o", "out", "--timeout", 120]
-    done = simpar_run(*TWO, "--steps", 3, "--sync", "asp", *flags)
+    done = forked("run", *TWO, "--steps", 3, "--sync", "asp", *flags)
     assert done.returncode == 1
     assert "rank one is odd" in done.stderr
     assert alive(tmp_path / "out") == []

@@ -83,11 +83,11 @@ def flags(folder, *more):
         ("gpt_oss", ["--nproc", "2", "--ep", "2", "--zero", "3"]),
     ],
 )
-def test_weights_come_in_and_go_out_in_every_layout(simpar_run, tmp_path, name, layout):
+def test_weights_come_in_and_go_out_in_every_layout(forked, tmp_path, name, layout):
     """What a run is given, whole or a shard a rank, is what it leaves after a step that changes nothing."""
     family = name.split("-")[0]
     expected = files_of(family, MODELS[name], tmp_path / "in")
-    done = simpar_run(*flags(tmp_path / "in", *layout, "--save-to", "out", "-o", "log"))
+    done = forked("run", *flags(tmp_path / "in", *layout, "--save-to", "out", "-o", "log"))
     assert done.returncode == 0, done.stderr
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     found = {}
@@ -102,13 +102,13 @@ def test_weights_come_in_and_go_out_in_every_layout(simpar_run, tmp_path, name, 
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_run_starts_from_the_weights_it_is_given(simpar_run, tmp_path):
+def test_a_run_starts_from_the_weights_it_is_given(forked, tmp_path):
     """The first loss is that of the files' model, not of fresh weights."""
     files_of("llama", MODELS["llama"], tmp_path / "in")
     losses = []
     for more in ([], ["--init-from", str(tmp_path / "in")]):
         given = [flag for flag in flags(tmp_path / "in") if flag not in ("--init-from", str(tmp_path / "in"))]
-        done = simpar_run(*given, *more, "--seed", "3" if not more else "5", "-o", f"log{len(more)}")
+        done = forked("run", *given, *more, "--seed", "3" if not more else "5", "-o", f"log{len(more)}")
         assert done.returncode == 0, done.stderr
         losses.append(
             json.loads((tmp_path / f"log{len(more)}/report.json").read_text())["measured"]["losses"][0]

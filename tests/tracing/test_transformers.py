@@ -21,8 +21,18 @@ QUICK = ("gemma2", "olmo2", "falcon", "deepseek_v3")
 with experts and latent attention."""
 CHOOSING = ("deepseek_v3", "glm4_moe", "minimax_m2", "dots1")
 """Families whose routers have a bias that is chosen by and not trained: transformers keeps it as a buffer."""
-UNTRACED = {"gpt_neo", "falcon_h1", "bamba", "granitemoehybrid", "mamba2", "nemotron_h"}
-"""Families whose causal masks are buffers, which have no values without weights, and those with scans in chunks."""
+UNTRACED = {
+    "gpt_neo",
+    "falcon_h1",
+    "bamba",
+    "granitemoehybrid",
+    "mamba2",
+    "nemotron_h",
+    "olmo-clipped",
+    "dbrx",
+}
+"""Families whose causal masks are buffers, which have no values without weights, those with scans in chunks, and those
+that clip what they project."""
 
 
 @pytest.fixture(autouse=True)
