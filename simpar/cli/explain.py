@@ -1,0 +1,63 @@
+"""``simpar explain``: where a measured step went, where that parts from what its plan predicts, what would help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from simpar.cli.app import JSON_HELP, app, console, json_out, working
+from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
+
+EXPLAIN_FLAGS = (
+    Flag("--plan", "", str, "Plan, scenario file or shipped scenario of the run: what is predicted of it"),
+    Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    Flag("--json", "", str, JSON_HELP),
+    Flag("--html", "", str, "Write a page: both timelines above each other, parts, changes, ranks"),
+    Flag("--steps", "", int, "Optimizer steps in a trace whose steps are not marked (1)"),
+    Flag("--kernel-classes", "", str, "File of patterns: what your kernels are (docs/explain.md)"),
+    Flag("--no-changes", "", bool, "Leave out what single changes would gain, which is simulated"),
+)
+
+
+def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Traces, then every flag of the tables as an option."""
+    traces = Annotated[
+        list[str],
+        typer.Argument(
+            help="Profiler traces or NCCL flight recorders of a training run, one a rank, or its log",
+            metavar="MEASURED...",
+        ),
+    ]
+    first = inspect.Parameter("measured", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=traces)
+    options = map(parameter, (*EXPLAIN_FLAGS, *SCENARIO_FLAGS))
+    command.__signature__ = inspect.Signature([first, *options])  # type: ignore[attr-defined]
+    return command
+
+
+@app.command(epilog="Example: simpar explain trace-rank*.json.gz --plan plan.json --hardware dgx-h100")
+@_signature
+def explain(measured: list[str], **values: Any) -> None:
+    """Explain where the time of a real run went.
+
+    Compute by kind of kernel, exposed communication by axis, waiting for other ranks, bubbles, launches. With the run's
+    plan (--plan, or flags) also where it parts from what is predicted, and what single changes would gain.
+    """
+    from simpar.explain.answer import explain as explained
+    from simpar.explain.page import save_page
+    from simpar.explain.terminal import print_explanation
+    from simpar.scenario import load_scenario
+
+    flags, settings = scenario_flags(values), list(values["set_"] or [])
+    plan = load_scenario(values["plan"], flags, settings) if values["plan"] or flags or settings else None
+    with working(f"reading {len(measured)} file{'s' * (len(measured) > 1)}") as status:
+        found = explained(
+            *measured, plan=plan, changes=not values["no_changes"], kernel_classes=values["kernel_classes"],
+            steps=values["steps"], progress=status.update,
+        )  # fmt: skip
+    if values["html"]:
+        save_page(found, values["html"])
+    if not json_out(found.to_dict(), values["json_"]):
+        print_explanation(found, console())

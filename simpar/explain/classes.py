@@ -1,0 +1,103 @@
+"""What a kernel is, by its name: a table of patterns that travels with simpar, and files of the user's before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from simpar import files
+
+OTHER = "other"
+"""The class of what no pattern fits: listed by name, so that it can be added to a table."""
+OPTIMIZER = "optimizer"
+COPY, MEMSET = "copy", "memset"
+GROUP = "group"
+AXES = ("tp", "pp", "dp", "cp", "ep")
+SHIPPED = Path(__file__).with_name("kernel_classes.yaml")
+
+
+def _checked(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression ({error})") from None
+    if not patterns:
+        raise ValueError("needs a pattern")
+    return patterns
+
+
+class KernelClass(BaseModel):
+    """One class: patterns of names, and of which axis it is the traffic, where it is communication."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+    patterns: tuple[str, ...]
+    communication: Literal["", "group", "tp", "pp", "dp", "cp", "ep"] = ""
+
+    @field_validator("patterns")
+    @classmethod
+    def _readable(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        return _checked(patterns)
+
+
+Axis = Literal["tp", "pp", "dp", "cp", "ep"]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    classes: tuple[KernelClass, ...] = ()
+    groups: dict[Axis, tuple[str, ...]] = {}
+
+    @field_validator("groups")
+    @classmethod
+    def _readable(cls, groups: dict[Axis, tuple[str, ...]]) -> dict[Axis, tuple[str, ...]]:
+        return {axis: _checked(patterns) for axis, patterns in groups.items()}
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Classes in the order in which their patterns are asked, and patterns of process groups by axis."""
+
+    entries: tuple[KernelClass, ...]
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def of(self, names: Sequence[str]) -> list[KernelClass]:
+        """The class of every name; that of OTHER where none fits."""
+        asked = [(_any(entry.patterns), entry) for entry in self.entries]
+        return [next((entry for pattern, entry in asked if pattern.search(name)), _OTHER) for name in names]
+
+    def axis(self, *words: str) -> str:
+        """The axis that the first of some words tells: descriptions of a group, who called it; "" for none."""
+        asked = [(_any(patterns), axis) for axis, patterns in self.groups]
+        return next((axis for word in words if word for pattern, axis in asked if pattern.search(word)), "")
+
+
+def _any(patterns: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{each})" for each in patterns), re.IGNORECASE)
+
+
+_OTHER = KernelClass(name=OTHER, patterns=("$^",))
+
+
+@cache
+def _shipped() -> _File:
+    return files.parse(_File, files.load(SHIPPED))
+
+
+def load_classes(path: str | Path | None = None) -> Classes:
+    """The shipped classes, after those of a file of the user's. Raises UserError for a file that is none."""
+    own, shipped = files.parse(_File, files.load(path)) if path else _File(), _shipped()
+    known = {entry.name: entry.communication for entry in shipped.classes}
+    joined = [
+        entry.model_copy(update={"communication": entry.communication or known.get(entry.name, "")})
+        for entry in own.classes
+    ]
+    groups = (*own.groups.items(), *shipped.groups.items())
+    return Classes((*joined, *shipped.classes), groups)

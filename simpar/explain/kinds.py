@@ -1,0 +1,50 @@
+"""What a measured file is, by how it begins: a profiler trace, a flight recorder, or a log."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from pathlib import Path
+
+from simpar.errors import UserError
+from simpar.units import KIB
+
+TRACE, FLIGHT, LOG = "trace", "flight recorder", "log"
+HEAD = 64 * KIB
+_PICKLE = b"\x80"
+_GZIP = b"\x1f\x8b"
+
+
+TRACES = ("trace*.json", "trace*.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz")
+
+
+def files_of(path: str | Path) -> list[str | Path]:
+    """A file, or the traces in a folder by the names that simpar run and torch's tensorboard handler give them."""
+    if not Path(path).is_dir():
+        return [path]
+    found = sorted({each for pattern in TRACES for each in Path(path).glob(pattern)})
+    if not found:
+        raise UserError(f"{path}: has no profiler trace ({', '.join(TRACES)}); name the files")
+    return [str(each) for each in found]
+
+
+def kind_of(path: str | Path) -> str:
+    """TRACE, FLIGHT or LOG; whether it is a good one, its reader says. Raises UserError for what cannot be read."""
+    try:
+        with Path(path).open("rb") as stream:
+            head = stream.read(HEAD)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if head[:1] == _PICKLE:
+        return FLIGHT
+    if head[:2] == _GZIP:
+        try:
+            head = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, HEAD)
+        except (zlib.error, gzip.BadGzipFile):
+            return TRACE  # whose reader says what is wrong
+    text = head.decode(errors="replace").lstrip("\ufeff \t\r\n")
+    if text.startswith("{"):
+        is_flight = re.search(r'"(entries|comm_lib_version)"\s*:', text) and '"traceEvents"' not in text
+        return FLIGHT if is_flight else TRACE
+    return TRACE if re.match(r"\[\s*[{\]]", text) or not text else LOG

@@ -1,0 +1,257 @@
+"""The explanation of a measured step, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simpar.explain.against import Against
+from simpar.explain.answer import Explanation, mean_axes
+from simpar.explain.changes import Changes
+from simpar.explain.classes import OPTIMIZER
+from simpar.explain.heard import print_flight, print_log
+from simpar.explain.measured import AxisUse, Measured
+from simpar.explain.traffic import collective_uses
+from simpar.report.terminal import table_of
+from simpar.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MOST_CLASSES = 12
+MOST_STRAGGLERS = 5
+MOST_PARTS = 4
+MOST_COLLECTIVES = 8
+MOST_CHANGES = 10
+MEANING = {
+    "exposed_other": "exposed, group unknown",
+    "bubble": "bubble (waits for stages)",
+    "waiting": "waiting for other ranks",
+    "host": "host (launches, Python)",
+    "offload": "copies from and to host",
+    "idle": "idle, not explained",
+}
+
+
+def print_explanation(found: Explanation, screen: Console) -> None:
+    """Write what was measured, beside what is predicted where a plan was given."""
+    if (measured := found.measured) is not None:
+        screen.print(headline(measured), style="bold", soft_wrap=True)
+        against = found.against
+        screen.print(_causes(measured, screen) if against is None else _beside(measured, against, screen))
+        for table in (_communication(measured, screen), _collectives(measured, screen)):
+            if table is not None:
+                screen.print(table)
+        for line in sentences(found):
+            screen.print(line, soft_wrap=True)
+    if found.log is not None:
+        print_log(found.log, found.logged, screen)
+    if found.flight is not None:
+        print_flight(found.flight, screen)
+    if found.against is None and not found.logged:
+        screen.print(
+            "with --plan PLAN (or flags): where this parts from what is predicted, and what would change it"
+        )
+    if found.changes is not None:
+        _print_changes(found.changes, screen)
+
+
+def sentences(found: Explanation) -> Iterator[str]:
+    """What there is to say of a measured step beside its numbers."""
+    measured = found.traced
+    if found.against is not None:
+        yield from _parting(measured, found.against)
+    else:
+        yield from _memory(measured)
+    yield from (*_stragglers(measured), *_unknown(measured), *measured.remarks)
+
+
+def headline(found: Measured) -> str:
+    """How long the step took, and what that is known from."""
+    count, steps = len(found.ranks), found.ranks[0].steps
+    ranks = (
+        f"{count} of {found.job.world_size} ranks"
+        if found.job.world_size
+        else f"{count} rank{'s' * (count > 1)}"
+    )
+    return f"measured step {format_seconds(found.step_time_s)}: {ranks}, {steps} step{'s' * (steps > 1)}"
+
+
+def words_of(cause: str) -> str:
+    """A cause as readers see it."""
+    return MEANING.get(cause, cause.replace("exposed_", "exposed "))
+
+
+def _causes(found: Measured, screen: Console) -> Table:
+    """Causes and classes of kernels: mean over ranks, share, and between what the ranks lie."""
+    several = len(found.ranks) > 1
+    columns = [("part", "left"), ("mean" if several else "time", "right"), ("of the step", "right")]
+    columns += [("least", "right"), ("most", "right")] * several
+    table = table_of(screen, *columns)
+    mean_step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
+
+    def row(name: str, of: str, key: str) -> None:
+        values = [getattr(each, of).get(key, 0.0) for each in found.ranks]
+        mean = sum(values) / len(values)
+        between = [format_seconds(min(values)), format_seconds(max(values))] if several else []
+        table.add_row(name, format_seconds(mean), f"{mean / mean_step:.1%}", *between)
+
+    for cause in found.mean_s():
+        row(words_of(cause), "causes_s", cause)
+        if cause == "compute":
+            classes = sorted(found.mean_s("classes_s").items(), key=lambda item: -item[1])
+            for name, _ in [each for each in classes if each[0] != "optimizer"][:MOST_CLASSES]:
+                row(f"  {name}", "classes_s", name)
+    steps = [each.step_time_s for each in found.ranks]
+    between = [format_seconds(min(steps)), format_seconds(max(steps))] if several else []
+    table.add_row("step", format_seconds(mean_step), "", *between)
+    return table
+
+
+def _beside(found: Measured, against: Against, screen: Console) -> Table:
+    """Causes and classes of kernels, measured and predicted."""
+    table = table_of(
+        screen, ("part", "left"), ("measured", "right"), ("predicted", "right"), ("more", "right")
+    )
+    step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
+
+    def row(name: str, measured_s: float, predicted_s: float) -> None:
+        more = measured_s - predicted_s
+        said = f"{'+' if more >= 0 else '-'}{format_seconds(abs(more))}"
+        table.add_row(name, format_seconds(measured_s), format_seconds(predicted_s), said)
+
+    was, should = found.mean_s(), against.causes_s
+    for cause in {**was, **should}:
+        row(words_of(cause), was.get(cause, 0.0), should.get(cause, 0.0))
+        if cause == "compute":
+            classes = [each for each in against.differences(found, "classes_s") if each.part != OPTIMIZER]
+            for each in sorted(classes, key=lambda one: -max(one.measured_s, one.predicted_s))[:MOST_CLASSES]:
+                row(f"  {each.part}", each.measured_s, each.predicted_s)
+    row("step", step, against.result.step_time_s)
+    return table
+
+
+def _parting(found: Measured, against: Against) -> Iterator[str]:
+    """Where most of the difference is, and the memory of both."""
+    most = [each for each in against.differences(found) if abs(each.more_s) > found.step_time_s / 100][
+        :MOST_PARTS
+    ]
+    words = [
+        f"{words_of(each.part)} {format_seconds(abs(each.more_s))} {'longer' if each.more_s > 0 else 'shorter'}"
+        for each in most
+    ]
+    off = found.step_time_s / against.result.step_time_s - 1
+    sure = against.result.certainty
+    inside = (
+        sure is not None and sure.step_time_interval_s[0] <= found.step_time_s <= sure.step_time_interval_s[1]
+    )
+    expected = (
+        "" if sure is None else f" ({'inside' if inside else 'outside'} of what nine in ten such runs take)"
+    )
+    yield f"measured {off:+.1%} against predicted{expected}: {', '.join(words) or 'no part differs by 1 % of the step'}"
+    yield f"MFU {against.mfu(found):.1%} measured, {against.result.speed.mfu:.1%} predicted"
+    known = [each.memory.allocated_bytes for each in found.ranks if each.memory is not None]
+    if known:
+        peak = against.result.memory.peak_memory_bytes
+        yield f"allocated at most {format_bytes(max(known))} measured, {format_bytes(peak)} predicted"
+
+
+def _print_changes(found: Changes, screen: Console) -> None:
+    fitted = found.fitted
+    screen.print("\nwhat single changes would gain for this run", style="bold")
+    screen.print(
+        f"simulated on profiles fitted to it: {format_seconds(fitted.before_s)} predicted before, "
+        f"{format_seconds(fitted.after_s)} after",
+        soft_wrap=True,
+    )
+    table = table_of(
+        screen, ("change", "left"), ("gain", "right"), ("nine in ten", "right"), ("fits", "right")
+    )
+    worth = [each for each in found.gains if not each.refused and (each.gain_s or 0.0) > 0]
+    for each in worth[:MOST_CHANGES]:
+        assert each.interval_s is not None, "of one that was simulated"
+        low, high = (f"{'-' * (s < 0)}{format_seconds(abs(s))}" for s in each.interval_s)
+        sure = "yes" if each.fit_probability is None else f"{each.fit_probability:.0%}"
+        fits = sure if each.fits else "NO"
+        table.add_row(each.change, format_seconds(each.gain_s or 0.0), f"{low} to {high}", fits)
+    if table.row_count:
+        screen.print(table)
+    else:
+        screen.print("none of those that were tried gains anything")
+    for line in found.remarks:
+        screen.print(line, soft_wrap=True)
+
+
+def _communication(found: Measured, screen: Console) -> Table | None:
+    table = table_of(
+        screen, ("axis", "left"), ("calls", "right"), ("bytes", "right"), ("busy", "right"), ("exposed", "right"),
+        ("waiting", "right"),
+    )  # fmt: skip
+    for axis, use in mean_axes(found.ranks).items():
+        table.add_row(axis, *axis_cells(use))
+    return table if table.row_count else None
+
+
+def collective_rows(found: Measured) -> list[tuple[str, ...]]:
+    """Collectives by axis and kind, where their bytes are said: ranks, calls a step, bytes, cost and rate of one."""
+    steps, rows = found.ranks[0].steps, list[tuple[str, ...]]()
+    for use in collective_uses(found.traffic)[:MOST_COLLECTIVES]:
+        if use.size_bytes:
+            rate = "" if use.bus_bytes_per_s is None else format_rate(use.bus_bytes_per_s)
+            ranks = "" if use.members is None else str(use.members)
+            what = (use.axis, use.kind.replace("_", "-"), ranks, f"{use.calls / steps:g}")
+            rows.append((*what, format_bytes(use.size_bytes), format_seconds(use.cost_s), rate))
+    return rows
+
+
+def _collectives(found: Measured, screen: Console) -> Table | None:
+    rows = collective_rows(found)
+    table = table_of(
+        screen, ("axis", "left"), ("collective", "left"), ("ranks", "right"), ("calls", "right"), ("bytes", "right"),
+        ("cost", "right"), ("bus rate", "right"),
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    return table if rows else None
+
+
+def axis_cells(use: AxisUse) -> tuple[str, ...]:
+    """Calls, bytes, busy, exposed and waiting of an axis, in words."""
+    return (
+        f"{use.calls:g}",
+        format_bytes(use.size_bytes) if use.size_bytes else "not said",
+        format_seconds(use.busy_s),
+        format_seconds(use.exposed_s),
+        "not known" if use.waiting_s is None else format_seconds(use.waiting_s),
+    )
+
+
+def _stragglers(found: Measured) -> Iterator[str]:
+    for each in found.stragglers[:MOST_STRAGGLERS]:
+        yield (
+            f"rank {each.rank} is waited for: it computes {each.slowdown:.3g} times as long as the median rank; "
+            f"others wait {format_seconds(each.waited_for_s)} for it in all, a step"
+        )
+
+
+def _memory(found: Measured) -> Iterator[str]:
+    known = [each for each in found.ranks if each.memory is not None]
+    if known:
+        most = max(known, key=lambda each: each.memory.allocated_bytes if each.memory else 0.0)
+        assert most.memory is not None, "chosen for it"
+        reserved = (
+            f", {format_bytes(most.memory.reserved_bytes)} reserved" if most.memory.reserved_bytes else ""
+        )
+        yield f"memory: {format_bytes(most.memory.allocated_bytes)} allocated at most{reserved} (rank {most.rank})"
+
+
+def _unknown(found: Measured) -> Iterator[str]:
+    """Kernels that no class fits, where they are worth a pattern."""
+    spent = dict[str, float]()
+    for each in found.ranks:
+        for name, seconds in each.unknown_s.items():
+            spent[name] = spent.get(name, 0.0) + seconds / len(found.ranks)
+    worth = {name: s for name, s in spent.items() if s > found.step_time_s / 100}
+    for name, seconds in sorted(worth.items(), key=lambda item: -item[1]):
+        yield f"no class fits {name[:90]!r} ({format_seconds(seconds)}): give it one with --kernel-classes FILE"

@@ -1,0 +1,433 @@
+"""Communication of measured ranks: of which axis it is, what of it is transfer and what is waiting for other ranks.
+
+A collective's kernel runs from when its own rank arrives to when all are done, so the rank that arrives last shows
+what it costs: over the ranks of one collective the least duration is its cost, the rest of each is waiting. Clocks of
+ranks differ; what ends a collective ends it for all its ranks, and tells by how much.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from simpar.explain.classes import AXES, Classes
+from simpar.explain.kineto import GLOO, Collective, RankTrace, collective_kind
+from simpar.explain.lanes import Window
+from simpar.units import NS_PER_S, Floats, Ints
+from simpar.validate.collectives import bus_factor
+
+UNNAMED = "other"
+"""The axis of process groups that no description, caller or plan tells."""
+MESSAGE = "send_recv"
+Key = tuple[str, str, tuple[int, ...], str, int]
+"""What two ranks call one collective: axis or group, kind, members, step, which of them."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Communication of one rank in time order: begin and length in ns, bytes, kind and axis of each.
+
+    ``key`` is what other ranks know it by, None where nothing tells. ``cost_ns`` is what it takes once all are there:
+    its own length until ranks are compared. It is ``supposed`` that the one group of all ranks is data-parallel, where
+    none has a name.
+    """
+
+    start_ns: Ints
+    duration_ns: Ints
+    cost_ns: Ints
+    size_bytes: Floats
+    kind: tuple[str, ...]
+    axis: tuple[str, ...]
+    key: tuple[Key | None, ...]
+    supposed: bool = False
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def finish_ns(self) -> Ints:
+        """Where each ends."""
+        return self.start_ns + self.duration_ns
+
+    def of_axis(self, axis: str) -> Ints:
+        """Rows of an axis."""
+        return np.array([at for at, each in enumerate(self.axis) if each == axis], dtype=np.int64)
+
+    @property
+    def axes(self) -> list[str]:
+        """Axes in use, in their usual order."""
+        return [axis for axis in (*AXES, UNNAMED) if axis in self.axis]
+
+
+def traffic_of(trace: RankTrace, window: Window, classes: Classes) -> Traffic:
+    """Communication of a rank inside its window."""
+    found = sorted(
+        _on_cpu(trace, classes) if trace.on_cpu else _on_device(trace, classes),
+        key=lambda each: each[0],
+    )
+    found = [each for each in found if window.begin_ns <= each[0] < window.end_ns]
+    found, supposed = _on_the_one_group(found, trace.header.world_size)
+    count: Counter[Key] = Counter()
+    keys = list[Key | None]()
+    marks = np.array([begin for _, begin, _ in trace.steps()] or [window.begin_ns], dtype=np.int64)
+    for begin, _, about, axis in found:
+        step = int(np.searchsorted(marks, begin, side="right"))
+        keys.append(_key(about, axis, window.marks[step - 1] if window.marks and step else "", count))
+    start, duration = (np.array([each[at] for each in found], dtype=np.int64) for at in (0, 1))
+    return Traffic(
+        start, duration, duration, np.array([each[2].size_bytes for each in found], dtype=np.float64),
+        tuple(each[2].kind for each in found), tuple(each[3] for each in found), tuple(keys), supposed,
+    )  # fmt: skip
+
+
+_Found = tuple[int, int, Collective, str]
+
+
+def _on_the_one_group(found: list[_Found], world_size: int | None) -> tuple[list[_Found], bool]:
+    """Where all communication is on the group of all ranks, which has no name of an axis, it is data-parallel.
+
+    That is how DDP, FSDP and ZeRO run without a mesh; exchanges are the experts' all the same. And whether it is so.
+    """
+    unnamed = [each[2].ranks for each in found if each[3] == UNNAMED]
+    others = {each[3] for each in found} - {UNNAMED, "ep"}
+    if not unnamed or others or not world_size or any(len(ranks) != world_size for ranks in unnamed):
+        return found, False
+    return [(*each[:3], "dp" if each[3] == UNNAMED else each[3]) for each in found], True
+
+
+def _key(about: Collective, axis: str, mark: str, count: Counter[Key]) -> Key | None:
+    """Groups are known by their members, or by the name that all ranks give them; messages by their two ends."""
+    name, members = axis, about.ranks
+    if about.peers is not None:
+        name, members = f"{about.group}:message", about.peers
+    elif about.kind == MESSAGE and about.sequence < 0:
+        return None  # its peer is not said
+    elif about.group and not about.ranks:
+        name = f"group {about.group}"
+    elif not about.ranks:
+        return None
+    if about.sequence >= 0 and about.peers is None:
+        return name, about.kind, members, f"{about.group} {about.description}", about.sequence
+    bare = (name, about.kind, members, mark, 0)
+    count[bare] += 1
+    return name, about.kind, members, mark, count[bare]
+
+
+def _on_device(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
+    """Kernels whose class is communication, with what NCCL's say of themselves."""
+    kinds, device = classes.of(trace.names), trace.device
+    said = {each.row: each for each in trace.collectives}
+    axes: dict[tuple[str, ...], str] = {}
+    mine = np.array([bool(entry.communication) for entry in kinds])[device.name]
+    rows = np.union1d(np.flatnonzero(mine), np.array(list(said), dtype=np.int64)).astype(np.int64)
+    for row in rows.tolist():
+        name = trace.names[device.name[row]]
+        entry = kinds[device.name[row]]
+        about = said.get(row) or Collective(row, collective_kind(name) or entry.name, "", "", ())
+        axis = entry.communication if entry.communication in AXES else ""
+        words = (about.description, about.group)
+        if words not in axes:
+            axes[words] = classes.axis(*words)
+        axis = axis or axes[words] or _by_kind(about.kind)
+        yield int(device.start_ns[row]), int(device.duration_ns[row]), about, axis
+
+
+def _by_kind(kind: str) -> str:
+    """Of a group that says nothing: messages are the pipeline's, exchanges the experts'."""
+    return {MESSAGE: "pp", "all_to_all": "ep"}.get(kind, UNNAMED)
+
+
+def _on_cpu(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
+    """Gloo's spans; a group's threads are its own, so that what calls most of a thread's names its axis."""
+    spans, ops = trace.spans, trace.ops
+    is_gloo = np.array([name.startswith(GLOO) for name in trace.names], dtype=bool)
+    is_call = np.array(
+        [name.startswith(("c10d::", "_c10d_functional::")) for name in trace.names], dtype=bool
+    )
+    calls = np.flatnonzero(is_call[ops.name])
+    calls = calls[np.argsort(ops.start_ns[calls], kind="stable")]
+    rows = np.flatnonzero(is_gloo[spans.name])
+    callers = _callers(trace, calls, classes)
+    votes: dict[int, Counter[str]] = defaultdict(Counter)
+    members, rest = _members_by_axis(trace, classes)
+    before = np.searchsorted(ops.start_ns[calls], spans.start_ns[rows], side="right") - 1
+    for row, at in zip(rows.tolist(), before.tolist(), strict=True):
+        kind = collective_kind(trace.names[spans.name[row]].removeprefix(GLOO))
+        axis = callers[at] if at >= 0 and kind != MESSAGE else ""
+        votes[int(spans.lane[row])][axis or {"all_to_all": "ep"}.get(kind, rest)] += 1
+    for row in rows.tolist():
+        name, start = trace.names[spans.name[row]].removeprefix(GLOO), int(spans.start_ns[row])
+        kind = collective_kind(name)
+        axis = "pp" if kind == MESSAGE else votes[int(spans.lane[row])].most_common(1)[0][0]
+        peers = _peers(trace, name, start, members.get("pp", ())) if kind == MESSAGE else None
+        about = Collective(-1, kind, "", "", members.get(axis, ()) if peers is None else (), peers=peers)
+        yield start, int(spans.duration_ns[row]), about, axis
+
+
+def _callers(trace: RankTrace, calls: Ints, classes: Classes) -> list[str]:
+    """Axes of calls by what calls them: functional collectives, FSDP's spans, DDP's reducer."""
+    ops, spans = trace.ops, trace.spans
+    fsdp = np.flatnonzero(
+        np.array([name.startswith("FSDP::") for name in trace.names], dtype=bool)[spans.name]
+    )
+    begin, end = np.sort(spans.start_ns[fsdp]), np.sort(spans.finish_ns[fsdp])
+    at = ops.start_ns[calls]
+    in_fsdp = np.searchsorted(begin, at, side="right") > np.searchsorted(end, at, side="right")
+    reducer = any(name.startswith("torch.distributed.ddp.reducer") for name in trace.names)
+    functional, found = -1, list[str]()
+    for number, row in enumerate(calls.tolist()):
+        name = trace.names[ops.name[row]]
+        if name.startswith("_c10d_functional"):
+            functional = int(ops.finish_ns[row])
+        inside = int(ops.start_ns[row]) < functional
+        words = (name if not inside else "_c10d_functional", "FSDP::" if in_fsdp[number] else "")
+        plain = "DistributedDataParallel" if reducer and "allreduce" in name else ""
+        found.append(classes.axis(*words, plain))
+    return found
+
+
+_ACTION = re.compile(r"PP:\d+(RECV|SEND)_([FB])\d")
+
+
+def _peers(trace: RankTrace, name: str, at_ns: int, stages: tuple[int, ...]) -> tuple[int, int] | None:
+    """Source and destination of a message of torch's pipelines: of two stages the other, else what its span says."""
+    if trace.header.rank not in stages:
+        return None
+    here = stages.index(trace.header.rank)
+    if len(stages) == 2:
+        other = stages[1 - here]
+    else:
+        spans = trace.spans
+        around = np.flatnonzero((spans.start_ns <= at_ns) & (spans.finish_ns > at_ns))
+        found = [_ACTION.match(trace.names[at]) for at in spans.name[around].tolist()]
+        action = next((each for each in found if each), None)
+        if action is None:
+            return None
+        forward = (action[1] == "SEND") == (action[2] == "F")
+        other = stages[(here + (1 if forward else -1)) % len(stages)]
+    return (stages[here], other) if "send" in name else (other, stages[here])
+
+
+def _members_by_axis(trace: RankTrace, classes: Classes) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Members of the one group of each axis that the header lists, and the axis of calls that nothing else tells.
+
+    That is the one listed axis that calls do not name themselves (tensor and pipeline parallelism do); where every
+    listed axis has one rank, data parallelism is what is left.
+    """
+    sets: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for description, ranks in trace.header.groups.values():
+        if ranks:
+            sets[classes.axis(description) or UNNAMED].add(ranks)
+    known = {
+        axis: {each for each in found if len(each) > 1} for axis, found in sets.items() if axis != UNNAMED
+    }
+    used = [axis for axis, found in known.items() if found]
+    left = [axis for axis in used if axis not in ("tp", "pp")]
+    rest = left[0] if len(left) == 1 else "dp" if known and not used else UNNAMED
+    if rest == "dp" and not known.get("dp"):
+        known["dp"] = {each for each in sets[UNNAMED] if len(each) > 1}
+    if not known:
+        known[UNNAMED] = {each for each in sets[UNNAMED] if len(each) > 1}
+    return {axis: next(iter(found)) for axis, found in known.items() if len(found) == 1}, rest
+
+
+MOST_SKEWED = 20
+
+
+@dataclass(frozen=True)
+class Skewed:
+    """One collective that ranks waited in: which it is, who came last, s that it costs and that others waited in all.
+
+    ``number`` counts those of its group and kind from 1, or is the group's own number; ``step`` is the profiler's mark.
+    """
+
+    axis: str
+    kind: str
+    members: tuple[int, ...]
+    step: str
+    number: int
+    last_rank: int
+    cost_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Ranks compared: their traffic with costs, which rank each waited for in ns, and clocks.
+
+    ``waited_ns[waiting, last]`` float64; ``offset_ns`` is what to take from each rank's clock to have the first's,
+    ``drift_ns`` by how much ends differ all the same (median). ``compared`` of ``total`` collectives could be;
+    ``skewed`` are those in which most was waited, ``last_rank`` a place in the ranks.
+    """
+
+    traffic: tuple[Traffic, ...]
+    waited_ns: Floats
+    offset_ns: tuple[int, ...]
+    drift_ns: int
+    compared: int
+    total: int
+    skewed: tuple[Skewed, ...] = ()
+
+
+def compare_ranks(ranks: Sequence[Traffic]) -> Compared:
+    """What every collective costs, and who waited for whom."""
+    meetings: dict[Key, list[tuple[int, int]]] = defaultdict(list)
+    for rank, traffic in enumerate(ranks):
+        for row, key in enumerate(traffic.key):
+            if key is not None:
+                meetings[key].append((rank, row))
+    met = [each for each in meetings.values() if len({rank for rank, _ in each}) == len(each) > 1]
+    costs = [np.array(traffic.cost_ns) for traffic in ranks]
+    waited = np.zeros((len(ranks), len(ranks)))
+    skew = list[tuple[int, int, int, tuple[int, int]]]()
+    for each in met:
+        lengths = [int(ranks[rank].duration_ns[row]) for rank, row in each]
+        least = min(lengths)
+        last = each[lengths.index(least)][0]
+        for (rank, row), length in zip(each, lengths, strict=True):
+            costs[rank][row] = least
+            waited[rank, last] += length - least
+        skew.append((sum(lengths) - least * len(lengths), least, last, each[0]))
+    offsets, drift = _clocks(ranks, met)
+    return Compared(
+        tuple(replace(traffic, cost_ns=cost) for traffic, cost in zip(ranks, costs, strict=True)),
+        waited, offsets, drift, sum(map(len, met)), sum(map(len, ranks)),
+        tuple(_skewed(ranks, *each) for each in sorted(skew, key=lambda one: -one[0])[:MOST_SKEWED] if each[0]),
+    )  # fmt: skip
+
+
+def _skewed(
+    ranks: Sequence[Traffic], waited_ns: int, cost_ns: int, last: int, place: tuple[int, int]
+) -> Skewed:
+    rank, row = place
+    key = ranks[rank].key[row]
+    assert key is not None, "matched by it"
+    _, kind, members, step, number = key
+    return Skewed(
+        ranks[rank].axis[row], kind, members, step.strip(), number, last, cost_ns / NS_PER_S, waited_ns / NS_PER_S
+    )  # fmt: skip
+
+
+def _clocks(
+    ranks: Sequence[Traffic], met: Sequence[Sequence[tuple[int, int]]]
+) -> tuple[tuple[int, ...], int]:
+    """By how much each clock is ahead of the first rank's, through ranks that meet, and what is left of differences."""
+    ends: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for each in met:
+        if ranks[each[0][0]].kind[each[0][1]] == MESSAGE:
+            continue  # a buffered one has left its sender long before it arrives
+        for (one, row), (other, row_other) in pairwise(each):
+            ends[one, other].append(int(ranks[other].finish_ns[row_other] - ranks[one].finish_ns[row]))
+    apart = {pair: int(np.median(found)) for pair, found in ends.items()}
+    offset = {0: 0}
+    queue = [0]
+    while queue:
+        here = queue.pop(0)
+        for (one, other), ns in sorted(apart.items()):
+            if one == here and other not in offset:
+                offset[other] = offset[here] + ns
+                queue.append(other)
+            elif other == here and one not in offset:
+                offset[one] = offset[here] - ns
+                queue.append(one)
+    left = [
+        abs(ns - offset[other] + offset[one])
+        for (one, other), found in ends.items()
+        if one in offset and other in offset
+        for ns in found
+    ]
+    return tuple(offset.get(rank, 0) for rank in range(len(ranks))), int(np.median(left)) if left else 0
+
+
+def split_ns(pieces: tuple[Ints, Ints], traffic: Traffic, rows: Ints) -> tuple[int, int]:
+    """Exposed time of an axis in ns: while something was transferred, and while only waiting was under way."""
+    begin, end = pieces
+    finish = traffic.finish_ns[rows]
+    busy = union(finish - traffic.cost_ns[rows], finish)
+    transfer = overlap_ns((begin, end), busy)
+    return transfer, int((end - begin).sum()) - transfer
+
+
+def union(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Intervals as disjoint ones in time order."""
+    if not len(begin):
+        return begin, end
+    order = np.argsort(begin, kind="stable")
+    begin, reach = begin[order], np.maximum.accumulate(end[order])
+    first = np.flatnonzero(np.append(True, begin[1:] > reach[:-1]))
+    return begin[first], reach[np.append(first[1:] - 1, len(reach) - 1)]
+
+
+def overlap_ns(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int:
+    """How long two sets of disjoint intervals are both under way."""
+
+    def covered(intervals: tuple[Ints, Ints], at: Ints) -> Ints:
+        """Time of the intervals before each moment."""
+        begin, end = intervals
+        total = np.concatenate([[0], np.cumsum(end - begin)])
+        index = np.searchsorted(begin, at, side="right")
+        over = np.where(index > 0, np.maximum(end[np.maximum(index - 1, 0)] - at, 0), 0)
+        return np.asarray(total[index] - over, dtype=np.int64)
+
+    if not len(one[0]) or not len(other[0]):
+        return 0
+    return int((covered(other, one[1]) - covered(other, one[0])).sum())
+
+
+@dataclass(frozen=True)
+class CollectiveUse:
+    """Collectives of one axis and kind on the measured ranks: calls of a rank, medians of bytes and of s of one.
+
+    ``cost_s`` is what one takes once all its ranks are there, if they were compared. ``bus_bytes_per_s`` is its rate
+    over the ranks' links by the factors of nccl-tests; None where bytes or members are not said.
+    """
+
+    axis: str
+    kind: str
+    members: int | None
+    calls: float
+    size_bytes: float
+    cost_s: float
+    bus_bytes_per_s: float | None
+
+
+def collective_uses(ranks: Sequence[Traffic]) -> list[CollectiveUse]:
+    """All of them, those that take longest in all first."""
+    rows: dict[tuple[str, str, int | None], list[tuple[float, float]]] = defaultdict(list)
+    for traffic in ranks:
+        columns = (
+            traffic.axis,
+            traffic.kind,
+            traffic.key,
+            traffic.size_bytes.tolist(),
+            traffic.cost_ns.tolist(),
+        )
+        for axis, kind, key, size, cost in zip(*columns, strict=True):
+            rows[axis, kind, len(key[2]) or None if key else None].append((size, cost / NS_PER_S))
+    found = []
+    for (axis, kind, members), each in rows.items():
+        sizes, costs = (np.array(column) for column in zip(*each, strict=True))
+        rate = None
+        if kind in ON_LINKS and members and members > 1 and (known := (sizes > 0) & (costs > 0)).any():
+            rate = float(np.median(sizes[known] / costs[known])) * bus_factor(kind, members)
+        calls = len(each) / len(ranks)
+        found.append(
+            CollectiveUse(axis, kind, members, calls, float(np.median(sizes)), float(np.median(costs)), rate)
+        )
+    return sorted(found, key=lambda each: -each.calls * each.cost_s)
+
+
+ON_LINKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""Collectives whose rate over links is known from bytes and ranks."""
+
+
+def waited_for(compared: Compared, names: Sequence[int]) -> Mapping[int, float]:
+    """For which rank others waited longest in all, ns by rank, the longest first."""
+    total = compared.waited_ns.sum(axis=0)
+    order = np.argsort(-total, kind="stable")
+    return {names[at]: float(total[at]) for at in order.tolist() if total[at] > 0}
