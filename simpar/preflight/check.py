@@ -1,0 +1,240 @@
+"""The question before a launch: does it fit, how long is a step, what limits it, and which flags would do better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.price import priced
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.preflight.flags import Patched, patched
+from simpar.preflight.given import Given
+from simpar.preflight.nearby import Nearby, nearby
+from simpar.report.result import Result
+from simpar.search.problem import Constraints, Problem, make_problem
+from simpar.simulation import simulate
+from simpar.uncertainty.memory import AS_PREDICTED, WANTED
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """What flags say of the whole run: its tokens ("15T"), dollars a device and hour, how often things fail."""
+
+    tokens: str | None = None
+    usd_per_device_hour: float | None = None
+    reliability: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What flags say beside the text, and with which probability the job is wanted to fit; None where silent."""
+
+    hardware: str | None = None
+    nodes: int | None = None
+    model: str | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    stack: str | None = None
+    fits_with: float = WANTED
+    run: WholeRun = WholeRun()
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A layout one or two choices away, simulated, and what it changes in the text."""
+
+    result: Result
+    change: Patched
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A checked launch: its simulated step, layouts near it that fit as surely as wanted, quickest first.
+
+    ``looked_at`` counts the layouts near it that were bounded; ``least_s`` is the lowest bound of the steps of those
+    that were not simulated, None without any.
+    """
+
+    given: Given
+    result: Result
+    fits_with: float
+    neighbours: tuple[Neighbour, ...] = ()
+    looked_at: int = 0
+    least_s: float | None = None
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the launch fits with the probability that is wanted."""
+        known = self.result.certainty
+        return self.result.fits and (known is None or known.fit_probability >= self.fits_with)
+
+    @property
+    def best(self) -> Neighbour | None:
+        """The neighbour to take, None where none is quicker than a launch that fits so surely.
+
+        It is the quickest whose flags have a place in the text, or else the quickest.
+        """
+        better = [
+            one
+            for one in self.neighbours
+            if not self.is_sure or one.result.step_time_s < self.result.step_time_s
+        ]
+        return next((one for one in better if one.change.text is not None), next(iter(better), None))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, in SI units."""
+        best = self.best
+        return {
+            "check_schema_version": SCHEMA_VERSION,
+            "from": self.given.text.target,
+            "where": self.given.where,
+            "is_sure": self.is_sure,
+            "fits_with": self.fits_with,
+            **_figures(self.result),
+            "plan": self.result.setup.plan,
+            "cluster": self.result.setup.cluster,
+            "binds": list(self.result.why.binds),
+            "neighbours": [
+                {**_figures(one.result), "edits": [str(edit) for edit in one.change.edits],
+                 "patched": one.change.text, "plan": one.result.setup.plan}
+                for one in self.neighbours
+            ],
+            "looked_at": self.looked_at,
+            "least_s": self.least_s,
+            "patched": None if best is None else best.change.text,
+            "ignored": list(self.given.found.ignored),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def _figures(result: Result) -> Mapping[str, Any]:
+    known = result.certainty
+    return {
+        "fits": result.fits,
+        "fit_probability": known and known.fit_probability,
+        "step_time_s": result.step_time_s,
+        "step_time_interval_s": known and list(known.step_time_interval_s),
+        "mfu": result.mfu,
+        "tokens_per_s": result.tokens_per_s,
+        "peak_reserved_bytes": result.memory.peak_reserved_bytes,
+        "capacity_bytes": result.memory.capacity_bytes,
+        **({"whole_run": result.whole_run.model_dump(mode="json")} if result.whole_run else {}),
+    }
+
+
+def check_launch(given: Given, facts: Facts) -> Checked:
+    """Simulate what a text would start, and the best layouts near it.
+
+    Raises UserError where something is not said, or the launch cannot be.
+    """
+    if not AS_PREDICTED <= facts.fits_with < 1:
+        raise UserError(
+            f"--fits-with {facts.fits_with:g}: allowed: from {AS_PREDICTED} (as predicted) to below 1"
+        )
+    notes = [note for note in given.found.notes if facts.model is None or "--model" not in note]
+    plan = given.found.plan
+    plan = plan.model_copy(update={"stack": facts.stack or plan.stack})
+    model, training = _model(given, plan, facts), _training(given, plan, facts)
+    cluster = priced(_cluster(given, plan, facts, notes), facts.run.usd_per_device_hour)
+    problem = make_problem(
+        model,
+        cluster,
+        training,
+        stack=plan.stack,
+        base=plan,
+        constraints=Constraints(fit_probability=facts.fits_with),
+    )
+    result = simulate(problem.graph, cluster, plan, training, stack=problem.stack, with_timeline=False)
+    if result.whole_run is not None:
+        result = _with_failures(result, problem, facts.run.reliability)
+    settled = Plan.model_validate(result.setup.plan)
+    found = nearby(problem, settled, given.text.target)
+    checked = Checked(given, result, facts.fits_with, (), found.count, found.least_s, tuple(notes))
+    return replace(checked, neighbours=tuple(_better(given, problem, plan, found, settled)))
+
+
+def _with_failures(result: Result, problem: Problem, reliability: str | None) -> Result:
+    """The result with failures in its whole run, where a flag or the hardware says how often there are any."""
+    from simpar.hardware.operation import Operation
+    from simpar.operate.whole_run import operated_run
+
+    inputs = {"cluster": problem.cluster, "model": problem.graph}
+    return operated_run(result, inputs, Operation(reliability=reliability) if reliability else None)
+
+
+def _better(given: Given, problem: Problem, plan: Plan, found: Nearby, settled: Plan) -> list[Neighbour]:
+    """The simulated neighbours that fit, with what they change in the text."""
+    before = _with_dp(plan, settled)
+    listed = []
+    for chosen, result in found.simulated:
+        after = _with_dp(chosen, Plan.model_validate(result.setup.plan))
+        listed.append(Neighbour(result, patched(given.text, problem, before, after)))
+    return listed
+
+
+def _with_dp(plan: Plan, settled: Plan) -> Plan:
+    """A plan with the data-parallel ranks that it comes to."""
+    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": settled.mesh.dp})})
+
+
+def _model(given: Given, plan: Plan, facts: Facts) -> str:
+    model = facts.model or plan.model
+    if model is None:
+        told = next(
+            (note for note in given.found.notes if "--model" in note), "names no model: give --model NAME"
+        )
+        raise UserError(f"{given.where}: {told}")
+    return model
+
+
+def _training(given: Given, plan: Plan, facts: Facts) -> Training:
+    told = plan.training or {}
+    seq_len = facts.seq_len or told.get("seq_len")
+    batch = facts.global_batch or told.get("global_batch")
+    missing = [
+        flag
+        for flag, value in (("--seq-len TOKENS", seq_len), ("--global-batch SEQUENCES", batch))
+        if not value
+    ]
+    if missing:
+        raise UserError(
+            f"{given.where}: does not say the whole shape of a step: give {' and '.join(missing)}"
+        )
+    shape = {"seq_len": seq_len, "global_batch": batch, "tokens": facts.run.tokens}
+    return files.parse(Training, shape, source=files.COMMAND_LINE)
+
+
+def _cluster(given: Given, plan: Plan, facts: Facts, notes: list[str]) -> Cluster:
+    """The nodes that are started, of the hardware that a flag names."""
+    if facts.hardware is None:
+        raise UserError(
+            "--hardware is missing: no launch command says what it runs on (simpar list hardware)"
+        )
+    cluster, launch = load_cluster(facts.hardware, facts.nodes), given.launch
+    per_node = cluster.profile.devices_per_node
+    if facts.nodes:
+        return cluster
+    ranks = launch.world_size
+    if ranks is None and launch.nodes:
+        ranks = launch.nodes * per_node
+    ranks = ranks or plan.world_size
+    if ranks is None:
+        raise UserError(f"{given.where}: does not say how many nodes it starts: give --nodes N")
+    nodes, rest = divmod(ranks, per_node)
+    if rest or not nodes:
+        raise UserError(
+            f"{given.where}: starts {ranks} ranks; a node of {facts.hardware} has {per_node}; allowed: whole nodes "
+            "(--nodes N says how many)"
+        )
+    if launch.per_node not in (None, per_node):
+        notes.append(f"{ranks} ranks are {nodes} of {facts.hardware}'s nodes of {per_node}.")
+    return replace(cluster, nodes=nodes)

@@ -1,0 +1,178 @@
+"""What was pasted: a launch command, a script, or a config of a framework, as a plan and the text that it stands in."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.export import read, readable
+from simpar.export.recipes import split_name
+from simpar.export.target import Imported
+from simpar.preflight.flags import Text
+from simpar.preflight.launcher import CONFIGS, Launch, launch_of
+from simpar.preflight.patch import PATCHERS, Edit
+
+COMMAND = "the command"
+"""What errors call a command that is in no file."""
+STDIN = "standard input"
+SYNTAX: dict[str, str | None] = {
+    ".toml": "toml",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".py": None,
+}
+"""How files are written, by suffix; all others are shell."""
+SHELLS = ("bash", "sh", "zsh", "sbatch")
+SECTIONS = {
+    "accelerate": ("distributed_type", "num_processes"),
+    "deepspeed": ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"),
+}
+"""Keys of which a config of a framework has one."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A plan as another framework's text says it, and how many ranks are started; numbers are None if it is silent.
+
+    ``where`` names the text that edits are made in.
+    """
+
+    found: Imported
+    text: Text
+    where: str
+    launch: Launch
+
+
+def given_words(words: Sequence[str], target: str | None = None) -> Given:
+    """What a launch command or a file says. Raises UserError where it says no plan that anything here reads."""
+    if len(words) == 1 and (words[0] == "-" or not any(each.isspace() for each in words[0])):
+        return given_file(words[0], target)
+    if words and Path(words[0]).name in SHELLS and Path(words[-1]).is_file():
+        script = given_file(words[-1], target)
+        around = launch_of(shlex.join(words), COMMAND)
+        return replace(script, launch=_around(script.launch, around))
+    return given_text(shlex.join(words) if len(words) > 1 else words[0], COMMAND, target)
+
+
+def _around(inner: Launch, outer: Launch) -> Launch:
+    """What a script starts, under what it was started with (``sbatch -N 4 train.sh``)."""
+    return replace(inner, nodes=outer.nodes or inner.nodes, per_node=outer.per_node or inner.per_node)
+
+
+def given_file(name: str, target: str | None = None) -> Given:
+    """A file, FILE.py:RECIPE, or - for standard input."""
+    if name == "-":
+        import sys
+
+        text = sys.stdin.read()
+        start = text.lstrip()[:1]
+        if start in ("{", "["):
+            kind = ".json" if start == "{" else ".toml"
+            return given_text(text, STDIN, target, kind)
+        return given_text(text, STDIN, target)
+    path, _ = split_name(name)
+    text = files.read_text(path)
+    suffix = Path(path).suffix
+    return given_text(text, name, target, suffix)
+
+
+def given_text(text: str, source: str, target: str | None = None, suffix: str = "") -> Given:
+    """A text by its suffix: a config, a recipe, or shell. Raises UserError."""
+    if target is not None and target not in readable():
+        raise UserError(f"--from {target}: nothing reads its files{files.allowed(readable())}")
+    if suffix in SYNTAX:
+        of_file = target or _target_of(text, source, suffix)
+        return _config(text, source, of_file, SYNTAX[suffix], Launch(of_file))
+    launch = launch_of(text, source)
+    chosen = target or launch.target
+    if chosen is None:
+        raise UserError(
+            f"{source}: no launch of a framework that is known here; allowed: the arguments of Megatron-LM, a command "
+            f"that names a config ({', '.join(names[0] for names in CONFIGS.values())}), or --from and one of "
+            f"{', '.join(readable())}"
+        )
+    if launch.config is None:
+        return _config(text, source, chosen, "shell", launch)
+    return _of_command(text, source, chosen, launch)
+
+
+def _config(text: str, source: str, target: str, syntax: str | None, launch: Launch) -> Given:
+    def again(changed: str) -> Imported:
+        return read(changed, source, target)
+
+    return Given(again(text), Text(text, syntax, target, again), source, launch)
+
+
+def _of_command(text: str, source: str, target: str, launch: Launch) -> Given:
+    """A command that names a config file. Options of torchtitan's on the command line win over the file's."""
+    path = str(launch.config)
+    inner = files.read_text(path)
+    syntax = SYNTAX.get(Path(path).suffix)
+    if target != "torchtitan-0.2" or syntax != "toml":
+        return _config(inner, path, target, syntax, launch)
+
+    def again(command: str) -> Imported:
+        laid_over: str = inner
+        for name, value in _dotted(command).items():
+            edited = PATCHERS["toml"](laid_over, Edit(name, value))
+            if edited is None:
+                section = name.rpartition(".")[0]
+                edited = f"{laid_over.rstrip()}\n\n[{section}]\n{name.rpartition('.')[2]} = {value}\n"
+            laid_over = edited
+        return read(laid_over, path, target)
+
+    return Given(again(text), Text(text, "shell", target, again), source, launch)
+
+
+def _dotted(command: str) -> dict[str, str]:
+    """Options of a job config on a command line, as TOML values."""
+    words, found = shlex.split(command, comments=True), dict[str, str]()
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("--") or "." not in flag or flag in CONFIGS["torchtitan-0.2"]:
+            continue
+        following = words[at + 1] if at + 1 < len(words) else ""
+        told = value if equals else "true" if following.startswith("--") or not following else following
+        found[flag.removeprefix("--")] = told if _is_plain(told) else json.dumps(told)
+    return found
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a word is a TOML number or truth value."""
+    return text in ("true", "false") or text.lstrip("-").replace(".", "", 1).isdigit()
+
+
+def _target_of(text: str, source: str, suffix: str) -> str:
+    """The framework whose config a file is, by what stands in it. Raises UserError."""
+    if suffix == ".py":
+        return "torchtitan" if "Trainer.Config" in text else "megatron-bridge"
+    if suffix == ".toml":
+        return "torchtitan-0.2"
+    data: Any = files.read_yaml(text, source) if suffix != ".json" else _json(text, source)
+    keys = set(data) if isinstance(data, Mapping) else set()
+    if keys & {"mesh", "plan", "candidates"}:
+        raise UserError(
+            f"{source}: a plan or scenario of simpar; allowed: simpar simulate {source} --require-fit"
+        )
+    for target, known in SECTIONS.items():
+        if keys & set(known):
+            return target
+    if suffix != ".json" and isinstance(data, Mapping):
+        return "nanotron" if isinstance(data.get("parallelism"), Mapping) else "megatron"
+    raise UserError(
+        f"{source}: no config that is known here; allowed: --from and one of {', '.join(readable())}"
+    )
+
+
+def _json(text: str, source: str) -> Any:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{source}: not valid JSON ({str(error).splitlines()[0]})") from None

@@ -1,0 +1,136 @@
+"""Who starts a job: the nodes and ranks that a launch command or a batch script asks for, and what it starts.
+
+Words are as :class:`~simpar.export.shell.Script` reads them: what only running would tell is no number, and not said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from simpar.export.megatron_arguments import TELLING
+from simpar.export.shell import Script
+
+Flags = dict[str, tuple[str, ...]]
+NODES: Flags = {
+    "torchrun": ("--nnodes",),
+    "srun": ("--nodes", "-N"),
+    "sbatch": ("--nodes", "-N"),
+    "deepspeed": ("--num_nodes", "--num-nodes"),
+    "accelerate": ("--num_machines", "--num-machines"),
+}
+"""Flags for the number of nodes, by launcher; those of torchrun are of torch.distributed.run and .launch as well."""
+PER_NODE: Flags = {
+    "torchrun": ("--nproc-per-node", "--nproc_per_node"),
+    "srun": ("--gpus-per-node", "--ntasks-per-node"),
+    "sbatch": ("--gpus-per-node", "--ntasks-per-node"),
+    "deepspeed": ("--num_gpus", "--num-gpus"),
+    "mpirun": ("-npernode", "--npernode"),
+}
+"""Flags for the ranks of a node."""
+RANKS: Flags = {
+    "mpirun": ("-np", "-n", "--n"),
+    "accelerate": ("--num_processes", "--num-processes"),
+    "srun": ("--ntasks", "-n"),
+}
+"""Flags for all ranks."""
+MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
+ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun"}
+CONFIGS: Flags = {
+    "accelerate": ("--config_file", "--config-file"),
+    "torchtitan-0.2": ("--job.config_file", "--job.config-file"),
+    "deepspeed": ("--deepspeed_config", "--deepspeed-config", "--deepspeed"),
+    "nanotron": ("--config-file",),
+}
+"""Flags that name the config file of a framework, looked at in this order."""
+_SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a command starts: the export target that reads it, the config file that it names, nodes and ranks of each.
+
+    ``target`` is None where no framework is recognised; numbers are None where they are not said.
+    """
+
+    target: str | None
+    config: str | None = None
+    nodes: int | None = None
+    per_node: int | None = None
+    ranks: int | None = None
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks in all, None where the command does not say."""
+        if self.nodes and self.per_node:
+            return self.nodes * self.per_node
+        return self.ranks
+
+
+def launch_of(text: str, source: str) -> Launch:
+    """What a command or a shell script starts. Raises UserError where it is no shell text."""
+    commands = Script(text, source).commands
+    target, config = next(filter(None, map(_started, commands)), (None, None))
+    told = [(launcher, words) for words in commands for launcher, words in _launchers(words)]
+    told += [("sbatch", match.split()) for match in _SBATCH.findall(text)]
+    nodes, per_node, ranks = (_first(told, flags) for flags in (NODES, PER_NODE, RANKS))
+    if nodes is None and ranks is None and _is_alone(told):
+        nodes = 1
+    return Launch(target, config, nodes, per_node, ranks)
+
+
+def _started(words: Sequence[str]) -> tuple[str, str | None] | None:
+    """The target and config file of one command, None where it starts no framework that is known."""
+    flags = {word.partition("=")[0].replace("_", "-") for word in words}
+    if flags & set(TELLING):
+        return "megatron", None
+    for target, names in CONFIGS.items():
+        config = _value(words, names)
+        known = {"accelerate": "accelerate" in words, "nanotron": any("run_train" in each for each in words)}
+        if config and known.get(target, True) and not config.startswith("-"):
+            return target, config
+    if any(PurePath(word).name.startswith("pretrain_") for word in words):
+        return "megatron", None
+    return None
+
+
+def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
+    """Launchers of a command, each with its own flags: all up to the next launcher or the script."""
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        name = PurePath(word).name
+        launcher = MODULES.get(word) or ALIASES.get(name, name)
+        if launcher in (*NODES, *PER_NODE):
+            found.append((launcher, []))
+        elif word.endswith(".py"):
+            break
+        elif found:
+            found[-1][1].append(word)
+    return found
+
+
+def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:
+    """Whether a launcher starts one node as nothing else is asked of it."""
+    if any(launcher in ("srun", "sbatch", "mpirun") for launcher, _ in told):
+        return False
+    return any(
+        launcher == "torchrun" and _value(words, NODES["torchrun"]) is None for launcher, words in told
+    )
+
+
+def _first(told: Iterable[tuple[str, list[str]]], flags: Flags) -> int | None:
+    """The first number that a launcher is given by one of its flags."""
+    values = (_value(words, flags[launcher]) for launcher, words in told if launcher in flags)
+    return next((int(value) for value in values if value and value.isdigit() and int(value)), None)
+
+
+def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
+    """The value of a flag, None where it is not there, and of a switch."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in names:
+            after = words[at + 1] if at + 1 < len(words) else ""
+            return value if equals else after
+    return None

@@ -1,0 +1,249 @@
+"""The best layouts near a given one: all that are one or two choices away, by their bounds, and the first simulated.
+
+Neighbours are rows of the uniform space (:mod:`simpar.search.space`) that the framework can express, so that they are
+bounded in columns, at the cost of about one simulation for all of them. How many are simulated follows from the ops of
+their Programs and from nothing else: the same input gives the same answer on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from simpar.engine import choose_engine
+from simpar.errors import Infeasible
+from simpar.plan.flat import SECTION_OF
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import natural_vpp
+from simpar.program.lower import Outline
+from simpar.program.perturbation import Perturbation
+from simpar.report.result import Result
+from simpar.report.summarise import Context, summarise
+from simpar.search.certify.exact import is_allowed, job_of
+from simpar.search.certify.frontier import STEP, Frontier
+from simpar.search.problem import ANY, Framework, Problem
+from simpar.search.space.axes import AXIS_NAMES, PATHS, Rows
+from simpar.search.space.fit import needs
+from simpar.search.space.jobs import plan_of, without_axes
+from simpar.search.space.portable import axis_of, losses, refusals
+from simpar.search.space.rows import ORIGIN, memory_rows, with_late_axes
+from simpar.simulation import outline_job
+from simpar.uncertainty.memory import NORMAL
+from simpar.units import Flags, Ints
+
+MOST_CHANGES = 2
+MOST_SIMULATED, MOST_LOOKED_AT = 3, 8
+MOST_OPS = 16_000
+"""Ops of all Programs that are simulated: about 0.15 s of a processor. A row whose own would be beyond is left out, but
+where all are, the one of the fewest is simulated."""
+HALVED = ("tp", "pp", "micro_batch")
+"""Axes of which a neighbour has half and twice the value; of those below where they are in use, or once."""
+IN_USE = ("cp", "ep", "vpp")
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b", "interleaved"), "zero": (0, 1, 2, 3), "sequence_parallel": (True, False),
+    "recompute": ("none", "selective", "full"), "tp_overlap": (True, False), "overlap_grad_reduce": (True, False),
+    "overlap_param_gather": (True, False),
+}  # fmt: skip
+"""Values of other axes that neighbours have, as far as the framework has them."""
+KEPT = ("hsdp", "order")
+"""Axes that neighbours have as the plan has them."""
+FOLLOWS = {
+    "tp": ("sequence_parallel", "tp_overlap"),
+    "zero": ("overlap_grad_reduce", "overlap_param_gather"),
+    "pp": ("schedule", "vpp"),
+    "schedule": ("vpp",),
+}
+"""Choices that come with another one, and count as one change with it."""
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """Neighbours that were simulated and fit as surely as wanted, the quickest first, and how many there are in all.
+
+    ``least_s`` is the lowest bound of the steps of those that were not simulated, in seconds, None without any.
+    """
+
+    simulated: tuple[tuple[Plan, Result], ...]
+    count: int
+    least_s: float | None
+
+
+def nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
+    """Layouts near a plan, which is resolved and has its dp, on the problem's cluster.
+
+    ``problem`` says what a plan must satisfy; its base is the plan as it was asked for. Raises UserError.
+    """
+    framework = Framework(target, frozenset(AXIS_NAMES))
+    base = without_axes(problem.base)
+    asked = replace(problem, base=base, objective="time", framework=framework)
+    fixed = _sayable(asked, plan, _near(problem, plan))
+    anything = replace(asked.constraints, fixed=fixed, portable=ANY)
+    try:
+        frontier, count = _frontier(replace(asked, constraints=anything), asked, plan)
+    except Infeasible:
+        return Nearby((), 0, None)
+    if frontier is None:
+        return Nearby((), count, None)
+    open_rows = np.ones(frontier.rows.count, dtype=np.bool_)
+    found = list(_simulated(frontier, open_rows))
+    least = frontier.bound_s[open_rows & np.isfinite(frontier.bound_s)]
+    ranked = tuple(sorted(found, key=lambda one: one[1].step_time_s))
+    return Nearby(ranked, count, float(least.min()) if len(least) else None)
+
+
+def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Result]]:
+    """Of the rows of the lowest bounds those that fit as surely as wanted, until there were enough.
+
+    Rows of many ops are left out, unless all are: then that of the fewest is simulated. After a row that did not fit,
+    those that need as much are passed by. Rows that were simulated, or that the framework refuses, are no longer open.
+    """
+    problem = frontier.rows.problem
+    outlined = list(_outlined(frontier, open_rows))
+    short = [one for one in outlined if len(one[2]) <= MOST_OPS]
+    spent, count, most_bytes = 0, 0, np.inf
+    for row, plan, run in short or sorted(outlined, key=lambda one: len(one[2]))[:1]:
+        if frontier.needed_bytes[row] > most_bytes or (spent and spent + len(run) > MOST_OPS):
+            continue
+        open_rows[row] = False
+        result = _result(run, problem, plan)
+        spent += len(run)
+        if not is_allowed(problem, result, problem.constraints.fit_probability):
+            most_bytes = frontier.needed_bytes[row] - _lacking_bytes(problem, result)
+            continue
+        yield plan, result
+        count += 1
+        if count == MOST_SIMULATED:
+            return
+
+
+def _outlined(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[int, Plan, Outline]]:
+    """The rows of the lowest bounds that may fit, with their plans and Programs in outline."""
+    left = open_rows.copy()
+    for _ in range(MOST_LOOKED_AT):
+        row = frontier.shortest(left, STEP)
+        if row is None:
+            return
+        left[row] = False
+        if refusals(frontier.rows, row) or not frontier.may_fit(row):
+            open_rows[row] = False
+            continue
+        plan, problem = plan_of(frontier.rows, row), frontier.rows.problem
+        yield row, plan, outline_job(job_of(problem, plan), problem.cluster, {})
+
+
+def _lacking_bytes(problem: Problem, result: Result) -> float:
+    """About how much less a layout would have to need to fit as surely as wanted, by what its interval spans."""
+    over = (
+        result.memory.peak_reserved_bytes
+        - (1.0 - problem.constraints.headroom) * result.memory.capacity_bytes
+    )
+    known = result.certainty
+    if known is None:
+        return max(over, 0.0)
+    low, high = known.reserved_memory_interval_bytes
+    deviation = (high - low) / (NORMAL.inv_cdf(0.95) - NORMAL.inv_cdf(0.05))
+    short = NORMAL.inv_cdf(problem.constraints.fit_probability) - NORMAL.inv_cdf(
+        min(max(known.fit_probability, 0.001), 0.999)
+    )
+    return max(over, deviation * max(short, 0.0))
+
+
+def _result(run: Outline, problem: Problem, plan: Plan) -> Result:
+    """The simulated step of an outline."""
+    lowered = run.lowered()
+    name, engine = choose_engine("auto", lowered.program)
+    timing = engine(lowered.program)
+    context = Context(lowered, timing, problem.cluster, name, "full", Perturbation(), asked=plan)
+    return summarise(context, with_timeline=False)
+
+
+def _near(problem: Problem, plan: Plan) -> dict[str, list[Any]]:
+    """Values of every axis around those of a plan."""
+    now = {name: _value(plan, name) for name in AXIS_NAMES}
+    found: dict[str, list[Any]] = {}
+    for name in (*HALVED, *IN_USE):
+        size = int(now[name])
+        found[name] = sorted({max(size // 2, 1), size, 2 * size} if name in HALVED or size > 1 else {1, 2})
+    experts = problem.graph.dims["experts"] if problem.graph.is_mixture else 1
+    found["ep"] = [size for size in found["ep"] if experts % size == 0]
+    found["micro_batch"] = sorted({*found["micro_batch"], 1})
+    found |= {name: list(dict.fromkeys((now[name], *values))) for name, values in OTHERS.items()}
+    return found | {name: [now[name]] for name in KEPT}
+
+
+def _sayable(problem: Problem, plan: Plan, near: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Of the values that are no sizes, the plan's own and those that the target can be told of the plan with them."""
+    habit = set(_said(problem, plan))
+    found = dict(near)
+    for name in OTHERS:
+        own, *others = near[name]
+        said = (value for value in others if not set(_lost(problem, plan, name, value)) - habit)
+        found[name] = [own, *said]
+    return found
+
+
+def _lost(problem: Problem, plan: Plan, name: str, value: Any) -> list[str]:
+    """What the target cannot express of a plan with another value of one axis."""
+    if name == "schedule":
+        stages = {"pp": max(plan.mesh.pp, 2), "dp": 1, "layers": None}
+        return _said(problem, plan.with_values(schedule=value, vpp=natural_vpp(value), **stages))
+    section, field = PATHS.get(name, (SECTION_OF.get(name, ""), name))
+    part = getattr(plan, section).model_copy(update={field: value})
+    return _said(problem, plan.model_copy(update={section: part}))
+
+
+def _said(problem: Problem, plan: Plan) -> list[str]:
+    """What the target cannot express of the axes of a plan."""
+    found = losses(problem, plan, str(problem.target))
+    return [str(loss) for loss in found if axis_of(loss) in AXIS_NAMES]
+
+
+def _value(plan: Plan, name: str) -> Any:
+    """What a plan has on an axis."""
+    if name == "schedule":
+        return plan.schedule
+    section, field = PATHS.get(name, (SECTION_OF.get(name, ""), name))
+    value = getattr(getattr(plan, section) if section else plan, field)
+    return "-".join(value) if name == "order" else value
+
+
+def _frontier(anything: Problem, problem: Problem, plan: Plan) -> tuple[Frontier | None, int]:
+    """The rows near a plan that may fit, bounded (None without any), and how many there are in all.
+
+    They are joined as ``anything`` has them, where no framework is asked about every value; ``problem`` has it, and
+    whoever simulates a row asks then. Raises Infeasible where there are none.
+    """
+    rows = memory_rows(anything)
+    rows = rows.some(_close(rows, plan))
+    need = needs(rows)
+    fit = need.needed_bytes <= problem.memory_limit_bytes
+    if not fit.any():
+        return None, rows.count
+    feasible = with_late_axes(rows.some(np.flatnonzero(fit)))
+    close = _close(feasible, plan)
+    needed = need.needed_bytes[fit][feasible.code[ORIGIN][close]]
+    feasible = feasible.some(close)
+    feasible.problem = problem
+    return Frontier.of(feasible, needed), len(close) + int((~fit).sum())
+
+
+def _close(rows: Rows, plan: Plan) -> Ints:
+    """Numbers of the rows that differ from a plan in one choice, or in so many as MOST_CHANGES."""
+    differs: dict[str, Any] = {}
+    for name in rows.domain:
+        if name in AXIS_NAMES and name not in KEPT:
+            domain = rows.domain[name]
+            unlike = np.array([value != _value(plan, name) for value in domain])
+            differs[name] = unlike[rows.code[name]]
+    count = sum(column.astype(np.int64) for column in differs.values())
+    for name, followers in FOLLOWS.items():
+        for follower in _joined(followers, differs):
+            count = count - (differs[name] & differs[follower]) if name in differs else count
+    return np.flatnonzero((count >= 1) & (count <= MOST_CHANGES))
+
+
+def _joined(names: Iterable[str], known: dict[str, Any]) -> list[str]:
+    return [name for name in names if name in known]

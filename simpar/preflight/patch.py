@@ -1,0 +1,217 @@
+"""Options changed in the text that has them, and nothing else: shell, YAML, JSON and TOML.
+
+A value is replaced where it stands, through the variable that holds it too; a new option comes behind its like. What
+comes out is read again by who asks for it (:mod:`simpar.preflight.flags`): a text that does not say what it should is
+never shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SWITCH = None
+"""What the value of a flag without a value is."""
+_WORD = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"'();|&\\]+)"""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One option: its name, and its value as text (SWITCH for none); ``is_gone`` where it is no longer there."""
+
+    name: str
+    value: str | None = SWITCH
+    is_gone: bool = False
+
+    def __str__(self) -> str:
+        if self.is_gone:
+            return f"without {self.name}"
+        return self.name if self.value is SWITCH else f"{self.name} {self.value}"
+
+
+Patcher = Callable[[str, Edit], str | None]
+"""The text with an edit; None where the text has no place for it that is certain."""
+
+
+def shell(text: str, edit: Edit) -> str | None:
+    """A flag of a command: replaced, taken out, or put behind the last of its kind."""
+    places = [match for match in _flags(text, edit.name) if not _in_comment(text, match.start())]
+    if edit.is_gone:
+        for match in reversed(places):
+            text = _without(text, match)
+        return text
+    if not places:
+        return _behind_its_like(text, edit)
+    if len(places) > 1 or edit.value is SWITCH:
+        return text if edit.value is SWITCH else None
+    match = places[0]
+    old = match.group("value")
+    if old is None:
+        return None
+    variable = re.fullmatch(r'"?\$\{?(\w+)(?::-[^}]*)?\}?"?', old)
+    if variable is None:
+        quote = old[:1] if old[:1] in "\"'" else ""
+        return f"{text[: match.start('value')]}{quote}{edit.value}{quote}{text[match.end('value') :]}"
+    return _assigned(text, variable.group(1), str(edit.value))
+
+
+def _flags(text: str, name: str) -> Iterator[re.Match[str]]:
+    """Places of a flag, in either spelling, with its value where it has one."""
+    spelt = "--" + re.sub(r"[-_]", "[-_]", re.escape(name.removeprefix("--")).replace(r"\-", "-"))
+    pattern = rf"(?<![\w-]){spelt}(?![\w-])(?:(?:=|(?:[ \t]|\\\n)+)(?!-)(?P<value>{_WORD}))?"
+    return re.finditer(pattern, text)
+
+
+def _in_comment(text: str, at: int) -> bool:
+    line = text[text.rfind("\n", 0, at) + 1 : at]
+    return re.match(r"\s*#", line) is not None
+
+
+def _without(text: str, match: re.Match[str]) -> str:
+    """The text without a flag and its value, and without a line that had nothing else."""
+    start, end = match.span()
+    first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    last = len(text) if last < 0 else last
+    rest = (text[first:start] + text[end:last]).replace("\\", "").strip()
+    if not rest and "\n" in text:
+        return text[:first] + text[last + 1 :]
+    before = text[:start].rstrip(" \t")
+    return before + text[end:]
+
+
+def _behind_its_like(text: str, edit: Edit) -> str | None:
+    """A new flag behind the one whose name begins most like it, on the same line."""
+    known = [
+        match
+        for match in re.finditer(rf"(?<![\w-])--[A-Za-z][\w.-]*(?:(?:=|[ \t]+)(?!-){_WORD})?", text)
+        if not _in_comment(text, match.start())
+    ]
+    arguments = [match for match in known if _is_argument(match)]
+    if not arguments:
+        return None
+    like = max(arguments, key=lambda match: (_alike(match.group(0), edit.name), match.start()))
+    return f"{text[: like.end()]} {edit}{text[like.end() :]}"
+
+
+def _is_argument(match: re.Match[str]) -> bool:
+    """Whether a flag is one of the training script, by a sibling of Megatron-LM's names."""
+    return match.group(0).startswith(("--tensor-model", "--micro-batch", "--pipeline-model", "--use-", "--recompute",
+                                      "--sequence-par", "--overlap", "--context-par", "--num-virtual", "--expert-model",
+                                      "--num-layers-per", "--global-batch", "--job.", "--parallelism.", "--training.",
+                                      "--activation_checkpoint."))  # fmt: skip
+
+
+def _alike(one: str, other: str) -> int:
+    """How many letters two names begin with."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def _assigned(text: str, name: str, value: str) -> str | None:
+    """The text with another value of a variable that is set once."""
+    pattern = rf"(?m)^(?P<before>[ \t]*(?:export[ \t]+|readonly[ \t]+)?{name}=)(?P<value>{_WORD})"
+    found = list(re.finditer(pattern, text))
+    if len(found) != 1:
+        return None
+    old = found[0].group("value")
+    default = re.fullmatch(rf'("?)\$\{{{name}:-[^}}]*\}}("?)', old)
+    new = f"{default.group(1)}${{{name}:-{value}}}{default.group(2)}" if default else value
+    if not default and old[:1] in "\"'":
+        new = f"{old[0]}{value}{old[0]}"
+    return text[: found[0].start("value")] + new + text[found[0].end("value") :]
+
+
+def toml(text: str, edit: Edit) -> str | None:
+    """A key of a TOML section: its value replaced, its line taken out, or a line put at the end of its section."""
+    section, _, key = edit.name.rpartition(".")
+    lines = text.splitlines(keepends=True)
+    head = [at for at, line in enumerate(lines) if re.match(rf"\s*\[\s*{re.escape(section)}\s*\]", line)]
+    if not head:
+        return text if edit.is_gone else None
+    end = next((at for at in range(head[0] + 1, len(lines)) if re.match(r"\s*\[", lines[at])), len(lines))
+    own = [
+        at for at in range(head[0] + 1, end) if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", lines[at])
+    ]
+    if edit.is_gone:
+        return "".join(line for at, line in enumerate(lines) if at not in own)
+    if own:
+        match = re.match(
+            r"(\s*[\w\"'-]+\s*=\s*)(\"[^\"]*\"|'[^']*'|[^#\n]*?)(\s*(?:#.*)?\n?)$", lines[own[0]]
+        )
+        if match is None:
+            return None
+        lines[own[0]] = f"{match.group(1)}{edit.value}{match.group(3)}"
+        return "".join(lines)
+    while end > head[0] + 1 and not lines[end - 1].strip():
+        end -= 1
+    if end and not lines[end - 1].endswith("\n"):
+        lines[end - 1] += "\n"
+    return "".join([*lines[:end], f"{key} = {edit.value}\n", *lines[end:]])
+
+
+def tree(text: str, edit: Edit) -> str | None:
+    """A key of YAML or JSON by its dotted name: its value replaced, its entry taken out, or one put behind the last."""
+    from ruamel.yaml import YAML
+
+    node: Any = YAML(typ="safe", pure=True).compose(text)
+    parents = edit.name.split(".")
+    for at, part in enumerate(parents):
+        entries = {key.value: (key, value) for key, value in node.value} if _is_mapping(node) else {}
+        if part not in entries:
+            if edit.is_gone:
+                return text
+            return _entry(text, node, parents[at:], str(edit.value)) if _is_mapping(node) else None
+        key, inner = entries[part]
+        if at == len(parents) - 1:
+            return _taken_out(text, node, key, inner) if edit.is_gone else _replaced(text, inner, edit)
+        node = inner
+    return None
+
+
+def _is_mapping(node: Any) -> bool:
+    return node is not None and node.id == "mapping"
+
+
+def _replaced(text: str, node: Any, edit: Edit) -> str | None:
+    if not isinstance(node.value, str):
+        return None
+    return text[: node.start_mark.index] + str(edit.value) + text[node.end_mark.index :]
+
+
+def _taken_out(text: str, mapping: Any, key: Any, value: Any) -> str | None:
+    start, end = key.start_mark.index, value.end_mark.index
+    if mapping.flow_style:
+        behind = re.match(r"\s*,\s*", text[end:])
+        if behind:
+            return text[:start] + text[end + behind.end() :]
+        return re.sub(r",\s*$", "", text[:start]) + text[end:]
+    first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    return text[:first] + (text[last + 1 :] if last >= 0 else "")
+
+
+def _entry(text: str, mapping: Any, names: list[str], value: str) -> str | None:
+    """A new entry behind the last of a mapping, indented as it is."""
+    if not mapping.value:
+        return None
+    key, last = mapping.value[-1]
+    column, end = key.start_mark.column, last.end_mark.index
+    if mapping.flow_style:
+        inner = value
+        for name in reversed(names[1:]):
+            inner = f"{{{json.dumps(name)}: {inner}}}"
+        line = "\n" + " " * column if "\n" in text[mapping.start_mark.index : mapping.end_mark.index] else " "
+        return f"{text[:end]},{line}{json.dumps(names[0])}: {inner}{text[end:]}"
+    lines = [
+        f"{' ' * (column + 2 * at)}{name}:" + (f" {value}" if at == len(names) - 1 else "")
+        for at, name in enumerate(names)
+    ]
+    before = text[:end].rstrip("\n")
+    return before + "\n" + "\n".join(lines) + "\n" + text[len(before) :].lstrip("\n")
+
+
+PATCHERS: Mapping[str, Patcher] = {"shell": shell, "toml": toml, "yaml": tree, "json": tree}
+"""By the syntax of the text."""

@@ -1,0 +1,102 @@
+"""A checked launch for people: the verdict first, then what limits it, neighbours, and what to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import unified_diff
+from typing import TYPE_CHECKING
+
+from simpar.preflight.check import Checked, Neighbour
+from simpar.report.run_rows import run_rows
+from simpar.report.terminal import headline, memory_state, probably, step_time_words
+from simpar.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHORT_TEXT = 12
+"""Lines up to which a patched text is printed whole; of longer ones the changed lines."""
+
+
+def print_checked(checked: Checked, console: Console) -> None:
+    """Write it to a rich console."""
+    result = checked.result
+    console.print(headline(result), style="bold", soft_wrap=True)
+    console.print()
+    verdict = "OK" if checked.is_sure else "NOT SURE TO FIT" if result.fits else "DOES NOT FIT"
+    rows = [
+        ("verdict", f"{verdict} (wanted: {100 * checked.fits_with:g} % sure to fit)"),
+        ("memory", memory_state(result, "does not fit")),
+        ("step time", step_time_words(result)),
+        ("MFU", f"{result.mfu:.1%}"),
+        *run_rows(result.whole_run),
+    ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"{name:{width}}  {value}", soft_wrap=True)
+    _section(console, "Limiting factors", result.why.binds)
+    _section(console, "Note", checked.notes)
+    _print_neighbours(checked, console)
+
+
+def _section(console: Console, title: str, lines: tuple[str, ...]) -> None:
+    if lines:
+        console.print(f"\n{title}", style="bold")
+    for line in lines:
+        console.print(f"- {line}", soft_wrap=True)
+
+
+def _print_neighbours(checked: Checked, console: Console) -> None:
+    console.print("\nNeighbouring layouts", style="bold")
+    for line in _of_neighbours(checked):
+        console.print(line, soft_wrap=True)
+    best = checked.best
+    if best is None:
+        return
+    if best.change.text is None:
+        console.print("\nThe text has no certain place for these flags: set them by hand.", soft_wrap=True)
+        return
+    text, given = best.change.text, checked.given.text.text
+    if len(text.splitlines()) <= SHORT_TEXT:
+        console.print(f"\nTo paste ({_said(best)})", style="bold", soft_wrap=True)
+        console.out(text, highlight=False)
+        return
+    console.print(
+        f"\nChanged lines of {checked.given.where} (-o FILE writes it whole)", style="bold", soft_wrap=True
+    )
+    for line in unified_diff(given.splitlines(), text.splitlines(), n=0, lineterm=""):
+        if not line.startswith(("---", "+++", "@@")):
+            console.out(line, highlight=False)
+
+
+def _of_neighbours(checked: Checked) -> Iterator[str]:
+    """Simulated neighbours that fit, and what is known of the others."""
+    step_s, count = checked.result.step_time_s, checked.looked_at
+    for one in checked.neighbours:
+        result = one.result
+        sure = f", {probably(result.certainty.fit_probability)} to fit" if result.certainty else ""
+        yield (
+            f"- {_said(one)}: {format_seconds(result.step_time_s)} ({result.step_time_s / step_s - 1:+.1%}), "
+            f"{format_bytes(result.memory.peak_reserved_bytes)}{sure}"
+        )
+    goal_s = min([one.result.step_time_s for one in checked.neighbours] + ([step_s] if checked.is_sure else []),
+                 default=None)  # fmt: skip
+    if not count:
+        yield "There is none that the framework can express."
+    elif goal_s is None:
+        yield (
+            f"{count} layouts one or two choices away were bounded; none that was simulated fits: simpar search looks "
+            "further."
+        )
+    elif checked.least_s is None or checked.least_s >= goal_s:
+        yield f"{count} layouts one or two choices away were bounded: none of the others is quicker."
+    else:
+        yield (
+            f"{count} layouts one or two choices away were bounded: the others take {format_seconds(checked.least_s)} "
+            "or more; simpar search looks further."
+        )
+
+
+def _said(one: Neighbour) -> str:
+    """What a neighbour changes, as flags."""
+    return ", ".join(map(str, one.change.edits)) or "nothing in the text"
