@@ -1,0 +1,51 @@
+"""``simpar ui``: a local page to plan by hand."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from simpar.cli.app import app, console
+from simpar.cli.flags import RUN_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, with_flags
+from simpar.errors import UserError
+
+UI_FLAGS = (
+    Flag("--port", "", int, "Port on this machine; default 8877, or any free one where that is taken"),
+    Flag("--no-open", "", bool, "Only print the address of the page; it is opened in a browser otherwise"),
+    Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+)
+SCENARIO = "llama-3-8b-8-h100"
+"""What the page begins with where nothing is named."""
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")  # without one, Linux has browsers of text alone
+
+
+@app.command(epilog="Example: simpar ui llama-3.1-405b-16384-h100")
+@with_flags((*SCENARIO_FLAGS, *RUN_FLAGS, *UI_FLAGS), "A shipped scenario, a scenario file or a plan file")
+def ui(scenario: str | None, **values: Any) -> None:
+    """Plan by hand in the browser; every change is simulated at once."""
+    from simpar.scenario import load_scenario
+
+    port = values["port"]
+    if port is not None and not 0 < port < 2**16:
+        raise UserError(f"--port {port}: allowed: 1 to {2**16 - 1}")
+    flags, settings = scenario_flags(values, (*SCENARIO_FLAGS, *RUN_FLAGS)), list(values["set_"] or [])
+    start = load_scenario(scenario or (None if flags or settings else SCENARIO), flags, settings)
+    from simpar.ui.server import MISSING, Desk, listen, serve
+
+    if not (find_spec("starlette") and find_spec("uvicorn")):
+        raise UserError(MISSING)
+    desk = Desk(start)
+    desk.asked({"state": desk.state()})
+    with listen(port) as taken:
+        serve(desk, taken, lambda address: _started(address, opens=not values["no_open"]))
+
+
+def _started(address: str, *, opens: bool) -> None:
+    """Say where the page is, and open it."""
+    console().print(f"simpar ui: {address} (Ctrl-C ends it)")
+    if opens and (sys.platform != "linux" or any(os.environ.get(name) for name in SCREENS)):
+        import webbrowser
+
+        webbrowser.open(address)

@@ -1,0 +1,112 @@
+"""What a state comes to: the numbers of a step at once, its timeline and memory over time, and what to try next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from simpar.neighbours import advise
+from simpar.operate.whole_run import operated_run
+from simpar.report.html import sections
+from simpar.report.html.data import page_data, series
+from simpar.report.result import Result
+from simpar.report.terminal import layout
+from simpar.simulation import simulate
+from simpar.ui.choices import choices
+from simpar.ui.state import Asked, as_state
+
+AT_ONCE = ("figures", "how_sure", "why", "memory_key", "memory_table", "breakdown", "communication")
+"""Sections of the result page that need no timeline."""
+DRAWN = ("timeline", "memory_chart", "why", "breakdown")
+
+
+class Engine:
+    """Which engine answers: the compiled one where numba is installed, once it is loaded, and the usual one before.
+
+    All give the same integers (:mod:`simpar.engine`).
+    """
+
+    def __init__(self) -> None:
+        self.name = "auto"
+
+    def warm(self) -> None:
+        """Load the compiled engine, which takes a second (ten where it was never compiled)."""
+        if find_spec("numba"):
+            from simpar.hardware.catalogue import load_cluster
+            from simpar.models.training import Training
+            from simpar.plan.plan import Plan
+
+            job = (
+                "gpt2",
+                load_cluster("laptop-cpu-4"),
+                Plan.model_validate({"pp": 2}),
+                Training(seq_len=64, global_batch=8),
+            )
+            simulate(*job, engine="event", with_timeline=False)
+            self.name = "event"
+
+
+def simulated(asked: Asked, engine: str, *, with_timeline: bool) -> Result:
+    """The step of a state. Raises UserError."""
+    return simulate(**asked.inputs(), engine=engine, with_timeline=with_timeline)
+
+
+def numbers(asked: Asked, engine: str = "auto") -> dict[str, Any]:
+    """Figures in words, what pins compare in SI units, and sections that need no timeline. Raises UserError."""
+    result = simulated(asked, engine, with_timeline=False)
+    known, bill, page = result.certainty, result.bill, page_data(result)
+    if asked.cluster.profile.reliability:
+        page["figures"] = [_to_be_counted(figure) for figure in page["figures"]]
+    return {
+        "state": as_state(asked.scenario),
+        "title": page["title"],
+        "layout": layout(result.setup.plan),
+        "plan": result.setup.plan,
+        "fits": result.fits,
+        "values": {
+            "step_time_s": result.step_time_s,
+            "step_time_interval_s": known and list(known.step_time_interval_s),
+            "mfu": result.mfu,
+            "tokens_per_s": result.tokens_per_s,
+            "peak_reserved_bytes": result.memory.peak_reserved_bytes,
+            "capacity_bytes": result.memory.capacity_bytes,
+            "fit_probability": known and known.fit_probability,
+            **bill.model_dump(),
+        },
+        "html": sections(page, *AT_ONCE),
+    }
+
+
+def _to_be_counted(figure: dict[str, str]) -> dict[str, str]:
+    """What stands for failures until they are counted."""
+    if figure["name"] != "failures":
+        return figure
+    return {**figure, "value": "being counted", "detail": "the whole run is without them so far"}
+
+
+def operated(result: Result, asked: Asked) -> dict[str, Any] | None:
+    """The figures with failures in the whole run, where it and how often things fail is known."""
+    counted = operated_run(result, asked.inputs(), None)
+    if counted is result or counted.whole_run is None:
+        return None
+    return {"html": sections(page_data(counted), "figures"), "whole_run": counted.whole_run.model_dump()}
+
+
+def legal(asked: Asked) -> list[dict[str, Any]]:
+    """Every choice of the plan with its legal values, as plain data."""
+    return [choice.to_dict() for choice in choices(asked)]
+
+
+def drawn(result: Result) -> dict[str, Any]:
+    """What the timeline of a result shows, and its series."""
+    return {"html": sections(page_data(result), *DRAWN), "series": series(result)}
+
+
+def tried(result: Result, asked: Asked, engine: str, progress: Callable[[str], None]) -> dict[str, Any]:
+    """The neighbours of a simulated state, best first, as the result page lists them, and each as a change."""
+    advised = advise(result, {**asked.inputs(), "engine": engine}, progress)
+    return {
+        "html": sections(page_data(advised), "what_to_try"),
+        "trials": [trial.model_dump() for trial in advised.why.trials],
+    }

@@ -1,0 +1,140 @@
+"""A process beside the server for what takes longer than a change may: one job at a time, which can be stopped.
+
+What a job says is sent through a pipe as it is made. A job looks whether it is still wanted between its steps; what
+one that is wanted no more still says is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from simpar.errors import Infeasible, UserError
+from simpar.ui.answers import Engine
+from simpar.ui.jobs import JOBS, Room, Stopped
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from simpar.scenario import Scenario
+
+Part = dict[str, Any]
+DIED = "the process that works beside the page ended unexpectedly (out of memory?); the next request starts another"
+
+
+class Beside:
+    """A process that does the jobs of :data:`simpar.ui.jobs.JOBS`, started when the first one comes.
+
+    One that ``warms`` loads the compiled engine meanwhile.
+    """
+
+    def __init__(self, *, warms: bool = True) -> None:
+        self.warms = warms
+        self.turn = asyncio.Lock()
+        self.number = 0
+        self._parts: asyncio.Queue[Part | None] = asyncio.Queue()
+        self._process: Any = None
+        self._connection: Connection[Any, Any] | None = None
+        self._wanted: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, job: str, scenario: Scenario, options: Part) -> AsyncGenerator[Part]:
+        """What a job says, part by part; whoever stops listening stops it."""
+        async with self.turn:
+            connection = self.start()
+            self.number += 1
+            self._parts = asyncio.Queue()
+            self._wanted.value = self.number
+            connection.send((self.number, job, scenario, options))
+            try:
+                while (part := await self._parts.get()) is not None:
+                    yield part
+            finally:
+                self._wanted.value = 0
+
+    def stop(self) -> None:
+        """Ask the job under way to end with what it has; who listens hears the rest."""
+        if self._wanted is not None:
+            self._wanted.value = 0
+
+    def start(self) -> Connection[Any, Any]:
+        """The pipe to the process, which is started where there is none."""
+        if self._connection is None:
+            context = get_context("spawn")
+            self._connection, other = context.Pipe()
+            self._wanted = context.Value("q", 0)
+            self._process = context.Process(target=work, args=(other, self._wanted, self.warms))
+            self._process.start()
+            other.close()
+            self._loop = asyncio.get_running_loop()
+            listener = (self._connection, self._loop)
+            Thread(target=self._listen, args=listener, daemon=True).start()
+        return self._connection
+
+    def end(self) -> None:
+        """Tell who listens that nothing more comes; may be called from a signal handler."""
+        self.stop()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._parts.put_nowait, None)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join()
+        self._process = self._connection = None
+
+    def _listen(self, connection: Connection[Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+        """Hand on what the process says, until it ends."""
+        with suppress(RuntimeError):  # the loop has ended before the process
+            try:
+                while True:
+                    loop.call_soon_threadsafe(self._hear, *connection.recv())
+            except (EOFError, OSError):
+                loop.call_soon_threadsafe(self._died, connection)
+
+    def _hear(self, number: int, part: Part | None) -> None:
+        if number == self.number:
+            self._parts.put_nowait(part)
+
+    def _died(self, connection: Connection[Any, Any]) -> None:
+        """The process has ended: say so to who listens, and let the next job start another."""
+        if connection is self._connection:
+            self._connection = None
+            self._parts.put_nowait({"error": DIED})
+            self._parts.put_nowait(None)
+
+
+def work(connection: Connection[Any, Any], wanted: Any, warms: bool) -> None:
+    """Do the jobs that come through a pipe until it is closed; ``wanted`` holds the number of the one that is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, and that this
+    engine = Engine()
+    if warms:
+        Thread(target=engine.warm, daemon=True).start()
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            number, job, scenario, options = connection.recv()
+
+            def say(part: Part | None, number: int = number) -> None:
+                connection.send((number, part))
+
+            def is_stopped(number: int = number) -> bool:
+                return bool(wanted.value != number)
+
+            do(JOBS[job], Room(scenario, options, engine, say, is_stopped))
+            say(None)
+
+
+def do(job: Callable[[Room], None], room: Room) -> None:
+    """One job; what the user can mend is a part of its answer."""
+    try:
+        job(room)
+    except (UserError, Infeasible) as error:
+        room.say({"error": str(error)})
+    except Stopped:
+        pass

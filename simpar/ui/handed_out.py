@@ -1,0 +1,79 @@
+"""Files to download, and files that are opened: scenarios as YAML, exports as archives."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.export import export
+from simpar.export.source import Facts, load_source
+from simpar.report.terminal import memory_state
+from simpar.scenario import Scenario, load_scenario
+from simpar.simulation import simulate
+from simpar.ui.state import SOURCE, Allowed, as_state, read_state
+from simpar.units import format_seconds
+
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that archives know: equal files give equal bytes
+
+
+def as_yaml(scenario: Scenario) -> str:
+    """A state as a scenario file, which every command takes."""
+    from ruamel.yaml import YAML
+
+    writer, stream = YAML(), io.StringIO()
+    writer.dump(as_state(scenario), stream)
+    return stream.getvalue()
+
+
+def exported(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, Any]:
+    """The files of another framework as an archive, with what is lost and what should be known. Raises UserError."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "page.yaml"
+        files.write_atomic(path, as_yaml(scenario))
+        source = load_source(str(path), Facts())
+    job = (source.plan, source.graph, source.training, str(target))
+    made = export(*job, devices_per_node=source.devices_per_node, lossy=lossy)
+    there = simulate(source.graph, scenario.build_cluster(), made.plan, source.training, with_timeline=False)
+    said = f"Under {made.plan.stack}, the stack of {target}, the plan {memory_state(there, 'does not fit')}, "
+    return {
+        "name": f"{target}.zip",
+        "base64": base64.b64encode(_archive(made.files)).decode(),
+        "lost": [str(loss) for loss in made.lost],
+        "notes": [*made.notes, f"{said}{format_seconds(there.step_time_s)} a step."],
+    }
+
+
+def _archive(texts: Any) -> bytes:
+    """Files as one archive; scripts may be executed."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in sorted(texts.items()):
+            entry = zipfile.ZipInfo(name, EPOCH)
+            entry.external_attr = (0o755 if text.startswith("#!") else 0o644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, text)
+    return stream.getvalue()
+
+
+def opened(name: object, text: object, allowed: Allowed) -> dict[str, Any]:
+    """The state of a scenario, plan or result that a user opens. Raises UserError."""
+    if not isinstance(name, str) or not isinstance(text, str):
+        raise UserError(f"{SOURCE}: a file is a name and a text")
+    shown = files.printable(Path(name).name)[:100]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / ("opened.json" if name.endswith(".json") else "opened.yaml")
+        files.write_atomic(path, text)
+        try:
+            state = as_state(load_scenario(path))
+            read_state(state, allowed)
+        except UserError as error:
+            words = str(error).replace(str(path), shown)
+            raise UserError(words.replace(f"{folder}{os.sep}", "")) from None
+    return state

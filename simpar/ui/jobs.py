@@ -1,0 +1,194 @@
+"""What takes longer than a change may: the timeline and what to try next, searches, the result page."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from simpar.errors import Infeasible, UserError
+from simpar.neighbours import advise
+from simpar.operate.whole_run import operated_run
+from simpar.report.html import render
+from simpar.report.terminal import layout
+from simpar.search.api import find_space
+from simpar.search.problem import BY_REGRET, OBJECTIVES, Constraints, make_problem
+from simpar.search.progress import Progress
+from simpar.search.result import Candidate, Counts
+from simpar.search.space.jobs import without_axes
+from simpar.search.workers import Workers
+from simpar.ui.answers import Engine, drawn, operated, simulated, tried
+from simpar.ui.state import SOURCE, as_state, ask
+from simpar.uncertainty.memory import WANTED
+from simpar.units import DAY_S
+
+if TYPE_CHECKING:
+    from simpar.scenario import Scenario
+
+EVERY_S = 0.1
+"""Seconds between two words of a search about how far it is."""
+
+
+class Stopped(Exception):
+    """Nobody wants the job any more."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a job works with: a scenario, options of the page, the engine, a listener, and whether it is wanted."""
+
+    scenario: Scenario
+    options: dict[str, Any]
+    engine: Engine
+    say: Callable[[dict[str, Any] | None], None]
+    is_stopped: Callable[[], bool]
+
+    def go_on(self) -> None:
+        """Raises Stopped where the job is wanted no more."""
+        if self.is_stopped():
+            raise Stopped
+
+    def trying(self, change: str) -> None:
+        """Say which neighbour is simulated next."""
+        self.go_on()
+        self.say({"trying": change})
+
+
+def look(room: Room) -> None:
+    """The timeline of a state and memory over time; a whole run with its failures; then its neighbours."""
+    room.go_on()
+    asked = ask(room.scenario)
+    result = simulated(asked, room.engine.name, with_timeline=True)
+    room.say({"drawn": drawn(result)})
+    room.go_on()
+    if counted := operated(result, asked):
+        room.say({"operated": counted})
+    room.say({"tried": tried(result, asked, room.engine.name, room.trying)})
+
+
+def write_page(room: Room) -> None:
+    """The result page of a state, as ``simpar simulate --html`` writes it."""
+    asked = ask(room.scenario)
+    result = simulated(asked, room.engine.name, with_timeline=True)
+    result = operated_run(result, asked.inputs(), None)
+    advised = advise(result, {**asked.inputs(), "engine": room.engine.name}, room.trying)
+    room.say({"file": {"name": "report.html", "text": render(advised)}})
+
+
+def find(room: Room) -> None:
+    """The best layouts of a job; one that is stopped answers with the best so far and its gap."""
+    asked = ask(room.scenario)
+    problem = make_problem(
+        asked.graph,
+        asked.cluster,
+        asked.scenario.training,
+        stack=asked.stack,
+        base=without_axes(asked.plan),
+        perturbation=asked.scenario.perturb(),
+        objective=_objective(room.options),
+        constraints=Constraints(fit_probability=_probability(room.options), fixed=_fixed(room)),
+    )
+    last_s = 0.0
+
+    def report(phase: str, counts: Counts, best: float | None) -> None:
+        nonlocal last_s
+        if room.is_stopped():
+            raise KeyboardInterrupt  # what a search takes as "the best so far, please"
+        if time.monotonic() - last_s > EVERY_S:
+            last_s = time.monotonic()
+            room.say({"progress": {"phase": phase, "best": best, **vars(counts)}})
+
+    progress = Progress(report=report, workers=Workers.usual(), time_limit_s=DAY_S)
+    try:
+        with _ended_when(room.is_stopped):
+            found = find_space(None, asked.cluster)(problem, progress)
+    except Infeasible as reason:
+        if not progress.interrupted:
+            raise
+        raise UserError("stopped before any layout that fits was found") from reason
+    room.say({
+        "found": {
+            "candidates": [_row(candidate, room.scenario) for candidate in found.candidates],
+            "certified": found.certified_optimal,
+            "gap": found.gap,
+            "seconds": found.search_seconds,
+            "stopped": progress.interrupted,
+            **vars(found.counts),
+        }
+    })  # fmt: skip
+
+
+@contextmanager
+def _ended_when(is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """Ring the alarm of a search's time limit once it is wanted no more: it answers with the best so far.
+
+    Where systems have no alarm, it ends the next time that it says how far it is.
+    """
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    over = Event()
+
+    def watch() -> None:
+        while not over.wait(EVERY_S):
+            if is_stopped():
+                signal.setitimer(signal.ITIMER_REAL, EVERY_S)
+
+    before = signal.signal(signal.SIGALRM, lambda *_: None)  # what rings outside of the search means nothing
+    watcher = Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _row(candidate: Candidate, scenario: Scenario) -> dict[str, Any]:
+    """A candidate as the page lists it, with the state that it is."""
+    nodes = candidate.figures.get("nodes", scenario.cluster.nodes)
+    cluster = scenario.cluster.model_copy(update={"nodes": nodes})
+    return {
+        "layout": layout(candidate.plan.model_dump(mode="json")),
+        "step_time_s": candidate.step_time_s,
+        "mfu": candidate.mfu,
+        "peak_memory_bytes": candidate.peak_memory_bytes,
+        "fit_probability": candidate.figures.get("fit_probability"),
+        "tied": bool(candidate.figures.get("tied")),
+        "why": list(candidate.why),
+        "state": as_state(scenario.model_copy(update={"plan": candidate.plan, "cluster": cluster})),
+    }
+
+
+def _objective(options: dict[str, Any]) -> str:
+    wanted = options.get("objective", BY_REGRET)
+    if wanted not in OBJECTIVES:
+        raise UserError(f"{SOURCE}: objective = {wanted!r}: allowed: {', '.join(OBJECTIVES)}")
+    return str(wanted)
+
+
+def _probability(options: dict[str, Any]) -> float:
+    wanted = options.get("fit_probability", WANTED)
+    if isinstance(wanted, bool) or not isinstance(wanted, int | float):
+        raise UserError(f"{SOURCE}: fit_probability = {wanted!r}: allowed: a number from 0.5 to below 1")
+    return float(wanted)
+
+
+def _fixed(room: Room) -> dict[str, Any]:
+    """Axes that are held at the plan's values."""
+    plan, held = room.scenario.plan, room.options.get("hold", [])
+    said = plan.flat_values() | {"schedule": plan.schedule}
+    if not isinstance(held, list) or not all(name in HOLDABLE for name in held):
+        raise UserError(f"{SOURCE}: hold = {held!r}: allowed: a list of {', '.join(HOLDABLE)}")
+    return {name: said[name] for name in held}
+
+
+HOLDABLE = ("tp", "pp", "vpp", "cp", "ep", "micro_batch", "schedule", "zero", "recompute")
+"""What a search may be told to leave as it is."""
+JOBS: dict[str, Callable[[Room], None]] = {"look": look, "page": write_page, "search": find}

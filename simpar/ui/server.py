@@ -1,0 +1,305 @@
+"""Addresses of the page: files of ``static/``, and answers to states as lines of JSON.
+
+An answer comes in parts, a line each: ``numbers`` or ``error``, ``choices``, then what takes longer. A page that asks
+anew drops the connection of what it asked before, which ends what is still under way for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import simpar
+from simpar import files
+from simpar.errors import Infeasible, UserError
+from simpar.neighbours import from_flags
+from simpar.search.problem import OBJECTIVES
+from simpar.ui.answers import Engine, legal, numbers
+from simpar.ui.beside import Beside
+from simpar.ui.guard import Guard, TooLarge, too_large
+from simpar.ui.handed_out import as_yaml, exported, opened
+from simpar.ui.jobs import HOLDABLE
+from simpar.ui.state import SOURCE, Allowed, Asked, as_state, ask, changed, read_state, with_job
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from simpar.scenario import Scenario
+
+HOST, USUAL_PORT = "127.0.0.1", 8877
+STATIC = Path(__file__).parent / "static"
+REPORT = Path(simpar.__file__).parent / "report" / "html"
+MODULES = ("asking.js", "pins.js", "plan.js", "search.js", "state.js", "ui.js")
+FILES = {
+    "/": (STATIC / "index.html", "text/html"),
+    "/ui.css": (STATIC / "ui.css", "text/css"),
+    "/report.css": (REPORT / "style.css", "text/css"),
+    **{f"/{name}": (STATIC / name, "text/javascript") for name in MODULES},
+    **{f"/{name}": (REPORT / name, "text/javascript") for name in ("view.js", "timeline.js", "memory.js")},
+}
+"""Addresses of files: the page's own, and the charts of the result page."""
+QUIET_S = 0.1
+"""Seconds without another change before the timeline is begun: steps on the way of a slider need none."""
+MISSING = 'simpar ui: needs starlette and uvicorn, which are not installed; pip install ".[ui]"'
+Made = TypeVar("Made")
+
+
+@dataclass
+class Desk:
+    """What all addresses share: the scenario that pages begin with, the engine in use, processes for what takes longer.
+
+    Changes are simulated here one at a time, timelines and neighbours in ``looking``, searches in ``searching``: the
+    newest change waits for none of them.
+    """
+
+    start: Scenario
+    engine: Engine = field(default_factory=Engine)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    looking: Beside = field(default_factory=Beside)
+    searching: Beside = field(default_factory=lambda: Beside(warms=False))
+
+    @property
+    def allowed(self) -> Allowed:
+        """Names beside the shipped ones."""
+        return Allowed.by(self.start)
+
+    def asked(self, body: Mapping[str, Any]) -> Asked:
+        """The state of a request with its change made. Raises UserError."""
+        return ask(self.scenario(body))
+
+    def scenario(self, body: Mapping[str, Any]) -> Scenario:
+        """The same, nothing loaded. Raises UserError."""
+        state, change, job = (body.get(name, {}) for name in ("state", "change", "job"))
+        for name, part in {"state": state, "change": change, "job": job}.items():
+            if not isinstance(part, dict):
+                raise UserError(f"{SOURCE}: {name} = {type(part).__name__}: allowed: values by name")
+        scenario = read_state(with_job(state, job), self.allowed)
+        whole = {**from_flags(str(body.get("flags", ""))), **change}
+        return changed(scenario, whole) if whole else scenario
+
+    def state(self) -> dict[str, Any]:
+        """What pages begin with."""
+        return as_state(self.start)
+
+    def names(self) -> dict[str, list[str]]:
+        """What the menus of the page offer."""
+        from simpar.export import TARGETS
+        from simpar.models.catalogue import catalogue
+
+        allowed = self.allowed
+        return {
+            "models": list(dict.fromkeys([*catalogue(), *allowed.models])),
+            "hardware": list(dict.fromkeys([*files.bundled("clusters"), *allowed.hardware])),
+            "stacks": list(dict.fromkeys([*files.bundled("stacks"), *allowed.stacks])),
+            "targets": list(TARGETS),
+            "objectives": list(OBJECTIVES),
+            "hold": list(HOLDABLE),
+        }
+
+    def end(self) -> None:
+        """End the answers under way."""
+        self.looking.end()
+        self.searching.end()
+
+    def close(self) -> None:
+        """End the processes beside."""
+        self.looking.close()
+        self.searching.close()
+
+
+def make_app(desk: Desk) -> Guard:
+    """The application, to be served or tested."""
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def start(_request: Request) -> Response:
+        return JSONResponse({"state": desk.state(), "names": desk.names(), "version": simpar.__version__})
+
+    async def answer(request: Request) -> Response:
+        return _lines(_answer(desk, await _body(request), request), request)
+
+    async def search(request: Request) -> Response:
+        return _lines(_search(desk, await _body(request)), request)
+
+    async def stop(_request: Request) -> Response:
+        desk.searching.stop()
+        return JSONResponse({})
+
+    async def page(request: Request) -> Response:
+        scenario = desk.scenario(await _body(request))
+        return _lines(desk.looking.run("page", scenario, {}), request)
+
+    async def yaml(request: Request) -> Response:
+        scenario = desk.scenario(await _body(request))
+        return JSONResponse({"file": {"name": "scenario.yaml", "text": as_yaml(scenario)}})
+
+    async def hand_out(request: Request) -> Response:
+        body = await _body(request)
+        scenario, lossy = desk.scenario(body), body.get("lossy") is True
+        return JSONResponse(
+            {"file": await _apart(lambda: exported(scenario, body.get("target"), lossy=lossy))}
+        )
+
+    async def take_in(request: Request) -> Response:
+        body = await _body(request)
+        return JSONResponse({"state": opened(body.get("name"), body.get("text"), desk.allowed)})
+
+    posts = {
+        "answer": answer, "search": search, "stop": stop, "page": page, "yaml": yaml, "export": hand_out,
+        "open": take_in,
+    }  # fmt: skip
+    routes = [
+        *(Route(path, _file(*found)) for path, found in FILES.items()),
+        Route("/api/start", start),
+        *(Route(f"/api/{name}", found, methods=["POST"]) for name, found in posts.items()),
+    ]
+    return Guard(Starlette(routes=routes, exception_handlers=_handlers()))
+
+
+def _handlers() -> dict[Any, Any]:
+    """What is said where an address cannot answer."""
+    from starlette.responses import JSONResponse
+
+    async def refused(_request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, status_code=400)
+
+    async def cut_off(_request: Request, _error: Exception) -> Response:
+        return JSONResponse({"error": too_large()}, status_code=413, headers={"connection": "close"})
+
+    return {UserError: refused, Infeasible: refused, TooLarge: cut_off}
+
+
+def _file(path: Path, media_type: str) -> Callable[[Request], Response]:
+    """An address that sends a file as it is."""
+
+    def send(_request: Request) -> Response:
+        from starlette.responses import Response
+
+        return Response(path.read_bytes(), media_type=media_type)
+
+    return send
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object that a request carries. Raises UserError."""
+    content = await request.body()
+    try:
+        data = files.read_json(content.decode(), SOURCE)
+    except UnicodeDecodeError:
+        raise UserError(f"{SOURCE}: is not text (UTF-8)") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{SOURCE}: a {type(data).__name__}: a request is a JSON object")
+    return data
+
+
+def _lines(parts: AsyncGenerator[dict[str, Any]], request: Request) -> Response:
+    """Parts as they come, a line of JSON each, as long as somebody listens."""
+    from starlette.responses import StreamingResponse
+
+    async def lines() -> AsyncIterator[bytes]:
+        async with aclosing(parts):
+            async for part in parts:
+                if await request.is_disconnected():
+                    return
+                yield json.dumps(part, allow_nan=False).encode() + b"\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def _answer(desk: Desk, body: dict[str, Any], request: Request) -> AsyncGenerator[dict[str, Any]]:
+    """What a state comes to, the quickest first; an error is an answer, too, with what would be legal."""
+    try:
+        asked = desk.asked(body)
+    except UserError as error:
+        yield {"error": str(error)}
+        return
+    async with desk.turn:
+        if await request.is_disconnected():
+            return
+        try:
+            yield {"numbers": await _apart(lambda: numbers(asked, desk.engine.name))}
+        except UserError as error:
+            yield {"error": str(error), "state": as_state(asked.scenario)}
+            if not body.get("brief"):
+                yield {"choices": await _apart(lambda: legal(asked))}
+            return
+        if body.get("brief"):
+            return
+        yield {"choices": await _apart(lambda: legal(asked))}
+    if body.get("look"):
+        await asyncio.sleep(QUIET_S)
+        if await request.is_disconnected():
+            return
+        async with aclosing(desk.looking.run("look", asked.scenario, {})) as parts:
+            async for part in parts:
+                yield part
+
+
+async def _search(desk: Desk, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    """How far a search is, and what it found."""
+    scenario = desk.scenario(body)
+    if desk.searching.turn.locked():
+        yield {"waiting": "another search is under way"}
+    async with aclosing(desk.searching.run("search", scenario, body)) as parts:
+        async for part in parts:
+            yield part
+
+
+async def _apart(make: Callable[[], Made]) -> Made:
+    """What a function makes, in a thread of its own, so that the server goes on listening."""
+    return await asyncio.to_thread(make)
+
+
+def listen(port: int | None) -> socket.socket:
+    """A socket of this machine alone: the port that is given, or the usual one or else any that is free.
+
+    Raises UserError for a port that is in use.
+    """
+    for wanted in (USUAL_PORT, 0) if port is None else (port,):
+        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((HOST, wanted))
+            found.listen()
+        except OSError as error:
+            found.close()
+            if port is None and wanted:
+                continue
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise UserError(f"--port {wanted}: {why}; allowed: one that is free, or no --port") from None
+        return found
+    raise AssertionError("any free port is tried last")
+
+
+def serve(desk: Desk, taken: socket.socket, started: Callable[[str], None]) -> None:
+    """Answer until Ctrl-C; ``started`` hears the page's address. Raises UserError where the web stack is missing."""
+    try:
+        import uvicorn
+    except ImportError:
+        raise UserError(MISSING) from None
+    Thread(target=desk.engine.warm, daemon=True).start()
+    app = make_app(desk)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
+    started(f"http://{HOST}:{taken.getsockname()[1]}/")
+    server: Any = uvicorn.Server(config)
+    ends = server.handle_exit
+
+    def ended(*signal_and_frame: Any) -> None:
+        desk.end()  # answers under way would keep the server waiting
+        ends(*signal_and_frame)
+
+    server.handle_exit = ended
+    try:
+        server.run(sockets=[taken])
+    finally:
+        desk.close()

@@ -1,0 +1,205 @@
+"""What the page asks for: a scenario as plain data, and changes of its plan.
+
+A state may come from a link that somebody else made, so it names shipped models and hardware only, or those that the
+command line named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from simpar import files
+from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.profile import MixedProfile
+from simpar.models.catalogue import catalogue
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.neighbours import following
+from simpar.plan.plan import Plan
+from simpar.scenario import ClusterChoice, Perturbations, Scenario, chosen_cluster, with_value
+
+SOURCE = "the page"
+SHOWN = ("model", "cluster", "training", "plan", "stack", "perturbation", "noise_scale_tokens")
+"""Parts of a scenario that the page knows; campaigns and published figures are other commands'."""
+
+
+JOB = (
+    "model", "cluster.hardware", "cluster.nodes", "training.seq_len", "training.global_batch", "training.tokens",
+    "cluster.price_per_device_hour", "stack",
+)  # fmt: skip
+"""Dotted keys of what is trained, and on what."""
+FOLLOWING = ("dp", "layers", "pass_costs")
+"""Flat keys of the plan that belong to one job."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Names beside the shipped ones: what the command line named itself."""
+
+    models: tuple[str, ...] = ()
+    hardware: tuple[str, ...] = ()
+    stacks: tuple[str, ...] = ()
+
+    @staticmethod
+    def by(scenario: Scenario) -> Allowed:
+        """The names of a scenario that the user gave."""
+        model, hardware = scenario.model, scenario.cluster.hardware
+        return Allowed(
+            (model,) if isinstance(model, str) else (),
+            (hardware,) if isinstance(hardware, str) else (),
+            tuple(name for name in (scenario.stack, scenario.plan.stack) if name),
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A scenario with its loaded model, cluster and stack, as :func:`simpar.simulation.make_job` takes them."""
+
+    scenario: Scenario
+    graph: ModelGraph = field(repr=False)
+    cluster: Cluster = field(repr=False)
+    stack: Stack = field(repr=False)
+
+    @property
+    def plan(self) -> Plan:
+        """The layout that is asked for, with what it leaves open left open."""
+        return self.scenario.plan
+
+    def inputs(self) -> dict[str, Any]:
+        """What simulate takes."""
+        return {
+            "model": self.graph,
+            "cluster": self.cluster,
+            "plan": self.plan,
+            "training": self.scenario.training,
+            "stack": self.stack,
+            "perturbation": self.scenario.perturb(),
+            "noise_scale_tokens": self.scenario.noise_scale_tokens,
+        }
+
+
+def as_state(scenario: Scenario) -> dict[str, Any]:
+    """A scenario as the page keeps it: plain data, the plan in flat keys, nothing that is left open."""
+    cluster = scenario.cluster.model_dump(mode="json", exclude_none=True)
+    if (price := scenario.cluster.price_per_device_hour) is not None:
+        cluster["price_per_device_hour"] = f"{price!r} USD/h"
+    if isinstance(scenario.cluster.hardware, MixedProfile):
+        hardware = scenario.cluster.hardware
+        nodes = scenario.cluster.nodes or hardware.nodes
+        recorded = {**hardware.model_dump(mode="json"), "hardware": hardware.name, "nodes": nodes}
+        cluster = cluster | chosen_cluster(recorded)
+    found: dict[str, Any] = {
+        "model": scenario.model,
+        "cluster": {"nodes": 1, **cluster},
+        "training": scenario.training.model_dump(mode="json", exclude_none=True),
+        "plan": _said(scenario.plan),
+        "stack": scenario.stack or scenario.plan.stack,
+        "perturbation": scenario.perturbation.model_dump(mode="json", exclude_defaults=True),
+        "noise_scale_tokens": scenario.noise_scale_tokens,
+    }
+    return {key: value for key, value in found.items() if value not in (None, {})}
+
+
+def _said(plan: Plan) -> dict[str, Any]:
+    """What a plan says other than one that says nothing; chunks beside a schedule, which has its own usual ones."""
+    usual, said = Plan().flat_values(), plan.flat_values()
+    return {
+        name: value
+        for name, value in said.items()
+        if usual.get(name) != value or (name == "vpp" and "schedule" in said)
+    }
+
+
+def with_job(data: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with dotted keys outside of the plan replaced; what the plan pinned to the old ones is left open.
+
+    Raises UserError for other keys.
+    """
+    found = dict(data)
+    for key, value in job.items():
+        if key not in JOB:
+            raise UserError(f"{SOURCE}: unknown key {key}{files.suggest(key, JOB) or files.allowed(JOB)}")
+        found = with_value(found, key, value)
+    if not job or not isinstance(found.get("plan", {}), dict):
+        return found
+    found["plan"] = {key: value for key, value in found.get("plan", {}).items() if key not in FOLLOWING}
+    if "cluster.hardware" in job and isinstance(found.get("cluster"), dict):
+        found["cluster"] = {
+            key: value for key, value in found["cluster"].items() if key not in ("nvls", "sharp")
+        }
+    return found
+
+
+def read_state(data: Any, allowed: Allowed) -> Scenario:
+    """The scenario of a state. Raises UserError for what is none, and for files that the command line did not name."""
+    if not isinstance(data, Mapping):
+        raise UserError(
+            f"{SOURCE}: a {type(data).__name__}: a state is a mapping with model, cluster, training, plan"
+        )
+    for key in data:
+        if key not in SHOWN:
+            raise UserError(
+                f"{SOURCE}: unknown key {key}{files.suggest(str(key), SHOWN) or files.allowed(SHOWN)}"
+            )
+    scenario = files.parse(Scenario, data, source=SOURCE)
+    _known("model", scenario.model, (*catalogue(), *allowed.models))
+    hardware = scenario.cluster.hardware
+    named = (
+        [group.hardware for group in hardware.groups] if isinstance(hardware, MixedProfile) else [hardware]
+    )
+    for each in named:
+        _known("cluster.hardware", each, (*files.bundled("clusters"), *allowed.hardware))
+    for name in (scenario.stack, scenario.plan.stack):
+        _known("stack", name, (*files.bundled("stacks"), *allowed.stacks))
+    return scenario
+
+
+def _known(key: str, name: object, names: tuple[str, ...]) -> None:
+    """Refuse a name that is neither shipped nor given on the command line; what is written out needs none."""
+    if not isinstance(name, str) or name in names:
+        return
+    own = "; files and code of yours are given on the command line: simpar ui --help"
+    raise UserError(
+        f"{SOURCE}: {key} = {files.printable(name)}: is not shipped{files.suggest(name, names)}{own}"
+    )
+
+
+def ask(scenario: Scenario) -> Asked:
+    """A scenario with its parts loaded; those of the last few are kept. Raises UserError."""
+    model = json.dumps(scenario.model, sort_keys=True)
+    cluster = (
+        scenario.cluster.model_dump_json(),
+        json.dumps(scenario.perturbation.degraded_links, sort_keys=True),
+    )
+    stack = load_stack(scenario.stack or scenario.plan.stack or DEFAULT_STACK)
+    return Asked(scenario, _graph(model, scenario.training), _cluster(*cluster), stack)
+
+
+@lru_cache(maxsize=16)
+def _graph(model: str, training: Training) -> ModelGraph:
+    return Scenario(model=json.loads(model), cluster=ClusterChoice(hardware=""), training=training).graph()
+
+
+@lru_cache(maxsize=16)
+def _cluster(choice: str, degraded: str) -> Cluster:
+    cluster, links = (
+        ClusterChoice.model_validate_json(choice),
+        Perturbations(degraded_links=json.loads(degraded)),
+    )
+    training = Training(seq_len=1, global_batch=1)  # the cluster asks for none
+    return Scenario(model="", cluster=cluster, training=training, perturbation=links).build_cluster()
+
+
+def changed(scenario: Scenario, change: Mapping[str, Any]) -> Scenario:
+    """A scenario with flat values of its plan replaced, and what follows from them left open. Raises UserError."""
+    whole = dict(change) | {
+        name: value for name, value in following(dict(change), scenario.plan).items() if name not in change
+    }
+    data = {**scenario.plan.model_dump(), **whole}
+    return scenario.model_copy(update={"plan": files.parse(Plan, data, source=SOURCE)})

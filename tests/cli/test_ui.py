@@ -1,0 +1,40 @@
+"""``simpar ui``: what is refused before anything is served."""
+
+import socket
+
+import pytest
+
+from simpar.cli import run
+from simpar.cli.app import BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "70000"], "--port 70000: allowed: 1 to 65535"),
+        (["no-such-scenario"], "unknown scenario"),
+        (["--model", "gpt2"], "cluster.hardware"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments, words):
+    """Exit code 2 and what is allowed."""
+    assert run(["ui", "--no-open", *arguments]) == BAD_INPUT
+    assert words in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_refused(capsys):
+    """The port is named."""
+    pytest.importorskip("uvicorn")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert run(["ui", "gpt2-laptop", "--no-open", "--port", port]) == BAD_INPUT
+    assert f"--port {port}: is in use" in capsys.readouterr().err
+
+
+def test_without_the_web_stack_it_says_what_to_install(capsys, monkeypatch):
+    """One line."""
+    monkeypatch.setattr("simpar.cli.ui.find_spec", lambda _: None)
+    assert run(["ui", "gpt2-laptop", "--no-open"]) == BAD_INPUT
+    assert 'pip install ".[ui]"' in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""A tiny job behind the addresses of the page, without a network; tests skip where there is no web stack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from simpar.scenario import Scenario
+
+STATE = {
+    "model": "gpt2",
+    "cluster": {"hardware": "laptop-cpu-4", "nodes": 1},
+    "training": {"seq_len": 64, "global_batch": 8},
+    "plan": {"pp": 2, "tp": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def state() -> dict[str, Any]:
+    """GPT-2 in two stages on four devices."""
+    return STATE
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Any]:
+    """Asks the application as a page on this machine does."""
+    testing = pytest.importorskip("starlette.testclient", reason="starlette is not installed")
+    from simpar.ui.server import Desk, make_app
+
+    with testing.TestClient(make_app(Desk(Scenario.model_validate(STATE))), "http://127.0.0.1:8877") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def ask(client: Any) -> Callable[..., dict[str, Any]]:
+    """All parts of the answer to a state, its ``change`` or ``job`` made, in one mapping."""
+
+    def answer(state: Any = STATE, **more: Any) -> dict[str, Any]:
+        response = client.post("/api/answer", json={"state": state, "brief": True, **more})
+        assert response.status_code == 200
+        parts = [json.loads(line) for line in response.text.splitlines()]
+        return {name: value for part in parts for name, value in part.items()}
+
+    return answer

@@ -1,0 +1,90 @@
+"""What takes longer than a change: options of searches, and what their rows hold."""
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.neighbours import as_flags, from_flags
+from simpar.scenario import Scenario
+from simpar.search.api import search
+from simpar.simulation import simulate
+from simpar.ui.answers import Engine, numbers, operated
+from simpar.ui.jobs import Room, Stopped, find, look, write_page
+from simpar.ui.state import Allowed, ask, read_state
+
+
+def said(job, state, options=None, *, is_stopped=False):
+    """Everything that a job says."""
+    parts = []
+    room = Room(Scenario.model_validate(state), options or {}, Engine(), parts.append, lambda: is_stopped)
+    job(room)
+    return parts
+
+
+def test_a_search_of_the_page_is_that_of_the_library(state):
+    """The same best plan and step time, and a state that simulates to it."""
+    found = said(find, state, {"objective": "time", "hold": ["pp", "zero", "tp"]})[-1]["found"]
+    scenario = Scenario.model_validate(state)
+    inputs = scenario.inputs()
+    from simpar.search.problem import Constraints
+
+    known = search(
+        inputs["model"],
+        inputs["cluster"],
+        scenario.training,
+        objective="time",
+        constraints=Constraints(fixed={"pp": 2, "zero": 0, "tp": 1}),
+    )
+    best = found["candidates"][0]
+    assert found["certified"]
+    assert best["step_time_s"] == known.best.step_time_s
+    taken = read_state(best["state"], Allowed())
+    assert taken.plan.mesh.pp == 2
+    assert taken.plan.flat_values() == known.best.plan.flat_values()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"objective": "beauty"}, "objective = 'beauty'"),
+        ({"hold": ["heads"]}, "hold = "),
+        ({"hold": "tp"}, "hold = "),
+        ({"fit_probability": "sure"}, "fit_probability = 'sure'"),
+        ({"fit_probability": 2}, "fit_probability = 2"),
+    ],
+)
+def test_options_that_are_none_are_refused(state, options, words):
+    """Before anything is searched."""
+    with pytest.raises(UserError, match=words):
+        said(find, state, options)
+
+
+def test_a_whole_run_gets_its_failures(state):
+    """Where the hardware says how often things fail, days come without failures first, then with them."""
+    run = {**state, "cluster": {"hardware": "meta-llama3-h100", "nodes": 2}, "plan": {"pp": 4}}
+    run["training"] = {**state["training"], "tokens": "1T"}
+    first = numbers(ask(read_state(run, Allowed())))
+    assert "being counted" in first["html"]["figures"]
+    counted = operated(simulate(**ask(read_state(run, Allowed())).inputs()), ask(read_state(run, Allowed())))
+    assert counted["whole_run"]["days"]["value"] > first["values"]["whole_run"]["days"]["value"]
+    assert "interruptions" in counted["html"]["figures"]
+
+
+@pytest.mark.parametrize("job", [look, write_page])
+def test_a_job_that_nobody_wants_ends(state, job):
+    """Before it simulates a neighbour."""
+    with pytest.raises(Stopped):
+        said(job, state, is_stopped=True)
+
+
+def test_flags_of_a_trial_are_a_change():
+    """What neighbours print comes back as they meant it."""
+    for change in (
+        {"tp": 4, "dp": None},
+        {"sequence_parallel": False},
+        {"schedule": "zb-v", "vpp": 2, "layers": None},
+        {"recompute": "every:2", "zero": 3, "kind": None},
+        {"offload_optimizer": "cpu"},
+    ):
+        assert from_flags(as_flags(change)) == change
+    with pytest.raises(UserError, match="did you mean 'zero'"):
+        from_flags("--zeroo 3")

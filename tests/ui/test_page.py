@@ -1,0 +1,124 @@
+"""The page in a real headless browser: a plan changed by keyboard, pinned, linked, searched, on a narrow screen."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from simpar.scenario import Scenario
+from simpar.ui.beside import Beside
+
+PATIENCE_MS = 90_000  # machines that run tests are shared
+SETTLED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+@pytest.fixture(scope="module")
+def address(state: dict[str, Any]) -> Iterator[str]:
+    """A real server on a free port."""
+    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    from simpar.ui.server import Desk, listen, make_app
+
+    desk = Desk(Scenario.model_validate(state), looking=Beside(warms=False), searching=Beside(warms=False))
+    with listen(None) as taken:
+        config = uvicorn.Config(make_app(desk), log_level="warning", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join()
+    desk.close()
+
+
+@pytest.fixture
+def visit(browser: Any, address: str) -> Iterator[Any]:
+    """Open the page at a link; fails on errors of scripts and on requests to others."""
+    opened, trouble = [], []
+
+    def show(link: str = "", *, width: int = 1280) -> Any:
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        opened.append(page)
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        page.on(
+            "request",
+            lambda request: request.url.startswith((address, "data:")) or trouble.append(request.url),
+        )
+        page.goto(link or address)
+        return page
+
+    yield show
+    for page in opened:
+        page.close()
+    assert trouble == []
+
+
+def settle(page: Any, layout: str) -> None:
+    """Wait until the numbers are those of a layout."""
+    page.wait_for_function(
+        "(words) => document.getElementById('title').textContent.includes(words)", arg=layout
+    )
+
+
+def test_a_plan_is_made_by_hand(visit):
+    """Keyboard, numbers, timeline, a trial taken, pins, a link, a search that is stopped, 400 pixels."""
+    page = visit()
+    settle(page, "pp2 dp2")
+    before = page.locator("#figures dd").first.inner_text()
+
+    page.locator("#tp:enabled").focus()
+    page.keyboard.press("ArrowRight")
+    settle(page, "tp2 pp2")
+    assert page.locator("#figures dd").first.inner_text() != before
+    assert page.locator("#tp").get_attribute("aria-valuetext") == "2"
+    assert "plan.tp=2" in page.url
+    assert page.locator("#spoken").inner_text().startswith("step time")
+
+    page.get_by_role("button", name="Pin").click()
+    page.wait_for_selector("#rows[data-to]")
+    link = page.evaluate("() => location.hash")
+    page.get_by_role("button", name=re.compile("^Try --")).first.click()
+    page.wait_for_function("(link) => location.hash !== link", arg=link)
+    title, figure = page.locator("#title").inner_text(), page.locator("#figures dd").first.inner_text()
+    page.get_by_role("button", name="Back to pin 1").wait_for()
+    assert "%" in page.locator("#pins tr", has_text="against this plan").inner_text()
+
+    page.go_back()
+    page.wait_for_function("(link) => location.hash.split('&pin')[0] === link", arg=link.split("&pin")[0])
+    settle(page, "tp2 pp2")
+    page.go_forward()
+    page.wait_for_function("(words) => document.getElementById('title').textContent === words", arg=title)
+
+    again = visit(page.url, width=400)
+    settle(again, title)
+    again.get_by_role("button", name="Back to pin 1").wait_for()
+    assert again.locator("#figures dd").first.inner_text() == figure
+    again.wait_for_selector("#rows[data-to]")
+    assert again.evaluate("() => document.documentElement.scrollWidth") == 400
+    again.get_by_role("button", name="Back to pin 1").click()
+    settle(again, "tp2 pp2")
+
+    page.locator("#training\\.global_batch").fill("32")
+    page.locator("#training\\.global_batch").press("Enter")
+    page.wait_for_function("() => location.hash.includes('global_batch=32')")
+    page.get_by_text("Search for the best layout").click()
+    page.get_by_role("button", name="Search", exact=True).click()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Search", exact=True).and_(page.locator(":enabled")).wait_for()
+    assert page.locator("#progress").inner_text().startswith("stopped")
+
+
+def test_names_are_shown_and_never_run(visit, address):
+    """HTML in a link is text in the error, nothing else; a plan that cannot be says what is allowed."""
+    page = visit(f"{address}#model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&cluster.hardware=dgx-h100"
+                 "&training.seq_len=64&training.global_batch=8")  # fmt: skip
+    page.locator("#error:not([hidden])").wait_for()
+    assert "<img src=x onerror=alert(1)>" in page.locator("#error").inner_text()
+    assert page.locator("img").count() == 0
+    page.evaluate(SETTLED)
