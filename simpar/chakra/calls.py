@@ -1,0 +1,93 @@
+"""What the collectives and messages of a lowered step are: operation, bytes, and the real ranks that take part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from simpar.cost.collectives.algorithm import is_exchange, named
+from simpar.program.blocks.phases import CollectiveUse
+from simpar.program.lower import Lowered
+
+PERMUTE, MESSAGE = "permute", "send"
+AS_EXCHANGE = "all_to_all"
+WRITTEN = ("all_reduce", "all_gather", "reduce_scatter", AS_EXCHANGE, "broadcast")
+"""Collectives that a replay by ASTRA-sim knows (of a broadcast it takes the duration that the trace says)."""
+MOST_CALLS = 64
+"""An op of more calls than that is one node with the bytes of all of them."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op that communicates: ``operation`` on ``members`` in the order of their group.
+
+    ``calls`` one behind the other carry ``size_bytes`` each, as execution traces count them: what a rank has before an
+    all-gather and before all other operations, or a whole message. ``members`` of a message are sender and receiver.
+    """
+
+    operation: str
+    size_bytes: int
+    calls: int
+    members: tuple[int, ...]
+
+    @property
+    def is_written(self) -> bool:
+        """Whether an execution trace has a node for it."""
+        return self.operation in (*WRITTEN, MESSAGE, PERMUTE)
+
+
+def calls_of(lowered: Lowered) -> dict[int, Call]:
+    """The ops that communicate, by number. ``lowered`` has every rank as a class of its own."""
+    members = _members(lowered)
+    found: dict[int, Call] = {}
+    slots, op_of_slot = lowered.slots, lowered.op_of_slot
+    for class_id, actions in enumerate(lowered.actions):
+        mine = slots.of_class(class_id)
+        columns = (slots.action[mine], slots.node[mine], slots.group[mine], op_of_slot[mine])
+        template = actions.template.tolist()
+        for action, node, group, op in zip(*(column.tolist() for column in columns), strict=True):
+            if group >= 0 and op not in found:
+                use = actions.templates[template[action]].nodes[node].collective
+                assert use is not None, "slots with a group are collectives"
+                found[op] = _call(use, _in_order(members[group], class_id, lowered, group))
+    return found
+
+
+def _members(lowered: Lowered) -> list[tuple[int, ...]]:
+    """Ranks of every group in the order that the plan gives them."""
+    network = lowered.maker.network
+    rank_of_class = network.layout.representative_rank
+    orders: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for kind in network.kinds:
+        orders |= {tuple(sorted(row)): tuple(row) for row in kind.groups.tolist() if not kind.directed}
+    joined = (tuple(sorted(rank_of_class[list(group.members)].tolist())) for group in network.layout.groups)
+    return [orders.get(ranks, ranks) for ranks in joined]
+
+
+def _in_order(members: tuple[int, ...], class_id: int, lowered: Lowered, group: int) -> tuple[int, ...]:
+    """Members of a group; of one that tells them apart the sender, whose op it is, first."""
+    layout = lowered.maker.network.layout
+    if not layout.groups[group].directed:
+        return members
+    sender = int(layout.representative_rank[class_id])
+    return (sender, *(rank for rank in members if rank != sender))
+
+
+def _call(use: CollectiveUse, members: tuple[int, ...]) -> Call:
+    operation = AS_EXCHANGE if is_exchange(use.op) else named(use.op)
+    count = max(round(float(use.count)), 1)
+    count = count if count <= MOST_CALLS else 1
+    size = use.moved_bytes / count
+    if operation == "all_gather":
+        size /= len(members)
+    return Call(operation, max(ceil(size), 1), count, members)
+
+
+def group_names(calls: Mapping[int, Call]) -> dict[tuple[int, ...], str]:
+    """Names of the process groups that collectives of a trace run in: numbers from 1 on, in order of their ranks.
+
+    ASTRA-sim reads names as numbers and takes "0" as all ranks.
+    """
+    groups = {call.members for call in calls.values() if call.operation in WRITTEN}
+    return {members: str(number) for number, members in enumerate(sorted(groups), start=1)}

@@ -1,0 +1,114 @@
+"""The cluster as ASTRA-sim's analytical network describes one: switches in dimensions, links with one rate and latency.
+
+What simpar knows of a fabric beyond that has no place there and is listed. Bandwidths are those that rings reach on the
+profile, and latencies its steps of a ring, because that network takes a message for latency plus bytes over bandwidth.
+Sources: astra-sim, examples/system/native_collectives/HGX-H100-validated.json (keys of a system), examples/network/
+analytical/HGX-H100-validated.yml; astra-network-analytical, which counts a GB as 2^30 bytes and two links between
+neighbours of a switch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simpar.cost.collectives.parameters import parameters
+from simpar.hardware.cluster import Cluster
+from simpar.units import GIB, GIGA, US
+
+LINKS_THROUGH_A_SWITCH = 2
+SWITCHED = ("nvswitch", "pcie", "shared_memory")
+RING, DIRECT = "ring", "direct"
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Devices, or nodes, that reach each other alike: bytes/s of each and direction, seconds from one to another."""
+
+    topology: str
+    size: int
+    bandwidth_bytes_per_s: float
+    step_s: float
+
+    @property
+    def link_ns(self) -> float:
+        """Latency of one link."""
+        links = LINKS_THROUGH_A_SWITCH if self.topology == "Switch" else 1
+        return round(self.step_s * GIGA / links, 3)
+
+    @property
+    def link_gib_per_s(self) -> float:
+        """Rate of one link: a device of a full mesh has one to each other."""
+        links = self.size - 1 if self.topology == "FullyConnected" else 1
+        return round(self.bandwidth_bytes_per_s / GIB / links, 6)
+
+
+def dimensions(cluster: Cluster) -> tuple[Dimension, ...] | None:
+    """The network from the inside out; None where it is none of switches and full meshes."""
+    if cluster.is_mixed or cluster.profile.scale_up.kind == "torus":
+        return None
+    profile, fitted = cluster.profile, parameters(cluster)
+    inside, out, world = profile.scale_up, profile.scale_out, cluster.world_size
+    domain = min(profile.domain_size, world)
+    found = []
+    if domain > 1:
+        topology = "Switch" if inside.kind in SWITCHED else "FullyConnected"
+        reached = inside.bandwidth * fitted["port_efficiency"]
+        found.append(Dimension(topology, domain, reached, fitted["port_hop_us"] * US))
+    if world > domain and out is not None:
+        share = out.nics_per_node * out.nic_bandwidth / profile.devices_per_node
+        step = fitted["nic_hop_us"] * US
+        found.append(Dimension("Switch", world // domain, share * fitted["nic_efficiency"], step))
+    return tuple(found)
+
+
+def network_text(found: tuple[Dimension, ...]) -> str:
+    """The network as YAML: GiB/s and ns of every dimension."""
+    rows: dict[str, list[str] | list[int] | list[float]] = {
+        "topology": [each.topology for each in found],
+        "npus_count": [each.size for each in found],
+        "bandwidth": [each.link_gib_per_s for each in found],
+        "latency": [each.link_ns for each in found],
+    }
+    return "".join(
+        f"{key}: [ {', '.join(str(value) for value in values)} ]\n" for key, values in rows.items()
+    )
+
+
+def system_text(cluster: Cluster, num_dimensions: int) -> str:
+    """The system as JSON: rings in every dimension, collectives whole, compute as long as the traces say."""
+    many = max(num_dimensions, 1)
+    system = {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": 1,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": 1,
+        "all-reduce-implementation": [RING] * many,
+        "all-gather-implementation": [RING] * many,
+        "reduce-scatter-implementation": [RING] * many,
+        "all-to-all-implementation": [DIRECT] * many,
+        "collective-optimization": "localBWAware",
+        "local-mem-bw": round(cluster.devices[0].memory_bandwidth / GIGA),
+        "boost-mode": 0,
+    }
+    return json.dumps(system, indent=2) + "\n"
+
+
+def unsaid(cluster: Cluster) -> Iterator[str]:
+    """What the profile says of the fabric and the files do not."""
+    if cluster.is_mixed:
+        yield "no network.yml: nodes of several kinds have no place in one"
+        return
+    profile, fitted = cluster.profile, parameters(cluster)
+    if profile.scale_up.kind == "torus":
+        yield "no network.yml: a box of a torus, with wraps on some sides, has no place in one"
+        return
+    if cluster.world_size > 1:
+        yield (
+            f"launch and rendezvous ({fitted['base_us']:g} us of a collective, {fitted['send_us']:g} us more of a "
+            "message), trees, protocols for short messages and reduction in switches have no place in the files"
+        )
+    out = profile.scale_out
+    if out is not None and cluster.leaves_bind and cluster.world_size > profile.domain_size:
+        yield f"uplinks of leaves (oversubscription {out.oversubscription:g}, degraded links): no place in network.yml"

@@ -1,0 +1,204 @@
+"""torch's execution traces as a recording: operators priced on a device, collectives by bytes and group.
+
+A trace has no times: kernels of a rank run one after the other in the order of its operators, collectives of a group
+too, beside them. A collective starts behind the kernels that were launched before it, and a kernel that touches what it
+writes waits for it; one that is not asynchronous holds up all that follow. The host is not timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simpar.chakra.host_nodes import COMMS_NODE, HostNode, HostTrace, Tensor, read_host_trace
+from simpar.chakra.host_work import Work, is_whole, works_itself
+from simpar.chakra.recording import Collective, Event, Message, Recording
+from simpar.errors import UserError
+from simpar.hardware.device import Device
+
+DEVICE = "compute"
+MESSAGES = "messages"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A collective of torch: its operation, the arguments that are the full tensor, and those that it writes.
+
+    ``whole`` is the full tensor, or a part of which ``times members`` make it. No ``writes``: its results.
+    """
+
+    operation: str
+    whole: str
+    writes: str = ""
+    times_members: bool = False
+
+
+KINDS: Mapping[str, _Kind] = {
+    "c10d::allreduce_": _Kind("all_reduce", "tensors", "tensors"),
+    "c10d::allreduce_coalesced_": _Kind("all_reduce", "tensors", "tensors"),
+    "c10d::reduce_": _Kind("reduce", "tensors", "tensors"),
+    "c10d::broadcast_": _Kind("broadcast", "tensors", "tensors"),
+    "c10d::allgather_": _Kind("all_gather", "input_tensors", "output_tensors", times_members=True),
+    "c10d::_allgather_base_": _Kind("all_gather", "output_tensor", "output_tensor"),
+    "c10d::allgather_into_tensor_coalesced_": _Kind("all_gather", "outputs", "outputs"),
+    "c10d::reduce_scatter_": _Kind("reduce_scatter", "input_tensors", "output_tensors"),
+    "c10d::_reduce_scatter_base_": _Kind("reduce_scatter", "input_tensor", "output_tensor"),
+    "c10d::reduce_scatter_tensor_coalesced_": _Kind("reduce_scatter", "inputs", "outputs"),
+    "c10d::alltoall_base_": _Kind("all_to_all", "input", "output"),
+    "c10d::alltoall_": _Kind("all_to_all", "input_tensors", "output_tensors"),
+    "c10d::barrier": _Kind("barrier", ""),
+    "_c10d_functional::all_reduce": _Kind("all_reduce", "input"),
+    "_c10d_functional::all_reduce_": _Kind("all_reduce", "input"),
+    "_c10d_functional::all_gather_into_tensor": _Kind("all_gather", "input", times_members=True),
+    "_c10d_functional::reduce_scatter_tensor": _Kind("reduce_scatter", "input"),
+    "_c10d_functional::all_to_all_single": _Kind("all_to_all", "input"),
+    "_c10d_functional::broadcast": _Kind("broadcast", "input"),
+}
+"""By operator. Sources: torch 2.13, csrc/distributed/c10d/Ops.cpp and Functional.cpp."""
+SENT, RECEIVED = "c10d::send", "c10d::recv_"
+_WAITS = "_c10d_functional::wait_tensor"
+_NAMESPACES = ("c10d::", "_c10d_functional::")
+
+
+def read_host_traces(paths: Sequence[Path], device: Device) -> Recording:
+    """The recording of traces in the order of their ranks, on a device. Raises UserError."""
+    world = len(paths)
+    ranks = [
+        _Rank(read_host_trace(path, world), rank, world, device).events() for rank, path in enumerate(paths)
+    ]
+    if not any(ranks):
+        raise UserError(
+            f"{paths[0]}: has no operators; allowed: a trace between start and stop of its observer"
+        )
+    notes = ("times of kernels are predicted from shapes; the host is not simulated",)
+    return Recording(tuple(ranks), notes)
+
+
+class _Rank:
+    """Events of one rank."""
+
+    def __init__(self, trace: HostTrace, rank: int, world: int, device: Device) -> None:
+        self.trace, self.rank, self.world = trace, rank, world
+        self.work = Work(device, trace.source)
+        self.found: list[Event] = []
+        self._last = -1
+        """Place of the last kernel."""
+        self._writing: dict[int, int] = {}
+        """Storages that a collective writes, and its place, until somebody waits for it."""
+        self._held: set[int] = set()
+        """Collectives that the next kernel waits for."""
+
+    def events(self) -> tuple[Event, ...]:
+        """All that the rank does."""
+        nodes = {node.id for node in self.trace.nodes}
+        roots = [node for node in self.trace.nodes if node.parent not in nodes or node.parent == node.id]
+        waiting, seen = [(node, False) for node in reversed(roots)], 0
+        while waiting:
+            node, is_left = waiting.pop()
+            seen += not is_left
+            if is_left:
+                self._kernel(node)
+            elif self._take(node):
+                seen += sum(1 for _ in self.trace.inside(node))
+            else:
+                if works_itself(node, self.trace.inside(node)):
+                    waiting.append((node, True))
+                waiting += [(each, False) for each in reversed(self.trace.children.get(node.id, ()))]
+        if seen < len(nodes):
+            raise UserError(
+                f"{self.trace.source}: ctrl_deps: some nodes call each other; allowed: a tree of calls"
+            )
+        return tuple(self.found)
+
+    def _take(self, node: HostNode) -> bool:
+        """Append what a node does with all that it calls, where that is priced by itself."""
+        if node.name in KINDS:
+            self._collective(node, KINDS[node.name])
+        elif node.name in (SENT, RECEIVED):
+            self._message(node)
+        elif node.name == _WAITS:
+            self._touch(node.tensors())
+        elif node.name.startswith(_NAMESPACES):
+            raise UserError(
+                f"{self.trace.source}: node {node.id} {node.name}: is not read; allowed: "
+                f"{', '.join(sorted({kind.operation for kind in KINDS.values()}))}, send and recv"
+            )
+        elif is_whole(node):
+            self._kernel(node)
+        else:
+            return False
+        return True
+
+    def _kernel(self, node: HostNode) -> None:
+        tensors = (*node.tensors(), *node.results)
+        on_host = all(tensor.on_host for tensor in tensors)
+        if self.trace.is_of_host:  # which then works on tensors and still counts with single numbers
+            on_host = all(not tensor.shape for tensor in tensors)
+        took = None if on_host else self.work.duration_ns(node)
+        if took is None:
+            return
+        self._touch(tensors)
+        self._last = self._append(Event(node.name, DEVICE, tuple(sorted(self._held)), took))
+        self._held.clear()
+
+    def _touch(self, tensors: Sequence[Tensor]) -> None:
+        """Let the next kernel wait for collectives that write some tensors."""
+        for tensor in tensors:
+            if tensor.storage in self._writing:
+                self._held.add(self._writing.pop(tensor.storage))
+
+    def _collective(self, node: HostNode, kind: _Kind) -> None:
+        name, members = self._group(node)
+        size = sum(each.size_bytes for each in node.tensors(kind.whole)) if kind.whole else 0
+        size *= len(members) if kind.times_members else 1
+        at = self._communicate(node, f"group {name}", Collective(kind.operation, name, members, size))
+        written = node.tensors(kind.writes) if kind.writes else node.results
+        self._written(node, at, written)
+
+    def _message(self, node: HostNode) -> None:
+        name, members = self._group(node)
+        other, tag = node.value("dst" if node.name == SENT else "src"), node.value("tag")
+        if not isinstance(other, int) or not isinstance(tag, int) or not 0 <= other < len(members):
+            raise UserError(f"{self.trace.source}: node {node.id} {node.name}: says no rank of group {name}")
+        size, peer = sum(each.size_bytes for each in node.tensors("tensors")), members[other]
+        sent = node.name == SENT
+        ends = (self.rank, peer) if sent else (peer, self.rank)
+        at = self._communicate(node, MESSAGES if sent else "", Message(*ends, tag, size, sent))
+        if not sent:
+            self._written(node, at, node.tensors("tensors"))
+
+    def _communicate(self, node: HostNode, stream: str, call: Collective | Message) -> int:
+        """Append an event of communication behind the kernels before it, and behind what writes its tensors."""
+        waited = {self._writing[each.storage] for each in node.tensors() if each.storage in self._writing}
+        before = {self._last} if self._last >= 0 else set()
+        return self._append(Event(node.name, stream, tuple(sorted(waited | before | self._held)), None, call))
+
+    def _written(self, node: HostNode, at: int, tensors: Sequence[Tensor]) -> None:
+        self._writing |= {tensor.storage: at for tensor in tensors}
+        if node.value("async_op") is False:
+            self._held.add(at)
+
+    def _append(self, event: Event) -> int:
+        self.found.append(event)
+        return len(self.found) - 1
+
+    def _group(self, node: HostNode) -> tuple[str, tuple[int, ...]]:
+        """Name and ranks of the process group of a call, as the trace says it, or the only one that there can be."""
+        said = node.value("group_name")
+        if not isinstance(said, str):
+            comms = (each for each in self.trace.inside(node) if each.name == COMMS_NODE)
+            said = next((each.attributes["pg_name"] for each in comms if "pg_name" in each.attributes), None)
+        groups, everybody = self.trace.groups, tuple(range(self.world))
+        if isinstance(said, str):
+            if said not in groups:
+                raise UserError(
+                    f"{self.trace.source}: node {node.id} {node.name}: process group {said!r} is not said"
+                )
+            return said, groups[said]
+        if all(ranks == everybody for ranks in groups.values()):
+            return "", everybody
+        raise UserError(
+            f"{self.trace.source}: node {node.id} {node.name}: does not say its process group, and there are several; "
+            "allowed: traces of NCCL, or groups of all ranks"
+        )

@@ -1,0 +1,171 @@
+"""Messages of Chakra execution traces: nodes with dependencies and attributes, one file a rank.
+
+A file is the metadata of the trace and then its nodes, each with its length before it. Source: mlcommons/chakra,
+schema/protobuf/et_def.proto (numbers of fields), which ASTRA-sim's feeder reads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from simpar.chakra.wire import (
+    Value,
+    WireError,
+    chunk,
+    delimited,
+    fields,
+    integer,
+    packed,
+    said_integer,
+    signed,
+    split,
+    text,
+    unpacked,
+)
+from simpar.errors import UserError
+
+INVALID, METADATA, MEMORY_LOAD, MEMORY_STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(8)
+"""Types of nodes."""
+COLLECTIVES = (
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
+    "reduce_scatter_block", "barrier",
+)  # fmt: skip
+"""Operations by their number (CollectiveCommType)."""
+VERSION = "0.0.4"
+"""Of the schema, as the metadata say it."""
+GZIP = b"\x1f\x8b"
+
+_INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
+_INTEGERS = (7, 9, 11, 13)
+"""Fields of attributes with whole numbers as varints: int32, int64, uint32, uint64."""
+_WIDTHS: dict[str, int] = {
+    "comm_type": _INT64, "comm_size": _INT64, "comm_src": _INT32, "comm_dst": _INT32, "comm_tag": _INT32,
+}  # fmt: skip
+"""Attributes that are no 64 bits wide are those that the feeder reads so; all other numbers are 64 bits."""
+Attribute = int | bool | str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation of one rank; times in us, attributes by name.
+
+    ``after`` are ids of nodes of the same file that must have finished (``data_deps`` in the file, and what it says as
+    ``ctrl_deps``).
+    """
+
+    id: int
+    name: str
+    kind: int
+    after: tuple[int, ...] = ()
+    start_us: int = 0
+    duration_us: int = 0
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+    def encoded(self) -> bytes:
+        """The message."""
+        parts = [
+            integer(1, self.id),
+            text(2, self.name),
+            integer(3, self.kind),
+            packed(5, self.after),
+            integer(6, self.start_us),
+            integer(7, self.duration_us),
+        ]
+        parts += [chunk(10, _attribute(name, value)) for name, value in self.attributes.items()]
+        return b"".join(parts)
+
+    def number(self, name: str, default: int = 0) -> int:
+        """An attribute that is a whole number. Raises WireError where it is a text."""
+        value = self.attributes.get(name, default)
+        if isinstance(value, str):
+            raise WireError(f"attribute {name} = {value!r}: allowed: a whole number")
+        return int(value)
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """The nodes of one rank."""
+
+    nodes: tuple[Node, ...]
+
+    def encoded(self) -> bytes:
+        """The file."""
+        return delimited([text(1, VERSION), *(node.encoded() for node in self.nodes)])
+
+
+def decode(data: bytes, source: str) -> RankTrace:
+    """The trace of a file, gzipped or not. Raises UserError for bytes that are none."""
+    try:
+        if data.startswith(GZIP):
+            data = gzip.decompress(data)
+        first, *rest = split(data)
+        for _ in fields(first):  # the metadata are messages like others
+            pass
+        return RankTrace(tuple(_node(each) for each in rest))
+    except (WireError, UnicodeDecodeError, ValueError, EOFError, OSError, zlib.error) as error:
+        raise UserError(f"{source}: is no execution trace of Chakra ({error}); allowed: *.et, gzipped or not") \
+            from None  # fmt: skip
+
+
+def _attribute(name: str, value: Attribute) -> bytes:
+    if isinstance(value, bool):
+        said = said_integer(_BOOL, int(value))
+    elif isinstance(value, str):
+        said = chunk(_STRING, value.encode())
+    else:
+        said = said_integer(_WIDTHS.get(name, _INT64), value)
+    return text(1, name) + said
+
+
+def _read_attribute(data: bytes) -> tuple[str, Attribute | None]:
+    """Name and value; None of a kind that no reader asks for (floats, lists)."""
+    name = ""
+    value: Attribute | None = None
+    for number, found in fields(data):
+        if number == 1:
+            name = _text(found)
+        elif number in _INTEGERS and isinstance(found, int):
+            value = signed(found) if number in (_INT32, _INT64) else found
+        elif number == _BOOL:
+            value = bool(found)
+        elif number == _STRING:
+            value = _text(found)
+    return name, value
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, int):
+        raise WireError("a number stands where a text must")
+    return value.decode()
+
+
+def _whole(value: Value) -> int:
+    if not isinstance(value, int):
+        raise WireError("a text stands where a number must")
+    return value
+
+
+def _node(data: bytes) -> Node:
+    numbers = {1: 0, 3: 0, 6: 0, 7: 0}
+    name, after = "", list[int]()
+    attributes: dict[str, Attribute] = {}
+    for number, value in fields(data):
+        if number in numbers:
+            numbers[number] = _whole(value)
+        elif number == 2:
+            name = _text(value)
+        elif number in (4, 5):
+            after += unpacked(value)
+        elif number == 10 and not isinstance(value, int):
+            key, said = _read_attribute(value)
+            if said is not None:
+                attributes[key] = said
+    return Node(numbers[1], name, numbers[3], tuple(dict.fromkeys(after)), numbers[6], numbers[7], attributes)
+
+
+def trace_files(traces: Iterable[RankTrace], prefix: str) -> dict[str, bytes]:
+    """Files of all ranks in turn, by name."""
+    return {f"{prefix}.{rank}.et": trace.encoded() for rank, trace in enumerate(traces)}

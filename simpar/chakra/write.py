@@ -1,0 +1,145 @@
+"""The files of an export for ASTRA-sim: a trace a rank, process groups, system and network, and how to run them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import simpar
+from simpar.chakra.fabric import dimensions, network_text, system_text, unsaid
+from simpar.chakra.messages import trace_files
+from simpar.chakra.step import StepTraces, step_traces
+from simpar.engine import choose_engine
+from simpar.errors import UserError
+from simpar.hardware.cluster import Cluster
+from simpar.plan.check import schedule_of
+from simpar.plan.sync import apart
+from simpar.program.blocks.rank_view import Job
+from simpar.program.ir.program import check_countable
+from simpar.program.lower import outline
+from simpar.program.perturbation import Perturbation
+from simpar.units import NS_PER_S, format_seconds, to_ns
+
+NAME, DESCRIPTION = "chakra", "execution traces (mlcommons/chakra) that ASTRA-sim and simpar replay"
+PREFIX = "trace"
+GROUPS, SYSTEM, NETWORK, MEMORY, PLAN, PAGE = (
+    "comm_groups.json", "system.json", "network.yml", "memory.json", "plan.json", "README.md",
+)  # fmt: skip
+MOST_RANKS, MOST_OPS = 1024, 1_000_000
+"""A file a rank, and about 90 bytes and 0.06 ms an op."""
+
+
+@dataclass(frozen=True)
+class ExportedTraces:
+    """Files by name, what was lost and what the user should know."""
+
+    files: dict[str, bytes]
+    step_time_s: float
+    lost: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def said(self) -> str:
+        """The step in words."""
+        return f"One step, {format_seconds(self.step_time_s)} as simulated."
+
+
+def export_traces(job: Job, cluster: Cluster, *, lossy: bool = False) -> ExportedTraces:
+    """The files of one step of a job.
+
+    ``job`` is what :func:`simpar.simulation.make_job` decides of a plan. Raises UserError for more ranks or ops than
+    are written, for replicas that do not step together, and, unless ``lossy``, for operations that execution traces
+    have no node for.
+    """
+    step, time_ns = simulated_step(job, cluster)
+    lost = tuple(
+        f"{name.replace('_', ' ')}: no node for it in traces that ASTRA-sim replays; written as work of the "
+        "host that takes as long and waits for no other rank"
+        for name in step.unwritten
+    )
+    if lost and not lossy:
+        raise UserError(
+            f"{NAME} cannot express {', '.join(step.unwritten)}: ASTRA-sim replays all-reduces, all-gathers, "
+            "reduce-scatters, all-to-alls, broadcasts and messages (--lossy writes the others as work of the host)"
+        )
+    notes = tuple(_notes(job, cluster, step))
+    found = dimensions(cluster)
+    files = trace_files(step.ranks, PREFIX)
+    groups = {name: list(members) for name, members in step.groups.items()}
+    texts = {
+        GROUPS: json.dumps(groups) + "\n",
+        SYSTEM: system_text(cluster, len(found or ())),
+        MEMORY: json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}) + "\n",
+        PLAN: json.dumps(job.plan.model_dump(mode="json"), indent=2) + "\n",
+    }
+    if found:
+        texts[NETWORK] = network_text(found)
+    texts[PAGE] = _page(job, cluster, time_ns / NS_PER_S, lost, notes)
+    files |= {name: text.encode() for name, text in texts.items()}
+    return ExportedTraces(files, time_ns / NS_PER_S, lost, notes)
+
+
+def simulated_step(job: Job, cluster: Cluster) -> tuple[StepTraces, int]:
+    """The traces of a step and how long it takes in ns, as simulated with every rank written out."""
+    world, plan = cluster.world_size, job.plan
+    if apart(plan):
+        raise UserError(
+            "plan.sync: replicas that do not step together (servers among them) have no step to trace; allowed: bsp "
+            "without servers"
+        )
+    if world > MOST_RANKS:
+        raise UserError(
+            f"{world:,} ranks: execution traces are a file a rank; allowed: {MOST_RANKS:,} (fewer nodes and a smaller "
+            "plan.dp keep what one replica does)"
+        )
+    found = outline(
+        job, cluster, schedule_of(plan, job.training), perturbation=Perturbation(fold=False), collapse=False
+    )
+    if len(found) > MOST_OPS:
+        raise UserError(
+            f"{len(found):,} ops on {world:,} ranks: execution traces write all of them; allowed: {MOST_OPS:,} (fewer "
+            "microbatches, that is a smaller training.global_batch, or fewer ranks)"
+        )
+    lowered = found.lowered()
+    check_countable(lowered.program)
+    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    return step_traces(lowered, timing), timing.makespan_ns + int(to_ns(job.stack.launch.step_overhead_s))
+
+
+def _notes(job: Job, cluster: Cluster, step: StepTraces) -> Iterator[str]:
+    yield f"{step.num_nodes:,} nodes; kernels in a row are one node from 50 us on, times are whole microseconds"
+    if job.graph.is_mixture and job.plan.mesh.ep > 1 and job.plan.experts.token_dispatch == "per_node":
+        yield "a dispatch of tokens by node is written as the all-to-all of its copies of tokens by rank"
+    yield from unsaid(cluster)
+
+
+def _page(
+    job: Job, cluster: Cluster, step_time_s: float, lost: tuple[str, ...], notes: tuple[str, ...]
+) -> str:
+    """How to run the files, and what they do not say."""
+    mesh = job.plan.mesh
+    network = NETWORK if dimensions(cluster) else "YOUR_NETWORK.yml"
+    layout = f"tp {mesh.tp}, cp {mesh.cp}, dp {mesh.dp}, pp {mesh.pp}, ep {mesh.ep}"
+    devices = f"{cluster.world_size} x {cluster.devices[0].name}"
+    files = (
+        f"`{PREFIX}.RANK.et` are nodes of mlcommons/chakra (protocol buffers, each with its length before it)"
+    )
+    lines = [
+        f"# {job.graph.name} as execution traces",
+        "",
+        f"- Written by simpar {simpar.__version__}: a step on {devices} ({layout}), stack {job.stack.name}.",
+        f"- simpar takes {format_seconds(step_time_s)} for it. A replay with the durations in the traces ends there.",
+        f"- {files}, `{GROUPS}` the ranks of every `pg_name`.",
+        "",
+        "ASTRA-sim (analytical network) takes durations of kernels from the traces and times communication itself:",
+        "",
+        "    AstraSim_Analytical_Congestion_Unaware \\",
+        f"        --workload-configuration={PREFIX} --comm-group-configuration={GROUPS} \\",
+        f"        --system-configuration={SYSTEM} --network-configuration={network} \\",
+        f"        --remote-memory-configuration={MEMORY}",
+    ]
+    for title, rows in (("Lost", lost), ("To know", notes)):
+        if rows:
+            lines += ["", f"## {title}", "", *(f"- {row}" for row in rows)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,63 @@
+"""``simpar replay``: execution traces, simulated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simpar.cli.app import JSON_HELP, app, console, json_out, working
+
+if TYPE_CHECKING:
+    from simpar.chakra.replay import Replay
+
+
+@app.command(epilog="Example: simpar replay step-*.json --hardware dgx-h100")
+def replay(
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            help="Execution traces, one a rank, or their folder: *.et of Chakra, *.json of torch's "
+            "ExecutionTraceObserver; names end with the rank",
+            metavar="TRACE...",
+        ),
+    ],
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            help="Cluster on which communication is priced, and what torch computes; without it Chakra's durations",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Number of nodes; default: as many as the ranks fill")
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> None:
+    """Simulate execution traces, as traced or on another cluster."""
+    from simpar.chakra.sources import replay_files
+
+    with working("replaying"):
+        found, recording = replay_files(traces, hardware, nodes)
+    if not json_out({**found.to_dict(), "notes": list(recording.notes)}, json_):
+        _tell(found, len(recording), recording.notes)
+
+
+def _tell(found: Replay, events: int, notes: tuple[str, ...]) -> None:
+    from simpar.units import format_bytes, format_seconds
+
+    out, ranks = console(), len(found.compute_s)
+    busy = found.compute_s[found.busiest_rank]
+    out.print(
+        f"{format_seconds(found.step_time_s)} a step on {ranks} rank{'s' * (ranks > 1)}, {events:,} events"
+    )
+    out.print(f"computing     {format_seconds(busy)} on rank {found.busiest_rank}, the busiest")
+    out.print(f"not computing {format_seconds(found.step_time_s - busy)} there")
+    if found.communication:
+        out.print("\ncommunication, each call once and alone")
+    for name, (calls, size, seconds) in sorted(found.communication.items()):
+        out.print(
+            f"  {name:<15}{calls:>8,} x {format_bytes(size):>10} together {format_seconds(seconds):>10}"
+        )
+    for note in notes:
+        out.print(f"note: {note}", soft_wrap=True, markup=False)
