@@ -3,13 +3,16 @@
 Such a file has a ``learned`` part, which says where its numbers come from, and ``stacks`` and ``clusters`` by the name
 of the profile that each was learnt from. It is named wherever a profile is: ``ours.yaml``, or ``ours.yaml#nemo`` where
 it has several.
+
+A profile may say ``like: dgx-h100``: it is that profile, field by field, except for what it says itself.
 """
 
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,6 +24,8 @@ from simpar.files import Document, allowed
 from simpar.units import dimension_of, with_unit
 
 LEARNED = "learned"
+LIKE = "like"
+ORIGIN = ("provenance", "sources")
 DIGITS = 12  # of quantities: what is read again predicts the same
 REVISION = 1
 """Of what parameters mean. Where a formula changes so that learnt values mean something else, it is raised."""
@@ -31,14 +36,133 @@ def load_profile(name: str | Path, kind: str, what: str) -> tuple[Document, Path
 
     Raises UserError, also where a learnt file was written under another revision or has several of them.
     """
+    return _load(name, kind, what, ())
+
+
+def _load(name: str | Path, kind: str, what: str, heirs: tuple[str, ...]) -> tuple[Document, Path]:
+    """The same, where ``heirs`` are the profiles that came here, so that none is like itself."""
     named, _, part = str(name).partition("#")
     path = files.find(named if part else name, kind, what)
     document = files.load(path)
     if is_learned(document):
-        return _part(document, kind, part, what), path
-    if part:
+        document = _part(document, kind, part, what)
+    elif part:
         raise UserError(f"{path}: is no learnt file, it has no part {part!r}")
-    return document, path
+    here = f"{path.resolve()}#{part}"
+    if here in heirs:
+        raise UserError(f"{path} is like itself")
+    device = document.data.get("device") if isinstance(document.data, dict) else None
+    own_device = kind == "clusters" and isinstance(device, dict) and LIKE in device
+    if own_device:
+        document = _with_device(document, path.parent)
+    return _inherited(document, path.parent, (kind, what), (*heirs, here), own_device=own_device), path
+
+
+def resolved(document: Document, folder: Path, kind: str, what: str) -> Document:
+    """The data of a profile that would lie in ``folder``, with what it takes from the one that it is like."""
+    return _inherited(document, folder, (kind, what), ())
+
+
+def _with_device(document: Document, folder: Path) -> Document:
+    """A cluster whose device, written out in it, is like another."""
+    device = document.data["device"]
+    lines = {place[1:]: line for place, line in document.line_of.items() if place[0] == "device"}
+    found = _inherited(Document(device, document.source, lines), folder, ("devices", "device"), ())
+    elsewhere = {("device", *place): where for place, where in found.elsewhere.items()}
+    return replace(document, data={**document.data, "device": found.data}, elsewhere=elsewhere)
+
+
+def _inherited(
+    document: Document,
+    folder: Path,
+    wanted: tuple[str, str],
+    heirs: tuple[str, ...],
+    *,
+    own_device: bool = False,
+) -> Document:
+    """The document over the one that it is like; files that this one names lie relative to it.
+
+    A device of its own, which says itself what it is like, takes nothing from the other's; one that says single
+    fields is like the device that the other names.
+    """
+    data = document.data
+    if not isinstance(data, dict) or LIKE not in data:
+        return document
+    (kind, what), name, place = wanted, data[LIKE], document.place((LIKE,))
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{place}: like = {name!r}: allowed: the name or the file of a {what}")
+    if not data.get("name"):
+        raise UserError(f"{place}: name is missing: what is like {name} has a name of its own")
+    try:
+        base, path = _load(_beside(name, folder), kind, what, heirs)
+    except UserError as error:
+        raise UserError(f"{place}: like = {name}: {error}") from None
+    if not isinstance(base.data, dict):
+        raise UserError(f"{place}: like = {name}: {base.source} is no mapping")
+    if "groups" in data and "groups" not in base.data:
+        raise UserError(f"{place}: like = {name}: has one kind of nodes, and this file has groups of several")
+    given = _rebased(base.data, path.parent, folder)
+    device, named = data.get("device"), given.get("device")
+    if kind == "clusters" and isinstance(device, dict) and isinstance(named, str) and not own_device:
+        as_like = replace(document, data={**data, "device": {LIKE: named, **device}})
+        document, own_device = _with_device(as_like, folder), True
+    own = {key: value for key, value in document.data.items() if key != LIKE}
+    if own_device:
+        given.pop("device", None)
+    elsewhere = {**base.elsewhere, **{at: f"{base.source}:{line}" for at, line in base.line_of.items()}}
+    found = _laid_over(given, own) | _origin(given, own)
+    elsewhere |= document.elsewhere
+    return replace(document, data=found, lines=document.line_of, elsewhere=elsewhere)
+
+
+def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections merged field by field; a value or a list replaces the other's."""
+    found = dict(base)
+    for key, value in own.items():
+        under = base.get(key)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            value = _laid_over(under, value)
+        found[key] = value
+    return found
+
+
+def _origin(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the numbers come from: what the file says of its own, and what is said of the one that it is like."""
+    words = [own.get("provenance"), f"like {base.get('name')}", base.get("provenance")]
+    said, more = own.get("sources", []), base.get("sources", [])
+    found: dict[str, Any] = {"provenance": "; ".join(str(each) for each in words if each)}
+    if isinstance(said, list) and isinstance(more, list) and (said or more):
+        found["sources"] = [*said, *(each for each in more if each not in said)]
+    return found
+
+
+def is_file(name: str) -> bool:
+    """Whether a name is that of a file, and not of a shipped profile."""
+    return Path(name.partition("#")[0]).suffix in (".yaml", ".yml", ".json") or "/" in name
+
+
+def _beside(name: str, folder: Path) -> str:
+    """A file lies relative to the one that names it; a shipped name is a name."""
+    return str(folder / name) if is_file(name) else name
+
+
+def _rebased(data: Mapping[str, Any], folder: Path, to: Path) -> dict[str, Any]:
+    """A profile of one folder in another: the files that it names are found from there."""
+
+    def moved(name: object) -> object:
+        if not isinstance(name, str) or not is_file(name):
+            return name
+        return os.path.relpath(folder / name, to)
+
+    found = dict(data)
+    if "device" in data:
+        found["device"] = moved(data["device"])
+    if isinstance(groups := data.get("groups"), list):
+        found["groups"] = [
+            {**group, "hardware": moved(group.get("hardware"))} if isinstance(group, dict) else group
+            for group in groups
+        ]
+    return found
 
 
 def is_learned(document: Document) -> bool:
@@ -123,11 +247,28 @@ def _inner_dimension(annotation: Any) -> str | None:
     return None
 
 
+def annotated(document: Document) -> str:
+    """A profile as YAML, resolved; what it takes from one that it is like says from which."""
+    from ruamel.yaml.comments import CommentedMap
+
+    def commented(data: Mapping[str, Any], at: tuple[str | int, ...]) -> CommentedMap:
+        found = CommentedMap()
+        for key, value in data.items():
+            here = (*at, key)
+            found[key] = commented(value, here) if isinstance(value, dict) and value else value
+            where = document.elsewhere.get(here) if key not in ORIGIN else None
+            if where and here not in document.line_of and not isinstance(value, dict | list):
+                found.yaml_add_eol_comment(f"like {Path(where.rpartition(':')[0]).stem}", key)
+        return found
+
+    return yaml_text(commented(document.data, ()))
+
+
 def yaml_text(data: Mapping[str, Any]) -> str:
     """Plain data as YAML."""
     from ruamel.yaml import YAML
 
     writer, stream = YAML(), io.StringIO()
     writer.width = 120
-    writer.dump(dict(data), stream)
+    writer.dump(data, stream)
     return stream.getvalue()

@@ -1,11 +1,13 @@
-"""Learnt files: the part of a kind, by its name where there are several; old ones are refused in a line."""
+"""Learnt files: the part of a kind, by its name where there are several; profiles that are like others."""
 
 import pytest
 
 from simpar.cost.stack import load_stack
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.profiles import LEARNED, REVISION, as_written, base_name, load_profile, yaml_text
+from simpar.hardware.device import load_device
+from simpar.profiles import LEARNED, REVISION, annotated, as_written, base_name, load_profile, yaml_text
+from simpar.units import GIB
 
 
 def learned(path, *, stacks=("nemo",), clusters=("dgx-h100",), about=None):
@@ -77,3 +79,96 @@ def test_a_part_of_a_file_that_was_not_learnt_is_refused(tmp_path):
     assert load_stack(str(path)).launch == load_stack("nemo").launch
     with pytest.raises(UserError, match="no learnt file"):
         load_stack(f"{path}#nemo")
+
+
+def profile(folder, file, **fields):
+    """A file of a cluster or a device, called as it is unless it says another name."""
+    path = folder / f"{file}.yaml"
+    path.write_text(yaml_text({"name": file, **fields}))
+    return str(path)
+
+
+def test_a_cluster_of_ones_own_says_only_what_is_different(tmp_path):
+    """Field by field in every section; a list replaces the other's; sources and where numbers come from add up."""
+    base = load_cluster("dgx-h100").profile
+    path = profile(
+        tmp_path, "ours", like="dgx-h100", devices_per_node=4, host={"memory_bytes": "1 TiB"},
+        scale_out={"nics_per_node": 4, "nic_bandwidth": "200 Gb/s"}, sources=["an invoice of 2026"],
+    )  # fmt: skip
+    ours = load_cluster(path).profile
+    out = base.scale_out.model_copy(update={"nics_per_node": 4, "nic_bandwidth": 25e9})
+    host = base.host.model_copy(update={"memory_bytes": 2.0**40})
+    assert ours == base.model_copy(
+        update={
+            "name": "ours", "devices_per_node": 4, "scale_out": out, "host": host,
+            "sources": ("an invoice of 2026", *base.sources), "provenance": f"like dgx-h100; {base.provenance}",
+        }
+    )  # fmt: skip
+
+
+def test_profiles_are_like_one_another_over_folders(tmp_path):
+    """A file names another relative to itself, and what that one names is found from there."""
+    (tmp_path / "chips").mkdir()
+    profile(tmp_path / "chips", "chip", like="h100-sxm-80gb", memory_bytes="94 GiB")
+    profile(tmp_path / "chips", "rack", like="dgx-h100", device="chip.yaml")
+    path = profile(tmp_path, "ours", like="chips/rack.yaml", devices_per_node=4)
+    device = load_cluster(path).device
+    assert (device.name, device.memory_bytes) == ("chip", 94 * GIB)
+    assert device.kernels == load_device("h100-sxm-80gb").kernels
+
+
+def test_a_device_is_changed_inside_a_cluster(tmp_path):
+    """Single fields are laid over the device that the other names, or over the one that it is like."""
+    path = profile(tmp_path, "ours", like="dgx-h100", device={"name": "chip", "memory_bytes": "94 GiB"})
+    h100 = load_device("h100-sxm-80gb")
+    changed = {"name": "chip", "memory_bytes": 94 * GIB, "provenance": f"like {h100.name}; {h100.provenance}"}
+    assert load_cluster(path).device == h100.model_copy(update=changed)
+    path = profile(tmp_path, "mine", like="dgx-h100", device={"name": "chip", "like": "h20-sxm"})
+    h20 = load_device("h20-sxm")
+    said = {"name": "chip", "provenance": f"like {h20.name}; {h20.provenance}".rstrip("; ")}
+    assert load_cluster(path).device == h20.model_copy(update=said)
+
+
+def test_stacks_and_learnt_profiles_can_be_built_on(tmp_path):
+    """A stack is like another; a part of a learnt file is named as everywhere."""
+    learned(tmp_path / "learned.yaml", clusters=("dgx-h100", "hgx-b200"))
+    path = profile(tmp_path, "stack", like="nemo", launch={"step_overhead_s": "1 ms"})
+    assert load_stack(path).launch == load_stack("nemo").launch.model_copy(update={"step_overhead_s": 0.001})
+    path = profile(tmp_path, "ours", like="learned.yaml#hgx-b200", devices_per_node=4)
+    assert load_cluster(path).profile.collectives == load_cluster("hgx-b200").profile.collectives
+
+
+def test_what_is_shown_is_what_is_read(tmp_path):
+    """The resolved profile, written out, is the same profile; it says what comes from where."""
+    path = profile(tmp_path, "ours", like="dgx-h100", host={"memory_bytes": "1 TiB"})
+    text = annotated(load_profile(path, "clusters", "hardware")[0])
+    assert "  memory_bytes: 1 TiB\n" in text
+    assert "  latency: 2 us # like dgx-h100\n" in text
+    (tmp_path / "whole.yaml").write_text(text)
+    assert load_cluster(tmp_path / "whole.yaml").profile == load_cluster(path).profile
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"like": "dgx-h10"}, r"ours.yaml:2: like = dgx-h10: unknown hardware 'dgx-h10'; did you mean 'dgx-h100'"),
+        ({"like": "ours.yaml"}, r"ours.yaml:2: like = ours.yaml: .*ours.yaml is like itself"),
+        ({"like": "other.yaml"}, r"other.yaml:2: like = ours.yaml: .*ours.yaml is like itself"),
+        ({"like": "missing.yaml"}, "missing.yaml: cannot be read"),
+        ({"like": 3}, "ours.yaml:2: like = 3: allowed: the name or the file of a hardware"),
+        ({"lik": "dgx-h100"}, "ours.yaml:2: unknown key lik; did you mean 'like'"),
+        ({"like": "dgx-h100", "host": {"memory_byte": "1 GB"}},
+         "ours.yaml:4: unknown key host.memory_byte; did you mean 'memory_bytes'"),
+        ({"like": "dgx-h100", "devices_per_node": 0}, "ours.yaml:3: devices_per_node = 0"),
+        ({"like": "wrong.yaml"}, "wrong.yaml:4: scale_out.latency = '2 lightyears'"),
+        ({"like": "dgx-h100", "device": {"memory_bytes": "1 GB"}}, "ours.yaml.*name is missing"),
+        ({"like": "dgx-h100", "groups": [{"hardware": "dgx-h100"}]}, "has one kind of nodes"),
+        ({"name": "", "like": "dgx-h100"}, "name is missing: what is like dgx-h100 has a name of its own"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_inherited_is_said_at_its_line(tmp_path, fields, words):
+    """Circles, unknown names and fields, and mistakes of the other file, which are found there."""
+    profile(tmp_path, "other", like="ours.yaml")
+    profile(tmp_path, "wrong", like="dgx-h100", scale_out={"latency": "2 lightyears"})
+    with pytest.raises(UserError, match=words):
+        load_cluster(profile(tmp_path, "ours", **fields))

@@ -9,7 +9,7 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.mixed import MixedCluster
 from simpar.hardware.profile import ClusterProfile, MixedProfile
-from simpar.profiles import load_profile
+from simpar.profiles import LIKE, load_profile
 
 
 def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None) -> Cluster:
@@ -21,8 +21,8 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None)
     if not isinstance(profile, ClusterProfile):
         document, path = load_profile(profile, "clusters", "hardware")
         if isinstance(document.data, dict) and "groups" in document.data:
-            return make_mixed(files.parse(MixedProfile, document), nodes, path.parent)
-        profile = files.parse(ClusterProfile, document)
+            return make_mixed(files.parse(MixedProfile, document, also=(LIKE,)), nodes, path.parent)
+        profile = files.parse(ClusterProfile, document, also=(LIKE,))
         if isinstance(profile.device, str) and Path(profile.device).suffix:
             profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
     return make_cluster(profile, 1 if nodes is None else nodes)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simpar import files
 from simpar.files import allowed, suggest
+from simpar.profiles import LIKE, load_profile
 from simpar.units import (
     DTYPE_BYTES,
     Bytes,
@@ -80,7 +81,7 @@ def load_device(name: str | Path) -> Device:
     path = files.find(name, "devices", "device")
     if path in files.bundled("devices").values():
         return _shipped(path)
-    return files.parse(Device, files.load(path))
+    return files.parse(Device, load_profile(path, "devices", "device")[0], also=(LIKE,))
 
 
 @lru_cache(maxsize=64)

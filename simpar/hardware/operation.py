@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simpar.units import GB, BytesPerS, Seconds
 
+MOST_DAYS = 3650.0
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,12 +29,14 @@ class SlowNodes(_Part):
 class Operation(_Part):
     """A campaign of ``days`` and what interruptions cost. Durations and rates are SI; None is decided here.
 
+    Without ``days`` it is as long as the run of ``training.tokens``.
+
     ``checkpoint`` "sync" stops training while storage is written, "async" while the state is copied to host
     memory, "memory" writes it to the host memory of another node and not to storage. ``interval`` None is Daly's
     optimum. ``spares`` None means that there is always a node to take.
     """
 
-    days: float = Field(gt=0, le=3650, allow_inf_nan=False)
+    days: float | None = Field(None, gt=0, le=MOST_DAYS, allow_inf_nan=False)
     reliability: str = Field("meta-llama3", description="reliability profile: shipped name or file")
     checkpoint: Literal["sync", "async", "memory"] = "sync"
     interval: Seconds | None = Field(None, description="work between checkpoints; default Daly's optimum")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -93,6 +93,12 @@ class NodePower(_Part):
         return {"other": data} if isinstance(data, str | int | float) else data
 
 
+def _or_all_of_it(schema: dict[str, Any]) -> None:
+    """Parts, or a single quantity."""
+    parts = {"$ref": schema.pop("$ref")}
+    schema["anyOf"] = [parts, {"type": "string", "description": "all of it, such as 1500 W"}]
+
+
 class Host(_Part):
     """The host side of a node: memory, drives, and the PCIe link of each device.
 
@@ -115,7 +121,7 @@ class Host(_Part):
     nvme_bandwidth: LinkRate | None = None
     nvme_write_bandwidth: LinkRate | None = None
     update_efficiency: Fraction = 0.5
-    power: NodePower = NodePower()
+    power: NodePower = Field(NodePower(), json_schema_extra=_or_all_of_it)
     compute_capacity: float | None = Field(None, ge=1, allow_inf_nan=False)
     collective_load: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
 
@@ -153,6 +159,9 @@ class ClusterProfile(_Part):
     scale_out: ScaleOut | None = None
     host: Host
     price_per_device_hour: UsdPerHour | None = None
+    reliability: str | None = Field(
+        None, description="reliability profile of clusters like it, where one is known"
+    )
     collectives: dict[str, float] = Field(default_factory=dict)
     jobs: Jobs = Jobs()
     provenance: str = ""

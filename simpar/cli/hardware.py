@@ -1,0 +1,128 @@
+"""``simpar hardware``: profiles of clusters of one's own: read from what the cluster says of itself, and shown."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simpar.cli.app import JSON_HELP, app, console, json_out
+from simpar.cli.completion import names_of
+
+if TYPE_CHECKING:
+    from simpar.files import Document
+    from simpar.hardware.machine.profile_of import Imported
+
+group = typer.Typer(
+    name="hardware",
+    help="Profiles of clusters of your own.",
+    epilog="Example: simpar hardware show dgx-h100",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.add_typer(group)
+
+
+@group.command(epilog="Example: simpar hardware show ours.yaml")
+def show(
+    profile: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped name or a file", metavar="PROFILE", autocompletion=names_of("hardware")
+        ),
+    ],
+    device: Annotated[bool, typer.Option("--device", help="Show its device instead")] = False,
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> None:
+    """Print a hardware profile as it is read, with what it takes from the one that it is like."""
+    from simpar.hardware.catalogue import load_cluster
+    from simpar.profiles import annotated, load_profile
+
+    load_cluster(profile)  # says what is wrong with it
+    document, path = load_profile(profile, "clusters", "hardware")
+    if device:
+        document = _device(document, str(path))
+    if not json_out(document.data, json_):
+        sys.stdout.write(annotated(document))
+
+
+def _device(document: Document, source: str) -> Document:
+    """The device of a cluster, by its name, its file, or as the cluster has it."""
+    from pathlib import Path
+
+    from simpar.errors import UserError
+    from simpar.files import Document
+    from simpar.profiles import load_profile
+
+    found = document.data.get("device")
+    if found is None:
+        raise UserError(
+            f"{source}: --device: has groups of several kinds of nodes, show one of their profiles"
+        )
+    if isinstance(found, dict):
+        return Document(found, source, {})
+    beside = Path(source).parent / found if Path(found).suffix else found
+    return load_profile(beside, "devices", "device")[0]
+
+
+@group.command(
+    "import", epilog="Example: simpar hardware import topo.txt nodes.txt --like dgx-h100 -o ours.yaml"
+)
+def import_profile(
+    file: Annotated[
+        list[str],
+        typer.Argument(
+            help="Any of: nvidia-smi topo -m, NCCL_TOPO_DUMP_FILE, scontrol show nodes, topology.conf",
+            metavar="FILE...",
+        ),
+    ],
+    output: Annotated[str, typer.Option("-o", "--output", help="Profile to write")] = "cluster.yaml",
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            help="Profile that has what the files do not tell: a shipped name or a file",
+            autocompletion=names_of("hardware"),
+        ),
+    ] = None,
+    partition: Annotated[str | None, typer.Option("--partition", help="Slurm partition, of several")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the profile; default as its file")
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+) -> None:
+    """Read what a cluster says of itself into a profile, and list what cannot be read.
+
+    All files are of one cluster; what they are is seen in them. Nothing is guessed: the rest is as in the profile
+    that it is like.
+    """
+    from pathlib import Path
+
+    from simpar.files import write_atomic
+    from simpar.hardware.machine.profile_of import import_profile as read
+    from simpar.hardware.machine.profile_of import name_of
+
+    folder = Path(output).parent
+    found = read(file, name or name_of(output), like=like, partition=partition, folder=folder)
+    write_atomic(output, found.text())
+    report = {
+        "profile": output,
+        "like": found.data["like"],
+        "read": {key: {"value": fact.value, "file": fact.file} for key, fact in found.facts.items()},
+        "not_read": list(found.unread),
+        "nodes": found.num_nodes,
+    }
+    if not json_out(report, json_):
+        _say(found, output)
+
+
+def _say(found: Imported, output: str) -> None:
+    out = console()
+    out.print(f"wrote {output}, like {found.data['like']}", soft_wrap=True)
+    for key, fact in found.facts.items():
+        out.print(f"read: {key} = {fact.value} ({fact.file})", soft_wrap=True, markup=False)
+    for line in found.unread:
+        out.print(f"not read: {line}", soft_wrap=True, markup=False)
+    if found.num_nodes:
+        out.print(f"{found.num_nodes} nodes: --hardware {output} --nodes {found.num_nodes}", soft_wrap=True)

@@ -1,0 +1,176 @@
+"""The topology that NCCL found (``NCCL_TOPO_DUMP_FILE``): devices, their NVLinks and PCIe switches, network cards.
+
+Elements and attributes: github.com/NVIDIA/nccl, src/graph/topo.cc and xml.cc: ``speed`` of a ``net`` in Mb/s,
+``tclass`` of an ``nvlink`` the PCI class of what it leads to (0x0680: an NVSwitch, 0x0302: a GPU). Entities and
+document types, which such files do not have, are refused.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from xml.etree import ElementTree
+
+from simpar.errors import UserError
+from simpar.files import MAX_DEPTH
+from simpar.hardware.machine.reading import MORE, Links, Reading
+
+KIND = "NCCL topology"
+BRIDGE, SWITCH = "0x0604", "0x0680"  # PCI classes
+DEVICES = {
+    "0x2330": "h100-sxm-80gb", "0x2331": "h100-pcie", "0x2335": "h200-sxm", "0x20b0": "a100-sxm-40gb",
+    "0x20b2": "a100-sxm-80gb", "0x20b5": "a100-pcie-80gb", "0x2901": "b200-sxm", "0x2684": "rtx-4090",
+    "0x2204": "rtx-3090",
+}  # fmt: skip
+"""Shipped devices by NVIDIA's PCI device id (pci-ids.ucw.cz, vendor 10de)."""
+ENCODING = {2.5: 0.8, 5.0: 0.8}
+"""Share of a PCIe lane's bits that are data: 8 of 10 up to the second generation, 128 of 130 since the third."""
+
+
+def is_topology(text: str) -> bool:
+    """Whether a text is such a file."""
+    return re.search(r"<(system|gpu|cpu)\b", text[:100_000]) is not None and text.lstrip().startswith("<")
+
+
+def read_topology(text: str, file: str) -> Reading:
+    """What a node is made of. Raises UserError for what is no such file or no plain XML."""
+    root = _parsed(text, file)
+    found = Reading(KIND, file)
+    hosts = Counter(cpu.get("host_hash", "") for cpu in root.iter("cpu") for _ in cpu.iter("gpu"))
+    devices = list(root.iter("gpu"))
+    if not devices or not hosts:
+        raise UserError(f"{file}: no gpu below a cpu: is it the file of NCCL_TOPO_DUMP_FILE, or of a graph?")
+    if len(set(hosts.values())) > 1:
+        found.unread.append(f"devices_per_node: hosts have {sorted(set(hosts.values()))} GPUs of the job")
+    else:
+        found.say("devices_per_node", next(iter(hosts.values())), MORE)
+    if len(hosts) > 1:
+        found.unread.append(
+            f"scale_up.domain: NVLinks join {len(devices)} GPUs of {len(hosts)} hosts of the job; a rack may have more"
+        )
+    _device(found, root)
+    _cards(found, root, len(hosts))
+    _links(found, devices)
+    _pcie(found, root)
+    return found
+
+
+def _parsed(text: str, file: str) -> ElementTree.Element:
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise UserError(f"{file}: document types and entities are not read: NCCL writes none")
+    depth, root = 0, None
+    try:
+        element: ElementTree.Element
+        for event, element in ElementTree.iterparse(io.StringIO(text), events=("start", "end")):
+            depth += 1 if event == "start" else -1
+            root = element if root is None else root
+            if depth > MAX_DEPTH:
+                raise UserError(f"{file}: nested more than {MAX_DEPTH} levels deep")
+    except ElementTree.ParseError as error:
+        raise UserError(
+            f"{file}:{error.position[0]}: not valid XML ({str(error).partition(':')[0]})"
+        ) from None
+    if root is None or root.tag != "system":
+        raise UserError(
+            f"{file}: the outermost element is {root.tag if root is not None else 'none'}: wants system"
+        )
+    return root
+
+
+def _number(element: ElementTree.Element, key: str, file: str) -> int:
+    text = element.get(key, "")
+    if not re.fullmatch(r"\d{1,12}", text):
+        raise UserError(f"{file}: {element.tag} {key} = {text!r}: wants a whole number")
+    return int(text)
+
+
+def _device(found: Reading, root: ElementTree.Element) -> None:
+    """Which device it is, by the PCI id of what holds it."""
+    ids = {pci.get("device", "") for pci in root.iter("pci") if pci.find("gpu") is not None}
+    names = {DEVICES.get(each.lower()) for each in ids}
+    if len(ids) == 1 and None not in names:
+        found.devices = tuple(name for name in names if name)
+    elif ids != {""}:
+        found.unread.append(f"device: PCI {', '.join(sorted(ids))} is none that simpar knows")
+
+
+def _cards(found: Reading, root: ElementTree.Element, hosts: int) -> None:
+    """The fastest cards of a node; slower ones carry something else."""
+    cards = list(root.iter("net"))
+    speeds = Counter(_number(card, "speed", found.file) for card in cards)
+    if not cards:
+        found.unread.append("network cards: the file has none")
+        return
+    fastest = max(speeds)
+    if speeds[fastest] % hosts:
+        found.unread.append(f"scale_out.nics_per_node: {speeds[fastest]} cards on {hosts} hosts")
+    else:
+        found.say("scale_out.nics_per_node", speeds[fastest] // hosts)
+    found.say("scale_out.nic_bandwidth", f"{fastest / 1000:g} Gb/s")
+    for speed, count in sorted(speeds.items())[:-1]:
+        found.unread.append(f"slower cards, {count} of {speed / 1000:g} Gb/s: left out of the network")
+    if any(pci.get("vendor") == "0x1d0f" for pci in root.iter("pci") if pci.find("nic/net") is not None):
+        found.say("scale_out.kind", "efa")  # Amazon's cards
+    else:
+        found.unread.append("scale_out.kind: the file does not tell InfiniBand from RoCE")
+
+
+def _links(found: Reading, devices: Sequence[ElementTree.Element]) -> None:
+    """NVLinks, where every device has as many and they lead to one kind of thing."""
+    counts = {
+        sum(_number(link, "count", found.file) for link in device.findall("nvlink")) for device in devices
+    }
+    classes = {link.get("tclass", "")[:6] for device in devices for link in device.findall("nvlink")}
+    if counts == {0}:
+        found.say("scale_up.kind", "pcie")
+    elif len(counts) > 1 or len(classes) > 1:
+        found.unread.append(f"scale_up: GPUs have {sorted(counts)} NVLinks; a profile has as many of each")
+    elif classes == {SWITCH}:
+        found.links = Links(found.file, counts.pop(), switched=True)
+    elif classes == {"0x0302"} and _all_joined(devices):
+        found.links = Links(found.file, counts.pop(), switched=False)
+    else:
+        found.unread.append(
+            "scale_up: NVLinks do not join every pair of GPUs; a profile has as many between all"
+        )
+
+
+def _all_joined(devices: Sequence[ElementTree.Element]) -> bool:
+    """Whether every device has as many links to each of the others."""
+    pairs = [
+        Counter(
+            link.get("target") for link in device.findall("nvlink") for _ in range(int(link.get("count", 0)))
+        )
+        for device in devices
+    ]
+    return all(len(each) == len(devices) - 1 and len(set(each.values())) == 1 for each in pairs)
+
+
+def _pcie(found: Reading, root: ElementTree.Element) -> None:
+    """Devices below one PCIe switch, and the rate of their links."""
+    shares = {sum(1 for _ in top.iter("gpu")) for top in _highest(root)} - {0}
+    if len(shares) == 1:
+        found.say("host.devices_per_switch", shares.pop(), MORE)
+    elif shares:
+        found.unread.append(f"host.devices_per_switch: PCIe switches have {sorted(shares)} GPUs")
+    rates = {_rate_gb_per_s(pci) for pci in root.iter("pci") if pci.find("gpu") is not None}
+    if len(rates) == 1 and (rate := rates.pop()):
+        found.unread.append(
+            f"host.pcie_bandwidth: links of {rate:.1f} GB/s by their clock, of which copies reach less; measure it"
+        )
+
+
+def _highest(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    """PCI devices right below a processor: switches, and devices that hang on it themselves."""
+    for cpu in root.iter("cpu"):
+        yield from cpu.findall("pci")
+
+
+def _rate_gb_per_s(pci: ElementTree.Element) -> float | None:
+    """Bytes a second of a link by its clock and width, in GB/s; None where the file says neither."""
+    clock = re.match(r"(\d+(?:\.\d+)?) GT/s", pci.get("link_speed", ""))
+    if clock is None or not pci.get("link_width", "0").isdigit():
+        return None
+    return float(clock[1]) * ENCODING.get(float(clock[1]), 128 / 130) * int(pci.get("link_width", "0")) / 8

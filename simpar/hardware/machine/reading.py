@@ -1,0 +1,77 @@
+"""What one file tells of a cluster: fields of a profile, how its devices are linked, and what could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simpar.errors import UserError
+
+LEAST, MORE, MOST = 1, 2, 3
+"""How sure a fact is: where files disagree the surer one counts, and among equals there is no choosing."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A value as a profile's file has it, the file that told it, and how sure it is."""
+
+    value: int | str
+    file: str
+    sure: int = MOST
+
+
+@dataclass(frozen=True)
+class Links:
+    """NVLinks of every device: to all others together (``per_device``), through switches or from device to device.
+
+    ``switched`` is None where the file does not say; then ``per_pair`` links are seen between any two devices.
+    """
+
+    file: str
+    per_device: int
+    switched: bool | None
+    per_pair: int | None = None
+
+
+@dataclass
+class Reading:
+    """One file: ``facts`` by dotted field of a profile, ``devices`` that it may have, by name of a shipped one.
+
+    ``nodes`` are the names of the nodes that the facts are of, None where the file names none; ``unread`` are
+    sentences.
+    """
+
+    kind: str
+    file: str
+    facts: dict[str, Fact] = field(default_factory=dict)
+    links: Links | None = None
+    devices: tuple[str, ...] = ()
+    nodes: frozenset[str] | None = None
+    unread: list[str] = field(default_factory=list)
+
+    def say(self, key: str, value: int | str, sure: int = MOST) -> None:
+        """A field of the profile that the file tells."""
+        self.facts[key] = Fact(value, self.file, sure)
+
+
+def joined(readings: Sequence[Reading]) -> tuple[dict[str, Fact], list[str]]:
+    """The facts of all files, and what is left out because a surer file says otherwise.
+
+    Raises UserError where two files that are as sure say different things of a field.
+    """
+    found: dict[str, Fact] = {}
+    unread = []
+    for reading in readings:
+        for key, fact in reading.facts.items():
+            other = found.setdefault(key, fact)
+            if other.value == fact.value:
+                continue
+            if other.sure == fact.sure:
+                raise UserError(
+                    f"{key}: {other.file} has {other.value}, {fact.file} has {fact.value}; "
+                    "name files of one kind of nodes"
+                )
+            kept, left = (other, fact) if other.sure > fact.sure else (fact, other)
+            found[key] = kept
+            unread.append(f"{key} = {left.value} of {left.file}: {kept.file} has {kept.value}")
+    return found, unread

@@ -1,0 +1,216 @@
+"""What Slurm knows: ``scontrol show nodes`` (devices and memory of nodes), ``topology.conf`` (nodes below a switch).
+
+Formats: slurm.schedmd.com/topology.conf.html and scontrol.html. Names of parameters are read in any case, lists of
+hosts as Slurm writes them (``n[01-16,20]``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from simpar.errors import UserError
+from simpar.files import bundled, printable
+from simpar.hardware.machine.reading import Reading
+
+NODES, TREE = "scontrol show nodes", "topology.conf"
+MOST_HOSTS = 200_000
+MAKES = ("rtx", "tpu", "cpu")
+"""First words of devices that alone name none."""
+_MIG = re.compile(r"\d+g\.\d+gb")
+_GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))??(?::(?P<count>\d+))?(?:\(.*)?$")
+
+
+def is_nodes(text: str) -> bool:
+    """Whether a text is the output of ``scontrol show nodes``."""
+    return (
+        re.search(r"^NodeName=\S+ .*\b(Arch|CPUTot|CoresPerSocket|RealMemory)=", text, re.MULTILINE)
+        is not None
+    )
+
+
+def is_tree(text: str) -> bool:
+    """Whether a text is a topology.conf."""
+    return re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE) is not None
+
+
+def read_nodes(text: str, file: str, partition: str | None = None) -> Reading:
+    """Devices and memory of the nodes with GPUs, of one partition where it is named. Raises UserError.
+
+    Nodes with other GPUs are another kind of nodes: then a partition has to be named.
+    """
+    nodes = [
+        _fields(record) for record in re.split(r"(?m)^(?=NodeName=)", text) if record.startswith("NodeName=")
+    ]
+    kept = [node for node in nodes if partition is None or partition in node.get("Partitions", "").split(",")]
+    if not kept:
+        names = sorted({name for node in nodes for name in node.get("Partitions", "").split(",") if name})
+        raise UserError(f"{file}: partition {partition!r} has no node; allowed: {', '.join(names)}")
+    found = Reading(NODES, file)
+    kinds: dict[tuple[str, int], list[Mapping[str, str]]] = defaultdict(list)
+    for node in kept:
+        if gpus := _gpus(node, found):
+            kinds[gpus].append(node)
+    if not kinds:
+        raise UserError(f"{file}: no node with GPUs (Gres=gpu:...)")
+    if len(kinds) > 1:
+        said = ", ".join(
+            f"{len(of)} nodes with {count} x {name or 'gpu'}" for (name, count), of in kinds.items()
+        )
+        raise UserError(
+            f"{file}: several kinds of nodes: {said}; name one by --partition, and write a mixture of them"
+        )
+    ((name, count), of) = next(iter(kinds.items()))
+    found.say("devices_per_node", count)
+    found.devices = devices_called(name) if name else ()
+    if name and not found.devices:
+        found.unread.append(f"device: Gres calls it {printable(name)}, which is none that simpar knows")
+    found.nodes = frozenset(node["NodeName"] for node in of)
+    _memory(found, of)
+    if len(of) < len(kept):
+        found.unread.append(f"{len(kept) - len(of)} nodes without GPUs: left out")
+    away = sum(re.search(r"DOWN|DRAIN|FAIL|MAINT", node.get("State", "")) is not None for node in of)
+    if away:
+        found.unread.append(f"{away} of {len(of)} nodes are down or drained now; they count")
+    return found
+
+
+def _fields(record: str) -> dict[str, str]:
+    return dict(re.findall(r"(?:^|\s)(NodeName|Gres|RealMemory|State|Partitions)=(\S*)", record))
+
+
+def _gpus(node: Mapping[str, str], found: Reading) -> tuple[str, int] | None:
+    """Type and number of the whole GPUs of a node."""
+    listed = []
+    for entry in re.split(r",(?![^(]*\))", node.get("Gres", "")):
+        match = _GRES.match(entry)
+        if match is None or not entry.startswith("gpu"):
+            continue
+        kind, count = match["type"] or "", int(match["count"] or 1)
+        if _MIG.search(kind):
+            found.unread.append(
+                f"{printable(node['NodeName'])}: {count} parts of GPUs ({printable(kind)}): left out"
+            )
+            continue
+        listed.append((kind, count))
+    if len(listed) > 1:
+        raise UserError(
+            f"{found.file}: node {printable(node['NodeName'])} has several kinds of GPUs: {listed}"
+        )
+    return listed[0] if listed else None
+
+
+def _memory(found: Reading, nodes: Sequence[Mapping[str, str]]) -> None:
+    """Memory of the smallest node, as it is configured."""
+    sizes = Counter(int(node["RealMemory"]) for node in nodes if node.get("RealMemory", "").isdigit())
+    if sizes:
+        found.say("host.memory_bytes", f"{min(sizes)} MiB")
+    if len(sizes) > 1:
+        found.unread.append(
+            f"nodes have {' and '.join(f'{size} MiB' for size in sorted(sizes))}: the least is taken"
+        )
+
+
+def devices_called(name: str) -> tuple[str, ...]:
+    """Shipped devices that a type of Gres may mean: "h100", "nvidia_h100_80gb_hbm3", "a100-sxm4-40gb"."""
+    words = [re.sub(r"^(sxm|pcie)\d?$", r"\1", word) for word in re.split(r"[-_ ]+", name.lower())]
+    devices = {device: device.split("-") for device in bundled("devices")}
+    called = {device: own[: 2 if own[0] in MAKES else 1] for device, own in devices.items()}
+    alike = [device for device, own in called.items() if {*own} <= {*words}]
+    told = [word for word in words if re.fullmatch(r"\d+gb|sxm|pcie", word)]
+    exact = [device for device in alike if all(_agrees(word, devices[device]) for word in told)]
+    return tuple(exact or alike)
+
+
+def _agrees(word: str, own: Sequence[str]) -> bool:
+    """Whether a size or a form that a name says is that of a device; a device that says none may be it."""
+    said = [each for each in own if each.endswith("gb")] if word.endswith("gb") else [
+        re.sub(r"\d+$", "", each) for each in own if each.startswith(("sxm", "pcie"))
+    ]  # fmt: skip
+    return not said or word in said
+
+
+def read_tree(text: str, file: str, nodes: frozenset[str] | None = None) -> Reading:
+    """Nodes below a leaf switch, of those named where some are. Raises UserError for a line that is not understood."""
+    found = Reading(TREE, file)
+    leaves, above, blocks = _tree(text, file)
+    kept = {
+        name: [host for host in hosts if nodes is None or host in nodes] for name, hosts in leaves.items()
+    }
+    sizes = Counter(len(hosts) for hosts in kept.values() if hosts)
+    if sizes:
+        most = max(sizes)
+        found.say("scale_out.nodes_per_leaf", most)
+        if len(sizes) > 1:
+            said = ", ".join(f"{count} with {size}" for size, count in sorted(sizes.items()))
+            found.unread.append(f"leaf switches differ ({said}): the largest is taken")
+        found.nodes = frozenset(host for hosts in kept.values() for host in hosts)
+    if leaves and not sizes:
+        found.unread.append("scale_out.nodes_per_leaf: none of the GPUs' nodes hangs on a switch of the file")
+    if len(above) > 1:
+        found.unread.append(f"{len(above)} switches above the leaves: a profile joins leaves by one spine")
+    if len(leaves) > 1:
+        found.unread.append(
+            "scale_out.oversubscription and rails: the file does not say how leaves are joined"
+        )
+    if blocks:
+        size = max(len(hosts) for hosts in blocks.values())
+        found.unread.append(
+            f"scale_up.domain: blocks of {size} nodes; where a block is a rack that NVLinks join, set it to {size} "
+            "times the devices of a node"
+        )
+    return found
+
+
+def _tree(text: str, file: str) -> tuple[dict[str, list[str]], list[str], dict[str, list[str]]]:
+    """Hosts of leaf switches, switches above them, hosts of blocks. Raises UserError."""
+    leaves: dict[str, list[str]] = {}
+    above: list[str] = []
+    blocks: dict[str, list[str]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        said = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
+        place = f"{file}:{number}"
+        if not said or "blocksizes" in said:
+            continue
+        if unknown := said.keys() - {"switchname", "blockname", "nodes", "switches", "linkspeed"}:
+            raise UserError(f"{place}: {printable(min(unknown))} is no parameter of topology.conf")
+        if "blockname" in said:
+            blocks[said["blockname"]] = list(hosts_of(said.get("nodes", ""), place))
+        elif "nodes" in said and "switchname" in said:
+            leaves[said["switchname"]] = list(hosts_of(said["nodes"], place))
+        elif "switches" in said and "switchname" in said:
+            above.append(said["switchname"])
+        else:
+            raise UserError(f"{place}: wants SwitchName or BlockName, and Nodes or Switches")
+    return leaves, above, blocks
+
+
+def hosts_of(text: str, place: str) -> Iterator[str]:
+    """The names of a list of hosts: "n[01-03,7],login". Raises UserError."""
+    count = 0
+    for part in re.split(r",(?![^\[]*\])", text):
+        pieces = re.split(r"\[([^\]]*)\]", part)
+        if not part or any(mark in piece for piece in pieces[::2] for mark in "[]"):
+            raise UserError(f"{place}: {printable(text)[:60]!r} is no list of hosts")
+        options = [
+            [piece] if index % 2 == 0 else list(_ranges(piece, place)) for index, piece in enumerate(pieces)
+        ]
+        for name in itertools.product(*options):
+            count += 1
+            if count > MOST_HOSTS:
+                raise UserError(f"{place}: more than {MOST_HOSTS:,} hosts")
+            yield "".join(name)
+
+
+def _ranges(text: str, place: str) -> Iterator[str]:
+    """Numbers of "01-03,7", as wide as they are written."""
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        if match is None or int(match[2] or match[1]) - int(match[1]) not in range(MOST_HOSTS):
+            raise UserError(f"{place}: [{printable(text)[:60]}] is no range of hosts")
+        first = match[1]
+        for number in range(int(first), int(match[2] or first) + 1):
+            yield f"{number:0{len(first)}d}"

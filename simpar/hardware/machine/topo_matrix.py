@@ -1,0 +1,115 @@
+"""The matrix of ``nvidia-smi topo -m``: how every device reaches every other, and the network cards beside it.
+
+Format: the legend that the command prints, and outputs of it in public reports (8 H100 with cards called NIC0 or
+mlx5_0, 4 H100 without cards). A header line names the columns; "CPU Affinity" and what follows are none of the matrix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from simpar.errors import UserError
+from simpar.files import printable
+from simpar.hardware.machine.reading import LEAST, Links, Reading
+
+KIND = "nvidia-smi topo -m"
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_DEVICE = re.compile(r"GPU\d+")
+_CELL = re.compile(r"X|NV(\d+)|SYS|NODE|PHB|PXB|PIX|SOC")
+NEAR = ("PIX", "PXB")
+"""A card reached over PCIe switches alone, nearest first: a device sends through it without its host."""
+
+Matrix = Mapping[str, Mapping[str, str]]
+
+
+def is_matrix(text: str) -> bool:
+    """Whether a text has the header and a row of such a matrix."""
+    lines = _ESCAPES.sub("", text).splitlines()
+    return any(re.match(r"\s*GPU0\s+(?:X\b|NV\d|SYS|NODE|PHB|PXB|PIX)", line) for line in lines)
+
+
+def read_matrix(text: str, file: str) -> Reading:
+    """Devices of a node, NVLinks between them, and the cards near them. Raises UserError for a damaged matrix."""
+    matrix, columns = _cells(_ESCAPES.sub("", text).splitlines(), file)
+    devices = [name for name in columns if _DEVICE.fullmatch(name)]
+    if sorted(devices) != sorted(name for name in matrix if _DEVICE.fullmatch(name)):
+        raise UserError(
+            f"{file}: the matrix has {len(devices)} columns of GPUs, and rows of others; is it whole?"
+        )
+    found = Reading(KIND, file)
+    found.say("devices_per_node", len(devices))
+    _cards(found, matrix, devices, [name for name in columns if name not in devices])
+    _links(found, matrix, devices)
+    return found
+
+
+def _cells(lines: Sequence[str], file: str) -> tuple[Matrix, list[str]]:
+    """Rows by name, each with its cells by column. Raises UserError."""
+    columns: list[str] = []
+    rows: dict[str, dict[str, str]] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not columns:
+            if len(words) > 1 and words[0] == "GPU0" and not _CELL.fullmatch(words[1]):
+                columns = words[: words.index("CPU")] if "CPU" in words else words
+            continue
+        if not words or words[0] not in columns:
+            if rows and line.strip():
+                break  # the legend
+            continue
+        cells = words[1 : len(columns) + 1]
+        wrong = next((cell for cell in cells if not _CELL.fullmatch(cell)), None)
+        if wrong is not None or len(cells) < len(columns):
+            fault = (
+                f"{printable(wrong)!r} is no connection" if wrong else f"{len(cells)} of {len(columns)} cells"
+            )
+            raise UserError(f"{file}:{number}: row {words[0]} of the matrix: {fault}")
+        rows[words[0]] = dict(zip(columns, cells, strict=True))
+    if not rows:
+        raise UserError(f"{file}: no row of a matrix of nvidia-smi topo -m")
+    return rows, columns
+
+
+def _cards(found: Reading, matrix: Matrix, devices: Sequence[str], cards: Sequence[str]) -> None:
+    """Cards that a device reaches without its host, where every device has as many."""
+    near: dict[str, list[str]] = {}
+    for device in devices:
+        reached = {level: [card for card in cards if matrix[device][card] == level] for level in NEAR}
+        near[device] = next((names for names in reached.values() if names), [])
+    used = {card for names in near.values() for card in names}
+    shares = {len(names) for names in near.values()}
+    if not cards:
+        found.unread.append("network cards: the matrix has none")
+    elif len(shares) > 1 or shares == {0}:
+        found.unread.append(
+            f"network cards: which of {len(cards)} the GPUs use (not every GPU has as many behind its PCIe switches)"
+        )
+    else:
+        found.say("scale_out.nics_per_node", len(used), LEAST)
+        others = [card for card in cards if card not in used]
+        if others:
+            found.unread.append(
+                f"{', '.join(others)}: behind no PCIe switch of a GPU, left out of the network"
+            )
+
+
+def _links(found: Reading, matrix: Matrix, devices: Sequence[str]) -> None:
+    """NVLinks where every pair of devices has as many."""
+    counts = set()
+    for device in devices:
+        for other in devices:
+            match = _CELL.fullmatch(matrix[device][other])
+            if device != other and match:
+                counts.add(int(match[1] or 0))
+    if counts == {0}:
+        found.say("scale_up.kind", "pcie")
+    elif len(counts) == 1:
+        (pair,) = counts
+        found.links = Links(found.file, pair, None, pair)
+    elif counts:
+        found.unread.append(
+            "scale_up: pairs of GPUs have "
+            + " and ".join(f"{count} NVLinks" if count else "none" for count in sorted(counts))
+            + "; a profile has as many between all"
+        )

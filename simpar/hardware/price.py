@@ -1,0 +1,26 @@
+"""What devices cost: as their profile says, or as the user pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.mixed import MixedCluster
+
+
+def price_of(cluster: Cluster) -> float | None:
+    """Dollars of a device and hour on nodes of one kind; None where neither cluster nor device has a price."""
+    own = cluster.profile.price_per_device_hour
+    return cluster.device.price_per_hour if own is None else own
+
+
+def priced(cluster: Cluster, usd_per_device_hour: float | None) -> Cluster:
+    """The cluster with all of its devices at another price; None leaves it as it is."""
+    if usd_per_device_hour is None:
+        return cluster
+    profile = cluster.profile.model_copy(update={"price_per_device_hour": usd_per_device_hour})
+    if isinstance(cluster, MixedCluster):
+        return replace(
+            cluster, profile=profile, parts=tuple(priced(part, usd_per_device_hour) for part in cluster.parts)
+        )
+    return replace(cluster, profile=profile)

@@ -1,0 +1,69 @@
+"""NCCL's topology: what it tells, and XML that is not read."""
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.hardware.machine.nccl_xml import read_topology
+from simpar.hardware.machine.reading import Links
+from tests.hardware.machine.samples import topology
+
+
+def values(reading):
+    """Facts without where they come from."""
+    return {key: fact.value for key, fact in reading.facts.items()}
+
+
+def test_devices_links_switches_and_cards():
+    """The device by its PCI id, links through switches, the fastest cards; slower ones and the fabric are listed."""
+    found = read_topology(topology(eth0=25000), "nccl.xml")
+    assert values(found) == {
+        "devices_per_node": 8,
+        "scale_out.nics_per_node": 8,
+        "scale_out.nic_bandwidth": "400 Gb/s",
+        "host.devices_per_switch": 1,
+    }
+    assert found.devices == ("h200-sxm",)
+    assert found.links == Links("nccl.xml", 18, switched=True)
+    said = "\n".join(found.unread)
+    assert "1 of 25 Gb/s" in said
+    assert "InfiniBand from RoCE" in said
+    assert "63.0 GB/s by their clock" in said  # 32 GT/s x 16 lanes x 128 / 130 / 8
+
+
+def test_links_from_device_to_device():
+    """Two GPUs with twelve links to each other are joined by them; links that miss a pair are listed."""
+    pair = topology(2, "0x20b5", '<nvlink target="other" count="12" tclass="0x030200"/>')
+    assert read_topology(pair, "x").links == Links("x", 12, switched=False)
+    ring = topology(4, "0x20b5", '<nvlink target="next" count="12" tclass="0x030200"/>')
+    found = read_topology(ring, "x")
+    assert found.links is None
+    assert any("do not join every pair" in line for line in found.unread)
+    assert values(read_topology(topology(4, "0x2204", ""), "x"))["scale_up.kind"] == "pcie"
+
+
+def test_several_hosts_in_one_file_are_counted_by_host():
+    """A rack whose hosts NVLink joins: devices and cards of one host; the domain is left to the user."""
+    one = topology(4)
+    two = one.replace("</system>", one[len('<system version="1">') :].replace("0x1", "0x2", 1))
+    found = read_topology(two, "x")
+    assert values(found)["devices_per_node"] == 4
+    assert values(found)["scale_out.nics_per_node"] == 4
+    assert any("scale_up.domain: NVLinks join 8 GPUs of 2 hosts" in line for line in found.unread)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('<!DOCTYPE x [<!ENTITY a "b">]><system/>', "document types and entities"),
+        (topology()[:500], "not valid XML"),
+        ("<system><cpu/></system>", "no gpu below a cpu"),
+        ("<graphs><cpu><gpu/></cpu></graphs>", "the outermost element is graphs"),
+        ("<a>" * 60 + "</a>" * 60, "nested more than"),
+        (topology().replace('speed="400000"', 'speed="fast"', 1), "net speed = 'fast'"),
+        (topology(links='<nvlink count="-1"/>'), "nvlink count = '-1'"),
+    ],
+)
+def test_what_is_no_such_file_is_refused(text, words):
+    """Entities, cut files, graphs, depths, numbers that are none."""
+    with pytest.raises(UserError, match=words):
+        read_topology(text, "nccl.xml")

@@ -1,0 +1,113 @@
+"""What Slurm knows: nodes with their GPUs and memory, the tree of switches, lists of hosts."""
+
+import pytest
+
+from simpar.errors import UserError
+from simpar.hardware.machine.slurm import devices_called, hosts_of, read_nodes, read_tree
+from tests.hardware.machine.samples import node
+
+TREE = """# two leaves
+switchname=s1 nodes=n[01-16]
+SwitchName=s2 Nodes=n[17-32] LinkSpeed=1
+SwitchName=top Switches=s[1-2]
+"""
+
+
+def test_nodes_with_gpus_count_and_the_rest_is_listed():
+    """Devices, the least memory, names; a login node and those that are down are said."""
+    text = node("n1") + node("n2", memory=2050000, state="IDLE+DRAIN") + node("login", "(null)", 64000)
+    found = read_nodes(text, "nodes.txt")
+    assert {key: fact.value for key, fact in found.facts.items()} == {
+        "devices_per_node": 8,
+        "host.memory_bytes": "2050000 MiB",
+    }
+    assert found.devices == ("h200-sxm",)
+    assert found.nodes == {"n1", "n2"}
+    said = "\n".join(found.unread)
+    assert "1 nodes without GPUs" in said
+    assert "1 of 2 nodes are down" in said
+    assert "2050000 MiB and 2060000 MiB" in said
+
+
+def test_several_kinds_of_nodes_need_a_partition():
+    """Each kind is a profile of its own; an unknown partition is named with those that are."""
+    text = node("n1") + node("old1", "gpu:a100:4", partitions="old")
+    with pytest.raises(UserError, match="1 nodes with 8 x h200, 1 nodes with 4 x a100"):
+        read_nodes(text, "x")
+    assert read_nodes(text, "x", "old").facts["devices_per_node"].value == 4
+    with pytest.raises(UserError, match="allowed: all, old, train"):
+        read_nodes(text, "x", "new")
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [("gpu:8", 8), ("gpu", 1), ("gpu:nvidia_h100_80gb_hbm3:4(S:0,1)", 4), ("craynetwork:2,gpu:h100:2", 2)],
+)
+def test_gres_as_slurm_writes_it(gres, count):
+    """With and without a type, sockets with commas, other resources beside."""
+    assert read_nodes(node("n1", gres), "x").facts["devices_per_node"].value == count
+
+
+def test_parts_of_gpus_are_no_gpus():
+    """A node that is cut by MIG is left out and said; where there is no other, that is an error."""
+    cut = node("n1", "gpu:nvidia_a100_3g.39gb:2(S:0)")
+    assert any("2 parts of GPUs" in line for line in read_nodes(cut + node("n2"), "x").unread)
+    with pytest.raises(UserError, match="no node with GPUs"):
+        read_nodes(cut, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("nvidia_h100_80gb_hbm3", {"h100-sxm-80gb", "h100-pcie"}), ("a100-sxm4-40gb", {"a100-sxm-40gb"}),
+        ("h100-pcie", {"h100-pcie"}), ("nvidia_b200", {"b200-sxm", "b200-sxm-limited", "b200-sxm-throttled"}),
+        ("rtx_4090", {"rtx-4090"}), ("tesla", set()),
+    ],
+)  # fmt: skip
+def test_types_of_gres_and_shipped_devices(name, device):
+    """All that a name may mean; size and form rule out what they contradict."""
+    assert set(devices_called(name)) == device
+
+
+def test_the_tree_says_how_many_nodes_a_leaf_has():
+    """Of the nodes with GPUs alone where they are known; what joins leaves is left open."""
+    found = read_tree(TREE, "topology.conf")
+    assert found.facts["scale_out.nodes_per_leaf"].value == 16
+    assert len(found.nodes) == 32
+    assert any("oversubscription" in line for line in found.unread)
+    known = frozenset({"n01", "n02", "n17"})
+    found = read_tree(TREE, "topology.conf", known)
+    assert found.facts["scale_out.nodes_per_leaf"].value == 2
+    assert found.nodes == known
+    assert any("leaf switches differ (1 with 1, 1 with 2)" in line for line in found.unread)
+
+
+def test_blocks_are_said_and_not_taken_for_racks():
+    """A block is a domain only where NVLink joins it."""
+    found = read_tree("BlockName=b1 Nodes=t[01-18]\nBlockName=b2 Nodes=t[19-36]\nBlockSizes=18,36\n", "x")
+    assert not found.facts
+    assert any("blocks of 18 nodes" in line for line in found.unread)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("SwitchName=s1 Nodes=n[3-1]", r"x:1: \[3-1\] is no range"),
+        ("SwitchName=s1 Nodes=n[1", "is no list of hosts"),
+        ("SwitchName=s1 Nodes=n[1-999999999]", "is no range of hosts"),
+        ("SwitchName=s1 Nodes=n[1-999]m[1-999]", "more than 200,000 hosts"),
+        ("SwitchName=s1 Node=n1", "node is no parameter"),
+        ("SwitchName=s1", "wants SwitchName or BlockName"),
+    ],
+)
+def test_trees_that_are_not_understood_are_refused(text, words):
+    """At their line."""
+    with pytest.raises(UserError, match=words):
+        read_tree(text, "x")
+
+
+def test_lists_of_hosts():
+    """Ranges as wide as they are written, several in a name."""
+    assert list(hosts_of("n[08-10],login,r[1-2]c[3,5]", "x")) == [
+        "n08", "n09", "n10", "login", "r1c3", "r1c5", "r2c3", "r2c5",
+    ]  # fmt: skip
