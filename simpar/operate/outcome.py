@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
 from simpar.hardware.reliability import PLANNED, Rate, load_reliability
 from simpar.operate.campaign import Campaign, Setting, run_campaign
 from simpar.operate.checkpoint import Saving, checkpoint_bytes, daly, efficiency, saving, young
+from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.units import DAY_S
 
@@ -106,9 +109,17 @@ class Job:
         """From a simulated step of a plan."""
         return Job(cluster, result, checkpoint_bytes(parameters, plan))
 
+    @staticmethod
+    def from_inputs(result: Result, inputs: Mapping[str, Any]) -> Job:
+        """From a simulated step and what :func:`simpar.simulate` took for it, the model as a graph."""
+        plan = Plan.model_validate(result.setup.plan)
+        return Job.of(result, inputs["cluster"], inputs["model"].num_parameters(), plan)
+
 
 def operate(job: Job, operation: Operation, *, seed: int = 0) -> Outcome:
-    """Run a simulated job for days. Raises UserError for an unknown reliability profile."""
+    """Run a simulated job for days. Raises UserError for an unknown reliability profile, or without days."""
+    if operation.days is None:
+        raise UserError("operation.days is missing: give --days DAYS")
     cluster = job.cluster
     rates = load_reliability(operation.reliability).rates(cluster.nodes, cluster.world_size / cluster.nodes)
     saved = saving(job.size_bytes, cluster, operation)
@@ -154,7 +165,7 @@ def _outcome(
     recovery = setting.detection_s + setting.restart_s
     fails = mtbf < math.inf
     return Outcome(
-        days=operation.days,
+        days=setting.length_s / DAY_S,
         nodes=job.cluster.nodes,
         reliability=operation.reliability,
         effective_time=share,

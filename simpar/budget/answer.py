@@ -1,0 +1,214 @@
+"""How many devices: of all numbers of nodes the cheapest by the deadline, the quickest within the budget, the front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simpar.budget.nodes import Row, Search, halves, rows_of
+from simpar.budget.wanted import Wanted
+from simpar.errors import Infeasible, UserError
+from simpar.hardware.price import price_of
+from simpar.report.bill import AMOUNTS, Amount
+from simpar.report.run_rows import figure
+from simpar.search.problem import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class HowMany:
+    """Rows by number of nodes, what was wanted of them, and which are best.
+
+    ``cheapest`` meets the deadline for the fewest dollars, ``quickest`` keeps to the budget in the fewest days; None
+    where no row does. ``is_whole``: all numbers of nodes were searched.
+    """
+
+    wanted: Wanted
+    rows: tuple[Row, ...]
+    is_whole: bool = True
+
+    @property
+    def planned(self) -> list[Row]:
+        """Rows that have a plan."""
+        return [row for row in self.rows if row.run is not None]
+
+    @property
+    def front(self) -> tuple[Row, ...]:
+        """Rows than which no other takes both less days and less dollars, by days."""
+        return tuple(
+            row
+            for row in sorted(self.planned, key=lambda one: (one.days, one.dollars))
+            if not any(_beats(other, row) for other in self.planned)
+        )
+
+    @property
+    def cheapest(self) -> Row | None:
+        """Of those that meet the deadline."""
+        fitting = [row for row in self.planned if self.meets_deadline(row)]
+        return min(fitting, key=lambda row: (row.dollars, row.days), default=None)
+
+    @property
+    def quickest(self) -> Row | None:
+        """Of those within the budget."""
+        fitting = [row for row in self.planned if self.keeps_budget(row)]
+        return min(fitting, key=lambda row: (row.days, row.dollars), default=None)
+
+    @property
+    def chosen(self) -> Row | None:
+        """The best by the objective of the rows that keep both limits."""
+        both = [row for row in self.planned if self.meets_deadline(row) and self.keeps_budget(row)]
+        days = self.wanted.objective == "days"
+        return min(
+            both, key=lambda row: (row.days, row.dollars) if days else (row.dollars, row.days), default=None
+        )
+
+    @property
+    def surely(self) -> Row | None:
+        """The best of the rows that keep both limits up to the high end of their intervals, in 95 of 100 cases."""
+        sure = [row for row in self.planned if self.is_sure(row)]
+        return HowMany(self.wanted, tuple(sure)).chosen
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether no plan on any of the numbers of nodes is better as predicted."""
+        return self.is_whole and all(row.is_certified for row in self.planned)
+
+    def meets_deadline(self, row: Row) -> bool:
+        """Whether a row is done in time as predicted."""
+        return self.wanted.deadline_days is None or row.days <= self.wanted.deadline_days
+
+    def keeps_budget(self, row: Row) -> bool:
+        """Whether a row is paid for as predicted."""
+        return self.wanted.budget_usd is None or row.dollars <= self.wanted.budget_usd
+
+    def is_sure(self, row: Row) -> bool:
+        """Whether a row keeps both limits at the high end of its intervals."""
+        run = row.run
+        return (
+            run is not None
+            and _below(run.days, self.wanted.deadline_days)
+            and _below(run.cost_usd, self.wanted.budget_usd)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        named = {name: getattr(self, name) for name in ("chosen", "cheapest", "quickest", "surely")}
+        return {
+            "budget_schema_version": SCHEMA_VERSION,
+            "objective": self.wanted.objective,
+            "deadline_days": self.wanted.deadline_days,
+            "budget_usd": self.wanted.budget_usd,
+            "certified": self.is_certified,
+            **{name: None if row is None else row.nodes for name, row in named.items()},
+            "front": [row.nodes for row in self.front],
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Rows as a pandas DataFrame by number of nodes: days, dollars and MWh with the bounds of nine in ten cases."""
+        import pandas as pd
+
+        found = []
+        for row in self.planned:
+            frame = {"nodes": row.nodes, "devices": row.devices, **(row.figures or {})}
+            for name in AMOUNTS:
+                amount = getattr(row.run, name)
+                for part in Amount.model_fields:
+                    column = name if part == "value" else f"{name}_{part}"
+                    frame[column] = None if amount is None else getattr(amount, part)
+            found.append(frame)
+        return pd.DataFrame(found).set_index("nodes")
+
+    def needed(self) -> str:
+        """What would be needed where no row keeps both limits: the nearest that each limit allows."""
+        wanted = self.wanted
+        if not self.planned:
+            reasons = "; ".join(f"{row.nodes} nodes: {row.reason}" for row in self.rows[-1:])
+            return f"no number of nodes has a plan ({reasons})"
+        limits = [f"{wanted.deadline_days:g} days"] if wanted.deadline_days is not None else []
+        limits += [f"{figure(wanted.budget_usd)} dollars"] if wanted.budget_usd is not None else []
+        counts = ", ".join(str(row.nodes) for row in self.rows)
+        return f"no number of nodes of {counts} keeps to {' and '.join(limits)}; {'; '.join(self._nearest())}"
+
+    def _nearest(self) -> Iterator[str]:
+        """The least that would have to be allowed of each limit, where the other is kept if it can be."""
+        wanted, cheapest, quickest = self.wanted, self.cheapest, self.quickest
+        if wanted.deadline_days is not None and (cheapest is None or quickest is not None):
+            row = (
+                quickest if cheapest is not None and quickest else min(self.planned, key=lambda one: one.days)
+            )
+            which = "the quickest" if cheapest is None else "the quickest within the budget"
+            days = _up(row.days)
+            yield f"{which} takes {days} days on {_nodes(row)}: try --deadline {days}d"
+        if wanted.budget_usd is not None and (quickest is None or cheapest is not None):
+            row = (
+                cheapest
+                if quickest is not None and cheapest
+                else min(self.planned, key=lambda one: one.dollars)
+            )
+            which = "the cheapest" if quickest is None else "the cheapest by the deadline"
+            yield f"{which} costs {figure(row.dollars)} dollars on {_nodes(row)}: try --budget {math.ceil(row.dollars)}"
+
+
+def how_many(
+    problem: Problem,
+    wanted: Wanted,
+    *,
+    node_counts: Sequence[int] | None = None,
+    search: Search | None = None,
+) -> HowMany:
+    """Days and dollars of the best plan on every number of nodes, against what is wanted.
+
+    ``problem`` trains ``training.tokens`` on its cluster; ``node_counts`` are the numbers of nodes, by default that of
+    the cluster and its halves. Raises UserError for bad input; an answer without a row that keeps the limits says what
+    would be needed (``chosen`` is None).
+    """
+    counts = sorted(set(node_counts or halves(problem.cluster.nodes)))
+    if counts[0] < 1:
+        raise UserError(f"nodes = {counts[0]}: allowed: at least 1")
+    if price_of(problem.cluster) is None and (wanted.objective == "dollars" or wanted.budget_usd is not None):
+        raise UserError(
+            f"hardware {problem.cluster.profile.name}: no price; allowed: --price-per-gpu-hour USD, "
+            "price_per_device_hour in the profile, or --objective days without --budget"
+        )
+    rows = tuple(rows_of(problem, counts, search or Search()))
+    return HowMany(wanted, rows, is_whole=len(rows) == len(counts))
+
+
+def refuse_without_choice(found: HowMany) -> None:
+    """Raise Infeasible, with what would be needed, where no row keeps the limits."""
+    if found.chosen is None:
+        raise Infeasible(found.needed())
+
+
+def _nodes(row: Row) -> str:
+    return f"{row.nodes} node{'s' * (row.nodes > 1)}"
+
+
+def _beats(one: Row, other: Row) -> bool:
+    """Whether a row is no worse in both, and better in one."""
+    return (
+        one.days <= other.days
+        and one.dollars <= other.dollars
+        and (one.days, one.dollars) != (other.days, other.dollars)
+    )
+
+
+def _below(amount: Amount | None, limit: float | None) -> bool:
+    if limit is None:
+        return True
+    if amount is None:
+        return False
+    return (amount.value if amount.high is None else amount.high) <= limit
+
+
+def _up(days: float) -> str:
+    """Days with three digits, no fewer than they are."""
+    step = 10.0 ** (math.floor(math.log10(days)) - 2)
+    return f"{math.ceil(days / step) * step:.6g}"

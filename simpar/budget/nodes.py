@@ -1,0 +1,130 @@
+"""The best plan on every number of nodes, and what the whole run comes to there.
+
+On a given number of nodes the plan with the shortest step takes the fewest days, and the fewest dollars too: both are
+proportional to the step. So one certified search for the shortest step on every number of nodes certifies the answer
+over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simpar.errors import Infeasible, UserError
+from simpar.hardware.operation import Operation
+from simpar.operate.whole_run import operated_run
+from simpar.plan.plan import Plan
+from simpar.report.bill import WholeRun
+from simpar.search.api import find_space
+from simpar.search.certify.exact import exact
+from simpar.search.problem import Problem
+from simpar.search.progress import Progress
+from simpar.search.result import SearchResult
+
+
+@dataclass(frozen=True)
+class Row:
+    """A number of nodes: the best plan there with its whole run, or the reason why there is none.
+
+    ``gap`` is the share of the step by which a plan that was not simulated may be shorter: 0 where it is certified.
+    """
+
+    nodes: int
+    devices: int
+    run: WholeRun | None = None
+    plan: Plan | None = None
+    figures: dict[str, Any] | None = None
+    is_certified: bool = False
+    gap: float = 0.0
+    reason: str = ""
+
+    @property
+    def days(self) -> float:
+        """Days of the run; infinite without a plan."""
+        return float("inf") if self.run is None else self.run.days.value
+
+    @property
+    def dollars(self) -> float:
+        """Dollars of the run; infinite without a plan."""
+        return float("inf") if self.run is None or self.run.cost_usd is None else self.run.cost_usd.value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "nodes": self.nodes,
+            "devices": self.devices,
+            "whole_run": None if self.run is None else self.run.model_dump(mode="json"),
+            **(self.figures or {}),
+            "certified": self.is_certified,
+            "gap": self.gap,
+            "reason": self.reason,
+            "plan": None if self.plan is None else self.plan.model_dump(mode="json"),
+        }
+
+
+@dataclass(frozen=True)
+class Search:
+    """How every number of nodes is searched: in which space, with whose progress, and how often things fail."""
+
+    space: str | None = None
+    progress: Callable[[], Progress] = lambda: Progress(top=1, brief=True)
+    operation: Operation | None = None
+    seed: int = 0
+
+
+def halves(nodes: int) -> list[int]:
+    """A number of nodes and its halves down to an odd one, fewest first."""
+    counts = [nodes]
+    while counts[-1] % 2 == 0:
+        counts.append(counts[-1] // 2)
+    return counts[::-1]
+
+
+def rows_of(problem: Problem, counts: Sequence[int], how: Search) -> Iterator[Row]:
+    """The best plan on each number of nodes, in order; ends early where the user stops it. Raises UserError."""
+    cluster = problem.cluster
+    if problem.training.tokens is None:
+        raise UserError(
+            "training.tokens is missing: give --tokens, such as 15T; days and dollars are of a whole run"
+        )
+    if cluster.is_mixed:
+        raise UserError(
+            f"hardware {cluster.profile.name}: has several kinds of nodes; allowed: nodes of one kind"
+        )
+
+    for nodes in counts:
+        here = replace(problem, cluster=replace(cluster, nodes=nodes), objective="time")
+        progress = how.progress()
+        try:
+            found = find_space(how.space, here.cluster)(here, progress)
+        except Infeasible as reason:
+            if progress.is_user_stop:
+                return
+            yield Row(nodes, here.cluster.world_size, reason=str(reason))
+            continue
+        yield _row(here, found, how)
+        if progress.is_user_stop:
+            return
+
+
+def _row(problem: Problem, found: SearchResult, how: Search) -> Row:
+    """A number of nodes with the whole run of its best plan, failures included where they are known."""
+    plan = found.shortest.plan
+    inputs = {"model": problem.graph, "cluster": problem.cluster}
+    result = exact(problem, plan)
+    result = operated_run(result, inputs, how.operation, seed=how.seed)
+    known = result.certainty
+    return Row(
+        nodes=problem.cluster.nodes,
+        devices=problem.cluster.world_size,
+        run=result.whole_run,
+        plan=plan,
+        figures={
+            "step_time_s": result.step_time_s,
+            "mfu": result.mfu,
+            "fit_probability": known and known.fit_probability,
+        },
+        is_certified=found.certified_optimal,
+        gap=found.gap,
+    )

@@ -1,0 +1,133 @@
+"""How many devices, for people: the answer first, then the table of all numbers of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simpar.budget.answer import HowMany
+from simpar.budget.nodes import Row
+from simpar.report.run_rows import NO_FAILURES, amount, figure
+from simpar.report.terminal import layout, probably
+from simpar.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+FRONT = "+ the front: no other number of nodes is both quicker and cheaper"
+CLOSE = 0.01
+"""Shares of the objective that are called close."""
+
+
+def print_how_many(found: HowMany, console: Console) -> None:
+    """Write the answer to a rich console."""
+    from rich import box
+    from rich.table import Table
+
+    for line in _answer(found):
+        console.print(line, soft_wrap=True)
+    console.print()
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    for name in ("", "nodes", "GPUs", "days", "nine of ten", "dollars", "MWh", "step", "limits"):
+        table.add_column(name, justify="left" if name == "limits" else "right", no_wrap=name != "limits")
+    for row in found.rows:
+        table.add_row(*_cells(found, row))
+    console.print(table)
+    for line in _below(found):
+        console.print(line, soft_wrap=True)
+    console.print("\nPlans", style="bold")
+    for row in found.rows:
+        console.print(f"- {_plan(row)}", soft_wrap=True)
+
+
+def _answer(found: HowMany) -> Iterator[str]:
+    """Which number of nodes, and what else is best."""
+    chosen, wanted = found.chosen, found.wanted
+    if chosen is None or chosen.run is None:
+        yield found.needed()
+        return
+    limits = [f"within {wanted.deadline_days:g} days"] if wanted.deadline_days is not None else []
+    limits += [f"for at most {figure(wanted.budget_usd)} dollars"] if wanted.budget_usd is not None else []
+    what = "quickest" if wanted.objective == "days" else "cheapest"
+    yield (
+        f"{chosen.devices:,} GPUs ({chosen.nodes:,} nodes) are the {what} {' and '.join(limits)}".rstrip()
+        + f": {format_count(chosen.run.tokens)} tokens in {_both(chosen)}"
+    )
+    others = {"cheapest by the deadline": found.cheapest, "quickest within the budget": found.quickest}
+    for name, row in others.items():
+        if row is not None and row is not chosen and row.run is not None:
+            yield f"{name}: {row.devices:,} GPUs, {_both(row)}"
+    if close := _close(found, chosen):
+        yield f"within 1 % of it: {', '.join(f'{row.devices:,} GPUs' for row in close)}"
+    if limits and (sure := found.surely) is not chosen:
+        words = "none of them" if sure is None else f"{sure.devices:,} GPUs ({sure.nodes:,} nodes)"
+        yield f"to keep to that in 95 of 100 cases: {words}"
+
+
+def _close(found: HowMany, chosen: Row) -> list[Row]:
+    """Other rows that keep the limits, and are hardly worse by the objective."""
+    by_days = found.wanted.objective == "days"
+    limit = (1 + CLOSE) * (chosen.days if by_days else chosen.dollars)
+    kept = (row for row in found.planned if found.meets_deadline(row) and found.keeps_budget(row))
+    return [row for row in kept if row is not chosen and (row.days if by_days else row.dollars) <= limit]
+
+
+def _both(row: Row) -> str:
+    """Days and dollars with their intervals."""
+    if row.run is None:
+        return ""
+    cost = row.run.cost_usd
+    return f"{amount(row.run.days)} days" + (
+        ", at no known price" if cost is None else f" for {amount(cost)} dollars"
+    )
+
+
+def _cells(found: HowMany, row: Row) -> list[str]:
+    mark = "*" if row is found.chosen else "+" if row in found.front else ""
+    counts = [mark, f"{row.nodes:,}", f"{row.devices:,}"]
+    if row.run is None or row.figures is None:
+        return [*counts, *[""] * 5, "no plan"]
+    days, cost, energy = row.run.days, row.run.cost_usd, row.run.energy_mwh
+    between = "" if days.low is None or days.high is None else f"{figure(days.low)} to {figure(days.high)}"
+    return [
+        *counts, figure(days.value), between, "" if cost is None else figure(cost.value),
+        "" if energy is None else figure(energy.value), format_seconds(row.figures["step_time_s"]), _limits(found, row),
+    ]  # fmt: skip
+
+
+def _plan(row: Row) -> str:
+    """The best plan of a number of nodes, and how surely it fits, or why there is none."""
+    nodes = f"{row.nodes:,} node{'s' * (row.nodes > 1)}"
+    if row.plan is None or row.figures is None:
+        return f"{nodes}: {row.reason}"
+    sure = row.figures["fit_probability"]
+    return f"{nodes}: {layout(row.plan.model_dump(mode='json'))}" + (
+        "" if sure is None else f"; {probably(sure)} to fit"
+    )
+
+
+def _limits(found: HowMany, row: Row) -> str:
+    """How a row stands to the deadline and the budget."""
+    missed = [
+        name
+        for name, kept in (("too late", found.meets_deadline(row)), ("too dear", found.keeps_budget(row)))
+        if not kept
+    ]
+    return ", ".join(missed) or ("kept" if found.is_sure(row) else "kept as predicted")
+
+
+def _below(found: HowMany) -> Iterator[str]:
+    """How sure the answer is, and what is left out."""
+    if found.planned:
+        yield "* the answer" * (found.chosen is not None) + "; " * (found.chosen is not None) + FRONT
+    counts = ", ".join(str(row.nodes) for row in found.rows)
+    if found.is_certified:
+        yield f"certified: on none of {counts} nodes has a plan of the space a shorter step"
+    elif not found.is_whole:
+        yield "not certified: stopped before all numbers of nodes were searched"
+    else:
+        gap = max(row.gap for row in found.planned)
+        yield f"not certified: a plan that was not simulated may have a step shorter by up to {gap:.2%}"
+    if found.planned and found.planned[0].run is not None and found.planned[0].run.failures is None:
+        yield f"failures: {NO_FAILURES}"

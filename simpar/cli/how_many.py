@@ -1,0 +1,68 @@
+"""``simpar search --objective days|dollars``: how many devices a run of so many tokens needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, json_out
+from simpar.errors import UserError
+
+if TYPE_CHECKING:
+    from simpar.scenario import Scenario
+    from simpar.search.problem import Problem
+    from simpar.search.progress import Progress
+
+UNUSED = ("suggest", "suggest_to", "top")
+"""Flags of a search that are of one number of nodes."""
+
+
+def how_many_devices(
+    made: tuple[Problem, Scenario], values: Mapping[str, Any], progress: Callable[[Any], Progress]
+) -> int:
+    """Search every number of nodes, print what the run comes to on each; the exit code.
+
+    ``progress`` makes that of one search, which draws on a status. Raises UserError.
+    """
+    from rich.console import Console
+
+    from simpar.budget.answer import how_many
+    from simpar.budget.nodes import Search
+    from simpar.budget.terminal import print_how_many
+    from simpar.budget.wanted import Wanted
+
+    problem, loaded = made
+    for name in UNUSED:
+        if values[name] is not None:
+            flag = name.replace("_", "-")
+            raise UserError(
+                f"--{flag}: is of one number of nodes; allowed: without --objective {values['objective']}"
+            )
+    wanted = Wanted.of(values["objective"], values["deadline"], values["budget"])
+    with Console(stderr=True).status("searching ...") as status:
+        how = Search(values["space"], lambda: progress(status), loaded.operation)
+        found = how_many(problem, wanted, node_counts=_counts(values["over"]), search=how)
+    chosen = found.chosen
+    if values["output"] and chosen is not None and chosen.plan is not None:
+        chosen.plan.save(values["output"])
+    if not json_out(found.to_dict(), values["json_"]):
+        print_how_many(found, console())
+    if not found.is_whole:
+        return INTERRUPTED
+    return INFEASIBLE if chosen is None else 0
+
+
+def _counts(over: list[str] | None) -> list[int] | None:
+    """Numbers of nodes of --over; None without it. Raises UserError."""
+    if not over:
+        return None
+    axis, _, listed = over[0].partition("=")
+    items = [item.strip() for item in listed.split(",") if item.strip()]
+    if (
+        len(over) > 1
+        or axis.strip() != "nodes"
+        or not items
+        or not all(i.isdigit() and int(i) for i in items)
+    ):
+        raise UserError(f"--over {' '.join(over)}: allowed with days and dollars: nodes=8,16,32")
+    return [int(item) for item in items]

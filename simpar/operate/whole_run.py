@@ -1,0 +1,95 @@
+"""A whole training run with failures: how many days so many tokens take where time is lost to interruptions.
+
+The run is operated (:mod:`simpar.operate.campaign`) for as long as it takes, so that the share of time that is work
+kept belongs to its own length; days follow from that share, and everything that is paid by the hour from days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from simpar.cost.power import device_w, input_w
+from simpar.hardware.cluster import Cluster
+from simpar.hardware.operation import MOST_DAYS, Operation
+from simpar.operate.outcome import Job, Outcome, operate
+from simpar.report.bill import MWH_J, Failures, WholeRun
+from simpar.report.result import Result
+from simpar.units import DAY_S
+
+ROUNDS = 3
+"""Runs are operated so often at most, each for as long as the last says that it takes; shares hardly depend on it."""
+SMALL = 0.001
+"""Days are found when they change by less than this share."""
+AT_WORK = ("training", "lost work", "slow nodes")
+"""Where devices draw what a step draws; elsewhere they wait."""
+
+
+def operated_run(
+    result: Result, inputs: Mapping[str, Any], operation: Operation | None, *, seed: int = 0
+) -> Result:
+    """The result with failures in its whole run, where there is one and how often things fail is known.
+
+    ``inputs`` are what :func:`simpar.simulate` took. What an ``operation`` says wins over the reliability profile that
+    the hardware names; without either the result stays as it is. Raises UserError.
+    """
+    known = inputs["cluster"].profile.reliability
+    operation = operation or (Operation(reliability=known) if known else None)
+    if result.whole_run is None or operation is None:
+        return result
+    return with_failures(Job.from_inputs(result, inputs), operation, seed=seed)
+
+
+def with_failures(job: Job, operation: Operation, *, seed: int = 0) -> Result:
+    """The result of a job with failures counted in its whole run. Raises UserError for an unknown reliability."""
+    result = job.result
+    ideal = result.whole_run
+    assert ideal is not None, "the training says its tokens"
+    work_days = ideal.steps * result.step_time_s / DAY_S
+    days = work_days
+    for _ in range(ROUNDS):
+        length = min(max(days, result.step_time_s / DAY_S), MOST_DAYS)
+        outcome = operate(job, operation.model_copy(update={"days": length}), seed=seed)
+        share = outcome.effective_time.mean
+        days, before = work_days / share, days
+        if abs(days - before) <= SMALL * days:
+            break
+    run = _with(ideal, job.cluster, outcome, days / work_days)
+    return replace(result, bill=result.bill.model_copy(update={"whole_run": run}))
+
+
+def _with(ideal: WholeRun, cluster: Cluster, outcome: Outcome, longer: float) -> WholeRun:
+    """The run in which an outcome's share of time is work kept; it is ``longer`` by a factor."""
+    shares, days = outcome.time_share, ideal.days.value * longer
+    energy, waiting_w = ideal.energy_mwh, _waiting_w(cluster)
+    if energy is not None and waiting_w is not None:
+        idle_s = days * DAY_S * sum(share for name, share in shares.items() if name not in AT_WORK)
+        again = sum(shares[name] for name in AT_WORK) / shares["training"]
+        energy = energy.times(again + waiting_w * idle_s / MWH_J / energy.value)
+    return ideal.model_copy(
+        update={
+            "days": ideal.days.times(longer),
+            "device_hours": ideal.device_hours.times(longer),
+            "cost_usd": None if ideal.cost_usd is None else ideal.cost_usd.times(longer),
+            "energy_mwh": energy,
+            "failures": Failures(
+                reliability=outcome.reliability,
+                effective_time=1.0 / longer,
+                interruptions=outcome.interruptions.every.mean * days / outcome.days,
+                lost_days=days - ideal.days.value,
+            ),
+        }
+    )
+
+
+def _waiting_w(cluster: Cluster) -> float | None:
+    """Watts of the whole cluster while its devices run nothing; None where a device's power is not known."""
+    found = 0.0
+    for part in cluster.parts:
+        if part.device.power is None:
+            return None
+        found += input_w(
+            part.profile.host, part.world_size * float(device_w(part.device.power, 0.0, 0.0)), part.nodes
+        )
+    return found

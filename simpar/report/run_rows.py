@@ -1,0 +1,47 @@
+"""A whole run in words: each amount with its interval."""
+
+from __future__ import annotations
+
+from simpar.report.bill import Amount, WholeRun
+from simpar.units import format_count, format_figure
+
+NO_PRICE = "not known: the hardware has no price (--price-per-gpu-hour USD)"
+NO_POWER = "not known: the device has no power"
+NO_FAILURES = "not counted (--reliability NAME counts them)"
+
+
+def run_rows(run: WholeRun | None) -> list[tuple[str, str]]:
+    """Name and value of every amount; nothing without a run."""
+    if run is None:
+        return []
+    return [
+        ("whole run", f"{format_count(run.tokens)} tokens in {run.steps:,} steps"),
+        ("days", amount(run.days)),
+        ("GPU-hours", amount(run.device_hours)),
+        ("dollars", NO_PRICE if run.cost_usd is None else amount(run.cost_usd)),
+        ("MWh", NO_POWER if run.energy_mwh is None else amount(run.energy_mwh)),
+        ("failures", _failures(run)),
+    ]
+
+
+def amount(found: Amount) -> str:
+    """A value and between what it lies in nine of ten cases."""
+    value = figure(found.value)
+    if found.low is None or found.high is None:
+        return value
+    return f"{value} ({figure(found.low)} to {figure(found.high)})"
+
+
+def figure(value: float) -> str:
+    """Large amounts short, small ones with three digits: 1.23 M, 45,600, 12.3."""
+    return format_count(value) if value >= 1_000_000 else format_figure(value)
+
+
+def _failures(run: WholeRun) -> str:
+    found = run.failures
+    if found is None:
+        return NO_FAILURES
+    return (
+        f"{found.interruptions:,.0f} interruptions as in {found.reliability}: {found.effective_time:.1%} of the time "
+        f"is work kept, {figure(found.lost_days)} days are not"
+    )
