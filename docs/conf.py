@@ -1,5 +1,8 @@
 """The documentation site. Build: ``sphinx-build -W -b html docs build/site``; it opens from the folder, offline.
 
+``-t outputs`` runs the notebooks (some minutes; extras notebooks and torch), so that their pages show what they print
+and draw. Without it pages hold text and code.
+
 Pages that follow from what is there are made anew by every build, under docs/generated: the help of every
 command, the API page, the notebooks, the changelog, and the page of an example result.
 """
@@ -7,6 +10,7 @@ command, the API page, the notebooks, the changelog, and the page of an example 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +71,9 @@ def generate() -> None:
     (GENERATED / "api.md").write_text("\n".join(_api()))
     (GENERATED / "changelog.md").write_text((ROOT / "CHANGELOG.md").read_text())
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        (GENERATED / f"{path.stem}.md").write_text(_notebook(path))
+        (GENERATED / f"{path.stem}.md").write_text(
+            _notebook(path, run="outputs" in globals().get("tags", ()))
+        )
     _example(GENERATED / "extra" / "example.html")
 
 
@@ -80,10 +86,17 @@ def _commands() -> Iterator[str]:
     group: Any = get_command(app)
     context = group.make_context("simpar", [], resilient_parsing=True)
     yield f"```text\n{group.get_help(context)}\n```\n"
+    yield from _helps(group, context)
+
+
+def _helps(group: Any, context: Any) -> Iterator[str]:
+    """The help of every command of a group, and of those that are groups themselves."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         inner = type(context)(command, info_name=name, parent=context)
-        yield f"## simpar {name}\n\n```text\n{command.get_help(inner)}\n```\n"
+        yield f"## {inner.command_path}\n\n```text\n{command.get_help(inner)}\n```\n"
+        if hasattr(command, "list_commands"):
+            yield from _helps(command, inner)
 
 
 def _api() -> Iterator[str]:
@@ -96,15 +109,51 @@ def _api() -> Iterator[str]:
         yield f"```{{eval-rst}}\n.. {kind}:: simpar.{module}.{attribute}\n```\n"
 
 
-def _notebook(path: Path) -> str:
-    """Text and code of a notebook, in order."""
-    parts = [
-        "".join(cell["source"])
-        if cell["cell_type"] == "markdown"
-        else f"```python\n{''.join(cell['source'])}\n```"
-        for cell in json.loads(path.read_text())["cells"]
-    ]
-    return "\n\n".join(parts) + f"\n\n*This page is `notebooks/{path.name}`; run it to see its output.*\n"
+def _notebook(path: Path, *, run: bool) -> str:
+    """Text and code of a notebook, in order, with what its cells give where it is run."""
+    cells = _run(path) if run else json.loads(path.read_text())["cells"]
+    parts: list[str] = []
+    for number, cell in enumerate(cells):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for index, output in enumerate(cell["outputs"]):
+            parts += _output(output, f"{path.stem}-{number}-{index}")
+    ending = "" if run else "; run it to see its output"
+    return "\n\n".join(parts) + f"\n\n*This page is `notebooks/{path.name}`{ending}.*\n"
+
+
+def _run(path: Path) -> list[Any]:
+    """The cells of a notebook, run in a folder that is gone afterwards."""
+    from tempfile import TemporaryDirectory
+
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with TemporaryDirectory() as folder:
+        NotebookClient(notebook, timeout=900, resources={"metadata": {"path": folder}}).execute()
+    cells: list[Any] = notebook.cells
+    return cells
+
+
+def _output(output: Any, name: str) -> Iterator[str]:
+    """What a cell gave, as a page shows it: pictures beside the page, tables as they are, else text."""
+    from base64 import b64decode
+
+    data = output.get("data", {})
+    if output["output_type"] == "stream" and output["name"] == "stdout":
+        yield f"```text\n{''.join(output['text']).rstrip()}\n```"
+    elif "image/png" in data:
+        (GENERATED / f"{name}.png").write_bytes(b64decode(data["image/png"]))
+        yield f"![output]({name}.png)"
+    elif "text/html" in data:
+        yield f"```{{raw}} html\n{''.join(data['text/html'])}\n```"
+    elif "text/plain" in data:
+        yield f"```text\n{''.join(data['text/plain'])}\n```"
 
 
 def _example(path: Path) -> None:

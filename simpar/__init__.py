@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simpar.cost.stack import load_stack
     from simpar.errors import Infeasible, UserError
+    from simpar.explain.answer import explain
     from simpar.hardware.catalogue import load_cluster
     from simpar.hardware.device import load_device
     from simpar.models.graph import ModelGraph
@@ -58,6 +59,7 @@ _CONTENTS = (
     ("simulate", "simulation:simulate", "the step of one plan"),
     ("search", "search.api:search", "the best plans for a cluster, certified"),
     ("SearchResult", "search.result:SearchResult", "what search gives: candidates and the certificate"),
+    ("explain", "explain.answer:explain", "where a measured step went, from profiler traces"),
     ("Result", "report.result:Result", "what simulate gives; plots, JSON, tables"),
     ("Timeline", "report.timeline:Timeline", "every op of the step, class by class"),
     ("save_plot", "report.plots:save_plot", "timeline, memory, breakdown or heat map to a file"),
@@ -86,6 +88,7 @@ __all__ = [
     "Training",
     "UserError",
     "__version__",
+    "explain",
     "load_device",
     "load_scenario",
     "load_stack",

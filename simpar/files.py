@@ -11,14 +11,14 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from simpar.errors import UserError
-from simpar.units import KIB, MIB
+from simpar.units import KB, KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[str | int, ...]
@@ -39,7 +39,8 @@ class Document:
     """Data read from a file: plain dicts, lists and scalars, and where each key stands.
 
     JSON tells no lines: they are looked up in ``text`` when an error wants one. Keys in ``laid_over`` were given
-    beside the file, on the command line.
+    beside the file, on the command line; those of another file that this one builds on are ``elsewhere``, as
+    ``file:line``.
     """
 
     data: Any
@@ -47,15 +48,23 @@ class Document:
     lines: Mapping[Location, int]
     text: str = field(default="", repr=False)
     laid_over: frozenset[Location] = frozenset()
+    elsewhere: Mapping[Location, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def line_of(self) -> Mapping[Location, int]:
+        """The line of every key of the file itself."""
+        return self.lines or _json_lines(self.text)
 
     def place(self, location: tuple[Any, ...]) -> str:
         """``file:line`` of a key, or of its nearest parent that has one; "command line" of what was laid over."""
         if any(location[: len(each)] == each for each in self.laid_over):
             return COMMAND_LINE
-        lines = self.lines or _json_lines(self.text)
+        lines = self.line_of
         for end in range(len(location), 0, -1):
             if location[:end] in lines:
                 return f"{self.source}:{lines[location[:end]]}"
+            if location[:end] in self.elsewhere:
+                return self.elsewhere[location[:end]]
         return self.source
 
 
@@ -73,10 +82,11 @@ def load(path: Path | str) -> Document:
     return Document(data, str(path), lines, text if not lines else "")
 
 
-def read_text(path: Path | str) -> str:
-    """The text of a file of the user's, UTF-8 and not larger than a config can be. Raises UserError."""
+def read_text(path: Path | str, most: int | None = None) -> str:
+    """The text of a file of the user's: UTF-8, of at most so many bytes (default: a config's). Raises UserError."""
     path = Path(path)
-    most = MAX_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
+    hint = _json_hint(path) if most is None else ""
+    most = most or (MAX_BYTES if path.suffix == ".json" else MAX_YAML_BYTES)
     try:
         with path.open("rb") as stream:  # read at most so much, whatever size the file claims to have
             content = stream.read(most + 1)
@@ -88,7 +98,7 @@ def read_text(path: Path | str) -> str:
     except ValueError as error:
         raise UserError(f"{str(path)!r}: cannot be read ({error})") from None
     if len(content) > most:
-        raise UserError(f"{path}: larger than {most // MIB} MiB{_json_hint(path)}")
+        raise UserError(f"{path}: larger than {most // MIB} MiB{hint}")
     if "\0" in text:
         raise UserError(f"{path}: is not text")
     return text
@@ -154,13 +164,32 @@ def _json_lines(text: str) -> Mapping[Location, int]:
         return {}
 
 
+def read_json(text: str, source: str) -> Any:
+    """Plain, finite data of a JSON text; ``source`` names it in errors. Raises UserError."""
+    return _read_json(text, source)
+
+
 def read_yaml(text: str, source: str) -> Any:
     """Plain data of a YAML 1.2 text; ``source`` names it in errors. Raises UserError."""
     return _read_yaml(text, source)[0]
 
 
 def _read_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
-    """Data, and the line of every key and list item. Only the parser's node tree is used: it builds no objects."""
+    """Data, and the line of every key and list item."""
+    data, lines = _parsed_yaml(text, source)
+    return _copied(data), dict(lines)
+
+
+def _copied(data: Any) -> Any:
+    """Plain data that the caller may change."""
+    if isinstance(data, dict):
+        return {key: _copied(value) for key, value in data.items()}
+    return [_copied(value) for value in data] if isinstance(data, list) else data
+
+
+@lru_cache(maxsize=64)  # profiles are read again and again, and parsing takes longer than a small simulation
+def _parsed_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
+    """The same, not to be changed. Only the parser's node tree is used: it builds no objects."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, MarkedYAMLWarning, YAMLError, YAMLWarning
 
@@ -279,8 +308,14 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def parse(model: type[Model], document: Document | Mapping[str, Any], *, source: str = "input") -> Model:
-    """Validate data against a pydantic model.
+def parse(
+    model: type[Model],
+    document: Document | Mapping[str, Any],
+    *,
+    source: str = "input",
+    also: Iterable[str] = (),
+) -> Model:
+    """Validate data against a pydantic model; ``also`` are keys that files may have and the model has not.
 
     Raises UserError with a line per problem, ``file:line: key = value: rule``: unknown keys first, then values
     out of range, then what is missing. Bare numbers in dimensional fields are refused, in files and in mappings
@@ -293,7 +328,7 @@ def parse(model: type[Model], document: Document | Mapping[str, Any], *, source:
     except ValidationError as error:
         order = {"extra_forbidden": 0, "missing": 2}
         problems = sorted(_meant(error.errors()), key=lambda item: order.get(item["type"], 1))
-        raise UserError("\n".join(_problem(document, model, item) for item in problems)) from None
+        raise UserError("\n".join(_problem(document, model, item, also) for item in problems)) from None
 
 
 def _meant(problems: Sequence[Any]) -> Iterator[Any]:
@@ -316,16 +351,17 @@ def location_of(item: Any) -> tuple[Any, ...]:
     return (*named, *item["loc"][kept:])
 
 
-def _problem(document: Document, model: type[BaseModel], item: Any) -> str:
+def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterable[str]) -> str:
     location = location_of(item)
     key = dotted(location) or "document"
     place = document.place(location)
     if item["type"] == "extra_forbidden":
-        names = _field_names(model, location[:-1])
+        names = [*_field_names(model, location[:-1]), *(also if len(location) == 1 else ())]
         return f"{place}: unknown key {key}{suggest(str(location[-1]), names) or allowed(names)}"
     if item["type"] == "missing":
         return f"{place}: {key} is missing"
     message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
+    message += written_out(item.get("input")) if item["type"].startswith("int_") else ""
     if isinstance(item.get("input"), Mapping) and item["type"] in ("value_error", "assertion_error"):
         return f"{place}: {dotted(location) + ': ' if location else ''}{message}"
     return f"{place}: {key} = {_short(item.get('input'))}: {message}"
@@ -350,9 +386,19 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the nearest option, or nothing."""
-    close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """``; did you mean 'x'?`` for the nearest option, or nothing. Capitals make no name another."""
+    by_lower = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def written_out(text: object) -> str:
+    """What to write in place of "4k", where a whole number is wanted; nothing for another text."""
+    match = re.fullmatch(r"(\d{1,6})([km])", str(text).strip().lower())
+    if match is None:
+        return ""
+    count, power = int(match[1]), {"k": 1, "m": 2}[match[2]]
+    return f"; write the number out: {count * KIB**power} or {count * KB**power}"
 
 
 def allowed(options: Iterable[str]) -> str:
@@ -413,6 +459,11 @@ _FOLDERS = {
 
 def bundled(kind: str) -> dict[str, Path]:
     """Files that travel with simpar, by name: devices, clusters, stacks, reliability, scenarios."""
+    return dict(_bundled(kind))
+
+
+@cache
+def _bundled(kind: str) -> dict[str, Path]:
     package = Path(__file__).resolve().parent
     for root in (package / "_data", package.parent):
         folder = root.joinpath(*_FOLDERS[kind])

@@ -15,6 +15,7 @@ from math import inf
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.files import allowed, suggest
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.flat import SECTION_OF
@@ -25,7 +26,7 @@ from simpar.report.certainty import Certainty
 from simpar.report.result import Result, Trial
 from simpar.report.terminal import probably
 from simpar.report.waits import WORTH_A_HINT
-from simpar.scenario import ClusterChoice, Scenario, chosen_cluster
+from simpar.scenario import ClusterChoice, Scenario, chosen_cluster, parse_setting
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import WANTED
 from simpar.units import format_bytes, format_seconds
@@ -168,7 +169,7 @@ class _Runner:
 
     def __call__(self, change: Change) -> _Tried:
         """Simulate one change; a layout that cannot be is an answer as well."""
-        whole = change | _following(change, self.plan)
+        whole = change | following(change, self.plan)
         flags = as_flags(whole)
         self.progress(flags)
         try:
@@ -194,7 +195,7 @@ def _one_line(error: Exception) -> str:
     return str(error).splitlines()[-1].strip() if isinstance(error, ValueError) else str(error)
 
 
-def _following(change: Change, plan: Plan) -> Change:
+def following(change: Change, plan: Plan) -> Change:
     """Choices that the plan says and that are left open again: None is "follows from the rest"."""
     names = dict.fromkeys(name for key in change for name in FOLLOWS.get(key, ()))
     if change.get("pp") == 1:
@@ -208,6 +209,23 @@ def _following(change: Change, plan: Plan) -> Change:
 def as_flags(change: Change) -> str:
     """The change as one would type it: flags where there are, else settings of the plan."""
     return " ".join(_typed(key, value) for key, value in change.items())
+
+
+def from_flags(text: str) -> Change:
+    """The change that :func:`as_flags` wrote. Raises UserError for anything else."""
+    words, found = iter(text.split()), Change()
+    for word in words:
+        name = word.removeprefix("--no-").removeprefix("--").replace("-", "_")
+        if word == "--set":
+            key, value = parse_setting(next(words, ""))
+            found[key.removeprefix("plan.")] = value
+        elif name == "sequence_parallel":
+            found[name] = not word.startswith("--no-")
+        elif word.startswith("--") and name in FLAGS:
+            found[name] = parse_setting(f"{name}={next(words, '')}")[1]
+        else:
+            raise UserError(f"flags: {word}: is no flag of a layout{suggest(word, FLAGS)}{allowed(FLAGS)}")
+    return found
 
 
 def _typed(key: str, value: object) -> str:

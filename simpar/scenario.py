@@ -14,10 +14,12 @@ from simpar.errors import UserError
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import MixedProfile
 from simpar.models.training import Training
+from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
+from simpar.profiles import is_file
 from simpar.program.perturbation import Perturbation, Rank, Seeds, Sigma, SlowFactor
 from simpar.tracing.code import consented
-from simpar.units import Bytes, Count, Fraction
+from simpar.units import Bytes, Count, Fraction, UsdPerHour
 
 if TYPE_CHECKING:
     from simpar.hardware.cluster import Cluster
@@ -43,6 +45,9 @@ class ClusterChoice(_Part):
     sharp: bool | None = Field(
         None, description="reduce in the network's switches (default: as the profile says)"
     )
+    price_per_device_hour: UsdPerHour | None = Field(
+        None, description="what a device costs an hour (default: as the profile says)"
+    )
 
     def load(self) -> Cluster:
         """The nodes, as their profile has them. Raises UserError."""
@@ -50,7 +55,12 @@ class ClusterChoice(_Part):
 
         if isinstance(self.hardware, MixedProfile):
             return make_mixed(self.hardware, self.nodes)
-        return load_cluster(self.hardware, self.nodes)
+        try:
+            return load_cluster(self.hardware, self.nodes)
+        except UserError as error:
+            if is_file(self.hardware) or f"unknown hardware {self.hardware!r}" not in str(error):
+                raise
+            raise UserError(f"{error}; a profile of your own is named by its file: --hardware FILE") from None
 
 
 class Jitter(_Part):
@@ -128,8 +138,11 @@ class Scenario(_Part):
 
     def build_cluster(self) -> Cluster:
         """The cluster with its degraded links. Raises UserError."""
+        from simpar.hardware.price import priced
+
         cluster = self.cluster.load()
         cluster = cluster.reducing(nvls=self.cluster.nvls, sharp=self.cluster.sharp)
+        cluster = priced(cluster, self.cluster.price_per_device_hour)
         return cluster.with_degraded(self.perturbation.degraded_links)
 
     def perturb(self) -> Perturbation:
@@ -173,14 +186,20 @@ def read_as(
     needs: Iterable[str] | None = None,
 ) -> Read:
     """As :func:`load_scenario`, into a model of its own; ``needs`` are the keys it cannot do without."""
-    document = _Document.of(name)
+    document, settings = _Document.of(name), list(settings)
+    for text in settings:
+        _check_key(kind, text)
     data = _on_other_hardware(document.data, flags or {})
     laid_over = [*(flags or {}).items(), *map(parse_setting, settings)]
     for key, value in laid_over:
         data = with_value(data, key, value)
     required = (
         *(REMEDY if needs is None else needs),
-        *(key for key in PARTS if _has(data, key.rpartition(".")[0])),
+        *(
+            key
+            for key in PARTS
+            if _has(data, key.rpartition(".")[0]) and not _has(data, INSTEAD.get(key, ""))
+        ),
     )
     try:
         found = files.parse(kind, document.carrying(data, laid_over), source=document.source)
@@ -213,8 +232,7 @@ class _Document:
     def of(name: str | Path | None) -> _Document:
         if name is None:
             return _Document({}, files.COMMAND_LINE)
-        path = files.find(str(name), "scenarios", "scenario")
-        file = files.load(path)
+        file = files.load(path := find_scenario(name))
         if not isinstance(file.data, dict):
             raise UserError(f"{file.source}: a scenario is a mapping with model, cluster, training and plan")
         data = _beside(_wrapped(file.data), path.parent)
@@ -224,6 +242,21 @@ class _Document:
         """The data with the file's line numbers and what was laid over, for error messages."""
         keys = frozenset(tuple(key.split(".")) for key, _ in laid_over)
         return data if self.file is None else replace(self.file, data=data, laid_over=keys)
+
+
+def find_scenario(name: str | Path) -> Path:
+    """The file of a scenario by shipped name or path. Raises UserError, also for what is a model's name."""
+    from simpar.models.catalogue import catalogue
+
+    try:
+        return files.find(str(name), "scenarios", "scenario")
+    except UserError:
+        if str(name).lower() not in catalogue():
+            raise
+        rest = " ".join(remedy for key, remedy in REMEDY.items() if key != "model")
+        raise UserError(
+            f"{name}: is a model and no scenario: give --model {str(name).lower()} {rest}"
+        ) from None
 
 
 def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
@@ -327,6 +360,20 @@ def parse_setting(text: str) -> tuple[str, Any]:
     return key.strip(), _scalar(text, value)
 
 
+def _check_key(kind: type[BaseModel], text: str) -> None:
+    """Refuse a setting whose key lacks its section ("zero=1"), where there is one that has such a key."""
+    key = parse_setting(text)[0]
+    sections: dict[str, Mapping[str, Any]] = {
+        "training": Training.model_fields,
+        "cluster": ClusterChoice.model_fields,
+        "plan": SECTION_OF,
+    }
+    if "." in key or key in kind.model_fields:
+        return
+    if found := [f"{section}.{key}" for section, names in sections.items() if key in names]:
+        raise UserError(f"--set {text}: {key} is a key of a section; did you mean --set {found[0]}=...?")
+
+
 def _scalar(text: str, value: str) -> Any:
     """A YAML 1.2 scalar, or a flow list of scalars."""
     from ruamel.yaml import YAML
@@ -348,6 +395,8 @@ REMEDY = {
     "training.seq_len": "--seq-len TOKENS",
     "training.global_batch": "--global-batch SEQUENCES",
 }
+INSTEAD = {"operation.days": "training.tokens"}
+"""Keys that stand for those of PARTS: a run of so many tokens says how long it is."""
 PARTS = {"perturbation.jitter.sigma": "--jitter DEVIATION", "operation.days": "--days DAYS"}
 """Keys that their section cannot do without, where it is there."""
 

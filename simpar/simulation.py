@@ -145,7 +145,7 @@ def checked_job(
     )
     for kernels in (first, *others):
         kernels.peak(plan.numerics.precision)
-    _check_drives(plan, cluster)
+    check_drives(plan, cluster)
     graph = _with_documents(graph, plan, training)
     job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
     return _decided(with_checkpoints(job, cluster, partial(_room, cluster, fit_probability)), cluster)
@@ -182,6 +182,11 @@ def tuned_graph(plan: Plan, graph: ModelGraph) -> ModelGraph:
             "plan.tuning: not with stages of their own, offload_parameters or replicas that step on their own; "
             "allowed: none of them"
         )
+    if tuning.frozen_dtype == "fp8" and plan.numerics.precision != "fp8":
+        raise UserError(
+            f"plan.frozen_dtype = fp8: products of precision {plan.numerics.precision} read other weights; allowed: "
+            "precision = fp8, or frozen_dtype = bf16, nf4"
+        )
     if graph.facts.get(TUNED):
         return graph
     return tuned(
@@ -189,7 +194,7 @@ def tuned_graph(plan: Plan, graph: ModelGraph) -> ModelGraph:
         rank=tuning.lora_rank,
         targets=tuning.lora_targets,
         frozen_layers=tuning.frozen_layers,
-        nf4=tuning.frozen_dtype == "nf4",
+        frozen_dtype=tuning.frozen_dtype,
     )
 
 
@@ -201,7 +206,8 @@ def _with_documents(graph: ModelGraph, plan: Plan, training: Training) -> ModelG
     return with_documents(graph, training, training.global_batch / ranks, expected_maximum(ranks))
 
 
-def _check_drives(plan: Plan, cluster: Cluster) -> None:
+def check_drives(plan: Plan, cluster: Cluster) -> None:
+    """Raise UserError where a cluster has nothing that takes what a plan offloads."""
     if plan.offload.is_used and cluster.is_mixed:
         raise UserError(
             f"plan.offload: hardware {cluster.profile.name} has several kinds of nodes; allowed: offload on one kind"

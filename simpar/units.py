@@ -108,7 +108,8 @@ def _quantity(dimension: str) -> BeforeValidator:
         return value
 
     convert.dimension = dimension  # type: ignore[attr-defined]
-    return BeforeValidator(convert)
+    said = f"a number and its unit, such as {_EXAMPLES[dimension]}"
+    return BeforeValidator(convert, json_schema_input_type=Annotated[str, Field(description=said)])
 
 
 def dimension_of(metadata: Iterable[Any]) -> str | None:
@@ -139,6 +140,26 @@ def link_rate(bytes_per_s: float) -> float:
     return bytes_per_s
 
 
+_TOKENS = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE]\+?\d+)?)\s*([KMBT]?)\s*", re.IGNORECASE)
+_SUFFIXES = {"": 1.0, "K": KILO, "M": MEGA, "B": GIGA, "T": TERA}
+MOST_TOKENS_TRAINED = 10**18
+
+
+def parse_tokens(text: Any) -> Any:
+    """A number of tokens of a text such as "15T", "300B" or "1.4e12"; what is no text or float stays as it is.
+
+    Raises ValueError.
+    """
+    if isinstance(text, str):
+        match = _TOKENS.fullmatch(text)
+        if match is None:
+            raise ValueError("needs a number of tokens, such as 15T, 300B or 1.4e12")
+        text = float(match.group(1)) * _SUFFIXES[match.group(2).upper()]
+    if isinstance(text, float) and math.isfinite(text):
+        return round(text)
+    return text
+
+
 _POSITIVE = Field(gt=0, allow_inf_nan=False)
 _NON_NEGATIVE = Field(ge=0, allow_inf_nan=False)
 Bytes = Annotated[float, _quantity("bytes"), _NON_NEGATIVE]
@@ -154,6 +175,7 @@ UsdPerHour = Annotated[float, _quantity("usd_per_hour"), _NON_NEGATIVE]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
+Tokens = Annotated[int, BeforeValidator(parse_tokens), Field(ge=1, le=MOST_TOKENS_TRAINED, strict=True)]
 
 
 def floats(value: Numbers) -> Numbers:

@@ -1,8 +1,16 @@
-"""Builders shared by all tests: a pipeline timed by hand, so that report tests need no simulator."""
+"""Shared by all tests: a pipeline timed by hand, so that report tests need no simulator; a headless browser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +30,17 @@ from simpar.report.result import (
 from simpar.report.timeline import MemoryCurve, RankClass, Slices, Timeline, overview
 from simpar.units import GIB, MS, NS_PER_S
 
+ROOT = Path(__file__).parents[1]
+FORKS = Path(__file__).with_name("forks.py")
 # Machines that run tests are shared: slow generation says nothing about the code.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SWITCHES = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 
 LABELS = tuple(
     Label(kind, name)
@@ -243,3 +259,68 @@ def timeline() -> Timeline:
 def result(timeline: Timeline) -> Result:
     """A result around that timeline."""
     return make_result(timeline)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium without a window, driven by playwright, shared by all tests of pages; they skip where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    executable = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if executable is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=executable, args=list(SWITCHES))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a process that forks ranks, started once for all tests; see forks.py."""
+    from simpar.runtime.worker import die_with_parent
+
+    pytest.importorskip("torch")
+    address = tmp_path_factory.mktemp("forks") / "socket"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(FORKS), "serve", str(address)]
+    server = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent)
+    while not address.exists():
+        assert server.poll() is None
+        time.sleep(0.05)
+    yield str(address)
+    server.kill()
+    server.wait()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command left: its exit code and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def forked(
+    forks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
+    """``simpar`` called in this process in an empty folder, its ranks forked where torchrun would start them."""
+    from simpar import cli
+    from simpar.runtime import launch
+
+    def torchrun(workers: launch.Workers, processes: int, *_: object) -> list[str]:
+        command = [sys.executable, str(FORKS), "ask", forks, str(processes), str(workers.folder / "logs")]
+        return [*command, workers.module, str(workers.argument)]
+
+    def simpar(*arguments: object) -> Ended:
+        capsys.readouterr()
+        code = cli.run([*map(str, arguments)])
+        said = capsys.readouterr()
+        return Ended(code, said.out, said.err)
+
+    monkeypatch.setattr(launch, "torchrun", torchrun)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.chdir(tmp_path)
+    return simpar

@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-import pytest
-
 import simpar
 
 ROOT = Path(__file__).parents[1]
@@ -50,10 +48,10 @@ def where(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
-@pytest.mark.parametrize("path", [*PACKAGE, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_are_short(path):
+def test_files_are_short():
     """No file has more than 500 lines."""
-    assert len(path.read_text().splitlines()) <= MAX_FILE
+    sizes = {where(path, 1): len(path.read_text().splitlines()) for path in (*PACKAGE, *TESTS)}
+    assert {place: size for place, size in sizes.items() if size > MAX_FILE} == {}
 
 
 def test_functions_are_short():
@@ -178,7 +176,7 @@ def test_the_package_lists_itself():
     """__all__, the table of contents and the docstring name the same things, and each can be imported."""
     names = [name for name, _, _ in simpar._CONTENTS]
     assert sorted([*names, "__version__"]) == sorted(simpar.__all__)
-    assert len(simpar.__all__) <= 24
+    assert len(simpar.__all__) <= 25
     for name in names:
         assert f"    {name} " in simpar.__doc__
         assert getattr(simpar, name) is not None
@@ -190,6 +188,30 @@ def test_the_version_is_the_same_everywhere():
 
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == simpar.__version__
     assert f"## {simpar.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {simpar.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_python_that_is_supported_is_tried():
+    """The hosts' workflows run the gate on the oldest Python of the metadata and on those after it."""
+    import tomllib
+
+    oldest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    for name in (".github/workflows/ci.yml", ".gitlab-ci.yml"):
+        text = (ROOT / name).read_text()
+        pythons = re.findall(r'"(3\.\d+)"', re.search(r"(?:python|PYTHON): (\[.*\])", text)[1])
+        assert f">={pythons[0]}" == oldest
+        assert pythons == [
+            f"3.{minor}" for minor in range(int(pythons[0][2:]), int(pythons[0][2:]) + len(pythons))
+        ]
+        assert ".ci/run" in text
+
+
+def test_contributing_names_only_what_exists():
+    """Files, folders and modules of its walks are there."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:simpar|tests|docs|benchmarks|\.ci)/[\w./-]*?)(?::[^`]*)?`", text)
+    assert len(named) > 12
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
 
 
 def test_importing_the_package_is_free():
@@ -220,12 +242,25 @@ def test_the_gate_runs_what_the_readme_says():
     assert found == [first, second]
 
 
+def test_the_readme_names_the_other_ways_to_test():
+    """What is slow and what is covered, by commands whose marker and plugin are there."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (marker,) = project["tool"]["pytest"]["ini_options"]["markers"]
+    assert "`python -m pytest -n 2 -m slow`" in readme()
+    assert marker.startswith("slow: ")
+    assert "`python -m pytest -n 2 --cov`" in readme()
+    assert any(each.startswith("pytest-cov") for each in project["project"]["optional-dependencies"]["dev"])
+
+
 def test_the_readme_names_only_what_exists():
     """Scenarios, files and commands that README mentions are there."""
     from simpar.cli import app
     from simpar.files import bundled
 
     commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    commands |= {group.typer_instance.info.name for group in app.registered_groups}
     for command, argument in re.findall(r"(?:^|`|&& )simpar (\w+) ?([\w.-]*)", readme(), re.MULTILINE):
         assert command in commands
         if command == "simulate" and argument and not argument.startswith("-"):

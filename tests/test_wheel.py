@@ -41,7 +41,8 @@ def test_the_wheel_simulates_from_an_empty_folder(installed, tmp_path):
 
 
 def test_the_wheel_is_typed_and_holds_no_tests(installed):
-    """py.typed is there; tests and notes are not."""
+    """py.typed and the local page are there; tests and notes are not."""
     assert (installed / "simpar" / "py.typed").exists()
+    assert (installed / "simpar" / "ui" / "static" / "index.html").exists()
     tops = {path.name for path in installed.iterdir()}
     assert {name for name in tops if not name.endswith(".dist-info")} == {"simpar"}

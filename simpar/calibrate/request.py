@@ -99,10 +99,10 @@ def llama(hidden: int, layers: int, vocab: int) -> dict[str, Any]:
 
 
 def gpt(hidden: int, layers: int, vocab: int) -> dict[str, Any]:
-    """A decoder with LayerNorm, learned positions, biases and dropout, heads of 64."""
+    """A decoder with LayerNorm, learned positions and biases, without dropout, heads of 64."""
     return {
         "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": hidden // 64, "vocab_size": vocab,
-        "n_positions": 2048,
+        "n_positions": 2048, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
     }  # fmt: skip
 
 

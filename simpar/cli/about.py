@@ -36,7 +36,33 @@ def _schema(what: str) -> dict[str, Any]:
         "plan": Plan, "scenario": Scenario, "profile": ClusterProfile, "device": Device, "stack": Stack,
         "reliability": Reliability,
     }  # fmt: skip
-    return models[what].model_json_schema()
+    found = models[what].model_json_schema()
+    return _that_may_be_like(found) if what in ("profile", "device", "stack") else found
+
+
+def _that_may_be_like(whole: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a file that says all, or what it is like and what is different: then nothing else is needed."""
+    parts = whole.get("$defs", {})
+
+    def partial(node: Any) -> Any:
+        if isinstance(node, list):
+            return [partial(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        kept = {key: partial(value) for key, value in node.items() if key not in ("required", "$defs")}
+        return kept | ({"$ref": f"{node['$ref']}InPart"} if "$ref" in node else {})
+
+    like = {"type": "string", "description": "name or file of the profile that this one is like"}
+    defs = parts | {f"{name}InPart": partial(part) for name, part in parts.items()}
+    defs["Whole"] = {key: value for key, value in whole.items() if key != "$defs"}
+    found: dict[str, Any] = partial(whole)
+    return found | {
+        "properties": {"like": like, **found["properties"]},
+        "required": ["name"],
+        "$defs": defs,
+        "if": {"properties": {"like": False}},
+        "then": {"$ref": "#/$defs/Whole"},
+    }
 
 
 @app.command(epilog="Example: simpar doctor")

@@ -6,45 +6,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpar.cli.app import JSON_HELP, app, console, json_out, working
+from simpar.cli.app import JSON_HELP, app, console, json_out
+from simpar.cli.saved import result_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from simpar.report.compare import Comparison
-    from simpar.report.result import Result
 
-WHAT = "A result of simpar simulate --json, a scenario or a plan"
+WHAT = "A result of simpar simulate --json, a search, a plan or a scenario"
 
 
 @app.command(epilog="Example: simpar compare before.json after.json")
 def compare(
     a: Annotated[str, typer.Argument(help=WHAT, metavar="A")],
     b: Annotated[str, typer.Argument(help=WHAT, metavar="B")],
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", help="Tokens of the whole run of both, such as 15T")
+    ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
+    csv: Annotated[str | None, typer.Option("--csv", help="Write figures of both as CSV, in SI")] = None,
 ) -> None:
     """Set two results side by side and explain the difference."""
     from simpar.report.compare import compare as set_side_by_side
 
-    found = set_side_by_side(_result(a), _result(b))
+    found = set_side_by_side(result_of(a, tokens), result_of(b, tokens))
+    if csv:
+        from simpar.files import write_atomic
+        from simpar.report.frames import csv_text
+
+        pairs = [[name, pair.a, pair.b] for name, pair in found.figures.items()]
+        write_atomic(csv, csv_text([["figure", *found.names], *pairs]))
     if not json_out(found.model_dump(mode="json"), json_):
         _print(found, (a, b), console())
-
-
-def _result(name: str) -> Result:
-    """A saved result, or a scenario or plan file simulated now. Raises UserError."""
-    from simpar import files
-    from simpar.report.result import Result, read_object
-    from simpar.scenario import load_scenario
-
-    path = files.find(name, "scenarios", "scenario")
-    if path.suffix == ".json" and "schema_version" in (data := read_object(path)):
-        return Result.from_dict(data, source=str(path))
-    loaded = load_scenario(name)
-    from simpar.simulation import simulate
-
-    with working(f"simulating {name}"):
-        return simulate(**loaded.inputs())
 
 
 def _print(found: Comparison, names: tuple[str, str], out: Console) -> None:

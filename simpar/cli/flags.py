@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from simpar.cli.completion import KIND_OF_FLAG, names_of
+
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: its spelling, the scenario key it sets ("" for none), its type and help text."""
+    """One flag: its spelling, the scenario key it sets ("" for none), its type and help text, and a number's unit."""
 
     spelling: str
     key: str
     kind: Any
     help: str
+    unit: str = ""
 
     @property
     def name(self) -> str:
         """The Python name of the flag: "--seq-len" is seq_len."""
         word = self.spelling.split("/")[0].split(",")[0].removeprefix("--").replace("-", "_")
-        return f"{word}_" if word in ("set", "json") else word
+        return f"{word}_" if word in ("set", "json", "from") else word
 
 
 SCENARIO_FLAGS = (
@@ -75,6 +79,22 @@ PERTURBATION_FLAGS = (
     Flag("--seeds", "perturbation.jitter.seeds", int, "Samples of the step under jitter, one a seed"),
 )
 
+RUN_FLAGS = (
+    Flag(
+        "--tokens",
+        "training.tokens",
+        str,
+        "Tokens of the whole run, such as 15T: days, GPU-hours, dollars and energy of it",
+    ),
+    Flag(
+        "--price-per-gpu-hour",
+        "cluster.price_per_device_hour",
+        float,
+        "Dollars of a device and hour (default: as the hardware profile says)",
+        unit="USD/h",
+    ),
+)
+
 OPERATION_FLAGS = (
     Flag(
         "--days",
@@ -86,29 +106,64 @@ OPERATION_FLAGS = (
     Flag("--checkpoint", "operation.checkpoint", str, "sync, async or memory"),
     Flag("--spares", "operation.spares", int, "Nodes in reserve; default as many as it takes"),
 )
+FAILURE_FLAGS = OPERATION_FLAGS[1:]
+"""Those of operation that a run of so many tokens has: it says itself how long it is."""
+
+
+CALLED_OTHERWISE = {
+    "--gpus": "--nodes (devices of a node are those of --hardware)", "--num-gpus": "--nodes", "--devices": "--nodes",
+    "--world-size": "--nodes", "--gpu": "--hardware", "--cluster": "--hardware", "--batch-size": "--global-batch",
+    "--global-batch-size": "--global-batch", "--micro-batch-size": "--micro-batch", "--seq-length": "--seq-len",
+    "--sequence-length": "--seq-len", "--tensor-parallel": "--tp", "--tensor-model-parallel-size": "--tp",
+    "--tensor-parallel-size": "--tp", "--pipeline-parallel": "--pp", "--pipeline-model-parallel-size": "--pp",
+    "--pipeline-parallel-size": "--pp", "--data-parallel": "--dp", "--expert-parallel": "--ep",
+    "--zero-stage": "--zero",
+    "--context-parallel": "--cp", "--virtual-pipeline": "--vpp", "--framework": "--stack", "--dtype": "--precision",
+    "--fsdp": "--zero 3",
+}  # fmt: skip
+"""What other tools call a flag."""
+
+
+def better_said(message: str, arguments: Sequence[str]) -> str:
+    """A message about arguments that cannot be read, with what to write instead where that is known."""
+    from simpar.files import written_out
+
+    unknown = re.match(r"No such option: (--[\w-]+)", message)
+    if unknown and (name := CALLED_OTHERWISE.get(unknown[1])):
+        return f"No such option: {unknown[1]}; did you mean {name}?"
+    if "valid integer" in message:
+        flag = re.search(r"'(?:-\w, )?(--[\w-]+)'", message)
+        for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
+            name, _, joined = word.partition("=")
+            if flag and name == flag[1] and (hint := written_out(joined or value)):
+                return f"{message}{hint}"
+    return message
 
 
 def scenario_flags(values: Mapping[str, Any], flags: tuple[Flag, ...] = SCENARIO_FLAGS) -> dict[str, Any]:
     """The keys of the scenario that were set by flags."""
-    return {flag.key: values[flag.name] for flag in flags if values[flag.name] is not None}
+    given = ((flag, values[flag.name]) for flag in flags if values[flag.name] is not None)
+    return {flag.key: f"{value!r} {flag.unit}" if flag.unit else value for flag, value in given}
 
 
 def with_flags(
-    flags: tuple[Flag, ...], argument: str, *, metavar: str = "[SCENARIO]"
+    flags: tuple[Flag, ...], argument: str, *, metavar: str = "[SCENARIO]", many: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command taking ``(scenario, **values)`` one optional flag for each entry of the table.
 
-    A ``metavar`` without brackets makes the argument required.
+    A ``metavar`` without brackets makes the argument required; ``many`` makes it a list of words.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         position = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        kind: Any = str | None if metavar.startswith("[") else str
+        kind: Any = list[str] if many else str | None if metavar.startswith("[") else str
         first = inspect.Parameter(
             "scenario",
             position,
             default=None if metavar.startswith("[") else inspect.Parameter.empty,
-            annotation=Annotated[kind, typer.Argument(help=argument, metavar=metavar)],
+            annotation=Annotated[
+                kind, typer.Argument(help=argument, metavar=metavar, autocompletion=names_of("scenarios"))
+            ],
         )
         command.__signature__ = inspect.Signature([first, *map(parameter, flags)])  # type: ignore[attr-defined]
         return command
@@ -116,11 +171,18 @@ def with_flags(
     return decorate
 
 
+def _completion(spelling: str) -> Callable[[str], list[str]] | None:
+    kinds = [KIND_OF_FLAG[each] for each in spelling.split(",") if each in KIND_OF_FLAG]
+    return names_of(kinds[0]) if kinds else None
+
+
 def parameter(flag: Flag) -> inspect.Parameter:
     """The flag as an optional keyword of a command."""
     switch = flag.kind is bool and not flag.key  # a choice of the scenario has a third state: left open
     kind, default = (bool, False) if switch else (flag.kind | None, None)
-    option = typer.Option(*flag.spelling.split(","), help=flag.help)
+    option = typer.Option(
+        *flag.spelling.split(","), help=flag.help, autocompletion=_completion(flag.spelling)
+    )
     return inspect.Parameter(
         flag.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )

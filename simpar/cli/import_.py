@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from simpar.cli.app import JSON_HELP, app, console, json_out
+from simpar.errors import UserError
 
 
 @app.command("import", epilog="Example: simpar import train.sh --from megatron -o plan.json")
@@ -26,10 +27,13 @@ def import_plan(
 
     Nothing in the file is executed.
     """
+    from simpar.chakra.write import NAME as TRACES
     from simpar.export import read
     from simpar.export.recipes import split_name
     from simpar.files import read_text
 
+    if source == TRACES:
+        raise UserError(f"{file}: execution traces say what ran, not a plan; simpar replay simulates them")
     found = read(read_text(split_name(file)[0]), file, source)
     plan = found.plan if model is None else found.plan.model_copy(update={"model": model})
     plan.save(output)

@@ -22,9 +22,13 @@ LISTS = {
 }
 
 
+def _starting(word: str) -> list[str]:
+    return [name for name in LISTS if name.startswith(word)]
+
+
 @app.command("list", epilog="Example: simpar list models")
 def list_names(
-    what: Annotated[str | None, typer.Argument(help=", ".join(LISTS))] = None,
+    what: Annotated[str | None, typer.Argument(help=", ".join(LISTS), autocompletion=_starting)] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """List what is shipped, by the names that other commands take."""
@@ -89,10 +93,12 @@ def _schedules() -> dict[str, str]:
 
 
 def _targets() -> dict[str, str]:
+    from simpar.chakra.write import DESCRIPTION, NAME
     from simpar.export import TARGETS, load_target
 
     targets = {name: load_target(name) for name in TARGETS}
-    return {
+    found = {
         name: f"{found.description}; {found.version}{'; reads back' if found.read else ''}"
         for name, found in targets.items()
     }
+    return {**found, NAME: DESCRIPTION}

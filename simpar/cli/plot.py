@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from simpar.cli.app import app, console
+from simpar.cli.saved import result_of
 
 
 @app.command(epilog="Example: simpar plot result.json --kind memory -o memory.png")
@@ -14,7 +15,7 @@ def plot(
     result: Annotated[
         str,
         typer.Argument(
-            help="Written by simpar simulate --json, or search --over --json", metavar="RESULT.json"
+            help="A result, a search or a grid of searches (--json), a plan or a scenario", metavar="RESULT"
         ),
     ],
     kind: Annotated[str, typer.Option("--kind", help="timeline, memory, breakdown or heatmap")] = "timeline",
@@ -22,15 +23,17 @@ def plot(
         str, typer.Option("-o", "--output", help="File to write: .png, .svg or .html")
     ] = "plot.png",
 ) -> None:
-    """Draw a result that was saved as JSON. A grid of searches is drawn as a heat map of best layouts."""
+    """Draw a result. A grid of searches is drawn as a heat map of best layouts.
+
+    A search, a plan or a scenario is simulated first: of a search its best plan.
+    """
     from simpar.errors import UserError
     from simpar.report.grid import load_grid, save_grid_plot
     from simpar.report.plots import save_plot
-    from simpar.report.result import Result
 
-    grid = load_grid(result)
+    grid = load_grid(result) if result.endswith(".json") else None
     if grid is None:
-        save_plot(Result.load(result), kind, output)
+        save_plot(result_of(result), kind, output)
     elif kind == "heatmap":
         save_grid_plot(grid, output)
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simpar.cli.app import app, console, working
+from simpar.cli.saved import result_of
 
 if TYPE_CHECKING:
     from simpar.report.result import Result
@@ -15,21 +16,30 @@ if TYPE_CHECKING:
 @app.command(epilog="Example: simpar report result.json -o report.html")
 def report(
     result: Annotated[
-        str, typer.Argument(help="A result written by simpar simulate --json", metavar="RESULT.json")
+        str, typer.Argument(help="A result or a search (--json), a plan or a scenario", metavar="RESULT")
     ],
     output: Annotated[str, typer.Option("-o", "--output", help="Page to write")] = "report.html",
     advise: Annotated[
         bool, typer.Option("--advise", help="Simulate neighbouring layouts and say what each would gain")
     ] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Of a search: one page that says why this plan, to hand on")
+    ] = False,
 ) -> None:
-    """Write a saved result as one page to open in a browser.
+    """Write a result as one page to open in a browser.
 
     Timeline to zoom into, memory over time, where the step goes, why, what to try; it asks the network for nothing.
     """
     from simpar.report.html import save_report
-    from simpar.report.result import Result
 
-    loaded = Result.load(result)
+    if summary:
+        from simpar.search.answer.summary import save_summary
+        from simpar.search.result import SearchResult
+
+        save_summary(SearchResult.load(result), output)
+        console().print(f"wrote {output}", soft_wrap=True)
+        return
+    loaded = result_of(result)
     save_report(_advised(loaded) if advise else loaded, output)
     console().print(f"wrote {output}", soft_wrap=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
-from simpar.cli.flags import SCENARIO_FLAGS, Flag, scenario_flags, with_flags
+from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, with_flags
 from simpar.errors import Infeasible, UserError
 
 if TYPE_CHECKING:
@@ -31,17 +31,21 @@ SEARCH_FLAGS = (
         "--objective",
         "",
         str,
-        "regret (default: of what cannot be told apart from the shortest step what loses least where predictions err), "
-        "time (the shortest as predicted), cost, energy or devices (fewest for --deadline)",
+        "regret (default: of what cannot be told apart from the shortest step what has the least expected regret), "
+        "time (the shortest as predicted), cost, energy or devices (fewest for --deadline); days or dollars of a run "
+        "of --tokens: how many devices, over the halves of --nodes or --over nodes=8,16,32",
     ),
-    Flag("--deadline", "", str, "Longest step, such as 5 s"),
+    Flag(
+        "--deadline", "", str, "Longest step, such as 5 s; with days and dollars the longest run, such as 60d"
+    ),
+    Flag("--budget", "", str, "With days and dollars: what the run may cost, such as 2M"),
     Flag("--top", "", int, "Candidates to show; default 5"),
     Flag(
         "--fix",
         "",
         list[str],
         "axis=value or axis=value,value; may be repeated. Several values of optimizer, tp_method, reduce_dtype, "
-        "bucket_bytes, sync, ... are searched on request (docs/search.md). micro_batch counts sequences of one "
+        "bucket_bytes, sync, ... are searched on request (docs/searching.md). micro_batch counts sequences of one "
         "data-parallel rank, with --space alpa those of all devices of a stage",
     ),
     Flag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),
@@ -87,7 +91,9 @@ SEARCH_FLAGS = (
     Flag("--suggest-to", "", str, "The table of --suggest; default suggested.csv, with plan files beside it"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
+    Flag("--csv", "", str, "Write the candidates, or the cells of --over, as CSV, in SI"),
 )
+FLAGS = (*SCENARIO_FLAGS, *RUN_FLAGS, *FAILURE_FLAGS)
 PLAN = "plan."
 OVER = {
     "model": "model", "hardware": "cluster.hardware", "nodes": "cluster.nodes", "seq-len": "training.seq_len",
@@ -102,17 +108,21 @@ SWITCHES = ("nvls", "sharp")
 
 @app.command(epilog="Example: simpar search --model gpt3-175b --hardware dgx-a100-80gb --nodes 512 --seq-len 2048 "
              "--global-batch 1536 -o plan.json")  # fmt: skip
-@with_flags(
-    (*SCENARIO_FLAGS, *SEARCH_FLAGS), "A shipped scenario or a scenario file; its layout is left aside"
-)
+@with_flags((*FLAGS, *SEARCH_FLAGS), "A shipped scenario or a scenario file; its layout is left aside")
 def search(scenario: str | None, **values: Any) -> int:
     """Find the best layout, certified, with what the others lose by. Layout flags fix an axis."""
+    if _is_of_run(values):
+        from simpar.cli.how_many import how_many_devices
+
+        one_step = {**values, "objective": "time", "deadline": None}
+        made = _problem(scenario, one_step, scenario_flags(values, FLAGS))
+        return how_many_devices(made, values, lambda status: _progress(values, 1, status, brief=True))
     if values["over"]:
         return _grid(scenario, values)
     from simpar.search.api import find_space
 
     table = _table_to_fill(values)
-    problem, loaded = _problem(scenario, values, scenario_flags(values))
+    problem, loaded = _problem(scenario, values, scenario_flags(values, FLAGS))
     if table:
         from simpar.learn.suggest import check
 
@@ -138,6 +148,22 @@ def search(scenario: str | None, **values: Any) -> int:
             for at, line in enumerate(lines):
                 console().print(line, style=None if at else "bold", soft_wrap=True)
     return INTERRUPTED if progress.is_user_stop else 0
+
+
+def _is_of_run(values: Mapping[str, Any]) -> bool:
+    """Whether the objective is of a whole run. Raises UserError for none, or a budget without one."""
+    from simpar.budget.wanted import OBJECTIVES as OF_RUNS
+    from simpar.files import choose
+    from simpar.search.problem import OBJECTIVES
+
+    wanted = values["objective"]
+    if wanted is not None:
+        choose(wanted, (*OBJECTIVES, *OF_RUNS), "objective")
+    if values["budget"] is not None and wanted not in OF_RUNS:
+        raise UserError(
+            f"--budget {values['budget']}: is of a whole run; allowed: with --objective days or dollars"
+        )
+    return wanted in OF_RUNS
 
 
 def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
@@ -230,7 +256,7 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     cells = []
     for combination in product(*axes.values()):
         at = dict(zip(axes, combination, strict=True))
-        flags = {**scenario_flags(values), **{OVER[axis]: value for axis, value in at.items()}}
+        flags = {**scenario_flags(values, FLAGS), **{OVER[axis]: value for axis, value in at.items()}}
         cells.append(Cell(at, _problem(scenario, values, flags)[0]))
     workers, time_limit_s = _workers(values), _time_limit_s(values["time_limit"])
     with Console(stderr=True).status(f"0 of {len(cells)} searches ...") as status:
@@ -245,6 +271,12 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     training = problem.training
     common = f"{problem.cluster.profile.name}, {training.global_batch} x {training.seq_len} tokens"
     grid = {"axes": list(axes), "cells": found, "title": common, "grid_schema_version": 1}
+    if values["csv"]:
+        from simpar.search.tables import cell_row
+
+        _write_rows(
+            values["csv"], [{**{axis: cell[axis] for axis in axes}, **cell_row(cell)} for cell in found]
+        )
     if not json_out(grid, values["json_"]):
         print_grid(grid, console())
     return INTERRUPTED if any(cell.get("interrupted") for cell in found) else 0
@@ -363,19 +395,26 @@ def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
     """A Progress that draws a line of counts on a terminal's standard error."""
     from rich.console import Console
 
-    from simpar.search.progress import TOP, Progress
+    from simpar.search.progress import TOP
 
     top = TOP if values["top"] is None else values["top"]
     if top < 1:
         raise UserError(f"--top {top}: allowed: at least 1")
-    workers, limit_s = _workers(values), _time_limit_s(values["time_limit"])
     with Console(stderr=True).status("enumerating ...") as status:
-        yield Progress(
-            top=top,
-            report=lambda phase, counts, best: status.update(_line(phase, counts, best)),
-            time_limit_s=limit_s,
-            workers=workers,
-        )
+        yield _progress(values, top, status)
+
+
+def _progress(values: Mapping[str, Any], top: int, status: Any, *, brief: bool = False) -> Progress:
+    """That of one search, which writes its counts to a status."""
+    from simpar.search.progress import Progress
+
+    return Progress(
+        top=top,
+        report=lambda phase, counts, best: status.update(_line(phase, counts, best)),
+        brief=brief,
+        time_limit_s=_time_limit_s(values["time_limit"]),
+        workers=_workers(values),
+    )
 
 
 def _line(phase: str, counts: Counts, best: float | None) -> str:
@@ -388,9 +427,22 @@ def _write(found: SearchResult, values: Mapping[str, Any]) -> None:
 
     if values["output"]:
         found.best.plan.save(values["output"])
+    if values["csv"]:
+        from simpar.search.tables import rows
+
+        _write_rows(values["csv"], rows(found))
     if values["json_"] == "-":
         sys.stdout.write(found.to_json() + "\n")
         return
     if values["json_"]:
         found.save(values["json_"])
     print_search(found, console())
+
+
+def _write_rows(path: str, found: list[dict[str, Any]]) -> None:
+    """Rows with the same names, as CSV."""
+    from simpar.files import write_atomic
+    from simpar.report.frames import csv_text
+
+    names = list(dict.fromkeys(name for row in found for name in row))
+    write_atomic(path, csv_text([names, *([row.get(name, "") for name in names] for row in found)]))

@@ -10,6 +10,7 @@ from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, working
 from simpar.cli.flags import (
     OPERATION_FLAGS,
     PERTURBATION_FLAGS,
+    RUN_FLAGS,
     SCENARIO_FLAGS,
     Flag,
     scenario_flags,
@@ -18,6 +19,7 @@ from simpar.cli.flags import (
 
 if TYPE_CHECKING:
     from simpar.operate.outcome import Outcome
+    from simpar.plan.plan import Plan
     from simpar.report.result import Result
     from simpar.scenario import Scenario
 
@@ -25,6 +27,7 @@ SIMULATE_FLAGS = (
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--over", "", list[str], "Simulate each of several: key=value,value; repeated, every combination"),
     Flag("--json", "", str, JSON_HELP),
+    Flag("--csv", "", str, "Write the table of --over as CSV, in SI"),
     Flag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),
     Flag("--timeline", "", str, "Write the timeline as .png, .svg or .html"),
     Flag("--memory-plot", "", str, "Write memory over time as .png, .svg or .html"),
@@ -40,19 +43,23 @@ SIMULATE_FLAGS = (
 @app.command(epilog="Example: simpar simulate --model llama-3-8b --hardware dgx-h100 --seq-len 8192 "
              "--global-batch 64 --zero 3 --json result.json")  # fmt: skip
 @with_flags(
-    (*SCENARIO_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS, *SIMULATE_FLAGS),
+    (*SCENARIO_FLAGS, *RUN_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS, *SIMULATE_FLAGS),
     "A shipped scenario, a scenario file or a plan file",
 )
 def simulate(scenario: str | None, **values: Any) -> int:
     """Simulate one layout: step time, memory and limiting factors."""
+    from simpar.errors import UserError
     from simpar.scenario import load_scenario
 
-    flags = scenario_flags(values, (*SCENARIO_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS))
+    flags = scenario_flags(values, (*SCENARIO_FLAGS, *RUN_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS))
     if values["over"]:
         from simpar.cli.sweep import swept
 
         return swept(scenario, flags, values)
+    if values["csv"]:
+        raise UserError("--csv: is the table of --over key=value,value; one result is written by --json")
     loaded = load_scenario(scenario, flags, list(values["set_"] or []))
+    _refuse_chunks_alone(loaded.plan, flags)
     from simpar.simulation import simulate as run_step  # after the input is known to be good: it loads much
 
     options = {
@@ -63,9 +70,19 @@ def simulate(scenario: str | None, **values: Any) -> int:
         result = run_step(**inputs, **options).with_published(loaded.published)
         if values["advise"] or values["html"]:
             result = _advised(result, {**inputs, **options}, status)
-    campaign = _operated(result, loaded, inputs, values["seed"]) if loaded.operation else None
+    result, campaign = _operated(result, loaded, inputs, values["seed"] or 0)
     _write_outputs(result, values, campaign)
     return INFEASIBLE if values["require_fit"] and not result.fits else 0
+
+
+def _refuse_chunks_alone(plan: Plan, flags: Mapping[str, Any]) -> None:
+    """Chunks that are asked for and would be none: without a pipeline a rank has all layers."""
+    from simpar.errors import UserError
+
+    if (flags.get("plan.vpp") or 1) > 1 and (plan.mesh.pp or 1) == 1 and not plan.pipeline.stages:
+        raise UserError(
+            f"--vpp {flags['plan.vpp']}: chunks are those of pipeline ranks; allowed: with --pp of 2 or more"
+        )
 
 
 def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:
@@ -74,15 +91,19 @@ def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:
     return advise(result, inputs, lambda change: status.update(f"trying {change} ..."))
 
 
-def _operated(result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed: int | None) -> Outcome:
-    from simpar.operate.outcome import Job, operate
-    from simpar.plan.plan import Plan
+def _operated(
+    result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed: int
+) -> tuple[Result, Outcome | None]:
+    """The result, its whole run with failures where they are known, and the campaign of days that was asked for."""
+    from simpar.operate.whole_run import operated_run
 
-    assert loaded.operation is not None, "asked for by a flag or the scenario"
-    plan = Plan.model_validate(result.setup.plan)
-    job = Job.of(result, inputs["cluster"], inputs["model"].num_parameters(), plan)
-    with working(f"operating for {loaded.operation.days:g} days"):
-        return operate(job, loaded.operation, seed=seed or 0)
+    with working("operating"):
+        result = operated_run(result, inputs, loaded.operation, seed=seed)
+        if loaded.operation is None or loaded.operation.days is None:
+            return result, None
+        from simpar.operate.outcome import Job, operate
+
+        return result, operate(Job.from_inputs(result, inputs), loaded.operation, seed=seed)
 
 
 def _write_outputs(result: Result, values: Mapping[str, Any], campaign: Outcome | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, working
 from simpar.errors import UserError
 
-ALONE = ("trace", "timeline", "memory_plot", "html", "advise", "days")
+ALONE = ("trace", "timeline", "memory_plot", "advise", "days")
 """Flags that ask for one run's output."""
 SECTIONS = {
     "training": ("seq_len", "global_batch"),
@@ -50,6 +50,16 @@ def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, A
                 rows.append(Swept(choice, refused=str(error)))
     interrupted = len(rows) < len(choices)
     rows += [Swept(choice, refused="interrupted") for choice in choices[len(rows) :]]
+    if values["html"]:
+        from simpar.report.sweep import save_sweep
+
+        save_sweep(rows, values["html"], f"{scenario or 'simulate'}: {', '.join(values['over'])}")
+    if values["csv"]:
+        from simpar.files import write_atomic
+        from simpar.report.frames import csv_text
+        from simpar.report.sweep import csv_rows
+
+        write_atomic(values["csv"], csv_text(csv_rows(rows)))
     text = json.dumps(to_dict(rows), allow_nan=False) + "\n" if values["json_"] else ""
     if values["json_"] == "-":
         sys.stdout.write(text)

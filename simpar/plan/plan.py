@@ -24,7 +24,7 @@ from simpar.models import recompute
 from simpar.models.training import Training
 from simpar.plan import flat
 from simpar.plan.mesh import Mesh
-from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp
+from simpar.plan.schedules import SCHEDULES, known_name, meant_by, natural_vpp
 from simpar.plan.stages import StagePlan
 from simpar.plan.sync import SCHEMES, problem
 from simpar.units import Bytes, Count
@@ -82,7 +82,8 @@ class Pipeline(_Part):
             return name
         known = known_name(name)
         if known is None:
-            raise ValueError(f"is no schedule{files.suggest(name, SCHEDULES)}{files.allowed(SCHEDULES)}")
+            hint = meant_by(name) or files.suggest(name, SCHEDULES)
+            raise ValueError(f"is no schedule{hint}{files.allowed(SCHEDULES)}")
         return known
 
     @model_validator(mode="after")
@@ -256,7 +257,8 @@ class Tuning(_Part):
     """What of the model is trained.
 
     Either low-rank adapters of ``lora_rank`` beside ``lora_targets``, or all but the embedding and the first
-    ``frozen_layers``; ``frozen_dtype`` nf4 stores frozen matrices of layers in 4 bits.
+    ``frozen_layers``; ``frozen_dtype`` nf4 stores frozen matrices of layers in 4 bits, fp8 in the 8 bits that products
+    of that precision read.
     """
 
     lora_rank: Count | None = None
@@ -264,7 +266,7 @@ class Tuning(_Part):
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     )  # fmt: skip
     frozen_layers: int = Field(0, ge=0, strict=True)
-    frozen_dtype: Literal["bf16", "nf4"] = "bf16"
+    frozen_dtype: Literal["bf16", "fp8", "nf4"] = "bf16"
 
     @property
     def is_used(self) -> bool:

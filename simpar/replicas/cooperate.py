@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from simpar.replicas.efficiency import efficiency, noise_scale_tokens, of_local_steps, of_staleness
 from simpar.replicas.setting import Setting, setting_of
 from simpar.replicas.staleness import MeanStep
+from simpar.report.bill import Bill
 from simpar.report.explain import explained
-from simpar.report.result import Bill, Communication, Cooperation, Efficiency, Result, Speed, TimeBreakdown
-from simpar.report.summarise import Context
+from simpar.report.result import Communication, Cooperation, Efficiency, Result, Speed, TimeBreakdown
+from simpar.report.summarise import Context, with_whole_run
 
 if TYPE_CHECKING:
     from simpar.program.perturbation import Perturbation
@@ -37,7 +38,7 @@ def cooperate(
         bill=_bill(result.bill, mean.step_s / result.step_time_s),
         cooperation=_report(setting, mean, _statistics(setting, mean, speed, noise_tokens)),
     )
-    return explained(changed, critical=result.why.critical_path_s)
+    return explained(with_whole_run(changed), critical=result.why.critical_path_s)
 
 
 def _speed(speed: Speed, step_s: float) -> Speed:
@@ -72,7 +73,11 @@ def _exchange(result: Result, setting: Setting, mean: MeanStep) -> Communication
 
 def _bill(bill: Bill, factor: float) -> Bill:
     """Rent and energy of a longer or shorter step at the same power; servers are not in the bill."""
-    return Bill(**{name: None if v is None else v * factor for name, v in bill.model_dump().items()})
+    usd, joules = bill.cost_usd_per_step, bill.energy_j_per_step
+    return Bill(
+        cost_usd_per_step=None if usd is None else usd * factor,
+        energy_j_per_step=None if joules is None else joules * factor,
+    )
 
 
 def _statistics(

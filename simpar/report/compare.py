@@ -11,8 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from simpar.report.bill import AMOUNTS
 from simpar.report.explain import WORDS, fullest_stage
 from simpar.report.result import Result
+from simpar.report.run_rows import figure
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.units import (
     MEGA,
@@ -74,7 +76,7 @@ def compare(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Compar
     return Comparison(
         names=names,
         asked=dict(_asked(a, b)),
-        figures={name: Pair(a=first[name], b=second[name]) for name in FIGURES},
+        figures={name: Pair(a=first[name], b=second[name]) for name in FIGURES} | _whole_runs(a, b),
         per="step" if scale[0] == 1.0 else "million tokens",
         time_change_s=time,
         memory_change_bytes=memory,
@@ -85,6 +87,17 @@ def compare(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Compar
             *_fit_sentences(names, a, b),
         ),
     )
+
+
+def _whole_runs(a: Result, b: Result) -> dict[str, Pair]:
+    """What the runs of both come to, where their trainings say the tokens."""
+    if a.whole_run is None or b.whole_run is None:
+        return {}
+    amounts = {name: [getattr(run, name) for run in (a.whole_run, b.whole_run)] for name in AMOUNTS}
+    return {
+        name: Pair(**{letter: one and one.value for letter, one in zip("ab", pair, strict=True)})
+        for name, pair in amounts.items()
+    }
 
 
 def _tokens(result: Result) -> float:
@@ -186,7 +199,8 @@ LABELS = {
     "step_time_s": "step time", "tokens_per_s": "tokens/s", "tokens_per_s_per_device": "tokens/s per device",
     "mfu": "MFU", "hfu": "HFU", "tflops_per_device": "model TFLOP/s per device", "bubble_fraction": "bubble",
     "peak_memory_bytes": "peak memory", "peak_reserved_bytes": "peak reserved", "headroom_bytes": "headroom",
-    "cost_usd_per_step": "cost per step", "energy_j_per_step": "energy per step",
+    "cost_usd_per_step": "cost per step", "energy_j_per_step": "energy per step", "days": "days of the run",
+    "device_hours": "GPU-hours of the run", "cost_usd": "dollars of the run", "energy_mwh": "MWh of the run",
 }  # fmt: skip
 """Figures as the report of one result calls them."""
 
@@ -198,6 +212,8 @@ def _text(name: str, value: Any) -> str:
         return f"-{format_bytes(-value)}" if value < 0 else format_bytes(value)
     if name == "step_time_s":
         return format_seconds(value)
+    if name in AMOUNTS:
+        return figure(value)
     if name.startswith("tokens"):
         return format_count(value)
     if name in ("mfu", "hfu", "bubble_fraction"):

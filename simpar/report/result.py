@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import simpar.report.timeline as timelines
 from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.report.bill import Bill, WholeRun
 from simpar.report.certainty import Certainty
 from simpar.report.timeline import Overview, Timeline
 from simpar.report.waits import ExpertLoad, SlowRanks, Waited
@@ -176,13 +177,6 @@ class MemoryReport(_Part):
         return next((one.capacity for one in self.stages if one.stage == stage), self.capacity_bytes)
 
 
-class Bill(_Part):
-    """Money and energy of one step of the whole job; None where the profile has no facts."""
-
-    cost_usd_per_step: float | None = None
-    energy_j_per_step: float | None = None
-
-
 class Setup(_Part):
     """Enough to reproduce the run: resolved inputs, the engine that ran with its seed, and what folding did.
 
@@ -285,7 +279,7 @@ class Why(_Part):
     certainty: Certainty | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What one simulated step came to.
 
@@ -320,6 +314,11 @@ class Result:
     def certainty(self) -> Certainty | None:
         """How sure the step time and the memory are."""
         return self.why.certainty
+
+    @property
+    def whole_run(self) -> WholeRun | None:
+        """What the run comes to, where the training says its tokens."""
+        return self.bill.whole_run
 
     @property
     def waiting(self) -> tuple[Waited, ...]:
@@ -417,11 +416,11 @@ class Result:
         """The same result beside a published figure."""
         return replace(self, published=published)
 
-    def to_frame(self) -> pd.DataFrame:
-        """Memory and busy time per pipeline stage as a pandas DataFrame, bytes and seconds."""
-        import pandas as pd
+    def to_frame(self, table: str = "stages") -> pd.DataFrame:
+        """Memory by stage, or "time", "communication", "figures", "trials" (:mod:`simpar.report.frames`), in SI."""
+        from simpar.report.frames import frame_of
 
-        return pd.DataFrame([stage.model_dump() for stage in self.memory.stages]).set_index("stage")
+        return frame_of(self, table)
 
     def plot_timeline(self, path: str | Path) -> None:
         """Write the timeline as .png, .svg or .html. Raises UserError for another suffix."""
@@ -434,6 +433,11 @@ class Result:
         from simpar.report.plots import save_plot
 
         save_plot(self, "memory", path)
+
+    def __repr__(self) -> str:
+        from simpar.report.terminal import short
+
+        return short(self)
 
     def _repr_html_(self) -> str:
         from simpar.report.terminal import to_html

@@ -15,6 +15,7 @@ from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES
 from simpar.cost.power import device_w, input_w
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.mixed import MixedCluster
+from simpar.hardware.price import price_of
 from simpar.models.documents import packing_of
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.plan.mirrored import unfolded
@@ -26,11 +27,11 @@ from simpar.program.ir.program import MEMORY_CATEGORIES, Label, Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import CAUSES, Accounts, account
+from simpar.report.bill import Amount, Bill, Step, whole_run
 from simpar.report.certainty import certainty_of
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
 from simpar.report.result import (
-    Bill,
     Communication,
     HostReport,
     JitterReport,
@@ -120,6 +121,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
         bill=_bill(context, accounts, step_s),
         setup=_setup(context),
     )
+    result = with_whole_run(result)
     if not with_timeline:
         return explained(result)
     curves = [_memory_curve(one) for one in held]
@@ -130,6 +132,24 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
     path = critical_path_s(lowered.program, timing, accounts.binding)
     path["host"] = path.get("host", 0.0) + between_s
     return explained(result, critical=path)
+
+
+def with_whole_run(result: Result) -> Result:
+    """The result with what its run comes to, where the training says how many tokens that has."""
+    training, known = result.setup.training, result.certainty
+    if training.get("tokens") is None:
+        return result
+    low, high = known.step_time_interval_s if known else (None, None)
+    seconds = Amount(value=result.step_time_s, low=low, high=high)
+    bill = result.bill
+    step = Step(
+        seconds=seconds,
+        devices=result.setup.cluster["devices"],
+        cost_usd=bill.cost_usd_per_step,
+        energy_j=bill.energy_j_per_step,
+    )
+    run = whole_run(training["tokens"], training["seq_len"] * training["global_batch"], step)
+    return replace(result, bill=bill.model_copy(update={"whole_run": run}))
 
 
 def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overview:
@@ -392,7 +412,8 @@ def _bill(context: Context, accounts: Accounts, step_s: float) -> Bill:
     products, streaming = (kernels_s / whole_s[:, None]).T
     cost, energy = 0.0, 0.0
     for part in cluster.parts:
-        price = part.profile.price_per_device_hour or part.device.price_per_hour or nan
+        price = price_of(part)
+        price = nan if price is None else price
         cost += price * part.world_size * step_s / HOUR_S
         if (power := part.device.power) is None:
             energy = nan
@@ -408,6 +429,7 @@ def _bill(context: Context, accounts: Accounts, step_s: float) -> Bill:
 
 def _setup(context: Context) -> Setup:
     job, cluster, layout = context.job, context.cluster, context.lowered.layout
+    price = cluster.profile.price_per_device_hour
     return Setup(
         plan=unfolded(job.plan).model_dump(mode="json"),
         asked={} if context.asked is None else _asked(context.asked, job.plan),
@@ -422,6 +444,7 @@ def _setup(context: Context) -> Setup:
             "degraded": dict(cluster.scaling),
             "nvls": cluster.profile.scale_up.nvls,
             "sharp": bool(cluster.profile.scale_out and cluster.profile.scale_out.sharp),
+            **({"price_per_device_hour": f"{price!r} USD/h"} if price is not None else {}),
         },
         engine={
             "name": context.engine,

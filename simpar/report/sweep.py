@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simpar.files import write_atomic
 from simpar.report.result import SCHEMA_VERSION, Result
 from simpar.report.terminal import interval_words, probably
 from simpar.units import format_bytes, format_seconds
@@ -62,18 +64,117 @@ def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:
     return lines
 
 
+def csv_rows(rows: Sequence[Swept]) -> list[list[Any]]:
+    """Names of columns, then a row for every choice, in SI: keys, step, interval, MFU, memory, busy and exposed."""
+    kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
+    head = [
+        "step_time_s",
+        "step_time_low_s",
+        "step_time_high_s",
+        "tokens_per_s",
+        "mfu",
+        "peak_reserved_bytes",
+        "fits",
+    ]
+    sent = [f"{kind}_{part}_s" for kind in kinds for part in ("busy", "exposed")]
+    lines: list[list[Any]] = [[*rows[0].choice, *head, "fit_probability", *sent, "refused"]]
+    for row in rows:
+        if row.result is None:
+            lines.append([*row.choice.values(), *[""] * (len(head) + 1 + len(sent)), row.refused])
+            continue
+        result, known = row.result, row.result.certainty
+        low_s, high_s = known.step_time_interval_s if known else ("", "")
+        times = [result.communication.get(kind) for kind in kinds]
+        lines.append([
+            *row.choice.values(), result.step_time_s, low_s, high_s, result.tokens_per_s, result.mfu,
+            result.memory.peak_reserved_bytes, result.fits, known.fit_probability if known else "",
+            *(value for each in times for value in ((each.busy_s, each.exposed_s) if each else ("", ""))), "",
+        ])  # fmt: skip
+    return lines
+
+
+def save_sweep(rows: Sequence[Swept], path: str | Path, title: str) -> None:
+    """One page: a grid of two keys, or the list of one or more, shaded by the step time of what fits."""
+    from simpar.report.html import environment, filled
+
+    page = {
+        "title": title,
+        "grid": _grid(rows),
+        "table": table(rows),
+        "shades": [_shade(row, rows) for row in rows],
+    }
+    write_atomic(path, filled(environment().get_template("sweep.html.j2"), page))
+
+
+def _grid(rows: Sequence[Swept]) -> dict[str, Any] | None:
+    """Cells by the values of two keys; None for another number of them."""
+    keys = list(rows[0].choice)
+    if len(keys) != 2:
+        return None
+    down, across = (list(dict.fromkeys(row.choice[key] for row in rows)) for key in keys)
+    cells = {(row.choice[keys[0]], row.choice[keys[1]]): row for row in rows}
+    lines = [
+        {"name": first, "cells": [_cell(cells[first, second], rows) for second in across]} for first in down
+    ]
+    return {"keys": keys, "across": across, "lines": lines}
+
+
+def _cell(row: Swept, rows: Sequence[Swept]) -> dict[str, str]:
+    if row.result is None:
+        return {"step": "refused", "words": row.refused, "shade": _shade(row, rows)}
+    memory = format_bytes(row.result.memory.peak_reserved_bytes)
+    fits = "fits" if row.result.fits else "does not fit"
+    words = f"MFU {row.result.mfu:.1%}, {memory}, {fits}"
+    return {"step": format_seconds(row.result.step_time_s), "words": words, "shade": _shade(row, rows)}
+
+
+def _shade(row: Swept, rows: Sequence[Swept]) -> str:
+    """How dark a cell is: the fastest that fits darkest, twice as long not at all; nothing for what does not fit."""
+    times = [one.result.step_time_s for one in rows if one.result and one.result.fits]
+    if row.result is None or not row.result.fits:
+        return "0"
+    return f"{max(0.0, 2 - row.result.step_time_s / min(times)) * 0.5:.3f}"
+
+
 def print_sweep(rows: Sequence[Swept], console: Console) -> None:
-    """Write the table, the fastest choice that fits marked."""
+    """Write the table, the fastest choice that fits marked; on a narrow terminal columns are left out, and named."""
     from rich.table import Table
 
     head, *lines = table(rows)
     times = [row.result.step_time_s if row.result and row.result.fits else float("inf") for row in rows]
     best = times.index(min(times)) if min(times) < float("inf") else -1
+    cells = [["*" if at == best else "", *line] for at, line in enumerate(lines)]
+    for row, line in zip(rows, cells, strict=True):
+        line[-1] = "refused" if row.result is None else line[-1]
+    titles = ["", *head]
+    shown, left_out = _that_fit(titles, cells, len(rows[0].choice), console.width)
     drawn = Table(box=None, pad_edge=False)
-    for at, name in enumerate(("", *head)):
-        drawn.add_column(name, justify="left" if at in (0, len(head)) else "right", no_wrap=at < len(head))
-    for at, line in enumerate(lines):
-        drawn.add_row("*" if at == best else "", *line)
+    for at in shown:
+        title = titles[at].replace(" busy", "\nbusy") if console.is_terminal else titles[at]
+        drawn.add_column(title, justify="left" if at in (0, len(head)) else "right", no_wrap=True)
+    for line in cells:
+        drawn.add_row(*(line[at] for at in shown))
     console.print(drawn)
+    if left_out:
+        console.print(f"left out for width: {', '.join(left_out)} (--json has them)", soft_wrap=True)
+    for row in rows:
+        if row.result is None:
+            choice = " ".join(f"{key}={value}" for key, value in row.choice.items())
+            console.print(f"{choice}: {row.refused}", soft_wrap=True, markup=False)
     if best >= 0:
         console.print("* fastest that fits")
+
+
+def _that_fit(
+    titles: Sequence[str], cells: Sequence[Sequence[str]], num_keys: int, width: int
+) -> tuple[list[int], list[str]]:
+    """Columns that a console is wide enough for, and titles of the rest: communication goes first, then intervals."""
+    longest = [max(len(part) for part in title.split(" busy")) for title in titles]
+    widths = [max(longest[at], *(len(line[at]) for line in cells)) + 2 for at in range(len(titles))]
+    interval, first_kind = num_keys + 2, num_keys + 4
+    shown, left_out = list(range(len(titles))), []
+    for at in (*range(first_kind, len(titles) - 2), interval):
+        if sum(widths[each] for each in shown) - 2 > width:
+            shown.remove(at)
+            left_out.append(titles[at])
+    return shown, left_out

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from simpar.report.run_rows import run_rows
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.scenario import Published
 from simpar.units import GIB, format_bytes, format_count, format_energy, format_figure, format_seconds
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from simpar.report.result import Cooperation, Result, StageMemory, Trial
 
 BAR_WIDTH = 32
+WRAPPED = "wrapped"
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
 MAX_MEMORY_ROWS = 12
 CAUSES = {
@@ -32,7 +34,7 @@ MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
 
 def headline(result: Result) -> str:
-    """Model with its parameter count, cluster and layout in one line."""
+    """Model with its parameter count, cluster, layout and software stack in one line."""
     model, cluster, setup = result.setup.model, result.setup.cluster, result.setup
     count = model.get("parameters")
     size = f" ({format_count(count)})" if count else ""
@@ -40,7 +42,16 @@ def headline(result: Result) -> str:
     where = f"{nodes} x {cluster.get('hardware')}" + (
         f" ({devices:,} {cluster.get('device', 'devices')})" if devices else ""
     )
-    return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}"
+    stack = setup.plan.get("stack")
+    return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}" + (
+        f", {stack} stack" if stack else ""
+    )
+
+
+def short(result: Result) -> str:
+    """A result in one line, for a shell."""
+    step, state = format_seconds(result.step_time_s), memory_state(result)
+    return f"<Result {headline(result)}; {step} a step, MFU {result.mfu:.1%}, {state}>"
 
 
 def layout(plan: dict[str, Any]) -> str:
@@ -183,7 +194,7 @@ def figures(result: Result) -> list[tuple[str, str]]:
         rows.append(("cost per step", f"{format_figure(result.bill.cost_usd_per_step)} USD"))
     if result.bill.energy_j_per_step is not None:
         rows.append(("energy per step", format_energy(result.bill.energy_j_per_step)))
-    return rows
+    return [*rows, *run_rows(result.whole_run)]
 
 
 def memory_state(result: Result, misfit: str = "DOES NOT FIT") -> str:
@@ -297,7 +308,7 @@ def _breakdown(result: Result, console: Console) -> Table:
 
 def _communication(result: Result, console: Console) -> Table:
     table = table_of(
-        console, ("kind", "left"), ("algorithm", "left"), ("buffers per rank", "right"), ("busy", "right"),
+        console, ("kind", "left"), ("algorithm", WRAPPED), ("volume per rank", "right"), ("busy", "right"),
         ("exposed", "right"),
     )  # fmt: skip
     for kind, entry in result.communication.items():
@@ -439,7 +450,10 @@ def shortened(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tu
 
 
 def table_of(console: Console, *columns: tuple[str, Any], header: bool = True) -> Table:
-    """An empty table of columns (title, justification); lines and bold titles on a terminal only."""
+    """An empty table of columns (title, justification); lines and bold titles on a terminal only.
+
+    A column of words that is justified as WRAPPED takes several lines where the console is narrow: no other is cut.
+    """
     from rich import box
     from rich.table import Table
 
@@ -447,7 +461,8 @@ def table_of(console: Console, *columns: tuple[str, Any], header: bool = True) -
         box=box.SIMPLE_HEAD if console.is_terminal and header else None, show_header=header, pad_edge=False
     )
     for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True)
+        wraps = justify == WRAPPED
+        table.add_column(name, justify="left" if wraps else justify, no_wrap=not wraps)
     return table
 
 

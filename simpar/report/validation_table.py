@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simpar.report.terminal import table_of, three
+from simpar.report.terminal import WRAPPED, table_of, three
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,12 +51,11 @@ _OF_OPERATIONS = {
 def _validation_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> Table:
     single = any("predicted_time_s" in row for row in rows)
     columns = _OF_OPERATIONS if single else _OF_RUNS
-    table = table_of(
-        console, ("operation" if single else "run", "left"), *((name, "right") for name in columns)
-    )
+    head = [(_folded(name, console), "right") for name in columns]
+    table = table_of(console, ("operation" if single else "run", WRAPPED), *head)
     for row in rows:
         if "reason" in row:
-            table.add_row(row["label"], f"not modelled: {row['reason']}")
+            table.add_row(f"{row['label']}: not modelled: {row['reason']}", *[""] * len(columns))
         else:
             table.add_row(row["label"], *(_blank_or_three(row[key]) for key in columns.values()))
     return table
@@ -69,10 +68,18 @@ def _validation_sources(found: Mapping[str, Any], console: Console) -> Table:
         "memory %": "memory_ape_median", "static %": "static_memory_ape_median", "tau": "kendall_tau",
         "regret %": "regret_mean",
     }  # fmt: skip
-    table = table_of(console, ("median errors by source", "left"), *((name, "right") for name in columns))
-    for name, figures_of in (*found["by_source"].items(), ("all", found)):
+    sources = [*found["by_source"].items(), ("all", found)]
+    columns = {name: key for name, key in columns.items() if any(of[key] is not None for _, of in sources)}
+    head = [(_folded(name, console), "right") for name in columns]
+    table = table_of(console, ("median errors by source", WRAPPED), *head)
+    for name, figures_of in sources:
         table.add_row(name, *(_blank_or_three(figures_of[key]) for key in columns.values()))
     return table
+
+
+def _folded(name: str, console: Console) -> str:
+    """A title on two lines, so that its column is as narrow as its numbers, on a terminal."""
+    return name.replace(" ", "\n") if console.is_terminal else name
 
 
 def _read(counts: Mapping[str, int]) -> str:

@@ -27,7 +27,7 @@ Held = int | float | str | None
 BY_REGRET = "regret"
 """The objective unless something else is asked for."""
 OBJECTIVES = {
-    BY_REGRET: "the step that loses least where predictions err, of those not to be told apart from the shortest",
+    BY_REGRET: "the step of the least expected regret, of those not to be told apart from the shortest",
     "time": "the shortest step, as predicted",
     "cost": "the fewest dollars a step, over numbers of nodes",
     "energy": "the least energy a step, over numbers of nodes",

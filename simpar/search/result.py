@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simpar.errors import Infeasible
+from simpar.errors import Infeasible, UserError
 from simpar.files import write_atomic
 from simpar.plan.plan import Plan
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA_VERSION = 1
 
@@ -38,6 +41,14 @@ class Candidate:
     figures: Mapping[str, Any] = field(default_factory=dict)
     why: tuple[str, ...] = ()
 
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Candidate:
+        """A candidate from its plain data."""
+        rest = dict(data)
+        head = {name: rest.pop(name) for name in ("rank", "step_time_s", "mfu", "peak_memory_bytes")}
+        plan, why = Plan.model_validate(rest.pop("plan")), tuple(rest.pop("why"))
+        return Candidate(plan=plan, why=why, figures=rest, **head)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the promised keys first, then the other figures."""
         head = {
@@ -47,7 +58,7 @@ class Candidate:
         return head | {"plan": self.plan.model_dump(mode="json"), "why": list(self.why)} | dict(self.figures)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult:
     """Candidates, best first, and the certificate.
 
@@ -82,6 +93,54 @@ class SearchResult:
     def tied(self) -> tuple[Candidate, ...]:
         """Candidates that cannot be told apart; none where the best is clear."""
         return tuple(one for one in (*self.candidates, *self.not_shown) if one.figures.get("tied"))
+
+    def __repr__(self) -> str:
+        from simpar.search.tables import short
+
+        return short(self)
+
+    def _repr_html_(self) -> str:
+        from simpar.search.tables import to_html
+
+        return to_html(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a candidate, best first, by rank: figures in SI, and the layout as one column for every axis."""
+        import pandas as pd
+
+        from simpar.search.tables import rows
+
+        return pd.DataFrame(rows(self)).set_index("rank")
+
+    @staticmethod
+    def load(path: str | Path) -> SearchResult:
+        """What :meth:`save` or ``simpar search --json`` wrote. Raises UserError for another file."""
+        from simpar.report.result import read_object
+
+        return SearchResult.from_dict(read_object(path), source=str(path))
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], *, source: str = "search") -> SearchResult:
+        """A search from its plain data. Raises UserError where that is none, or of another version."""
+        version, rest = data.get("search_schema_version"), dict(data)
+        if version != SCHEMA_VERSION or not isinstance(data.get("candidates"), list):
+            said = (
+                "is no search (simpar search --json)"
+                if version is None
+                else f"search_schema_version = {version}"
+            )
+            raise UserError(
+                f"{source}: {said}; allowed: {SCHEMA_VERSION}" if version is not None else f"{source}: {said}"
+            )
+        own = ("certified_optimal", "gap", "search_seconds", "objective")
+        try:
+            counts = Counts(**{each.name: rest.pop(each.name) for each in fields(Counts)})
+            head = {name: rest.pop(name) for name in own}
+            candidates = tuple(Candidate.from_dict(one) for one in rest.pop("candidates"))
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{source}: not a whole search ({error})") from None
+        rest.pop("search_schema_version")
+        return SearchResult(candidates, counts, details=rest, **head)
 
     def saying(self, more: Mapping[str, object]) -> SearchResult:
         """The same with more details."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
+from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import make_job
@@ -60,44 +63,59 @@ MIXTURES = [plan for name, plan in PLANS.items() if name.startswith("experts")]
 def lowered(plan: dict[str, object], **options: object) -> Lowered:
     """A small Llama, or a small mixture where the plan speaks of experts, on two DGX H100."""
     cluster = load_cluster("dgx-h100", 2)
-    training = Training(seq_len=512, global_batch=64)
+    training = Training(seq_len=512, global_batch=32)
     model = "small-mixture" if plan in MIXTURES else "small-llama"
     job = make_job(model, cluster, Plan(**plan), training)
     return lower(job, cluster, schedule_of(job.plan, training), **options)
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-def test_collapsed_equals_flat(plan: dict[str, object]) -> None:
+@dataclass(frozen=True)
+class Case:
+    """A plan as it is simulated."""
+
+    plan: dict[str, object]
+    entry: Lowered
+    timing: Timing
+
+
+@pytest.fixture(scope="module", params=PLANS.values(), ids=PLANS.keys())
+def case(request: pytest.FixtureRequest) -> Case:
+    """Each of the plans, run once by the reference engine for all laws."""
+    entry = lowered(request.param)
+    return Case(request.param, entry, reference.run(entry.program))
+
+
+def test_collapsed_equals_flat(case: Case) -> None:
     """One op per block gives every action the same finish as one op per kernel, to the nanosecond."""
-    short, long = lowered(plan), lowered(plan, collapse=False)
+    short, long = case.entry, lowered(case.plan, collapse=False)
     verify(short.program)
     verify(long.program)
     assert len(short.program) <= len(long.program)
-    ends = [_action_ends(each) for each in (short, long)]
+    ends = _action_ends(short, case.timing), _action_ends(long, reference.run(long.program))
     assert (ends[0] == ends[1]).all()
 
 
-def _action_ends(entry: Lowered) -> np.ndarray:
-    """Finish of every action of every class, int64 ns, from the reference engine."""
-    finish = reference.run(entry.program).finish_ns[entry.op_of_slot]
+def _action_ends(entry: Lowered, timing: Timing) -> np.ndarray:
+    """Finish of every action of every class, int64 ns."""
+    finish = timing.finish_ns[entry.op_of_slot]
     key = entry.slots.class_id * (entry.slots.action.max() + 1) + entry.slots.action
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     return np.maximum.reduceat(finish, starts)
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-def test_folded_equals_unfolded(plan: dict[str, object]) -> None:
+def test_folded_equals_unfolded(case: Case) -> None:
     """A class's representative finishes every action when each of its ranks does on its own."""
-    folded = lowered(plan)
-    alone = lowered(plan, perturbation=Perturbation(fold=False))
+    folded = case.entry
+    alone = lowered(case.plan, perturbation=Perturbation(fold=False))
     assert alone.layout.num_classes == 16
-    folded_ends, alone_ends = (_ends_by_class(each) for each in (folded, alone))
+    folded_ends = _ends_by_class(folded, case.timing)
+    alone_ends = _ends_by_class(alone, reference.run(alone.program))
     for rank in range(16):
         assert folded_ends[folded.layout.class_of_rank[rank]] == alone_ends[alone.layout.class_of_rank[rank]]
 
 
-def _ends_by_class(entry: Lowered) -> dict[int, list[int]]:
-    finish = reference.run(entry.program).finish_ns[entry.op_of_slot]
+def _ends_by_class(entry: Lowered, timing: Timing) -> dict[int, list[int]]:
+    finish = timing.finish_ns[entry.op_of_slot]
     found: dict[int, list[int]] = {}
     for class_id in range(entry.layout.num_classes):
         mine = entry.slots.class_id == class_id
@@ -117,13 +135,12 @@ def test_straggler_unfolds_and_slows(name: str) -> None:
     assert reference.run(slow.program).makespan_ns > reference.run(plain.program).makespan_ns
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-def test_contention_only_adds(plan: dict[str, object]) -> None:
+def test_contention_only_adds(case: Case) -> None:
     """Without contention the step is a lower bound, and the sweep engine agrees with the reference."""
-    free, shared = lowered(plan, contention=False), lowered(plan)
+    free = lowered(case.plan, contention=False)
     bound = sweep.run(free.program)
     assert (bound.finish_ns == reference.run(free.program).finish_ns).all()
-    assert bound.makespan_ns <= reference.run(shared.program).makespan_ns
+    assert bound.makespan_ns <= case.timing.makespan_ns
 
 
 def test_degraded_link_slows_the_pipeline_that_crosses_it() -> None:

@@ -1,29 +1,17 @@
 """``simpar calibrate`` as a user types it: profiles that simulate reads, one clear line otherwise."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from simpar import cli
+
 pytest.importorskip("torch")
-ROOT = Path(__file__).parents[2]
 
 
-def simpar(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command in a folder."""
-    command = [sys.executable, "-m", "simpar", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
-
-
-def test_a_calibration_predicts_a_step(tmp_path):
+def test_a_calibration_predicts_a_step(forked, tmp_path):
     """Two ranks are measured; the profiles name torch and samples, and a plan is simulated on them."""
-    done = simpar(tmp_path, "calibrate", "-o", "here.yaml", "--ranks", "2", "--quick", "--json", "found.json")
+    done = forked("calibrate", "-o", "here.yaml", "--ranks", "2", "--quick", "--json", "found.json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["ranks"] == 2
@@ -41,7 +29,7 @@ def test_a_calibration_predicts_a_step(tmp_path):
     assert "torch" in found["cluster"]["sources"][0]
     flags = ["--model", "tiny-llama", "--hardware", "here.yaml", "--stack", "here.stack.yaml", "--json", "-"]
     shape = ["--seq-len", "64", "--global-batch", "8", "--dp", "2", "--precision", "fp32"]
-    result = simpar(tmp_path, "simulate", *flags, *shape)
+    result = forked("simulate", *flags, *shape)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["step_time_s"] > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "here.stack.yaml", "here.yaml"]
@@ -56,9 +44,9 @@ def test_a_calibration_predicts_a_step(tmp_path):
         (["-o", "here.yaml", "--ranks", "0"], "ranks"),
     ],
 )
-def test_what_cannot_be_measured_is_said_in_one_line(tmp_path, arguments, words):
+def test_what_cannot_be_measured_is_said_in_one_line(tmp_path, monkeypatch, capsys, arguments, words):
     """Bad input ends with exit code 2 and writes nothing."""
-    done = simpar(tmp_path, "calibrate", *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["calibrate", *arguments]) == 2
+    assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -1,20 +1,28 @@
 """The command line as a user types it: exit codes, one-line errors, what goes to which stream."""
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from typer.main import get_command
 
-from simpar import cli
+from simpar import cli, files
 from simpar.cli import about
 from simpar.cli.about import SCHEMAS
-from simpar.cli.flags import OPERATION_FLAGS, PERTURBATION_FLAGS, SCENARIO_FLAGS
+from simpar.cli.completion import names_of
+from simpar.cli.flags import OPERATION_FLAGS, PERTURBATION_FLAGS, RUN_FLAGS, SCENARIO_FLAGS
 from simpar.cli.listing import LISTS
 from simpar.cli.simulate import SIMULATE_FLAGS
-from simpar.report.result import Result
+from simpar.report.result import Communication, Result
+from simpar.report.sweep import Swept, print_sweep
+from tests.conftest import make_result, make_timeline
 
 HEAVY = (
     "numpy",
@@ -31,11 +39,15 @@ HEAVY = (
 COMMANDS = (
     "simulate",
     "search",
+    "check",
     "compare",
     "report",
     "export",
     "import",
     "run",
+    "explain",
+    "replay",
+    "ui",
     "plot",
     "calibrate",
     "learn",
@@ -43,23 +55,25 @@ COMMANDS = (
     "list",
     "schema",
     "doctor",
+    "hardware",
 )
 SMALL = [
     "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8", "--precision",
     "fp32",
 ]  # fmt: skip
 FROZEN_FLAGS = {
+    "--tokens", "--price-per-gpu-hour",
     "--jitter", "--seeds", "--over", "--days", "--reliability", "--checkpoint", "--spares",
     "--model", "--hardware", "--nodes", "--seq-len", "--global-batch", "--tp", "--pp", "--vpp", "--dp",
     "--cp", "--ep", "--micro-batch", "--zero", "--hsdp", "--sync", "--sequence-parallel/--no-sequence-parallel",
-    "--schedule", "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--trace",
+    "--schedule", "--recompute", "--precision", "--optimizer", "--stack", "--set", "--json", "--csv", "--trace",
     "--timeline", "--memory-plot", "--html", "--advise", "--engine", "--seed", "--flops-convention", "--require-fit",
 }  # fmt: skip
 
 
 def test_the_flags_are_frozen():
     """A flag is added or removed by changing this list, never by accident."""
-    tables = (SCENARIO_FLAGS, PERTURBATION_FLAGS, OPERATION_FLAGS, SIMULATE_FLAGS)
+    tables = (SCENARIO_FLAGS, RUN_FLAGS, PERTURBATION_FLAGS, OPERATION_FLAGS, SIMULATE_FLAGS)
     assert {flag.spelling for table in tables for flag in table} == FROZEN_FLAGS
 
 
@@ -111,6 +125,20 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
         (["simulate", "gpt2-laptop", "--set", "plan.zer=1"], "plan.zer"),
         (["simulate", "gpt2-laptop", "--model", "gpt5"], "gpt5"),
         (["simulate", "gpt2-laptop", "--hardware", "dgx-h1000"], "did you mean 'dgx-h100'"),
+        (["simulate", "gpt2-laptop", "--hardware", "DGX-H100"], "did you mean 'dgx-h100'"),
+        (["simulate", "Llama-3-8B"], "is a model and no scenario: give --model llama-3-8b --hardware NAME"),
+        (["simulate", "gpt2-laptop", "--gpus", "8"], "did you mean --nodes"),
+        (
+            ["simulate", "gpt2-laptop", "--schedule", "zero-bubble"],
+            "did you mean 'zb-h1' or 'zb-h2' or 'zb-v'",
+        ),
+        (["simulate", "gpt2-laptop", "--set", "zero=3"], "did you mean --set plan.zero=...?"),
+        (["simulate", "gpt2-laptop", "--set", "seq_len=8"], "did you mean --set training.seq_len=...?"),
+        (["simulate", "gpt2-laptop", "--set", "training.seq_len=4k"], "write the number out: 4096 or 4000"),
+        (["simulate", "gpt2-laptop", "--seq-len", "4k"], "write the number out: 4096 or 4000"),
+        (["simulate", "gpt2-laptop", "--global-batch=2M"], "write the number out: 2097152 or 2000000"),
+        (["simulate", "gpt2-laptop", "--vpp", "2"], "--vpp 2: chunks are those of pipeline ranks"),
+        (["compare", "llama-3-8b", "gpt2-laptop"], "is a model and no scenario"),
         (["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),
         (["simulate", "gpt2-laptop", "--engine", "magic"], "magic"),
         (["simulate", "gpt2-laptop", "--seq-len", "1000000000000000"], "training.seq_len = 1000000000000000"),
@@ -175,6 +203,56 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, words, capsys):
     assert words in error
     assert error.count("\n") == 1
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "typed", "wanted"),
+    [
+        ("simulate", "--model", "llama-3-8", "llama-3-8b"), ("simulate", "--hardware", "dgx-h", "dgx-h100"),
+        ("simulate", "--stack", "nem", "nemo"), ("simulate", "--schedule", "zb", "zb-h1"),
+        ("search", "scenario", "gpt2", "gpt2-laptop"), ("simulate", "--reliability", "meta-r", "meta-rsc-1"),
+        ("list", "what", "mod", "models"),
+    ],
+)  # fmt: skip
+def test_a_shell_completes_names(command, name, typed, wanted):
+    """Models, scenarios, hardware and the rest, by what is typed."""
+    group = get_command(cli.app)
+    context = group.make_context("simpar", [], resilient_parsing=True)
+    found = group.get_command(context, command)
+    words = [parameter for parameter in found.params if name in (parameter.name, *parameter.opts)]
+    assert wanted in [item.value for item in words[0].shell_complete(context, typed)]
+
+
+def test_a_shell_completes_files(tmp_path, monkeypatch):
+    """Where a name may be that of a file; folders go on."""
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plan.yaml").write_text("")
+    (tmp_path / "notes.txt").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert names_of("scenarios")("pl") == ["plan.yaml", "plans/"]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_sweep_is_as_wide_as_the_terminal(width):
+    """Columns that do not fit are left out whole and named; refusals are lines of their own."""
+    sent = Communication(algorithm="ring", bytes_per_rank=1.0, busy_s=0.0692, exposed_s=0.0403)
+    result = replace(make_result(make_timeline(2, 4)), communication=dict.fromkeys("abcd", sent))
+    rows = [
+        Swept({"zero": "1", "recompute": "full"}, result),
+        Swept({"zero": "3", "recompute": "none"}, None, "no " * 40),
+    ]
+    out = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
+    print_sweep(rows, out)
+    said = re.sub(r"\x1b\[[0-9;]*m", "", out.file.getvalue()).splitlines()
+    table = (
+        said[: next(at for at, line in enumerate(said) if line.startswith("left out"))]
+        if width == 80
+        else said[:4]
+    )
+    assert all(len(line.rstrip()) <= width for line in table)
+    assert not any("…" in line for line in said)
+    assert f"zero=3 recompute=none: {'no ' * 40}".strip() in "\n".join(said)
+    assert any(line.startswith("left out for width: a busy / exposed") for line in said) == (width == 80)
 
 
 def test_json_to_standard_output_is_all_there_is(capsys):
@@ -297,6 +375,35 @@ def test_schemas_are_printed(what, capsys):
     """Each schema is a JSON object with properties."""
     assert cli.run(["schema", what]) == 0
     assert json.loads(capsys.readouterr().out)["properties"]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"), [("profile", "clusters"), ("device", "devices"), ("stack", "stacks")]
+)
+def test_schemas_take_the_files_that_ship(what, kind):
+    """Quantities with units, power as one or by parts; a file that is like another needs its name only."""
+    jsonschema = pytest.importorskip("jsonschema", reason="an editor's validator is not installed")
+    schema = jsonschema.Draft202012Validator(about._schema(what))
+    for path in (*files.bundled(kind).values(),)[:6]:
+        assert not list(schema.iter_errors(files.load(path).data)), path
+    assert schema.is_valid({"name": "ours", "like": "another"})
+    assert not schema.is_valid({"name": "ours"})
+    assert not schema.is_valid({"name": "ours", "like": "another", "lik": "third"})
+
+
+def test_a_profile_is_shown_as_it_is_read(tmp_path, capsys):
+    """With what comes from the one that it is like; its device on request; a mistake is one line."""
+    path = tmp_path / "ours.yaml"
+    path.write_text("name: ours\nlike: dgx-h100\nhost:\n  memory_bytes: 1 TiB\n")
+    assert cli.run(["hardware", "show", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "memory_bytes: 1 TiB\n" in said
+    assert "nics_per_node: 8 # like dgx-h100" in said
+    assert cli.run(["hardware", "show", str(path), "--device", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "h100-sxm-80gb"
+    path.write_text("name: ours\nlike: dgx-h101\n")
+    assert cli.run(["hardware", "show", str(path)]) == 2
+    assert "did you mean 'dgx-h100'" in capsys.readouterr().err
 
 
 def test_doctor_lists_versions(capsys):

@@ -191,11 +191,37 @@ def test_the_nearest_plan_is_offered_with_what_it_costs(tmp_path, capsys):
     assert cli.run(command) == 2
     error = capsys.readouterr().err
     assert re.search(
-        r"the nearest that it can: zero = [023]: .* a step under fsdp, .*% (more|less) than", error
+        r"zero = [23]: fits: .* GiB of .* a step under fsdp, .*% (more|less) than the plan takes, "
+        r"which fits: .* GiB of .* a step under megatron \(--nearest exports it\)",
+        error,
     )
     assert error.count("\n") == 1
-    assert cli.run([*command, "--nearest", "--force"]) == 0
+    assert cli.run([*command, "--nearest"]) == 0
     assert "note: Not the plan but the nearest that can be said: zero = " in capsys.readouterr().out
     Plan(dp=8, zero=1, **facts).save(plan)
     assert cli.run(command) == 2
     assert "not predicted: the plan names no cluster" in capsys.readouterr().err
+
+
+def test_a_nearest_plan_fits_or_is_refused(tmp_path, capsys):
+    """Where it does not fit more is sharded and recomputed; where that does not help it is refused, but for --force."""
+    plan, out = tmp_path / "plan.json", tmp_path / "out"
+    facts = {"model": "llama-3-8b", "training": {"seq_len": 4096, "global_batch": 8}, "stack": "megatron"}
+    place = {"hardware": "dgx-a100-40gb", "nodes": 1}
+    Plan(dp=2, tp=4, zero=1, cluster=place, **facts).save(plan)
+    assert cli.run(["export", str(plan), "--to", "trl", "-o", str(out)]) == 2
+    offered = capsys.readouterr().err.partition("the nearest that it can: ")[2]
+    assert offered.startswith("tp = 1, dp = 8; zero = 3; recompute = full: fits: ")
+    assert "which fits: " in offered
+    Plan(dp=8, zero=3, recompute="full", cluster=place, **facts).save(plan)
+    command = ["export", str(plan), "--to", "nanotron", "-o", str(out), "--nearest"]
+    assert cli.run(command) == 2
+    refused = capsys.readouterr().err
+    assert "the nearest that it can: zero = 1: does not fit: " in refused
+    assert "(--nearest --force exports it all the same)" in refused
+    assert not out.exists()
+    assert cli.run([*command, "--force"]) == 0
+    assert (
+        "note: Not the plan but the nearest that can be said: zero = 1: does not fit"
+        in capsys.readouterr().out
+    )

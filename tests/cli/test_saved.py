@@ -65,7 +65,7 @@ def test_results_of_any_size_are_compared(saved, capsys):
         ("", "is empty"),
         ("model: gpt2", "wants what `simpar simulate --json` wrote"),
         ("[]", "a result is a JSON object"),
-        ("{}", "schema_version = None: allowed 1"),
+        ("{}", "training.global_batch missing"),
     ],
 )
 def test_what_is_no_result_is_one_line(text, message, tmp_path, capsys):

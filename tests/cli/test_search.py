@@ -10,14 +10,15 @@ from simpar import cli
 from simpar.cli.search import SEARCH_FLAGS
 from simpar.plan.plan import Plan
 from simpar.search.certify.branch_and_bound import BranchAndBound
+from tests.gate import some
 
 SMALL = [
     "search", "--model", "tiny-llama", "--hardware", "dgx-h100", "--seq-len", "512", "--global-batch", "16",
     "--recompute", "none", "--fix", "tp=1,2", "--fix", "hsdp=1", "--schedules", "1f1b", "--micro-batch", "1",
 ]  # fmt: skip
 FROZEN_FLAGS = {
-    "--space", "--objective", "--deadline", "--top", "--fix", "--schedules", "--portable", "--headroom",
-    "--fit-probability", "--output,-o", "--set", "--json", "--over", "--jobs", "--backend", "--time-limit",
+    "--space", "--objective", "--deadline", "--budget", "--top", "--fix", "--schedules", "--portable", "--headroom",
+    "--fit-probability", "--output,-o", "--set", "--json", "--csv", "--over", "--jobs", "--backend", "--time-limit",
     "--suggest", "--suggest-to",
 }  # fmt: skip
 KEYS = {
@@ -142,7 +143,7 @@ GIVEN = {"zero": "0", "tp": "1", "pp": "1", "cp": "1"}
 
 
 @pytest.mark.parametrize(
-    "options", [{"--fix": GIVEN}, {"--headroom": "0.9", "--fix": {"cp": "1", "micro_batch": "1"}}]
+    "options", some([{"--fix": GIVEN}, {"--headroom": "0.9", "--fix": {"cp": "1", "micro_batch": "1"}}], 1)
 )
 def test_flags_that_are_named_where_nothing_fits_have_a_plan_that_does(options, capsys):
     """Each of them, in place of what was given."""

@@ -32,6 +32,14 @@ def test_every_combination_is_simulated(tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.run(["simulate", *SMALL, *over, "--json", str(path)]) == 0
     said = capsys.readouterr().out
     assert "dp busy / exposed" in said
+    page, rows = tmp_path / "sweep.html", tmp_path / "sweep.csv"
+    assert cli.run(["simulate", *SMALL, *over, "--html", str(page), "--csv", str(rows)]) == 0
+    assert page.read_text().count('class="shaded"') == 4 + 4  # the grid of two keys, and the list
+    assert "Step time by bucket_bytes and sharp" in page.read_text()
+    head, *lines = rows.read_text().splitlines()
+    assert head.startswith("bucket_bytes,sharp,step_time_s,step_time_low_s")
+    assert len(lines) == 4
+    capsys.readouterr()
     assert all(words in said for words in ("* fastest that fits", "nine of ten", "fits, over 99 % sure"))
     rows = json.loads(path.read_text())["sweep"]
     assert len(rows) == 4

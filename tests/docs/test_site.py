@@ -1,5 +1,6 @@
 """The documentation site builds without a warning and stands on its own."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -37,6 +38,12 @@ def test_every_document_and_notebook_has_its_page(site):
     assert all(f'href="generated/{name}.html"' in index for name in notebooks)
 
 
+def test_the_page_of_searches_is_not_that_of_sphinx(site):
+    """What is written about searches is in the site, beside the page that searches it."""
+    assert "Always searched" in (site / "searching.html").read_text()
+    assert "Always searched" not in (site / "search.html").read_text()
+
+
 def test_the_api_page_lists_what_the_package_exports(site):
     """Every exported name is a heading with its docstring, and nothing else is."""
     page = (site / "generated" / "api.html").read_text()
@@ -51,6 +58,22 @@ def test_every_command_is_on_its_page(site):
     page = (site / "generated" / "cli.html").read_text()
     for command in app.registered_commands:
         assert f"<h2>simpar {command.name or command.callback.__name__}<" in page
+
+
+def test_outputs_of_notebooks_become_text_pictures_and_tables(tmp_path, monkeypatch):
+    """As a build with outputs writes them."""
+    spec = importlib.util.spec_from_file_location("site_conf", ROOT / "docs" / "conf.py")
+    conf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conf)
+    monkeypatch.setattr(conf, "GENERATED", tmp_path)
+    said = {"output_type": "stream", "name": "stdout", "text": "hello\n"}
+    assert list(conf._output(said, "n")) == ["```text\nhello\n```"]
+    drawn = {"output_type": "display_data", "data": {"image/png": "aGk=", "text/plain": "<Figure>"}}
+    assert list(conf._output(drawn, "n")) == ["![output](n.png)"]
+    assert (tmp_path / "n.png").read_bytes() == b"hi"
+    table = {"output_type": "execute_result", "data": {"text/html": ["<b>", "x</b>"], "text/plain": "x"}}
+    assert list(conf._output(table, "n")) == ["```{raw} html\n<b>x</b>\n```"]
+    assert not list(conf._output({"output_type": "stream", "name": "stderr", "text": "w"}, "n"))
 
 
 def test_pages_load_nothing_from_elsewhere(site):

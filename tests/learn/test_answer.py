@@ -44,6 +44,13 @@ def table(path, layouts, stack="nemo", **every):
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """A table of three runs and what is learnt from it."""
+    path = table(tmp_path_factory.mktemp("learnt") / "runs.csv", LAYOUTS)
+    return path, learn(path, stack="nemo", hardware="dgx-h100")
+
+
 def test_three_runs_make_a_profile_that_predicts_others(tmp_path):
     """``--using`` predicts other layouts within a few percent where the shipped profiles are far off."""
     runs, others = table(tmp_path / "runs.csv", LAYOUTS), table(tmp_path / "others.csv", OTHERS)
@@ -55,10 +62,9 @@ def test_three_runs_make_a_profile_that_predicts_others(tmp_path):
     assert after < 3
 
 
-def test_intervals_are_those_that_were_promised(tmp_path):
+def test_intervals_are_those_that_were_promised(tmp_path, learnt):
     """Predictions with the file are as sure as the answer says; with one of its two profiles they are not."""
-    runs, ours = table(tmp_path / "runs.csv", LAYOUTS), tmp_path / "ours.yaml"
-    answer = learn(runs, stack="nemo", hardware="dgx-h100")
+    (_, answer), ours = learnt, tmp_path / "ours.yaml"
     ours.write_text(answer.to_yaml("ours.yaml"))
     halves = answer.half_intervals()
     assert halves["after"] < 0.7 * halves["before"]
@@ -72,10 +78,9 @@ def test_intervals_are_those_that_were_promised(tmp_path):
     assert not any(row["own_runs"] for row in alone["rows_detail"])
 
 
-def test_the_file_predicts_what_was_learnt(tmp_path):
+def test_the_file_predicts_what_was_learnt(tmp_path, learnt):
     """Its stack and its cluster give the errors that were printed, and say where they are from."""
-    path = table(tmp_path / "runs.csv", LAYOUTS)
-    answer = learn(path, stack="nemo", hardware="dgx-h100")
+    path, answer = learnt
     ours = tmp_path / "ours.yaml"
     ours.write_text(answer.to_yaml("ours.yaml"))
     chosen = Chosen.learned(str(ours))
@@ -90,10 +95,10 @@ def test_the_file_predicts_what_was_learnt(tmp_path):
     assert cluster.device.name == "h100-sxm-80gb"
 
 
-def test_what_was_learnt_can_be_learnt_on(tmp_path):
+def test_what_was_learnt_can_be_learnt_on(tmp_path, learnt):
     """A learnt file is a stack and hardware like any other, and the new one goes back to the same names."""
-    path, ours = table(tmp_path / "runs.csv", LAYOUTS), tmp_path / "ours.yaml"
-    ours.write_text(learn(path).to_yaml("ours.yaml"))
+    (path, answer), ours = learnt, tmp_path / "ours.yaml"
+    ours.write_text(answer.to_yaml("ours.yaml"))
     again = learn(path, stack=str(ours), hardware=str(ours))
     assert again.errors()["before"] < 5
     (tmp_path / "more.yaml").write_text(again.to_yaml("more.yaml"))
@@ -122,10 +127,10 @@ def test_repeats_are_one_layout_and_tell_the_noise(tmp_path):
     assert 2 < found["repeats_spread_percent"] < 4
     assert found["remarks"] == []
     far = [{"iteration_time_s": str(time_s * factor)} for factor in (0.8, 1.2)]
-    found = learn(table(tmp_path / "far.csv", [*far, *LAYOUTS[1:]])).to_dict()
-    assert len(found["remarks"]) == 1
-    assert "rows 2, 3 are one layout" in found["remarks"][0]
-    assert "differ by 50%" in found["remarks"][0]
+    remarks = runs_of([table(tmp_path / "far.csv", [*far, *LAYOUTS[1:]])], Chosen()).remarks
+    assert len(remarks) == 1
+    assert "rows 2, 3 are one layout" in remarks[0]
+    assert "differ by 50%" in remarks[0]
 
 
 @pytest.mark.parametrize(
@@ -162,10 +167,10 @@ def test_rows_that_are_still_blank_are_one_line(tmp_path):
         runs_of([table(tmp_path / "none.csv", blank)], Chosen("nemo", "dgx-h100"))
 
 
-def test_what_was_learnt_under_another_version_is_refused(tmp_path, capsys):
+def test_what_was_learnt_under_another_version_is_refused(tmp_path, learnt, capsys):
     """Wherever the file is named, with one line that says what to do; a profile is no fault of the rows."""
-    runs, ours = table(tmp_path / "runs.csv", LAYOUTS), tmp_path / "ours.yaml"
-    text = learn(runs, stack="nemo", hardware="dgx-h100").to_yaml("ours.yaml")
+    (runs, answer), ours = learnt, tmp_path / "ours.yaml"
+    text = answer.to_yaml("ours.yaml")
     job = ["simulate", "--model", "llama-2-7b", "--seq-len", "4096", "--global-batch", "64"]
     for old, words in (
         (text.replace("revision: 1", "revision: 0"), "simpar 0."),

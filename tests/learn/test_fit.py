@@ -68,7 +68,7 @@ def test_one_odd_run_does_not_decide():
 
 def test_what_all_runs_share_is_learnt_however_large():
     """All half as fast: a shared error is no reason to distrust them."""
-    every = [replace(run, time_s=1.8 * run.time_s) for run in measured({})]
+    every = [replace(run, time_s=1.8 * run.time_s) for run in measured({}, LAYOUTS[:3])]
     found = learn(every)
     assert np.abs(found.before).min() > 0.5
     assert np.median(np.abs(found.after)) < 0.12
@@ -76,14 +76,15 @@ def test_what_all_runs_share_is_learnt_however_large():
 
 def test_values_stay_within_their_bounds():
     """However fast the runs are."""
-    found = learn([replace(run, time_s=0.3 * run.time_s) for run in measured({})])
+    found = learn([replace(run, time_s=0.3 * run.time_s) for run in measured({}, LAYOUTS[:2])])
     assert np.all(found.values >= found.prior.low)
     assert np.all(found.values <= found.prior.high)
 
 
 def test_repeats_that_scatter_count_less():
     """A run whose repeats differ by much moves parameters less than one that is sure."""
-    run = replace(measured({})[0], time_s=1.3 * measured({})[0].time_s)
+    (run,) = measured({}, LAYOUTS[:1])
+    run = replace(run, time_s=1.3 * run.time_s)
     sure, unsure = learn([run]), learn([replace(run, scatter=0.3)])
     assert abs(unsure.after[0]) > abs(sure.after[0]) + 0.02
 

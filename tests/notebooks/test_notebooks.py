@@ -7,24 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.gate import some
+
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SLOW = {"06_from_plan_to_torch_run", "07_calibrating_your_own_machine"}  # more than ten seconds on two cores
-NEEDS = dict.fromkeys(SLOW, "torch")
+GATE = {"01_first_simulation"}  # a kernel takes five seconds and more
+NEEDS = dict.fromkeys(("06_from_plan_to_torch_run", "07_calibrating_your_own_machine"), "torch")
 PATIENCE_S = 900
 
 
-def parameters() -> list[object]:
-    """Every notebook, the slow ones marked."""
-    marks = [pytest.mark.slow if path.stem in SLOW else () for path in NOTEBOOKS]
-    return [pytest.param(path, id=path.stem, marks=mark) for path, mark in zip(NOTEBOOKS, marks, strict=True)]
-
-
-@pytest.mark.parametrize("path", parameters())
+@pytest.mark.parametrize(
+    "path", some(NOTEBOOKS, [path for path in NOTEBOOKS if path.stem in GATE]), ids=lambda path: path.stem
+)
 def test_a_notebook_runs(path, tmp_path):
     """No cell fails, assertions about algebra and simulation included."""
     if path.stem in NEEDS:

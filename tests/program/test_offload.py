@@ -41,7 +41,8 @@ def step(model="gpt2-xl", cluster=H100, training=TRAINING, **plan):
 def gpt(layers, hidden):
     """A GPT of the ZeRO-Offload paper."""
     config = {
-        "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": hidden // 128, "n_positions": 1024,
+        "model_type": "gpt2", "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "n_embd": hidden, "n_layer": layers, "n_head": hidden // 128, "n_positions": 1024,
         "vocab_size": 50257,
     }  # fmt: skip
     return read(config, name=f"gpt-{layers}x{hidden}")

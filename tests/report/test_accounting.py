@@ -61,7 +61,7 @@ def accounted(
     return lowered, account(lowered, timing, perturbation.slow_ranks)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(layout=LAYOUTS, setting=SETTINGS)
 def test_every_nanosecond_has_one_cause(layout: dict[str, object], setting: tuple[object, ...]) -> None:
     """Of every class of ranks: parts sum to the step, none is negative, exposed <= busy, a bubble needs a pipeline."""

@@ -90,7 +90,14 @@ def test_a_malformed_field_is_named(result):
 
 
 def test_a_frame_has_a_row_per_stage(result):
-    """to_frame gives bytes per pipeline stage."""
+    """to_frame gives bytes per pipeline stage, or another of the tables."""
+    assert result.to_frame("time").time_s.sum() == pytest.approx(result.step_time_s)
+    assert result.to_frame("figures").value["step_time_s"] == result.step_time_s
+    assert list(result.to_frame("communication").index) == list(result.communication)
+    assert len(result.to_frame("trials")) == len(result.why.trials)
+    with pytest.raises(UserError, match="unknown table 'memory'"):
+        result.to_frame("memory")
+    assert len(repr(result)) < 300
     frame = result.to_frame()
     assert list(frame.index) == [0, 1, 2, 3]
     assert frame["peak"].max() == result.peak_memory_bytes

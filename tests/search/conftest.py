@@ -30,7 +30,8 @@ def small_config(rng: random.Random) -> dict[str, object]:
     hidden, layers = heads * rng.choice((32, 64)), rng.choice((2, 4, 6))
     if rng.random() < 0.3:
         return {
-            "model_type": "gpt2", "n_embd": hidden, "n_head": heads, "n_layer": layers, "vocab_size": 4096,
+            "model_type": "gpt2", "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+            "n_embd": hidden, "n_head": heads, "n_layer": layers, "vocab_size": 4096,
             "n_positions": 1024,
         }  # fmt: skip
     return {

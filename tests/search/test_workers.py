@@ -1,6 +1,7 @@
 """Several processes find what one finds, to the last byte, on every backend that is installed."""
 
 from dataclasses import replace
+from functools import cache
 from multiprocessing import active_children
 
 import numpy as np
@@ -17,6 +18,7 @@ from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import enumerate_space
 from simpar.search.uniform import search_uniform
 from simpar.search.workers import FORK, LOKY, Forks, Workers, can_fork, num_cores
+from tests.gate import some
 
 
 def answer(problem, **options):
@@ -29,13 +31,19 @@ def answer(problem, **options):
 HELD = {"hsdp": 1, "tp": (1, 2), "micro_batch": (1, 2), "recompute": ("none", "full"), "tp_overlap": False}
 
 
+@pytest.fixture(scope="module")
+def alone(problem_of):
+    """What one process finds: function of the seed, asked for once each."""
+    return cache(lambda seed, **more: answer(problem_of(seed, **HELD, **more)))
+
+
 @pytest.mark.parametrize("backend", [FORK, LOKY])
-def test_two_processes_find_what_one_finds(problem_of, monkeypatch, backend):
+def test_two_processes_find_what_one_finds(problem_of, alone, monkeypatch, backend):
     """Candidates, reasons, lists, counts and certificate; rows that were simulated ahead for nothing are not told."""
-    problem, asked = problem_of(5, **HELD), []
+    problem, expected, asked = problem_of(5, **HELD), alone(5), []
     usual = Ahead._likely
     monkeypatch.setattr(Ahead, "_likely", lambda self, now: asked.append(now) or usual(self, now))
-    assert answer(problem, workers=Workers(2, backend)) == answer(problem)
+    assert answer(problem, workers=Workers(2, backend)) == expected
     assert asked
 
 
@@ -64,10 +72,10 @@ def test_ray_finds_what_one_process_finds(problem_of):
         ray.shutdown()
 
 
-@pytest.mark.parametrize("seed", [13, 18, 21])
-def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch, seed):
+@pytest.mark.parametrize("seed", some([13, 18, 21], 1))
+def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, seed):
     """No row is simulated twice, and a search that asks for eight at once takes the same way."""
-    problem, asked = problem_of(seed, **HELD), []
+    problem, expected, asked = problem_of(seed, **HELD), alone(seed), []
 
     def counted(problems, before, task):
         asked.append(task[1].model_dump_json())
@@ -75,22 +83,22 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, monkeypatch, seed):
 
     monkeypatch.setattr(ahead, "measured_elsewhere", counted)
     monkeypatch.setattr(Workers, "map", lambda _, function, items: [function(item) for item in items])
-    assert answer(problem, workers=Workers(8)) == answer(problem)
+    assert answer(problem, workers=Workers(8)) == expected
     assert len(set(asked)) == len(asked) > 0
 
 
-@pytest.mark.parametrize("seed", [13, 18])
-def test_forked_processes_are_gone_behind_a_search(problem_of, seed):
+@pytest.mark.parametrize("seed", some([13, 18], 1))
+def test_forked_processes_are_gone_behind_a_search(problem_of, alone, seed):
     """Whatever they were doing: of eight most are not asked to the end."""
     problem, before = problem_of(seed, **HELD), set(active_children())
-    assert answer(problem, workers=Workers(8, FORK)) == answer(problem)
+    assert answer(problem, workers=Workers(8, FORK)) == alone(seed)
     assert set(active_children()) <= before
 
 
 @pytest.mark.skipif(not can_fork(), reason="no forks")
-def test_a_search_goes_on_without_processes_that_were_killed(problem_of, monkeypatch):
+def test_a_search_goes_on_without_processes_that_were_killed(problem_of, alone, monkeypatch):
     """As the system kills them for memory: the answer is the same."""
-    problem, killed = problem_of(13, **HELD), []
+    problem, expected, killed = problem_of(13, **HELD), alone(13), []
     usual = Forks.submit
 
     def submit(self, item):
@@ -99,29 +107,28 @@ def test_a_search_goes_on_without_processes_that_were_killed(problem_of, monkeyp
         return found
 
     monkeypatch.setattr(Forks, "submit", submit)
-    assert answer(problem, workers=Workers(3, FORK)) == answer(problem)
+    assert answer(problem, workers=Workers(3, FORK)) == expected
     assert killed
 
 
-def test_a_search_without_a_number_begins_alone(problem_of, monkeypatch):
+def test_a_search_without_a_number_begins_alone(problem_of, alone, monkeypatch):
     """Processes are asked for when simulations have taken a while, and no sooner."""
-    problem = problem_of(5, **HELD)
+    problem, expected = problem_of(5, **HELD), alone(5)
     monkeypatch.setattr(Forks, "__init__", lambda *_: pytest.fail("forked"))
-    assert answer(problem, workers=replace(Workers.usual(), patience_s=1e9)) == answer(problem)
+    assert answer(problem, workers=replace(Workers.usual(), patience_s=1e9)) == expected
     if can_fork() and num_cores() > 1:
         with pytest.raises(pytest.fail.Exception, match="forked"):
             answer(problem, workers=replace(Workers.usual(), patience_s=0.0))
 
 
-def test_large_reports_are_made_by_several_processes(problem_of, monkeypatch):
+def test_large_reports_are_made_by_several_processes(problem_of, alone, monkeypatch):
     """They are those that one process makes."""
-    problem = problem_of(5, **HELD)
-    alone = answer(problem)
+    problem, expected = problem_of(5, **HELD), alone(5)
     monkeypatch.setattr(exact, "MANY_OPS", 0)
     monkeypatch.setattr(
         Frontier, "_let_go", lambda self, *_: [one.let_go() for one in self.simulated.values()]
     )
-    assert answer(problem, workers=Workers(2, FORK)) == alone
+    assert answer(problem, workers=Workers(2, FORK)) == expected
 
 
 def test_only_rows_that_may_fit_are_sent_ahead(problem_of, monkeypatch):

@@ -39,6 +39,18 @@ _ALIASES = {
     "afab": "gpipe", "interleaved1f1b": "interleaved", "loopedbfs": "breadth-first", "bfs": "breadth-first",
     "zbvzerobubble": "zb-v",
 }  # fmt: skip
+_KINDS = {
+    "zerobubble": ("zb-h1", "zb-h2", "zb-v"), "zb": ("zb-h1", "zb-h2", "zb-v"), "pipedream": ("1f1b",),
+    "pipedreamflush": ("1f1b",), "dapple": ("1f1b",), "chimera": ("dualpipe", "dualpipev"),
+}  # fmt: skip
+"""Words of papers and frameworks for several schedules, or for ones like these."""
+
+
+def meant_by(name: str) -> str:
+    """``; did you mean 'zb-h1' or 'zb-v'?`` for a word that no schedule is called by; nothing for another."""
+    bare = "".join(letter for letter in name.lower() if letter.isalnum())
+    names = " or ".join(repr(one) for one in _KINDS.get(bare, ()))
+    return f"; did you mean {names}?" if names else ""
 
 
 def known_name(name: str) -> str | None:

@@ -7,6 +7,7 @@ scripts beside it are copied in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,13 @@ def save_report(result: Result, path: str | Path) -> None:
 def render(result: Result) -> str:
     """The page as text."""
     page = page_data(result)
+    return filled(_template(), page)
+
+
+def filled(template: Any, page: Any) -> str:
+    """A template with what it shows, the style and the scripts of pages."""
     return str(
-        _template().render(
+        template.render(
             page=page,
             style=(FOLDER / "style.css").read_text(encoding="utf-8"),
             scripts=[(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS],
@@ -38,16 +44,27 @@ def render(result: Result) -> str:
     )
 
 
-@cache
+def sections(page: Mapping[str, Any], *names: str) -> dict[str, str]:
+    """Sections of a page's data as HTML, by the names of the macros in ``sections.html.j2``."""
+    macros = environment().get_template("sections.html.j2").module
+    return {name: str(getattr(macros, name)(page)) for name in names}
+
+
 def _template() -> Any:
+    return environment().get_template("page.html.j2")
+
+
+@cache
+def environment(beside: Path | None = None) -> Any:
+    """Jinja's, with the templates of this folder and those of another ``beside`` them; what it fills in is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(FOLDER),
+        loader=FileSystemLoader([FOLDER, *([beside] if beside else [])]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
-    return environment.get_template("page.html.j2")
+    return environment

@@ -78,13 +78,13 @@ def page_data(result: Result) -> dict[str, Any]:
         "facts": list(_facts(result)),
         "plan_json": json.dumps(result.setup.plan, indent=2),
         "legend": _legend(result),
-        "series": None if result.overview is None else _series(result),
+        "series": None if result.overview is None else series(result),
     }
 
 
 def _figure(name: str, value: str) -> dict[str, str]:
     """A headline figure; what stands in brackets, or before a colon, is detail."""
-    if name == "memory":
+    if name in ("memory", "failures"):
         verdict, _, detail = value.partition(": ")
         return {"name": name, "value": verdict, "detail": detail}
     first, _, detail = value.partition(" (")
@@ -256,7 +256,7 @@ def _legend(result: Result) -> list[tuple[str, str]]:
     return kinds + [(IDLE_TITLE[cause], IDLE_COLOUR[cause]) for cause in idle_causes(view)]
 
 
-def _series(result: Result) -> dict[str, Any]:
+def series(result: Result) -> dict[str, Any]:
     """Blocks and memory curves in whole nanoseconds and KiB; starts and times as differences."""
     view = result.overview
     assert view is not None, "asked for only with a timeline"

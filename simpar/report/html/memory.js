@@ -1,6 +1,6 @@
 // Memory over time of one stage, stacked by kind, in the window of the timeline.
 "use strict";
-if (simpar) (() => {
+const drawMemory = (simpar) => {
   const { data, stages, span, view } = simpar;
   const canvas = document.getElementById("curve"), chooser = document.getElementById("stage"), tip = document.getElementById("curve-tip");
   if (!stages.some((stage) => stage.memory)) { document.getElementById("memory-chart").hidden = true; return; }
@@ -93,4 +93,4 @@ if (simpar) (() => {
   canvas.addEventListener("pointerleave", () => { tip.hidden = true; view.cursor = null; simpar.redraw(); });
   chooser.addEventListener("change", simpar.redraw);
   simpar.listeners.push(draw);
-})();
+};

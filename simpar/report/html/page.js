@@ -1,5 +1,7 @@
 // The rest of the page: light or dark, and the first drawing.
 "use strict";
+const simpar = document.getElementById("series") ? viewOf(JSON.parse(document.getElementById("series").textContent)) : null;
+if (simpar) { drawTimeline(simpar); drawMemory(simpar); }
 (() => {
   const button = document.getElementById("theme"), names = ["system", "light", "dark"];
   let chosen = 0;

@@ -1,6 +1,6 @@
 // The timeline: a row a stage, drawn on a canvas; the strip above it shows where the window is.
 "use strict";
-if (simpar) (() => {
+const drawTimeline = (simpar) => {
   const { data, stages, span, view } = simpar;
   const rows = document.getElementById("rows"), map = document.getElementById("map");
   const tip = document.getElementById("tip"), spoken = document.getElementById("spoken");
@@ -296,4 +296,4 @@ if (simpar) (() => {
   const buttons = { in: () => simpar.zoom(0.5, centre()), out: () => simpar.zoom(2, centre()), fit: () => simpar.show(0, span) };
   for (const button of document.querySelectorAll("#timeline-chart [data-do]")) button.addEventListener("click", buttons[button.dataset.do]);
   simpar.listeners.push(draw);
-})();
+};

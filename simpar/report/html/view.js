@@ -1,9 +1,6 @@
 // What all charts of the page share: the data, the visible window of time, colours, and how times are written.
 "use strict";
-const simpar = (() => {
-  const source = document.getElementById("series");
-  if (!source) return null;
-  const data = JSON.parse(source.textContent);
+const viewOf = (data) => {
   const sum = (column) => { let total = 0; return Float64Array.from(column, (step) => (total += step)); };
 
   // Columns of a stage by lane, sorted by start. reach[i] is the latest end among blocks 0..i: it grows, so the
@@ -124,4 +121,4 @@ const simpar = (() => {
     box.style.top = `${y + 14}px`;
   };
   return { data, stages, span, view, listeners, redraw, show, zoom, pan, after, time, bytes, tick, palette, lighter, dark, prepare, hatch, scale, tip, gutter };
-})();
+};

@@ -76,6 +76,7 @@ def _candidate(
         "cost_usd_per_step": bill.cost_usd_per_step,
         "energy_j_per_step": bill.energy_j_per_step,
         "nodes": int(result.setup.cluster["nodes"]),
+        **({"whole_run": bill.whole_run.model_dump(mode="json")} if bill.whole_run else {}),
         **(result.certainty.model_dump(mode="json") if result.certainty else {}),
         **standing,
     }

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
 from simpar.program.emission.emit import MOST_OPS
+from simpar.report.bill import WholeRun
+from simpar.report.run_rows import run_rows
 from simpar.report.terminal import interval_words, layout, probably
 from simpar.search.certify.scope import listed, usual_values
 from simpar.search.problem import BY_REGRET
@@ -45,17 +47,21 @@ TITLES = {BY_REGRET: "time"}
 
 def print_search(found: SearchResult, console: Console) -> None:
     """Write the whole answer to a rich console."""
-    console.print(_headline(found), style="bold", soft_wrap=True)
+    console.print(headline(found), style="bold", soft_wrap=True)
     console.print()
     console.print(_candidates(found, console))
-    for line in _ties(found):
+    for line in ties(found):
         console.print(line, soft_wrap=True)
     console.print()
     for line in certificate(found):
         console.print(line, soft_wrap=True)
     sections = (
+        ("The whole run of the first, without failures", _whole_run(found.best)),
         ("Why the first wins", list(found.best.why)),
-        ("What the others lose by", [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]]),
+        (
+            "Why the others come after it",
+            [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]],
+        ),
         (
             "Chosen without a search",
             [f"{one['name']}: {'; '.join(one['why'])}" for one in found.details.get("naive", ())],
@@ -68,6 +74,13 @@ def print_search(found: SearchResult, console: Console) -> None:
             console.print(f"\n{title}", style="bold")
         for line in lines:
             console.print(f"- {line}", soft_wrap=True)
+
+
+def _whole_run(best: Candidate) -> list[str]:
+    """What its run comes to, where the training says its tokens."""
+    told = best.figures.get("whole_run")
+    rows = run_rows(WholeRun.model_validate(told)) if told else []
+    return [f"{name}: {words}" for name, words in rows if name != "failures"]
 
 
 def certificate(found: SearchResult) -> Iterator[str]:
@@ -112,7 +125,7 @@ def _unbeaten(found: SearchResult) -> str:
     return f"is predicted to be faster than {format_seconds(found.shortest.step_time_s)}{which}"
 
 
-def _ties(found: SearchResult) -> Iterator[str]:
+def ties(found: SearchResult) -> Iterator[str]:
     """Which candidates cannot be told apart, and how many plans may be among them that were not simulated."""
     tied, tie = len(found.tied), found.details.get("tie", {})
     if tied:
@@ -191,13 +204,15 @@ def _asked(found: SearchResult) -> Iterable[str]:
     return asked
 
 
-def _headline(found: SearchResult) -> str:
+def headline(found: SearchResult) -> str:
+    """Model, cluster, step and what is best, in one line."""
     model, cluster = found.details["model"], found.details["cluster"]
     size = f" ({format_count(model['parameters'])})" if model.get("parameters") else ""
     training, best = found.details["training"], TITLES.get(found.objective, found.objective)
     return (
         f"{model['name']}{size} on {cluster['nodes']} x {cluster['hardware']} ({cluster['devices']:,} "
-        f"{cluster['device']}), {training['global_batch']} x {training['seq_len']} tokens: best {best}"
+        f"{cluster['device']}), {training['global_batch']} x {training['seq_len']} tokens, "
+        f"{found.details['stack']} stack: best {best}"
     )
 
 
@@ -208,7 +223,7 @@ def _candidates(found: SearchResult, console: Console) -> Table:
     extra = EXTRA.get(found.objective, {})
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     compared = "best_probability" in found.best.figures
-    for name in ("", "step", "slower by", *["is best"] * compared, "MFU", "GiB", "fits", *extra):
+    for name in ("", "step", "slower by", *["is best"] * compared, "MFU", "reserved GiB", "fits", *extra):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plan", justify="left")
     for one in found.candidates:
@@ -216,7 +231,8 @@ def _candidates(found: SearchResult, console: Console) -> Table:
         odds = [f"{one.figures['best_probability']:.0%}"] if compared else []
         table.add_row(
             str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "", *odds,
-            f"{one.mfu:.1%}", f"{one.peak_memory_bytes / GIB:.1f}", probably(one.figures["fit_probability"]),
+            f"{one.mfu:.1%}", f"{one.figures['peak_reserved_bytes'] / GIB:.1f}",
+            probably(one.figures["fit_probability"]),
             *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(found)),
         )  # fmt: skip
     return table
@@ -240,7 +256,7 @@ def print_grid(grid: Mapping[str, Any], console: Console) -> None:
     from rich.table import Table as RichTable
 
     table = RichTable(box=SIMPLE_HEAD, title=f"Best layouts, {grid['title']}", title_justify="left")
-    for name in (*grid["axes"], "step", "nine of ten", "MFU", "GiB", "fits", "plan"):
+    for name in (*grid["axes"], "step", "nine of ten", "MFU", "reserved GiB", "fits", "plan"):
         table.add_column(name, overflow="fold")
     for cell in grid["cells"]:
         best = cell["best"]

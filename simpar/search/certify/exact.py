@@ -6,10 +6,12 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
 from simpar.cost.power import device_w, input_w
 from simpar.engine import choose_engine_for_many, sweep
 from simpar.errors import UserError
+from simpar.hardware.price import price_of
 from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart
@@ -18,10 +20,12 @@ from simpar.program.footprint import footprints, host_use
 from simpar.report.result import Result
 from simpar.report.summarise import Context, summarise
 from simpar.search.problem import Problem
-from simpar.search.workers import Workers
 from simpar.simulation import lower_job, make_job, outline_job, simulate
 from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import HOUR_S, NS_PER_S
+
+if TYPE_CHECKING:
+    from simpar.search.workers import Workers
 
 
 def exact(problem: Problem, plan: Plan) -> Result:
@@ -198,10 +202,11 @@ def objective_rates(problem: Problem) -> Rates:
     """What the objective costs. Raises UserError where the hardware profile lacks the price or the power."""
     cluster, profile = problem.cluster, problem.cluster.profile
     if problem.objective == "cost":
-        price = profile.price_per_device_hour or cluster.device.price_per_hour
+        price = price_of(cluster)
         if price is None:
             raise UserError(
-                f"objective cost: hardware {profile.name} has no price; set price_per_device_hour"
+                f"objective cost: hardware {profile.name} has no price; allowed: --price-per-gpu-hour USD, or "
+                "price_per_device_hour in the profile"
             )
         return Rates(price * cluster.world_size / HOUR_S)
     if problem.objective == "energy":

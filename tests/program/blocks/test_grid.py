@@ -34,7 +34,8 @@ def gpt() -> ModelGraph:
     """Layers of 12 h^2 parameters, heads for 64 ranks."""
     return read(
         {
-            "model_type": "gpt2", "vocab_size": 50304, "n_positions": SEQ, "n_embd": HIDDEN, "n_layer": 4, "n_head": 64,
+            "model_type": "gpt2", "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+            "vocab_size": 50304, "n_positions": SEQ, "n_embd": HIDDEN, "n_layer": 4, "n_head": 64,
         },
         name="gpt",
     )  # fmt: skip

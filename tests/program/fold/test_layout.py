@@ -149,7 +149,7 @@ def assert_same(quick: Layout, plain: Layout) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_orbits_give_the_classes_of_plain_refinement(seed: int) -> None:
     """Classes, representatives, links and loads equal those of refining every rank, group and link."""
     case = draw_case(seed)
@@ -161,7 +161,7 @@ def test_orbits_give_the_classes_of_plain_refinement(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_routes_are_the_loads_on_every_link(seed: int) -> None:
     """What a class of groups puts on a link of a class is the same on each of them, at any message size."""
     case = draw_case(seed)

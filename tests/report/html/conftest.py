@@ -1,8 +1,7 @@
-"""A real headless browser for the page's tests, shared by all of them; tests skip where there is none."""
+"""Pages of results in a real headless browser."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,6 @@ import pytest
 
 from simpar.report.html import save_report
 from simpar.report.result import Result
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SWITCHES = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Chromium without a window, driven by playwright, with a profile folder of its own."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    executable = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if executable is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=executable, args=list(SWITCHES))
-        yield started
-        started.close()
 
 
 @pytest.fixture

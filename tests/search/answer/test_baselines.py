@@ -15,6 +15,7 @@ from simpar.search.certify import exact, frontier
 from simpar.search.certify.branch_and_bound import Field
 from simpar.search.problem import make_problem
 from simpar.search.progress import Progress
+from tests.gate import some
 
 
 def test_no_point_of_the_front_is_beaten():
@@ -59,7 +60,8 @@ def test_runners_up_are_ranked_as_they_were_simulated():
     assert all(times[0] + one["loses_s"] >= times[1] for one in naive if one["loses_s"] > 0)
 
 
-def test_runners_up_are_the_best_variants_of_their_layouts():
+@pytest.mark.parametrize("schedules", some([("1f1b", "interleaved"), None], 1))
+def test_runners_up_are_the_best_variants_of_their_layouts(schedules):
     """No other choice of data parallelism is quicker, where the certificate swept some variants and bounded others."""
     model, training = simpar.Model("llama-3.2-3b"), simpar.Training(seq_len=4096, global_batch=32)
     cluster, fixed = simpar.Cluster("rtx-4090-8"), {"pp": 4, "cp": (1, 2), "tp": 1, "micro_batch": 1}
@@ -69,7 +71,7 @@ def test_runners_up_are_the_best_variants_of_their_layouts():
         training,
         stack="megatron",
         progress=Progress(brief=True),
-        constraints=Constraints(fixed=fixed),
+        constraints=Constraints(fixed=fixed, schedules=schedules),
     )
     assert len(found.candidates) == 5
     for one in found.candidates:

@@ -13,7 +13,7 @@ from simpar import cli
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.search.answer.candidates import answer_of
-from simpar.search.answer.terminal import _ties, certificate
+from simpar.search.answer.terminal import certificate, ties
 from simpar.search.answer.ties import chosen
 from simpar.search.certify.branch_and_bound import fields_of
 from simpar.search.certify.exact import exact
@@ -56,7 +56,9 @@ def test_of_what_loses_as_little_the_simplest_is_chosen(problem: Problem) -> Non
     assert [one.step_time_s for one in found.candidates] == [1.0002, 1.0, 1.5]
     assert [one.figures["tied"] for one in found.candidates] == [True, True, False]
     assert found.shortest.rank == 2
-    assert found.best.why[0].startswith("1 and 2 cannot be told apart; it loses as little as any")
+    assert found.best.why[0].startswith(
+        "1 and 2 cannot be told apart; its expected regret is as small as any"
+    )
     assert found.best.why[0].endswith("and it uses fewer axes: dp, not tp, dp, pp")
     assert found.candidates[1].why[0].startswith("predicted faster by 200 us (0.0%)")
     said = list(certificate(found))
@@ -77,10 +79,10 @@ def test_fewer_that_are_shown_are_chosen_among_as_many(problem: Problem) -> None
     tie = found.details["tie"]
     assert (tie["candidates"], tie["shortest_step_time_s"]) == (2, 1.0)
     assert 1.0002 < tie["limit_s"] < 1.5
-    (said,) = _ties(found)
+    (said,) = ties(found)
     assert said.startswith("1 and 2 cannot be told apart (--top 2 shows them): predictions err")
     for count, words in ((1, "1 plan that was not"), (12345, "up to 12,345 plans that were not"), (0, "")):
-        more = list(_ties(found.saying({"tie": {**tie, "not_simulated": count}})))[1:]
+        more = list(ties(found.saying({"tie": {**tie, "not_simulated": count}})))[1:]
         assert [line.startswith(f"{words} simulated may be as good: bounded below") for line in more] == [
             True
         ] * bool(words)
@@ -125,7 +127,7 @@ def test_what_loses_more_is_not_chosen_for_being_simple(problem: Problem) -> Non
     choice = chosen(problem, alike(problem, ({"tp": 2, "pp": 2}, 1.0), ({}, 1.005)))
     assert [one.step_time_s for one in choice.results] == [1.0, 1.005]
     assert all(one["tied"] for one in choice.figures)
-    assert "it loses least where predictions err" in choice.why[0]
+    assert "its expected regret is the least" in choice.why[0]
 
 
 @pytest.mark.parametrize("objective", ["time", "cost"])

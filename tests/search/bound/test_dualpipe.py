@@ -7,6 +7,7 @@ import simpar
 from simpar.search import Constraints, make_problem
 from simpar.search.space.axes import both_ends
 from simpar.search.space.rows import enumerate_space
+from tests.gate import some
 from tests.search.certify.test_certificate import NARROW, assert_certified
 from tests.search.certify.test_token_slices import assert_memory_of_programs, assert_own_bounds
 
@@ -33,14 +34,14 @@ def test_replicas_on_their_own_have_one_copy_each(problem_of):
     assert not (both_ends(rows) & alone).any()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", some([1, 2, 4], 1))
 def test_bounds_hold(seed, problem_of, frontier_of):
     """Kernels of the busiest rank, and the row's own Program swept, are below the executed step."""
     problem = problem_of(seed, schedule="dualpipe", recompute=("none", "full"), micro_batch=(1, 2))
     assert_own_bounds(problem, frontier_of(problem, seed, 6))
 
 
-@pytest.mark.parametrize("seed", [3, 8, 11])
+@pytest.mark.parametrize("seed", some([3, 8, 11], [8]))
 def test_search_finds_what_brute_force_finds(seed, problem_of):
     """The certified best step is the best of all rows by the reference engine, from both ends or not."""
     held = {
@@ -59,7 +60,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     assert_certified(problem)
 
 
-@pytest.mark.parametrize("cluster", ["dgx-h100", "a100-pcie-8"])
+@pytest.mark.parametrize("cluster", some(["dgx-h100", "a100-pcie-8"], 1))
 def test_pairs_that_exchange_tokens_are_bounded(cluster):
     """On links of their own and on shared ones: what the other pass leaves of an exchange is in the certified best."""
     fixed = {

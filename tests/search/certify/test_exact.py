@@ -10,6 +10,7 @@ from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.search import make_problem
 from simpar.search.certify import exact
+from tests.gate import some
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 512, "num_attention_heads": 16, "num_hidden_layers": 8,
@@ -19,7 +20,7 @@ CONFIG = {
 ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-pp-cp")
 
 
-@pytest.mark.parametrize("slow_ranks", [{}, {9: 1.5}])
+@pytest.mark.parametrize("slow_ranks", some([{}, {9: 1.5}], 1))
 def test_a_step_that_is_the_same_op_by_op_is_not_run_again(monkeypatch, slow_ranks):
     """Orders of ranks whose steps are the same are told apart from others before their ops are written out."""
     monkeypatch.setattr(exact, "MANY_OPS", 0)

@@ -8,12 +8,12 @@ import pytest
 
 import simpar
 from simpar.search.problem import Constraints
+from tests.gate import some
 
 ROOT = Path(__file__).parents[3]
 FEW_PLANS = 32
-LARGE = (17, 19, 22, 29)
-"""Cases whose spaces take longest, run with the slow tests."""
-LONG = pytest.mark.slow
+GATE = range(10)
+"""Cases that run in the gate: of every kind of cluster; later ones have larger spaces, too."""
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,7 @@ def certificate():
     del sys.modules["certificate"]
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=LONG if seed in LARGE else ()) for seed in range(30)]
-)
+@pytest.mark.parametrize("seed", some(range(30), GATE))
 def test_no_plan_of_the_space_beats_the_certified_one(seed, certificate):
     """Of all plans that simulate takes and says to fit none is faster, and what is listed fits and is simulate's."""
     verdict, note = certificate.checked(seed, most=FEW_PLANS)

@@ -16,6 +16,7 @@ from simpar.search.space.jobs import counted, plan_of
 from simpar.search.space.portable import losses, of_its_framework, refusals
 from simpar.search.space.rows import enumerate_space
 from simpar.search.uniform import search_runnable
+from tests.gate import some
 
 HELD = {"micro_batch": 1, "vpp": (1, 2), "cp": (1, 2), "tp": (1, 2, 8)}
 
@@ -35,7 +36,7 @@ def layout(rows, row):
     return plan.model_dump_json()
 
 
-@pytest.mark.parametrize("stack", [None, pytest.param("megatron", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stack", some([None, "megatron"], 1))
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_layout_that_a_target_can_express_is_left_out(target, stack):
     """Of the whole space those that it takes are rows, with schedules that it takes without replicas alone."""

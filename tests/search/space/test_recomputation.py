@@ -21,6 +21,7 @@ from simpar.search.space.recomputation import _lower_hull, decide
 from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
+from tests.gate import some
 from tests.search.certify.test_certificate import NARROW
 
 HELD = {
@@ -53,7 +54,7 @@ def executed_s(problem, plan):
     return step_s if needed <= problem.memory_limit_bytes else np.inf
 
 
-@pytest.mark.parametrize("seed", [1, 4, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", some([1, 4, 7], [4]))
 def test_search_finds_what_brute_force_finds(seed, problem_of):
     """With memory that binds, the certified best step is the best of all rows, each chosen and run by itself."""
     problem = tight(problem_of(seed, **HELD))

@@ -31,6 +31,7 @@ from simpar.search.stages.cuts import cuts_within, fastest_cut, moves
 from simpar.search.stages.skeletons import Pricing
 from simpar.search.stages.uneven import rules_out, search_uneven
 from simpar.simulation import simulate
+from tests.gate import some
 
 
 def every_cut(blocks: int, stages: int) -> list[tuple[int, ...]]:
@@ -186,9 +187,7 @@ def nothing_even(_problem: Problem, _watch: Progress) -> None:
     """A uniform space in which nothing fits."""
 
 
-@pytest.mark.parametrize(
-    "seed", [*(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1)), 2, 3, 4, 5]
-)
+@pytest.mark.parametrize("seed", some(range(6), [2, 3]))
 def test_no_cut_beats_the_certified_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random tiny models on one machine, with little memory or a slow rank: the best of brute force, no other."""
     monkeypatch.setattr(uneven, "even_optimum", nothing_even)

@@ -1,0 +1,56 @@
+"""Names that a shell completes: models, scenarios, hardware and what else is shipped. Loaded when Tab is pressed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+KIND_OF_FLAG = {
+    "--model": "models",
+    "--hardware": "hardware",
+    "--schedule": "schedules",
+    "--schedules": "schedules",
+    "--stack": "stacks",
+    "--reliability": "reliability",
+    "--like": "hardware",
+    "--to": "targets",
+    "--from": "targets",
+}
+
+
+def names_of(kind: str) -> Callable[[str], list[str]]:
+    """What completes a word that is a name of this kind, or a file."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in (*_names(kind), *_files(incomplete)) if name.startswith(incomplete)]
+
+    return complete
+
+
+def _names(kind: str) -> list[str]:
+    """Names alone: what describes them is not read."""
+    from simpar.files import bundled
+
+    if kind == "models":
+        from simpar.models.catalogue import catalogue
+
+        return list(catalogue())
+    if kind == "schedules":
+        from simpar.plan.schedules import SCHEDULES
+
+        return list(SCHEDULES)
+    if kind == "targets":
+        from simpar.export import TARGETS
+
+        return list(TARGETS)
+    return list(bundled({"hardware": "clusters"}.get(kind, kind)))
+
+
+def _files(incomplete: str) -> list[str]:
+    """Files and folders that go on from what is typed."""
+    folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+    if not folder.is_dir():
+        return []
+    shown = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    fitting = [path for path in shown if path.is_dir() or path.suffix in (".yaml", ".yml", ".json")]
+    return [f"{path}/" if path.is_dir() else str(path) for path in fitting]

@@ -1,0 +1,53 @@
+"""The tables of a result as data frames, and rows as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from simpar.files import choose
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simpar.report.result import Result
+
+TABLES = ("stages", "time", "communication", "figures", "trials")
+"""Memory by pipeline stage; parts of the step; communication by kind; the headline figures; simulated neighbours."""
+
+
+def frame_of(result: Result, table: str) -> pd.DataFrame:
+    """One table of a result, in SI. Raises UserError for an unknown one."""
+    import pandas as pd
+
+    choose(table, TABLES, "table")
+    if table == "stages":
+        return pd.DataFrame([stage.model_dump() for stage in result.memory.stages]).set_index("stage")
+    if table == "time":
+        parts = result.time_breakdown_s.model_dump()
+        shares = [seconds / result.step_time_s for seconds in parts.values()]
+        return pd.DataFrame(
+            {"time_s": list(parts.values()), "share": shares}, index=pd.Index(parts, name="part")
+        )
+    if table == "communication":
+        rows = {kind: sent.model_dump() for kind, sent in result.communication.items()}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("kind")
+    if table == "trials":
+        return pd.DataFrame([trial.model_dump() for trial in result.why.trials])
+    figures = {key: value for key, value in result.to_dict().items() if isinstance(value, int | float)}
+    return pd.DataFrame({"value": list(figures.values())}, index=pd.Index(figures, name="figure"))
+
+
+def csv_text(rows: Sequence[Sequence[Any]]) -> str:
+    """Rows, the first with the names of columns, as CSV; what could be a formula to a spreadsheet is text."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    for row in rows:
+        writer.writerow([_safe(cell) for cell in row])
+    return stream.getvalue()
+
+
+def _safe(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "-") else cell
