@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simpar.cost.stack import DEFAULT_STACK, load_stack
+from simpar.cost.stack import DEFAULT_STACK
 from simpar.errors import UserError
 from simpar.explain.measured import Measured
 from simpar.learn.fit import Learned, Observed, Quantity, learn
@@ -112,7 +112,7 @@ def find_changes(seen: Seen, scenario: Scenario, before: Result, progress: Progr
     if learned is None:
         remarks.append("the predictions are not fitted to the run: its hardware is a mixture of nodes")
     else:
-        inputs = fitted_inputs(inputs, learned.tuning, before)
+        inputs = fitted_inputs(inputs, learned.tuning, _stack_of(scenario, before))
     even = inputs
     if slow:
         perturbation = inputs["perturbation"]
@@ -249,8 +249,13 @@ def _shares(parts: TimeBreakdown, step_s: float) -> list[float]:
     return [seconds / step_s for seconds in parts.model_dump().values()]
 
 
-def fitted_inputs(inputs: Mapping[str, Any], tuning: Tuning, result: Result) -> dict[str, Any]:
-    """What simulate takes, on profiles with other parameters."""
+def _stack_of(scenario: Scenario, result: Result) -> str:
+    """The stack by the name or the file that it was asked for by."""
+    return scenario.stack or scenario.plan.stack or str(result.setup.plan.get("stack") or DEFAULT_STACK)
+
+
+def fitted_inputs(inputs: Mapping[str, Any], tuning: Tuning, name: str) -> dict[str, Any]:
+    """What simulate takes, on profiles with other parameters; ``name`` is the stack's."""
     cluster: Cluster = inputs["cluster"]
     profile = cluster.profile
     for values in tuning.clusters.values():
@@ -260,7 +265,6 @@ def fitted_inputs(inputs: Mapping[str, Any], tuning: Tuning, result: Result) -> 
     for values in tuning.devices.values():
         device = cluster.device
         cluster = cluster.with_device(device.model_copy(update={"kernels": {**device.kernels, **values}}))
-    name = str(result.setup.plan.get("stack") or DEFAULT_STACK)
     stack = changed_stack(name, tuning.stacks.get(name, {}))
     return {**inputs, "cluster": cluster, "stack": stack}
 
@@ -279,8 +283,7 @@ def _fit(seen: Seen, scenario: Scenario, result: Result) -> Learned | None:
     if not isinstance(hardware, str):
         return None
     cluster = scenario.cluster.load()
-    stack = str(result.setup.plan.get("stack") or DEFAULT_STACK)
-    load_stack(stack)
+    stack = _stack_of(scenario, result)
     case = Case(
         scenario.graph(), hardware, cluster.world_size, cluster.profile.devices_per_node, scenario.training,
         scenario.plan.flat_values(), stack, {}, {},

@@ -87,13 +87,14 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Header:
-    """What a trace says of its job: rank, ranks in all, process groups by name (description, members), the device."""
+    """What a trace says of its job: rank, ranks in all, process groups by name (description, members), device, host."""
 
     rank: int | None = None
     world_size: int | None = None
     groups: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     device_name: str = ""
     device_bytes: float = 0.0
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,7 @@ def _header(said: Mapping[str, Any], path: str) -> Header:
         groups,
         str(device.get("name") or ""),
         float(max(_whole(device.get("totalGlobalMem")), 0)),
+        str(said.get("host_name") or ""),
     )
 
 

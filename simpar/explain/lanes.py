@@ -7,6 +7,7 @@ launched only then, work waited in a queue where it had been launched before.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from simpar.units import Flags, Ints
 HOST = "host"
 OFFLOAD = "offload"
 BEHIND, QUEUED, UNEXPLAINED = "host behind", "between kernels", "idle"
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step")
 QUEUED_GAP_NS = 20_000
 """Kernels of one queue follow each other within some us: a longer gap of launched work is not the launch's."""
 
@@ -107,9 +109,9 @@ def launches_ns(trace: RankTrace) -> Ints:
     return np.where(found, calls.finish_ns[known[at]], -1)
 
 
-def within_spans(trace: RankTrace, prefix: str, at_ns: Ints) -> Flags:
+def within_spans(trace: RankTrace, start: re.Pattern[str], at_ns: Ints) -> Flags:
     """Which moments lie in a span of the host whose name begins like that."""
-    named = [number for number, name in enumerate(trace.names) if name.startswith(prefix)]
+    named = [number for number, name in enumerate(trace.names) if start.match(name)]
     rows = np.flatnonzero(np.isin(trace.spans.name, named))
     begin, end = np.sort(trace.spans.start_ns[rows]), np.sort(trace.spans.finish_ns[rows])
     inside: Flags = np.searchsorted(begin, at_ns, side="right") > np.searchsorted(end, at_ns, side="right")
@@ -187,7 +189,7 @@ def lane_of(
         begin, end, name = trace.device.start_ns, trace.device.finish_ns, trace.device.name
         at = np.maximum(launches_ns(trace), 0)
     codes = np.array([own.get(entry.name, -1) for entry in kinds], dtype=np.int64)[name]
-    codes[(codes >= 0) & within_spans(trace, "Optimizer.step", at)] = own[OPTIMIZER]
+    codes[(codes >= 0) & within_spans(trace, _OPTIMIZER_STEP, at)] = own[OPTIMIZER]
     moved = [OFFLOAD if _crosses_the_bus(each) else "" for each in trace.names]
     offload = len(names) + len(exposed)
     codes[np.array([bool(each) for each in moved])[name]] = offload

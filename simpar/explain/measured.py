@@ -17,18 +17,9 @@ import numpy as np
 from simpar.errors import UserError
 from simpar.explain.classes import OPTIMIZER, Classes
 from simpar.explain.kineto import MemoryUse, RankTrace, read_kineto
-from simpar.explain.lanes import HOST, OFFLOAD, UNEXPLAINED, Lane, Window, lane_of, window_of
-from simpar.explain.traffic import (
-    MESSAGE,
-    Compared,
-    Skewed,
-    Traffic,
-    compare_ranks,
-    split_ns,
-    traffic_of,
-    union,
-    waited_for,
-)
+from simpar.explain.lanes import BEHIND, HOST, OFFLOAD, UNEXPLAINED, Lane, Window, lane_of, window_of
+from simpar.explain.meetings import Compared, Skewed, compare_ranks, waited_for
+from simpar.explain.traffic import MESSAGE, Traffic, split_ns, traffic_of, union
 from simpar.units import NS_PER_S
 
 MOST_UNKNOWN = 8
@@ -237,19 +228,21 @@ def _account(found: _Rank, traffic: Traffic, compared: bool) -> RankAccount:
     owned = {name: ns / per for name, ns in found.lane.owned_ns().items()}
     causes: dict[str, float] = {}
     axes: dict[str, AxisUse] = {}
+    arrived = 0.0
     for at, name in enumerate(found.lane.owners):
         if not name.startswith("exposed_"):
             continue
         axis = name.removeprefix("exposed_")
         pieces, rows = found.lane.pieces, traffic.of_axis(axis)
         mine = pieces.owner == at
-        transfer, waiting = (
+        transfer, waiting, over = (
             ns / per for ns in split_ns((pieces.begin_ns[mine], pieces.end_ns[mine]), traffic, rows)
         )
         begin, end = union(traffic.finish_ns[rows] - traffic.cost_ns[rows], traffic.finish_ns[rows])
         causes[name] = transfer
         idle = "bubble" if axis == "pp" else "waiting"
         causes[idle] = causes.get(idle, 0.0) + waiting
+        arrived += over
         axes[axis] = AxisUse(
             len(rows) / found.window.steps,
             float(traffic.size_bytes[rows].sum()) / found.window.steps,
@@ -260,6 +253,8 @@ def _account(found: _Rank, traffic: Traffic, compared: bool) -> RankAccount:
         owned.pop(name, None)
     offload, on_host = owned.pop(OFFLOAD, 0.0), owned.pop(HOST, 0.0)
     host = {reason: ns / per for reason, ns in found.lane.idle_ns.items() if reason != UNEXPLAINED}
+    if arrived:
+        host[BEHIND] = host.get(BEHIND, 0.0) + arrived
     if on_host:
         host["operators that compute nothing"] = on_host
     causes = {

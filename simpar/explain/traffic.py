@@ -1,24 +1,18 @@
-"""Communication of measured ranks: of which axis it is, what of it is transfer and what is waiting for other ranks.
-
-A collective's kernel runs from when its own rank arrives to when all are done, so the rank that arrives last shows
-what it costs: over the ranks of one collective the least duration is its cost, the rest of each is waiting. Clocks of
-ranks differ; what ends a collective ends it for all its ranks, and tells by how much.
-"""
+"""Communication of a measured rank: what it is, of which axis, and what it exposes."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from simpar.explain.classes import AXES, Classes
 from simpar.explain.kineto import GLOO, Collective, RankTrace, collective_kind
-from simpar.explain.lanes import Window
-from simpar.units import NS_PER_S, Floats, Ints
+from simpar.explain.lanes import Window, within_spans
+from simpar.units import NS_PER_S, Flags, Floats, Ints
 from simpar.validate.collectives import bus_factor
 
 UNNAMED = "other"
@@ -34,7 +28,8 @@ class Traffic:
 
     ``key`` is what other ranks know it by, None where nothing tells. ``cost_ns`` is what it takes once all are there:
     its own length until ranks are compared. It is ``supposed`` that the one group of all ranks is data-parallel, where
-    none has a name.
+    none has a name. ``posted`` are messages that this rank sends and goes on: gloo's. Ranks of one ``clock`` are not
+    aligned; "" is one of its own.
     """
 
     start_ns: Ints
@@ -44,7 +39,9 @@ class Traffic:
     kind: tuple[str, ...]
     axis: tuple[str, ...]
     key: tuple[Key | None, ...]
+    posted: Flags
     supposed: bool = False
+    clock: str = ""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -81,7 +78,9 @@ def traffic_of(trace: RankTrace, window: Window, classes: Classes) -> Traffic:
     start, duration = (np.array([each[at] for each in found], dtype=np.int64) for at in (0, 1))
     return Traffic(
         start, duration, duration, np.array([each[2].size_bytes for each in found], dtype=np.float64),
-        tuple(each[2].kind for each in found), tuple(each[3] for each in found), tuple(keys), supposed,
+        tuple(each[2].kind for each in found), tuple(each[3] for each in found), tuple(keys),
+        np.array([trace.on_cpu and (each[2].peers or (-1,))[0] == trace.header.rank for each in found], dtype=bool),
+        supposed, trace.header.host if trace.on_cpu else "",
     )  # fmt: skip
 
 
@@ -154,30 +153,27 @@ def _on_cpu(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
     rows = np.flatnonzero(is_gloo[spans.name])
     callers = _callers(trace, calls, classes)
     votes: dict[int, Counter[str]] = defaultdict(Counter)
-    members, rest = _members_by_axis(trace, classes)
+    kinds = [collective_kind(trace.names[spans.name[row]].removeprefix(GLOO)) for row in rows.tolist()]
+    members, rest, along = _members_by_axis(trace, classes, MESSAGE in kinds)
+    between_stages = within_spans(trace, _ACTION, spans.start_ns[rows])
     before = np.searchsorted(ops.start_ns[calls], spans.start_ns[rows], side="right") - 1
-    for row, at in zip(rows.tolist(), before.tolist(), strict=True):
-        kind = collective_kind(trace.names[spans.name[row]].removeprefix(GLOO))
+    for row, at, kind in zip(rows.tolist(), before.tolist(), kinds, strict=True):
         axis = callers[at] if at >= 0 and kind != MESSAGE else ""
         votes[int(spans.lane[row])][axis or {"all_to_all": "ep"}.get(kind, rest)] += 1
-    for row in rows.tolist():
+    for row, kind, staged in zip(rows.tolist(), kinds, between_stages.tolist(), strict=True):
         name, start = trace.names[spans.name[row]].removeprefix(GLOO), int(spans.start_ns[row])
-        kind = collective_kind(name)
-        axis = "pp" if kind == MESSAGE else votes[int(spans.lane[row])].most_common(1)[0][0]
-        peers = _peers(trace, name, start, members.get("pp", ())) if kind == MESSAGE else None
+        axis = votes[int(spans.lane[row])].most_common(1)[0][0]
+        if kind == MESSAGE:  # beside torch's pipelines, whose spans are around theirs, it is a ring's
+            axis = "pp" if staged else "cp" if between_stages.any() else along
+        peers = _peers(trace, name, start, members.get(axis, ())) if kind == MESSAGE else None
         about = Collective(-1, kind, "", "", members.get(axis, ()) if peers is None else (), peers=peers)
         yield start, int(spans.duration_ns[row]), about, axis
 
 
 def _callers(trace: RankTrace, calls: Ints, classes: Classes) -> list[str]:
     """Axes of calls by what calls them: functional collectives, FSDP's spans, DDP's reducer."""
-    ops, spans = trace.ops, trace.spans
-    fsdp = np.flatnonzero(
-        np.array([name.startswith("FSDP::") for name in trace.names], dtype=bool)[spans.name]
-    )
-    begin, end = np.sort(spans.start_ns[fsdp]), np.sort(spans.finish_ns[fsdp])
-    at = ops.start_ns[calls]
-    in_fsdp = np.searchsorted(begin, at, side="right") > np.searchsorted(end, at, side="right")
+    ops = trace.ops
+    in_fsdp = within_spans(trace, _FSDP, ops.start_ns[calls])
     reducer = any(name.startswith("torch.distributed.ddp.reducer") for name in trace.names)
     functional, found = -1, list[str]()
     for number, row in enumerate(calls.tolist()):
@@ -191,6 +187,7 @@ def _callers(trace: RankTrace, calls: Ints, classes: Classes) -> list[str]:
     return found
 
 
+_FSDP = re.compile("FSDP::")
 _ACTION = re.compile(r"PP:\d+(RECV|SEND)_([FB])\d")
 
 
@@ -213,144 +210,41 @@ def _peers(trace: RankTrace, name: str, at_ns: int, stages: tuple[int, ...]) -> 
     return (stages[here], other) if "send" in name else (other, stages[here])
 
 
-def _members_by_axis(trace: RankTrace, classes: Classes) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Members of the one group of each axis that the header lists, and the axis of calls that nothing else tells.
+def _members_by_axis(
+    trace: RankTrace, classes: Classes, messages: bool
+) -> tuple[dict[str, tuple[int, ...]], str, str]:
+    """Members of the one group of each axis, the axis of calls that nothing else tells, and that of messages.
 
-    That is the one listed axis that calls do not name themselves (tensor and pipeline parallelism do); where every
-    listed axis has one rank, data parallelism is what is left.
+    An axis of all ranks is not listed: torch gives it the default group, which has no axis's name. Calls that nothing
+    tells are of the one listed axis that calls do not name themselves (tensor and pipeline parallelism do); where every
+    listed axis has one rank, data parallelism is what is left, or a pipeline that is not listed, where there are
+    ``messages``. They are not the pipeline's where that has one rank.
     """
     sets: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for description, ranks in trace.header.groups.values():
         if ranks:
             sets[classes.axis(description) or UNNAMED].add(ranks)
-    known = {
-        axis: {each for each in found if len(each) > 1} for axis, found in sets.items() if axis != UNNAMED
-    }
-    used = [axis for axis, found in known.items() if found]
+    several = {axis: {each for each in found if len(each) > 1} for axis, found in sets.items()}
+    whole = several.pop(UNNAMED, set())
+    used = [axis for axis, found in several.items() if found]
     left = [axis for axis in used if axis not in ("tp", "pp")]
-    rest = left[0] if len(left) == 1 else "dp" if known and not used else UNNAMED
-    if rest == "dp" and not known.get("dp"):
-        known["dp"] = {each for each in sets[UNNAMED] if len(each) > 1}
-    if not known:
-        known[UNNAMED] = {each for each in sets[UNNAMED] if len(each) > 1}
-    return {axis: next(iter(found)) for axis, found in known.items() if len(found) == 1}, rest
+    along = "cp" if "pp" in several and "pp" not in used else "pp"
+    rest = left[0] if len(left) == 1 else UNNAMED
+    if several and not used:
+        rest = "pp" if messages and "pp" not in several else "dp"
+    for axis in (*AXES, UNNAMED):
+        if axis not in several or (axis == rest == "dp" and not several[axis]):
+            several[axis] = whole
+    return {axis: next(iter(found)) for axis, found in several.items() if len(found) == 1}, rest, along
 
 
-MOST_SKEWED = 20
-
-
-@dataclass(frozen=True)
-class Skewed:
-    """One collective that ranks waited in: which it is, who came last, s that it costs and that others waited in all.
-
-    ``number`` counts those of its group and kind from 1, or is the group's own number; ``step`` is the profiler's mark.
-    """
-
-    axis: str
-    kind: str
-    members: tuple[int, ...]
-    step: str
-    number: int
-    last_rank: int
-    cost_s: float
-    waited_s: float
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Ranks compared: their traffic with costs, which rank each waited for in ns, and clocks.
-
-    ``waited_ns[waiting, last]`` float64; ``offset_ns`` is what to take from each rank's clock to have the first's,
-    ``drift_ns`` by how much ends differ all the same (median). ``compared`` of ``total`` collectives could be;
-    ``skewed`` are those in which most was waited, ``last_rank`` a place in the ranks.
-    """
-
-    traffic: tuple[Traffic, ...]
-    waited_ns: Floats
-    offset_ns: tuple[int, ...]
-    drift_ns: int
-    compared: int
-    total: int
-    skewed: tuple[Skewed, ...] = ()
-
-
-def compare_ranks(ranks: Sequence[Traffic]) -> Compared:
-    """What every collective costs, and who waited for whom."""
-    meetings: dict[Key, list[tuple[int, int]]] = defaultdict(list)
-    for rank, traffic in enumerate(ranks):
-        for row, key in enumerate(traffic.key):
-            if key is not None:
-                meetings[key].append((rank, row))
-    met = [each for each in meetings.values() if len({rank for rank, _ in each}) == len(each) > 1]
-    costs = [np.array(traffic.cost_ns) for traffic in ranks]
-    waited = np.zeros((len(ranks), len(ranks)))
-    skew = list[tuple[int, int, int, tuple[int, int]]]()
-    for each in met:
-        lengths = [int(ranks[rank].duration_ns[row]) for rank, row in each]
-        least = min(lengths)
-        last = each[lengths.index(least)][0]
-        for (rank, row), length in zip(each, lengths, strict=True):
-            costs[rank][row] = least
-            waited[rank, last] += length - least
-        skew.append((sum(lengths) - least * len(lengths), least, last, each[0]))
-    offsets, drift = _clocks(ranks, met)
-    return Compared(
-        tuple(replace(traffic, cost_ns=cost) for traffic, cost in zip(ranks, costs, strict=True)),
-        waited, offsets, drift, sum(map(len, met)), sum(map(len, ranks)),
-        tuple(_skewed(ranks, *each) for each in sorted(skew, key=lambda one: -one[0])[:MOST_SKEWED] if each[0]),
-    )  # fmt: skip
-
-
-def _skewed(
-    ranks: Sequence[Traffic], waited_ns: int, cost_ns: int, last: int, place: tuple[int, int]
-) -> Skewed:
-    rank, row = place
-    key = ranks[rank].key[row]
-    assert key is not None, "matched by it"
-    _, kind, members, step, number = key
-    return Skewed(
-        ranks[rank].axis[row], kind, members, step.strip(), number, last, cost_ns / NS_PER_S, waited_ns / NS_PER_S
-    )  # fmt: skip
-
-
-def _clocks(
-    ranks: Sequence[Traffic], met: Sequence[Sequence[tuple[int, int]]]
-) -> tuple[tuple[int, ...], int]:
-    """By how much each clock is ahead of the first rank's, through ranks that meet, and what is left of differences."""
-    ends: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for each in met:
-        if ranks[each[0][0]].kind[each[0][1]] == MESSAGE:
-            continue  # a buffered one has left its sender long before it arrives
-        for (one, row), (other, row_other) in pairwise(each):
-            ends[one, other].append(int(ranks[other].finish_ns[row_other] - ranks[one].finish_ns[row]))
-    apart = {pair: int(np.median(found)) for pair, found in ends.items()}
-    offset = {0: 0}
-    queue = [0]
-    while queue:
-        here = queue.pop(0)
-        for (one, other), ns in sorted(apart.items()):
-            if one == here and other not in offset:
-                offset[other] = offset[here] + ns
-                queue.append(other)
-            elif other == here and one not in offset:
-                offset[one] = offset[here] - ns
-                queue.append(one)
-    left = [
-        abs(ns - offset[other] + offset[one])
-        for (one, other), found in ends.items()
-        if one in offset and other in offset
-        for ns in found
-    ]
-    return tuple(offset.get(rank, 0) for rank in range(len(ranks))), int(np.median(left)) if left else 0
-
-
-def split_ns(pieces: tuple[Ints, Ints], traffic: Traffic, rows: Ints) -> tuple[int, int]:
-    """Exposed time of an axis in ns: while something was transferred, and while only waiting was under way."""
+def split_ns(pieces: tuple[Ints, Ints], traffic: Traffic, rows: Ints) -> tuple[int, int, int]:
+    """Exposed time of an axis in ns: while something was transferred, only waited for, and over on the other ranks."""
     begin, end = pieces
     finish = traffic.finish_ns[rows]
-    busy = union(finish - traffic.cost_ns[rows], finish)
-    transfer = overlap_ns((begin, end), busy)
-    return transfer, int((end - begin).sum()) - transfer
+    transfer = overlap_ns((begin, end), union(finish - traffic.cost_ns[rows], finish))
+    under_way = overlap_ns((begin, end), union(traffic.start_ns[rows], finish))
+    return transfer, under_way - transfer, int((end - begin).sum()) - under_way
 
 
 def union(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
@@ -424,10 +318,3 @@ def collective_uses(ranks: Sequence[Traffic]) -> list[CollectiveUse]:
 
 ON_LINKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives whose rate over links is known from bytes and ranks."""
-
-
-def waited_for(compared: Compared, names: Sequence[int]) -> Mapping[int, float]:
-    """For which rank others waited longest in all, ns by rank, the longest first."""
-    total = compared.waited_ns.sum(axis=0)
-    order = np.argsort(-total, kind="stable")
-    return {names[at]: float(total[at]) for at in order.tolist() if total[at] > 0}

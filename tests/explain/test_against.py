@@ -130,3 +130,19 @@ def test_the_command_says_it(tmp_path, capsys):
     assert "predicted" in said.splitlines()[1]
     assert "1 of 8 ranks" in said
     assert "against predicted" in said
+
+
+def test_profiles_of_ones_own(tmp_path):
+    """A stack and a cluster that only files hold are fitted to the run as shipped ones are."""
+    cluster, stack = tmp_path / "ours.yaml", tmp_path / "ours.stack.yaml"
+    cluster.write_text("like: dgx-h100\nname: ours\n")
+    stack.write_text("like: ddp\nname: our-stack\n")
+    shipped = scenario()
+    own = scenario(**{"cluster.hardware": str(cluster), "stack": str(stack)})
+    (made, *_), _ = traces(shipped.inputs(), RANKS, 8)
+    path = made.save(tmp_path)
+    one, other = (explain(path, plan=plan).changes for plan in (shipped, own))
+    assert other.fitted.after_s == pytest.approx(one.fitted.after_s, rel=0.02)
+    assert {each.change for each in other.gains if not each.refused} == {
+        each.change for each in one.gains if not each.refused
+    }

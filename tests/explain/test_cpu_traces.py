@@ -161,3 +161,95 @@ def test_traces_that_a_run_left():
     assert {(one.axis, one.members) for one in found.skewed} == {("pp", (0, 2)), ("pp", (2, 0))}
     assert found.job.group_sizes == {"dp": (2,)}
     assert any("4 of 12 collectives could not be matched" in line for line in found.remarks)
+
+
+def left_by(rank, folder, groups, host):
+    """A rank's file, with its groups and the host that it was on."""
+    whole = rank.data
+    rank.data = lambda: {**whole(), "host_name": host}
+    return save(rank, folder, groups)
+
+
+def test_an_axis_of_all_ranks_is_not_listed(tmp_path):
+    """Of torch such an axis has the default group: its calls are matched, and what its ranks wait is found."""
+    made = []
+    for rank, length in enumerate((90, 40)):
+        one = Rank(rank, 2)
+        op(one, "aten::mm backward", 0, 100)
+        op(one, "_c10d_functional::all_reduce", 100, 20)
+        gloo(one, "all_reduce", 200 - length, length, WORKER)
+        one.step(0, 200)
+        groups = config(default_pg=(0, 1), mesh_pp=(rank,), mesh_replicate=(rank,), mesh_shard=(rank,))
+        made.append(save(one, tmp_path, groups))
+    found = explain(*made).measured
+    assert found.ranks[0].causes_s["waiting"] == pytest.approx(50 * US)
+    assert found.ranks[0].causes_s["exposed_tp"] == pytest.approx(40 * US)
+    assert found.job.group_sizes == {"tp": (2,)}
+    assert not found.remarks
+
+
+def test_messages_beside_a_pipeline_of_one_rank_are_a_rings(tmp_path):
+    """Ring attention sends keys and values: where the pipeline has one rank, messages are the context's."""
+    made = []
+    for rank in range(2):
+        one = Rank(rank, 2)
+        op(one, "aten::mm backward", 0, 100)
+        gloo(one, "send", 100, 40, MAIN)
+        gloo(one, "recv", 100, 40, MAIN)
+        one.step(0, 140)
+        made.append(save(one, tmp_path, config(default_pg=(0, 1), mesh_pp=(rank,), mesh_tp=(rank,))))
+    found = explain(*made).measured
+    assert {axis: use.calls for axis, use in found.ranks[0].axes.items()} == {"cp": 2}
+    assert found.ranks[0].causes_s["exposed_cp"] == pytest.approx(40 * US)
+
+
+def test_messages_inside_and_outside_of_pipeline_actions(tmp_path):
+    """Beside torch's pipelines, whose spans are around their messages, others are a ring's."""
+    one = Rank(0, 2)
+    op(one, "aten::mm backward", 0, 100)
+    one.event("user_annotation", "PP:0SEND_F0", 100, 10, tid=MAIN)
+    gloo(one, "send", 105, 15, MAIN)
+    gloo(one, "send", 130, 30, MAIN)
+    one.step(0, 200)
+    found = explain(save(one, tmp_path, config(default_pg=(0, 1)))).measured
+    assert found.ranks[0].causes_s["exposed_pp"] == pytest.approx(15 * US)
+    assert found.ranks[0].causes_s["exposed_cp"] == pytest.approx(30 * US)
+
+
+def two_stages(folder, asked_for, hosts=("here", "here")):
+    """Two messages, the first 10 us on its way; of the second the receiver asks at ``asked_for`` and computes on."""
+    sender, receiver = Rank(0, 2), Rank(1, 2, shift_us=0.0 if hosts[0] == hosts[1] else 70.0)
+    op(sender, "aten::mm backward", 0, 100)
+    gloo(sender, "send", 100, 900, MAIN)
+    op(sender, "aten::mm", 110, 390)
+    gloo(sender, "send", 500, 500, MAIN)
+    gloo(receiver, "recv", 20, 90, MAIN)
+    op(receiver, "aten::mm backward", 110, 390)
+    gloo(receiver, "recv", asked_for, 900 - asked_for, MAIN)
+    op(receiver, "aten::mm", 600, 300)
+    for made, end in ((sender, 1000), (receiver, 980)):
+        gloo(made, "all_reduce", 900, end - 900, WORKER)
+        made.step(0, 1000)
+    groups = [config(default_pg=(0, 1), mesh_tp=(rank,), mesh_replicate=(rank,)) for rank in range(2)]
+    pairs = zip((sender, receiver), groups, hosts, strict=True)
+    return explain(*(left_by(made, folder, listed, host=host) for made, listed, host in pairs)).measured
+
+
+def test_a_posted_message_is_over_when_it_has_arrived(tmp_path):
+    """A sender's span is open until it waits for it: what is idle meanwhile is not its message's."""
+    found = two_stages(tmp_path, asked_for=550)
+    sender, receiver = found.ranks
+    assert sender.causes_s["exposed_pp"] == pytest.approx(
+        (10 + 10 + 80) * US
+    )  # two messages, the sum at the end
+    assert sender.causes_s["bubble"] == pytest.approx((50 + 20) * US)  # until the other asks; in the sum
+    assert sender.causes_s["host"] == pytest.approx((900 - 560) * US)
+    assert receiver.causes_s["bubble"] == pytest.approx((80 + 50) * US)
+    assert set(found.job.group_sizes) == {"pp"}
+    assert {one.last_rank for one in found.skewed if one.kind == "send_recv"} == {0, 1}
+
+
+def test_ranks_of_one_host_have_one_clock(tmp_path):
+    """Ends of a sum lie 20 us apart on one host, which is no difference of clocks; on two hosts clocks are aligned."""
+    assert two_stages(tmp_path, asked_for=550).offset_ns == (0, 0)
+    assert two_stages(tmp_path, 550, hosts=("here", "there")).offset_ns == (0, 50_000)
