@@ -152,7 +152,7 @@ def check_is_logged(step_time_s: float, result: Result, source: str) -> None:
     """Raise UserError where a step of a log cannot be that of a plan."""
     if not 1 / ABSURD < step_time_s / result.step_time_s < ABSURD:
         raise UserError(
-            f"{source}: is not the plan of this log: step time: {format_seconds(step_time_s)} logged, "
+            f"{source} is not that of this log: step time: {format_seconds(step_time_s)} logged, "
             f"{format_seconds(result.step_time_s)} predicted"
         )
 
@@ -161,7 +161,7 @@ def check_is_traced(measured: Measured, result: Result, cluster: Cluster, source
     """Raise UserError where the plan cannot be that of the traces: all the numbers that contradict, in one line."""
     found = list(_contradictions(measured, result, cluster))
     if found:
-        raise UserError(f"{source}: is not the plan of these traces: {'; '.join(found)}")
+        raise UserError(f"{source} is not that of these traces: {'; '.join(found)}")
 
 
 def _contradictions(measured: Measured, result: Result, cluster: Cluster) -> Iterator[str]:

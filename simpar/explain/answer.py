@@ -192,7 +192,7 @@ def explain(
     )
     if scenario is None:
         return found
-    source = "the plan" if isinstance(plan, Scenario) else str(plan)
+    source = "the plan" if isinstance(plan, Scenario) else f"{plan}: the plan"
     return _beside(found, scenario, source, progress, changes=changes)
 
 

@@ -20,7 +20,7 @@ from simpar.explain.kineto import MemoryUse, RankTrace, read_kineto
 from simpar.explain.lanes import BEHIND, HOST, OFFLOAD, UNEXPLAINED, Lane, Window, lane_of, window_of
 from simpar.explain.meetings import Compared, Skewed, compare_ranks, waited_for
 from simpar.explain.traffic import MESSAGE, Traffic, split_ns, traffic_of, union
-from simpar.units import NS_PER_S
+from simpar.units import NS_PER_S, format_seconds
 
 MOST_UNKNOWN = 8
 MOST_DRIFT = 20
@@ -129,6 +129,7 @@ class _Rank:
     memory: MemoryUse | None
     job: Job
     has_calls: bool
+    host: str
 
 
 def measure(paths: Sequence[str | Path], classes: Classes, steps: int | None = None) -> Measured:
@@ -168,7 +169,7 @@ def _claimed(trace: RankTrace, classes: Classes, steps: int | None, number: int)
     rank = number if trace.header.rank is None else trace.header.rank
     return _Rank(
         rank, window, lane, traffic, trace.memory, job_of(trace),
-        bool(len(trace.calls)) or trace.on_cpu,
+        bool(len(trace.calls)) or trace.on_cpu, trace.header.host,
     )  # fmt: skip
 
 
@@ -282,6 +283,20 @@ def _stragglers(accounts: Sequence[RankAccount], compared: Compared, steps: int)
             yield Straggler(rank, ns / NS_PER_S / steps, each.compute_s / usual)
 
 
+def _apart(found: Sequence[_Rank]) -> Iterator[str]:
+    """Ranks of one host, whose clock they share, that were not traced at one time."""
+    first: dict[str, _Rank] = {}
+    for each in found:
+        other = first.setdefault(each.host, each) if each.host else each
+        early, late = sorted((each, other), key=lambda one: one.window.begin_ns)
+        if (gap_ns := late.window.begin_ns - early.window.end_ns) > 0:
+            yield (
+                f"rank {late.rank} was traced {format_seconds(gap_ns / NS_PER_S)} after rank {early.rank} on the same "
+                "host: these are not traces of one run"
+            )
+            return
+
+
 def _remarks(found: Sequence[_Rank], compared: Compared) -> Iterator[str]:
     """What one has to know about these traces."""
     if not found[0].window.marks:
@@ -306,6 +321,7 @@ def _remarks(found: Sequence[_Rank], compared: Compared) -> Iterator[str]:
     apart = max(compared.offset_ns, default=0) - min(compared.offset_ns, default=0)
     if apart > NS_PER_S // 1000:
         yield f"clocks of the ranks differ by up to {apart / NS_PER_S:.3g} s; aligned by where collectives end"
+    yield from _apart(found)
     usual = max(each.window.length_ns / each.window.steps for each in found)
     if compared.drift_ns > usual // MOST_DRIFT:
         yield (

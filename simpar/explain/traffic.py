@@ -165,7 +165,7 @@ def _on_cpu(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
         axis = votes[int(spans.lane[row])].most_common(1)[0][0]
         if kind == MESSAGE:  # beside torch's pipelines, whose spans are around theirs, it is a ring's
             axis = "pp" if staged else "cp" if between_stages.any() else along
-        peers = _peers(trace, name, start, members.get(axis, ())) if kind == MESSAGE else None
+        peers = _peers(trace, name, start, members.get(axis, members[MESSAGE])) if kind == MESSAGE else None
         about = Collective(-1, kind, "", "", members.get(axis, ()) if peers is None else (), peers=peers)
         yield start, int(spans.duration_ns[row]), about, axis
 
@@ -218,7 +218,8 @@ def _members_by_axis(
     An axis of all ranks is not listed: torch gives it the default group, which has no axis's name. Calls that nothing
     tells are of the one listed axis that calls do not name themselves (tensor and pipeline parallelism do); where every
     listed axis has one rank, data parallelism is what is left, or a pipeline that is not listed, where there are
-    ``messages``. They are not the pipeline's where that has one rank.
+    ``messages``. They are not the pipeline's where that has one rank; where no axis is listed with several, they are
+    between all ranks (members of MESSAGE).
     """
     sets: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for description, ranks in trace.header.groups.values():
@@ -235,7 +236,9 @@ def _members_by_axis(
     for axis in (*AXES, UNNAMED):
         if axis not in several or (axis == rest == "dp" and not several[axis]):
             several[axis] = whole
-    return {axis: next(iter(found)) for axis, found in several.items() if len(found) == 1}, rest, along
+    members = {axis: next(iter(found)) for axis, found in several.items() if len(found) == 1}
+    members[MESSAGE] = () if used else tuple(range(trace.header.world_size or 0))
+    return members, rest, along
 
 
 def split_ns(pieces: tuple[Ints, Ints], traffic: Traffic, rows: Ints) -> tuple[int, int, int]:

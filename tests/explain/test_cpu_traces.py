@@ -253,3 +253,35 @@ def test_ranks_of_one_host_have_one_clock(tmp_path):
     """Ends of a sum lie 20 us apart on one host, which is no difference of clocks; on two hosts clocks are aligned."""
     assert two_stages(tmp_path, asked_for=550).offset_ns == (0, 0)
     assert two_stages(tmp_path, 550, hosts=("here", "there")).offset_ns == (0, 50_000)
+
+
+@pytest.mark.parametrize(("host", "said"), [("here", True), ("there", False)])
+def test_traces_of_other_times_are_said(tmp_path, host, said):
+    """Ranks of one host, one traced a second after the other: hardly one run; clocks of two hosts may differ."""
+    made = []
+    for rank, name in enumerate(("here", host)):
+        one = Rank(rank, 2, shift_us=1e6 * rank)
+        op(one, "aten::mm backward", 0, 100)
+        one.step(0, 200)
+        made.append(left_by(one, tmp_path, config(default_pg=(0, 1)), name))
+    remarks = explain(*made).measured.remarks
+    assert (
+        "rank 1 was traced 1,000 ms after rank 0 on the same host: these are not traces of one run" in remarks
+    ) == said
+
+
+def test_a_pipeline_of_all_ranks_beside_a_group_of_its_ends(tmp_path):
+    """Tied embeddings have a group of the first and last stage: messages are matched all the same."""
+    made = []
+    for rank, (name, kind) in enumerate(
+        (("PP:0SEND_F0", "send"), ("PP:1RECV_F0", "recv"), ("", ""), ("", ""))
+    ):
+        one = Rank(rank, 4)
+        op(one, "aten::mm backward", 0, 100)
+        if name:
+            one.event("user_annotation", name, 100, 10, tid=MAIN)
+            gloo(one, kind, 105, 20, MAIN)
+        one.step(0, 200)
+        ends = {"undefined": (0, 3)} if rank in (0, 3) else {}
+        made.append(save(one, tmp_path, config(default_pg=range(4), mesh_tp=(rank,), **ends)))
+    assert not any("could not be matched" in line for line in explain(*made).measured.remarks)

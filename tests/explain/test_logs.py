@@ -100,7 +100,7 @@ def test_a_log_beside_a_plan(tmp_path, capsys):
     assert "step time, s" in capsys.readouterr().out
     assert cli.run(["explain", str(path), "--html", str(tmp_path / "page.html")]) == 2
     assert not (tmp_path / "page.html").exists()
-    with pytest.raises(UserError, match="is not the plan of this log"):
+    with pytest.raises(UserError, match="plan is not that of this log"):
         explain(log(tmp_path, MEGATRON), plan=plan)
 
 

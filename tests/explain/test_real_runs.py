@@ -10,6 +10,9 @@ from simpar.explain.answer import explain
 LAYOUTS = {
     "dp": (["--dp", "4"], {"dp"}), "pp": (["--pp", "2", "--dp", "2", "--zero", "0"], {"pp", "dp"}),
     "tp": (["--tp", "2", "--dp", "2", "--zero", "0"], {"tp", "dp"}), "fsdp": (["--dp", "4", "--zero", "3"], {"dp"}),
+    "tp alone": (["--tp", "4", "--dp", "1", "--zero", "0"], {"tp"}),
+    "pp alone": (["--pp", "4", "--dp", "1", "--zero", "0"], {"pp"}),
+    "cp alone": (["--cp", "4", "--dp", "1"], {"cp", "dp"}),
 }  # fmt: skip
 TINY = [
     "gpt2-laptop", "--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--micro-batch", "2",
@@ -20,7 +23,7 @@ TINY = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_traces_of_simpar_run(tmp_path, name):
-    """Parts sum to every rank's step, which is the reported one; all collectives are matched between the ranks."""
+    """Parts sum to every rank's step, which is the reported one; collectives are matched between the ranks."""
     pytest.importorskip("torch")
     from tests.runtime.conftest import LIMIT_S, environment
 
@@ -48,4 +51,6 @@ def test_traces_of_simpar_run(tmp_path, name):
         assert each.classes_s["gemm"] > 0
         assert each.classes_s["optimizer"] > 0
         assert sum(each.unknown_s.values()) < 0.02 * each.step_time_s
-    assert not any("could not be matched" in line for line in found.remarks)
+    unmatched = any("could not be matched" in line for line in found.remarks)
+    # of a ring of four nothing says who sends to whom, of two groups of a pipeline not which of them sums
+    assert unmatched == (name in ("cp alone", "pp alone"))
