@@ -4,7 +4,7 @@ Line formats, from their sources: Megatron-LM ``training_log`` and ``report_memo
 megatron/training/training.py and utils.py; Megatron-Bridge and Megatron-DeepSpeed print the same keys), NeMo's progress
 logger (NVIDIA/NeMo, nemo/lightning/pytorch/callbacks/progress_printer.py), torchtitan's metrics (pytorch/torchtitan,
 torchtitan/components/metrics.py), DeepSpeed's ThroughputTimer (deepspeedai/DeepSpeed, deepspeed/utils/timer.py),
-nanotron's train_step_logs (huggingface/nanotron, src/nanotron/trainer.py).
+nanotron's train_step_logs and log_memory (huggingface/nanotron, src/nanotron/trainer.py and logging/base.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST_LINE = 20_000
 WARM_UP = 0.1
 """Share of the logged steps that are left out at the beginning, at least one: caches fill, kernels are tuned."""
 _NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
-_SCALED = r"([\d.,]+)\s*([KMBT]?)"
-_SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "T": 10.0**12}
+_SCALED = r"([\d.,]+)\s*([KMBGT]?)"
+_SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STEP_TIME, TFLOPS, TOKENS, SAMPLES, ALLOCATED, RESERVED = (
     "step_time_s", "tflops", "tokens_per_s_per_device", "samples_per_s", "allocated_bytes", "reserved_bytes"
@@ -63,6 +63,7 @@ FORMATS = (
         step_time_s=(rf"(?:elapsed_)?time_per_iteration_ms:\s*{_SCALED}", MS),
         tflops=(rf"model_tflops_per_gpu:\s*{_SCALED}", 1.0),
         tokens_per_s_per_device=(rf"tokens_per_sec_per_gpu:\s*{_SCALED}", 1.0),
+        reserved_bytes=(rf"cuda_max_memory_reserved:\s*{_SCALED}", 1.0),
     ),
     _format(
         "torchtitan", r"\bstep:\s*(\d+)\s+loss:.*\btps:",
@@ -78,11 +79,17 @@ FORMATS = (
 )  # fmt: skip
 """In the order in which lines are tried. torchtitan's memory is what was reserved at most, of one device; its tokens
 are those of a data-parallel rank over the ranks that share it: of a device. DeepSpeed's GB are 2**30 bytes."""
-MEMORY = re.compile(
-    rf"\bmemory \(MB\) \| allocated: {_NUMBER} \| max allocated: {_NUMBER}"
-    rf"(?: \| reserved: {_NUMBER} \| max reserved: {_NUMBER})?"
+MEMORY = (
+    re.compile(
+        rf"\bmemory \(MB\) \| allocated: {_NUMBER} \| max allocated: (?P<allocated>{_NUMBER})"
+        rf"(?: \| reserved: {_NUMBER} \| max reserved: (?P<reserved>{_NUMBER}))?"
+    ),
+    re.compile(
+        rf"Memory usage: {_NUMBER}MiB\. Peak allocated:? (?P<allocated>{_NUMBER})MiB\.? "
+        rf"Peak reserved: (?P<reserved>{_NUMBER})MiB"
+    ),
 )
-"""Megatron's line of one rank; its MB are 2**20 bytes."""
+"""Lines of one rank, Megatron's and nanotron's; their MB are 2**20 bytes."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +125,10 @@ def read_log(path: str | Path) -> LogRun:
     found: dict[str, dict[int, dict[str, float]]] = {}
     peaks: dict[str, float] = {}
     for line in _lines(path):
-        if memory := MEMORY.search(line):
-            for key, group in ((ALLOCATED, 2), (RESERVED, 4)):
-                if memory[group]:
-                    peaks[key] = max(peaks.get(key, 0.0), _value(memory[group]) * MIB)
+        for memory in filter(None, (pattern.search(line) for pattern in MEMORY)):
+            for key, name in ((ALLOCATED, "allocated"), (RESERVED, "reserved")):
+                if memory[name]:
+                    peaks[key] = max(peaks.get(key, 0.0), _value(memory[name]) * MIB)
         for entry in FORMATS:
             if step := entry.step.search(line):
                 figures = dict(_figures(entry, line))

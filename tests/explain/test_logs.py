@@ -8,7 +8,7 @@ from simpar import cli
 from simpar.errors import UserError
 from simpar.explain.answer import explain
 from simpar.explain.logs import read_log
-from simpar.units import GIB, MIB
+from simpar.units import GIB, GIGA, MIB
 from tests.explain.test_against import scenario
 
 MEGATRON = (
@@ -37,8 +37,9 @@ DEEPSPEED = (
 NANOTRON = (
     "12/01/2026 00:00:00 [INFO|DP=0|PP=0|TP=0]: iteration: {i} / 100 | consumed_tokens: 1.05M | "
     "time_per_iteration_ms: {kms}K | tokens_per_sec: 800K | tokens_per_sec_per_gpu: 12.5K | global_batch_size: 1.02M | "
-    "lm_loss: 11 | model_tflops_per_gpu: 440 |"
+    "lm_loss: 11 | model_tflops_per_gpu: 440 | cuda_memory_allocated: 20.1G | cuda_max_memory_reserved: 56.8G |"
 )
+NANOTRON_MEMORY = " Memory usage: 1234.56MiB. Peak allocated 2048.00MiB. Peak reserved: 4096.00MiB"
 MEGATRON_SAYS = {
     "step_time_s": 2.0,
     "tflops": 412.5,
@@ -67,7 +68,10 @@ def log(folder, template, **values):
         (NEMO_BAR, "NeMo", {"step_time_s": 2.0}),
         (TITAN, "torchtitan", {"tokens_per_s_per_device": 2048.0, "tflops": 300.1, "reserved_bytes": 39.5 * GIB}),
         (DEEPSPEED, "DeepSpeed", {"samples_per_s": 16.0, "allocated_bytes": 19.52 * GIB}),
-        (NANOTRON, "nanotron", {"step_time_s": 2.0, "tokens_per_s_per_device": 12_500.0, "tflops": 440.0}),
+        (NANOTRON, "nanotron",
+         {"step_time_s": 2.0, "tokens_per_s_per_device": 12_500.0, "tflops": 440.0, "reserved_bytes": 56.8 * GIGA}),
+        (f"{BRIDGE}\n{NANOTRON_MEMORY}", "Megatron",
+         {"step_time_s": 2.0, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}),
     ],
 )  # fmt: skip
 def test_lines_of_every_framework(tmp_path, template, framework, figures):
