@@ -36,7 +36,7 @@ def read(text: str, name: str) -> Imported:
         raise UserError(f"{name}: num_processes = {ranks}: allowed: a multiple of tp x cp x pp = {inside}")
     values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
     plan = plan_said(values)
-    return Imported(plan, given.rest(), tuple(_notes(given, auto)))
+    return Imported(plan, given.rest(), (*_notes(given, auto), *given.misspelt()))
 
 
 def _notes(given: Given, auto: list[str]) -> Iterator[str]:

@@ -43,7 +43,8 @@ def read(text: str, name: str) -> Imported:
     if tp and tp > 1:
         values |= {"tp": tp, "sequence_parallel": False}
     plan = plan_said(values)
-    return Imported(plan, given.rest(), tuple(_notes(given, batch, auto)))
+    local = _local(given, auto)
+    return Imported(plan, given.rest(), (*_notes(given, batch, auto), *given.misspelt()), local)
 
 
 def _batch(given: Given) -> tuple[int | None, int | None]:
@@ -59,6 +60,18 @@ def _batch(given: Given) -> tuple[int | None, int | None]:
             f"gradient_accumulation_steps = {micro} x {accumulation}"
         )
     return batch, dp
+
+
+def _local(given: Given, auto: list[str]) -> int | None:
+    """Sequences of a rank's step, where the config says those of all nowhere."""
+    micro = given.whole("train_micro_batch_size_per_gpu")
+    if (
+        not micro
+        or "train_batch_size" in given
+        or {"train_batch_size", "gradient_accumulation_steps"} & set(auto)
+    ):
+        return None
+    return micro * (given.whole("gradient_accumulation_steps") or 1)
 
 
 def _notes(given: Given, batch: int | None, auto: list[str]) -> Iterator[str]:

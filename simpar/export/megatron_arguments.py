@@ -11,6 +11,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.export.shell import UNKNOWN, Script
+from simpar.export.target import misspelt
 
 SIZES = {
     "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",
@@ -80,6 +81,10 @@ class Arguments:
     def rest(self) -> tuple[str, ...]:
         """What nobody has asked for, as the file calls it."""
         return tuple(self.name(flag) for flag in self.values if flag not in self.used)
+
+    def misspelt(self) -> tuple[str, ...]:
+        """Notes on those of them that are typing errors of flags that are not there."""
+        return misspelt((flag for flag in self.values if flag not in self.used), self.used - set(self.values))
 
 
 def read_arguments(text: str, source: str) -> Arguments:

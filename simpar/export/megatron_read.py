@@ -52,8 +52,9 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
         )
     if models:
         values["model"] = models[0]
-    notes = ["" if model else model_note(models, sizes), *_notes(given), *given.notes]
-    return Imported(Plan.model_validate(values), given.rest(), tuple(filter(None, notes)))
+    notes = ["" if model else model_note(models, sizes), *_notes(given), *given.notes, *given.misspelt()]
+    local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
+    return Imported(Plan.model_validate(values), given.rest(), tuple(filter(None, notes)), local)
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:
@@ -235,9 +236,9 @@ def _real(given: Arguments, flag: str, text: str) -> float:
 
 
 def _shape(given: Arguments) -> dict[str, Any]:
-    seq_len, batch = given.number("--seq-length"), given.number("--global-batch-size")
-    training = {"seq_len": seq_len, "global_batch": batch} if seq_len and batch else None
-    return {"micro_batch": given.number("--micro-batch-size"), "training": training}
+    shape = {"seq_len": given.number("--seq-length"), "global_batch": given.number("--global-batch-size")}
+    training = {name: value for name, value in shape.items() if value}
+    return {"micro_batch": given.number("--micro-batch-size"), "training": training or None}
 
 
 def _sizes(given: Arguments) -> dict[str, int]:

@@ -44,7 +44,7 @@ def read(text: str, name: str) -> Imported:
     values |= {"model": models[0] if models else None}
     plan = plan_said(values)
     note = model_note(models, sizes)
-    return Imported(plan, given.rest(), (note,) if note else ())
+    return Imported(plan, given.rest(), (*filter(None, (note,)), *given.misspelt()))
 
 
 def _layout(given: Given) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.export.target import misspelt
 
 AUTO = "auto"
 """What who starts DeepSpeed or Accelerate fills in."""
@@ -107,6 +108,10 @@ class Given(Mapping[str, Any]):
     def rest(self) -> tuple[str, ...]:
         """Names that nobody asked for and that say something."""
         return tuple(key for key, value in self.values_.items() if key not in self.used and value is not None)
+
+    def misspelt(self) -> tuple[str, ...]:
+        """Notes on those of them that are typing errors of names that are not there."""
+        return misspelt(self.rest(), self.used - set(self.values_))
 
 
 def without_auto(data: Mapping[str, Any], source: str) -> tuple[Given, list[str]]:

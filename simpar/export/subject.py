@@ -128,7 +128,7 @@ def settle(plan: Plan, stack: str, own: Stack | None = None) -> tuple[Plan, froz
     changes nothing in the plan, whatever its value, is no decision. Raises UserError for a stack that does not exist.
     """
     own = own or load_stack(plan.stack or stack)
-    habit, idle = resolve(_opened(plan, STACK_FIELDS), own), _idle(resolve(plan, own))
+    habit, idle = resolve(_opened(plan, STACK_FIELDS), own), idle_overlaps(resolve(plan, own))
     chosen: set[str] = set()
     left: dict[str, tuple[str, ...]] = {}
     for section, names in STACK_FIELDS.items():
@@ -140,7 +140,7 @@ def settle(plan: Plan, stack: str, own: Stack | None = None) -> tuple[Plan, froz
     return resolve(_opened(plan, left), load_stack(stack)), frozenset(chosen)
 
 
-def _idle(plan: Plan) -> set[str]:
+def idle_overlaps(plan: Plan) -> set[str]:
     """Overlaps of a resolved plan of which it has nothing: they say neither yes nor no.
 
     Where no rank shares its gradients nothing is reduced; whole parameters are gathered once a step under ZeRO-1 and 2
@@ -188,7 +188,7 @@ def subject(
         graph=graph,
         training=training,
         chosen=chosen,
-        stated=frozenset(said - _idle(settled)),
+        stated=frozenset(said - idle_overlaps(settled)),
         config=config,
         devices_per_node=per_node if settled.mesh.world_size % per_node == 0 else shared,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from simpar.export.subject import Loss, Subject
@@ -20,11 +21,42 @@ FEATURES = {
 
 @dataclass(frozen=True)
 class Imported:
-    """A plan read from another tool's file, and the options of that file that a plan has no place for."""
+    """A plan read from another tool's file, and the options of that file that a plan has no place for.
+
+    ``per_replica`` are the sequences that a data-parallel rank trains in a step, where the file says no global batch
+    and the tool takes as many of every rank.
+    """
 
     plan: Plan
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    per_replica: int | None = None
+
+    def global_batch(self, world_size: int) -> int | None:
+        """Sequences of a step on so many devices, None where the file does not tell."""
+        told = (self.plan.training or {}).get("global_batch")
+        mesh = self.plan.mesh
+        replicas = world_size // (mesh.tp * mesh.cp * mesh.pp)
+        return told or (self.per_replica * replicas if self.per_replica and replicas else None)
+
+
+NEARLY = 0.94
+"""Likeness of two names from where on one is a typing error of the other; options of one tool are less alike."""
+
+
+def misspelt(left: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
+    """Notes on names that nobody asked for (``left``), each all but the letters of one that was looked for in vain.
+
+    A flag is that of which it is the beginning, too.
+    """
+    known = sorted(wanted)
+    found = []
+    for name in left:
+        like = [each for each in known if name.startswith("--") and each.startswith(f"{name}-")]
+        like += get_close_matches(name, known, n=1, cutoff=NEARLY)
+        if like:
+            found.append(f"{name} is not read: {like[0]} may be meant.")
+    return tuple(found)
 
 
 def plan_said(values: Mapping[str, Any]) -> Plan:

@@ -148,7 +148,8 @@ def _imported(given: Given, values: dict[str, Any], said: str, notes: tuple[str,
     plan = {"stack": "torchtitan"} | values | _parallel(given, model)
     plan |= {"micro_batch": shape["micro"], "training": {"seq_len": shape["seq_len"], **batch}}
     made = plan_said(plan)
-    return Imported(made, given.rest(), (*notes, *_notes(given, made, shape["local"], said)))
+    listed = (*notes, *_notes(given, made, shape["local"], said), *given.misspelt())
+    return Imported(made, given.rest(), listed, None if batch else shape["local"])
 
 
 def _notes(given: Given, plan: Plan, local: int, said: str) -> Iterator[str]:

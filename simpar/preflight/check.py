@@ -105,6 +105,7 @@ class Checked:
             "binds": list(self.result.why.binds),
             "neighbours": [
                 {**_figures(one.result), "edits": [str(edit) for edit in one.change.edits],
+                 "unsaid": list(one.change.unsaid),
                  "patched": one.change.text, "plan": one.result.setup.plan}
                 for one in self.neighbours
             ],
@@ -143,8 +144,9 @@ def check_launch(given: Given, facts: Facts) -> Checked:
     notes = [note for note in given.found.notes if facts.model is None or "--model" not in note]
     plan = given.found.plan
     plan = plan.model_copy(update={"stack": facts.stack or plan.stack})
-    model, training = _model(given, plan, facts), _training(given, plan, facts)
+    model = _model(given, plan, facts)
     cluster = priced(_cluster(given, plan, facts, notes), facts.run.usd_per_device_hour)
+    training = _training(given, facts, cluster.world_size, notes)
     problem = make_problem(
         model,
         cluster,
@@ -196,10 +198,16 @@ def _model(given: Given, plan: Plan, facts: Facts) -> str:
     return model
 
 
-def _training(given: Given, plan: Plan, facts: Facts) -> Training:
-    told = plan.training or {}
+def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> Training:
+    """The shape of a step, as flags or the text say it, or as many sequences of every data-parallel rank."""
+    told = given.found.plan.training or {}
     seq_len = facts.seq_len or told.get("seq_len")
-    batch = facts.global_batch or told.get("global_batch")
+    batch = facts.global_batch or given.found.global_batch(world_size)
+    notes[:] = [note for note in notes if not batch or "--global-batch" not in note]
+    if batch and not facts.global_batch and "global_batch" not in told:
+        notes.append(
+            f"The global batch is {batch} sequences: {given.found.per_replica} of every data-parallel rank."
+        )
     missing = [
         flag
         for flag, value in (("--seq-len TOKENS", seq_len), ("--global-batch SEQUENCES", batch))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simpar.cost.stack import resolve
 from simpar.errors import UserError
 from simpar.export import load_target
-from simpar.export.subject import subject
+from simpar.export.subject import STACK_FIELDS, idle_overlaps, subject
 from simpar.export.target import Imported
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
@@ -46,11 +46,14 @@ class Text:
 class Patched:
     """What changes in a text: edits in the order of the target's options, and the text with them.
 
-    ``text`` is None where the text has no certain place for them: then the edits are all that is known.
+    ``text`` is None where the text has no certain place for them: then the edits are all that is known. ``unsaid`` are
+    choices of the plan (``memory.recompute = full``) that the text does not say with them: the framework has them in
+    its code, or not at all.
     """
 
     edits: tuple[Edit, ...]
     text: str | None
+    unsaid: tuple[str, ...] = ()
 
 
 def patched(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched:
@@ -58,27 +61,49 @@ def patched(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched
 
     Raises UserError where a plan cannot be.
     """
-    edits = list(_edits(given, problem, before, after))
-    wanted = _meaning(after, problem)
+    options = [_options(given.target, problem, plan) for plan in (before, after)]
+    edits = list(_edits(given, *options))
+    wanted, world_size = _meaning(after, problem), problem.cluster.world_size
+    batch = given.read(given.text).global_batch(world_size)
 
     def applied(chosen: Sequence[Edit]) -> str | None:
-        """The text with some edits, if it then says what it should."""
+        """The text with some edits, if it then says what it should, the batch included."""
         text = _applied(given, chosen)
         if text is None:
             return None
         try:
-            return text if _meaning(given.read(text).plan, problem) == wanted else None
+            found = given.read(text)
+            same = found.global_batch(world_size) == batch and _meaning(found.plan, problem) == wanted
+            return text if same else None
         except (UserError, ValueError):
             return None
 
     text = applied(edits)
     if text is None:
-        return Patched(tuple(edits), None)
+        whole = [*edits, *_batch_edits(given, problem, after, options[1])]
+        text = applied(whole)
+        edits = edits if text is None else whole
+    if text is None:
+        return Patched(tuple(edits), None, tuple(_unsaid(given, edits, wanted, problem)))
     for edit in list(edits):
         fewer = [each for each in edits if each is not edit]
         if (shorter := applied(fewer)) is not None:
             edits, text = fewer, shorter
     return Patched(tuple(edits), text)
+
+
+def _unsaid(given: Text, edits: Sequence[Edit], wanted: Mapping[str, Any], problem: Problem) -> Iterator[str]:
+    """Choices that an edited text does not say as they are wanted."""
+    try:
+        text = _applied(given, edits)
+        said = {} if text is None else _meaning(given.read(text).plan, problem)
+    except (UserError, ValueError):
+        return
+    for section, value in said.items():
+        parts = [(section, value, wanted[section])]
+        if isinstance(value, dict):
+            parts = [(f"{section}.{key}", now, wanted[section][key]) for key, now in value.items()]
+        yield from (f"{name} = {json.dumps(should)}" for name, now, should in parts if now != should)
 
 
 def _applied(given: Text, edits: Sequence[Edit]) -> str | None:
@@ -89,15 +114,21 @@ def _applied(given: Text, edits: Sequence[Edit]) -> str | None:
     return text if given.syntax else None
 
 
-def _edits(given: Text, problem: Problem, before: Plan, after: Plan) -> Iterator[Edit]:
+def _edits(given: Text, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Edit]:
     """Where the options of two plans differ."""
-    old, new = (_options(given.target, problem, plan) for plan in (before, after))
     for name in (*new, *(name for name in old if name not in new)):
         typed = f"--{name.removeprefix('--')}" if given.syntax == "shell" else name
         if name not in new:
             yield Edit(typed, is_gone=True)
         elif name not in old or old[name] != new[name]:
             yield Edit(typed, _written(new[name], given.syntax))
+
+
+def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[str, Any]) -> Iterator[Edit]:
+    """The options of a plan that say the batch of a step, which the text leaves to others: another changes them."""
+    training = problem.training
+    twice = replace(problem, training=training.model_copy(update={"global_batch": 2 * training.global_batch}))
+    return _edits(given, _options(given.target, twice, after), options)
 
 
 def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
@@ -123,8 +154,11 @@ def _written(value: Any, syntax: str | None) -> str | None:
 
 
 def _meaning(plan: Plan, problem: Problem) -> dict[str, Any]:
-    """A plan as its stack runs it, without what is not of its layout."""
+    """A plan as its stack runs it, without what is not of its layout, and without what changes nothing in it."""
     settled = check(balanced(resolve(plan, problem.stack), problem.graph, problem.stack), _place(problem))
     said = settled.model_dump(exclude=set(UNREAD))
+    idle = idle_overlaps(settled)
+    for section, names in STACK_FIELDS.items():
+        said[section] |= dict.fromkeys(idle & set(names))
     mesh = settled.mesh  # ranks of an expert are said or left out: it is the same
     return said | {"mesh": said["mesh"] | {"etp": mesh.etp or mesh.tp}}

@@ -36,6 +36,8 @@ RANKS: Flags = {
     "srun": ("--ntasks", "-n"),
 }
 """Flags for all ranks."""
+ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "-i")}
+"""Launchers that start one node where they are told neither a number of nodes nor by these flags which."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun"}
 CONFIGS: Flags = {
@@ -116,7 +118,8 @@ def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:
     if any(launcher in ("srun", "sbatch", "mpirun") for launcher, _ in told):
         return False
     return any(
-        launcher == "torchrun" and _value(words, NODES["torchrun"]) is None for launcher, words in told
+        launcher in ALONE and _value(words, (*NODES[launcher], *ALONE[launcher])) is None
+        for launcher, words in told
     )
 
 

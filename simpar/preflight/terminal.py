@@ -54,7 +54,8 @@ def _print_neighbours(checked: Checked, console: Console) -> None:
     if best is None:
         return
     if best.change.text is None:
-        console.print("\nThe text has no certain place for these flags: set them by hand.", soft_wrap=True)
+        told = "does not say all of it" if best.change.unsaid else "has no certain place for these flags"
+        console.print(f"\nThe text {told}: set it by hand.", soft_wrap=True)
         return
     text, given = best.change.text, checked.given.text.text
     if len(text.splitlines()) <= SHORT_TEXT:
@@ -99,4 +100,6 @@ def _of_neighbours(checked: Checked) -> Iterator[str]:
 
 def _said(one: Neighbour) -> str:
     """What a neighbour changes, as flags."""
-    return ", ".join(map(str, one.change.edits)) or "nothing in the text"
+    edits = ", ".join(map(str, one.change.edits))
+    unsaid = f"{', '.join(one.change.unsaid)} (not in the text)" if one.change.unsaid else ""
+    return " and ".join(filter(None, (edits, unsaid))) or "nothing in the text"

@@ -131,3 +131,101 @@ def test_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
     assert [line for line in better if line.startswith("#SBATCH")] == [
         line for line in script.splitlines() if line.startswith("#SBATCH")
     ]
+
+
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 8,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "overlap_comm": True},
+}
+TORCHTITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+[parallelism]
+tensor_parallel_degree = 1
+[activation_checkpoint]
+mode = "full"
+"""
+NANOTRON = {
+    "model": {"model_config": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256,
+    }},
+    "optimizer": {"zero_stage": 1, "accumulate_grad_in_fp32": True},
+    "parallelism": {"dp": 4, "pp": 2, "tp": 4},
+    "tokens": {"micro_batch_size": 1, "batch_accumulation_per_replica": 16, "sequence_length": 8192},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "start", "batch"),
+    [
+        ("ds.json", json.dumps(DEEPSPEED), "deepspeed --num_gpus 8 train.py --deepspeed", 128),
+        ("a.toml", TORCHTITAN, "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file", 8),
+    ],
+)
+def test_as_many_sequences_of_every_rank(tmp_path, capsys, name, text, start, batch):
+    """Without a global batch frameworks take as many sequences of every data-parallel rank: no flag is asked for."""
+    (tmp_path / name).write_text(text)
+    arguments = [*HARDWARE, "--seq-len", "8192", "--", *start.split(), str(tmp_path / name)]
+    _, found = checked(capsys, *arguments)
+    assert found["plan"]["training"]["global_batch"] == batch
+    assert any(f"The global batch is {batch} sequences" in note for note in found["notes"])
+
+
+def test_megatrons_default_of_the_batch(capsys):
+    """Megatron-LM without --global-batch-size takes a microbatch of every data-parallel rank."""
+    _, found = checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND.replace("--global-batch-size 8 ", "")))
+    assert found["plan"]["training"] == {"seq_len": 2048, "global_batch": 4}
+
+
+@pytest.mark.parametrize(("name", "text"), [("n.yaml", yaml.safe_dump(NANOTRON)), ("a.toml", TORCHTITAN)])
+def test_other_degrees_keep_the_batch(tmp_path, capsys, name, text):
+    """Where the batch follows from the ranks, text with other degrees says it anew: it is what was simulated."""
+    (tmp_path / name).write_text(text)
+    _, first = checked(capsys, "--hardware", "dgx-h100", "--nodes", "4", str(tmp_path / name))
+    shown = [one for one in first["neighbours"] if one["patched"]]
+    assert {one["plan"]["mesh"]["dp"] for one in shown} - {first["plan"]["mesh"]["dp"]}
+    for one in shown:
+        (tmp_path / name).write_text(one["patched"])
+        _, again = checked(capsys, "--hardware", "dgx-h100", "--nodes", "4", str(tmp_path / name))
+        assert again["plan"]["training"] == first["plan"]["training"]
+        assert again["step_time_s"] == one["step_time_s"]
+
+
+def test_what_a_text_cannot_say_is_named(tmp_path, capsys):
+    """DeepSpeed recomputes in code, and parameters that are fetched ahead are no choice there."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**DEEPSPEED, "train_micro_batch_size_per_gpu": 1}))
+    arguments = [*HARDWARE, "--nodes", "1", "--seq-len", "16384", str(path)]
+    _, found = checked(capsys, *arguments)
+    assert [one["unsaid"] for one in found["neighbours"] if not one["edits"]] == [
+        ['memory.recompute = "full"']
+    ]
+    assert run(["check", *arguments]) in (0, 3)
+    said = capsys.readouterr().out
+    assert '- memory.recompute = "full" (not in the text): ' in said
+    assert "nothing in the text" not in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("--tensor-model-parallel", "--tensor-model-parallel-size"),
+        ("--tensor-model-paralel-size", "--tensor-model-parallel-size"),
+    ],
+)
+def test_typing_errors_are_named(capsys, wrong, meant):
+    """A flag that nobody reads and that is nearly one that is missing; flags of another meaning are let through."""
+    text = (
+        COMMAND.replace("--tensor-model-parallel-size", wrong) + " --eval-micro-batch-size 4 --log-interval 1"
+    )
+    _, found = checked(capsys, *HARDWARE, "--", *shlex.split(text))
+    assert [note for note in found["notes"] if "not read" in note] == [
+        f"{wrong} is not read: {meant} may be meant."
+    ]

@@ -20,6 +20,8 @@ MEGATRON = "pretrain_gpt.py --tensor-model-parallel-size 8"
         (f"N=3\ntorchrun --nnodes $N --nproc-per-node 8 {MEGATRON}", "megatron", 24),
         (f"torchrun --nnodes $NNODES --nproc-per-node 8 {MEGATRON}", "megatron", None),
         ("deepspeed --num_nodes 2 --num_gpus 8 train.py --deepspeed ds.json", "deepspeed", 16),
+        ("deepspeed --num_gpus 8 train.py --deepspeed ds.json", "deepspeed", 8),
+        ("deepspeed --hostfile hosts --num_gpus 8 train.py --deepspeed ds.json", "deepspeed", None),
         ("accelerate launch --num_processes 16 --config_file a.yaml train.py", "accelerate", 16),
         ("torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file a.toml", "torchtitan-0.2", 8),
         ("torchrun --nproc-per-node 8 run_train.py --config-file a.yaml", "nanotron", 8),
