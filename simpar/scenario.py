@@ -235,7 +235,7 @@ class _Document:
         file = files.load(path := find_scenario(name))
         if not isinstance(file.data, dict):
             raise UserError(f"{file.source}: a scenario is a mapping with model, cluster, training and plan")
-        data = _beside(_wrapped(file.data), path.parent)
+        data = _beside(_wrapped(_chosen(file.data, str(file.source))), path.parent)
         return _Document(data, str(file.source), file)
 
     def carrying(self, data: dict[str, Any], laid_over: Iterable[tuple[str, Any]]) -> Any:
@@ -259,12 +259,28 @@ def find_scenario(name: str | Path) -> Path:
         ) from None
 
 
+def _chosen(data: dict[str, Any], source: str) -> dict[str, Any]:
+    """Of an answer by numbers of nodes the plan of the one that it chose, all else as it is. Raises UserError."""
+    if "budget_schema_version" not in data:
+        return data
+    rows = data.get("rows")
+    plans = [
+        row.get("plan")
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict) and row.get("nodes") == data.get("chosen")
+    ]
+    if not plans or not isinstance(plans[0], dict):
+        raise UserError(f"{source}: no number of nodes keeps the limits that were set: it has no plan")
+    return plans[0]
+
+
 def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
     """A plan file is a scenario: the plan, with the model, shape and cluster it was made for, where it names them.
 
-    A result is the scenario it was made from; one of a search, with its best plan.
+    A result is the scenario it was made from, a checked launch as well; one of a search, with its best plan.
     """
-    if ("schema_version" in data and "plan" in data) or "search_schema_version" in data:
+    simulated = {"schema_version", "check_schema_version"} & data.keys()
+    if (simulated and "plan" in data) or "search_schema_version" in data:
         return _simulated(data)
     if "plan" in data or not {"mesh", "version"} & data.keys():
         return data

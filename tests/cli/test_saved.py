@@ -88,3 +88,30 @@ def test_figures_compared_read_as_in_a_report(saved, capsys):
     assert "e+" not in said
     for word in ("tokens/s per device", "model TFLOP/s per device", "8,030,261,248", " MB", "kJ"):
         assert word in said
+
+
+def test_an_answer_by_numbers_of_nodes_is_its_choice(tmp_path, capsys):
+    """How many nodes a run needs, saved, stands for the plan that was chosen; without one that is said."""
+    path = tmp_path / "days.json"
+    of_run = ["search", *SMALL, "--tokens", "1M", "--objective", "days", "--json", str(path)]
+    assert cli.run(of_run) == 0
+    capsys.readouterr()
+    (row,) = json.loads(path.read_text())["rows"]
+    assert step_of(["simulate", str(path)], capsys) == row["step_time_s"]
+    assert cli.run(["plot", str(path), "-o", str(tmp_path / "x.svg")]) == 0
+    assert cli.run(["report", str(path), "-o", str(tmp_path / "x.html")]) == 0
+    assert cli.run(["compare", str(path), str(path)]) == 0
+    assert cli.run([*of_run, "--deadline", "1 s"]) == 3
+    capsys.readouterr()
+    assert cli.run(["simulate", str(path)]) == 2
+    assert "days.json: no number of nodes keeps the limits" in capsys.readouterr().err
+
+
+def test_a_checked_launch_is_simulated(tmp_path, capsys):
+    """What check wrote is the scenario that it simulated."""
+    path = tmp_path / "checked.json"
+    command = "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --bf16"
+    arguments = ["--hardware", "dgx-h100", "--model", "gpt2", "--seq-len", "1024", "--json", str(path)]
+    assert cli.run(["check", *arguments, "--", *command.split()]) == 0
+    capsys.readouterr()
+    assert step_of(["simulate", str(path)], capsys) == json.loads(path.read_text())["step_time_s"]
