@@ -114,16 +114,20 @@ class HowMany:
         """Rows as a pandas DataFrame by number of nodes: days, dollars and MWh with the bounds of nine in ten cases."""
         import pandas as pd
 
+        return pd.DataFrame(self.table()).set_index("nodes")
+
+    def table(self) -> list[dict[str, Any]]:
+        """The same rows, plain."""
         found = []
         for row in self.planned:
-            frame = {"nodes": row.nodes, "devices": row.devices, **(row.figures or {})}
+            frame: dict[str, Any] = {"nodes": row.nodes, "devices": row.devices, **(row.figures or {})}
             for name in AMOUNTS:
                 amount = getattr(row.run, name)
                 for part in Amount.model_fields:
                     column = name if part == "value" else f"{name}_{part}"
                     frame[column] = None if amount is None else getattr(amount, part)
             found.append(frame)
-        return pd.DataFrame(found).set_index("nodes")
+        return found
 
     def needed(self) -> str:
         """What would be needed where no row keeps both limits: the nearest that each limit allows."""

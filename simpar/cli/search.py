@@ -91,7 +91,9 @@ SEARCH_FLAGS = (
     Flag("--suggest-to", "", str, "The table of --suggest; default suggested.csv, with plan files beside it"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
-    Flag("--csv", "", str, "Write the candidates, or the cells of --over, as CSV, in SI"),
+    Flag(
+        "--csv", "", str, "Write the candidates, the cells of --over, or the numbers of nodes, as CSV, in SI"
+    ),
 )
 FLAGS = (*SCENARIO_FLAGS, *RUN_FLAGS, *FAILURE_FLAGS)
 PLAN = "plan."
@@ -272,9 +274,10 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     common = f"{problem.cluster.profile.name}, {training.global_batch} x {training.seq_len} tokens"
     grid = {"axes": list(axes), "cells": found, "title": common, "grid_schema_version": 1}
     if values["csv"]:
+        from simpar.report.frames import save_rows
         from simpar.search.tables import cell_row
 
-        _write_rows(
+        save_rows(
             values["csv"], [{**{axis: cell[axis] for axis in axes}, **cell_row(cell)} for cell in found]
         )
     if not json_out(grid, values["json_"]):
@@ -428,21 +431,13 @@ def _write(found: SearchResult, values: Mapping[str, Any]) -> None:
     if values["output"]:
         found.best.plan.save(values["output"])
     if values["csv"]:
+        from simpar.report.frames import save_rows
         from simpar.search.tables import rows
 
-        _write_rows(values["csv"], rows(found))
+        save_rows(values["csv"], rows(found))
     if values["json_"] == "-":
         sys.stdout.write(found.to_json() + "\n")
         return
     if values["json_"]:
         found.save(values["json_"])
     print_search(found, console())
-
-
-def _write_rows(path: str, found: list[dict[str, Any]]) -> None:
-    """Rows with the same names, as CSV."""
-    from simpar.files import write_atomic
-    from simpar.report.frames import csv_text
-
-    names = list(dict.fromkeys(name for row in found for name in row))
-    write_atomic(path, csv_text([names, *([row.get(name, "") for name in names] for row in found)]))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simpar.files import choose
+from simpar.files import choose, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +39,12 @@ def frame_of(result: Result, table: str) -> pd.DataFrame:
         return pd.DataFrame([trial.model_dump() for trial in result.why.trials])
     figures = {key: value for key, value in result.to_dict().items() if isinstance(value, int | float)}
     return pd.DataFrame({"value": list(figures.values())}, index=pd.Index(figures, name="figure"))
+
+
+def save_rows(path: str | Path, found: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows by name as CSV, whole or not at all; a name that a row lacks is left blank."""
+    names = list(dict.fromkeys(name for row in found for name in row))
+    write_atomic(path, csv_text([names, *([row.get(name, "") for name in names] for row in found)]))
 
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:

@@ -160,8 +160,14 @@ def test_limits_are_read():
 def test_the_command(capsys, tmp_path):
     """The answer, its table and the plan; exit code 3 with what would be needed; bad input."""
     plan = tmp_path / "plan.json"
-    assert run([*SMALL, "--objective", "dollars", "--deadline", "10d", "-o", str(plan)]) == 0
+    table = tmp_path / "days.csv"
+    wanted = ["--objective", "dollars", "--deadline", "10d"]
+    assert run([*SMALL, *wanted, "-o", str(plan), "--csv", str(table)]) == 0
     said = capsys.readouterr().out
+    head, *rows = table.read_text().splitlines()
+    assert head.startswith("nodes,devices,")
+    assert "days_low" in head
+    assert [row.split(",")[0] for row in rows] == ["1", "2"]
     assert "certified: on none of 1, 2 nodes" in said
     assert simpar.Plan.load(plan).world_size == 8
     assert run([*SMALL, "--objective", "days", "--over", "nodes=1,2", "--budget", "1", "--json", "-"]) == 3

@@ -58,6 +58,15 @@ def test_why_this_plan_is_one_page(found, tmp_path, capsys):
     assert "<script>" not in page.read_text()
 
 
+def test_the_page_of_a_run_says_days_and_dollars():
+    """Where tokens were given, what the whole run of the chosen plan comes to is said, as the search prints it."""
+    training = simpar.Training(seq_len=128, global_batch=8, tokens=10**9)
+    found = simpar.search(simpar.Model("tiny-llama"), simpar.Cluster("dgx-h100", 1), training)
+    chosen = next(section["lines"] for section in summary(found) if section["title"] == "What was chosen")
+    for name in ("days", "GPU-hours", "dollars", "MWh"):
+        assert any(line.startswith(f"{name}: ") for line in chosen)
+
+
 def test_cells_of_a_csv_are_no_formulas():
     """A name that a spreadsheet would compute is text; numbers stay numbers."""
     assert csv_text([["a", "b"], ["=1+1", -2.5]]) == "a,b\n'=1+1,-2.5\n"

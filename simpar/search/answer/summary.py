@@ -9,7 +9,7 @@ from typing import Any
 from simpar.files import write_atomic
 from simpar.report.html import environment, filled
 from simpar.report.terminal import interval_words, probably
-from simpar.search.answer.terminal import certificate, describe, headline, ties
+from simpar.search.answer.terminal import certificate, describe, headline, ties, whole_run_words
 from simpar.search.result import SearchResult
 from simpar.units import format_bytes, format_energy, format_seconds
 
@@ -66,6 +66,7 @@ def _chosen(found: SearchResult) -> Iterator[str]:
         yield f"{usd:.3g} USD a step" + (
             f", {format_energy(joule)}" if (joule := figures.get("energy_j_per_step")) is not None else ""
         )
+    yield from whole_run_words(best)
 
 
 def _by_how_much(found: SearchResult) -> Iterator[str]:
@@ -80,7 +81,8 @@ def _how_sure(found: SearchResult) -> Iterator[str]:
     support = found.best.figures.get("support")
     shared = "in stack, device, kind of model, bits and lengths"
     if support:
-        yield f"the interval rests on measured runs like it {shared}: {support} pairs of source and model family"
+        runs = f"{support} pair{'s' * (support > 1)} of source and model family"
+        yield f"the interval rests on measured runs like it {shared}: {runs}"
     elif support == 0:
         yield f"no measured run is like this one {shared}: the interval is wide"
 

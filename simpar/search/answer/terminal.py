@@ -56,7 +56,7 @@ def print_search(found: SearchResult, console: Console) -> None:
     for line in certificate(found):
         console.print(line, soft_wrap=True)
     sections = (
-        ("The whole run of the first, without failures", _whole_run(found.best)),
+        ("The whole run of the first, without failures", whole_run_words(found.best)),
         ("Why the first wins", list(found.best.why)),
         (
             "Why the others come after it",
@@ -76,7 +76,7 @@ def print_search(found: SearchResult, console: Console) -> None:
             console.print(f"- {line}", soft_wrap=True)
 
 
-def _whole_run(best: Candidate) -> list[str]:
+def whole_run_words(best: Candidate) -> list[str]:
     """What its run comes to, where the training says its tokens."""
     told = best.figures.get("whole_run")
     rows = run_rows(WholeRun.model_validate(told)) if told else []
