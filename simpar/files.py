@@ -9,7 +9,8 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -331,17 +332,23 @@ def parse(
         raise UserError("\n".join(_problem(document, model, item, also) for item in problems)) from None
 
 
-def _meant(problems: Sequence[Any]) -> Iterator[Any]:
-    """Of a value that may be a text or a mapping, the problems of what was written, without the alternative's name."""
-    texts = {item["loc"][:-1]: item for item in problems if item["loc"][-1:] == ("str",)}
-    for item in problems:
-        at = next((place for place in texts if item["loc"][: len(place)] == place), None)
-        if at is None:
-            yield item
-        elif isinstance(texts[at]["input"], Mapping) and item is not texts[at]:
-            yield {**item, "loc": (*at, *item["loc"][len(at) + 1 :])}
-        elif not isinstance(texts[at]["input"], Mapping) and item is texts[at]:
-            yield {**item, "loc": at, "msg": "Input should be a text or a mapping"}
+def _meant(problems: Sequence[Any]) -> Sequence[Any]:
+    """Of a value that may be a text or a mapping, the problems of what was written, without the alternative's name.
+
+    Of several mappings that it may be those of the one with the fewest.
+    """
+    text = next((item for item in problems if item["loc"][-1:] == ("str",)), None)
+    if text is None:
+        return problems
+    place = text["loc"][:-1]
+    inside = [item for item in problems if item["loc"][: len(place)] == place and item is not text]
+    count = Counter(item["loc"][len(place)] for item in inside)
+    nearest = min(count, key=lambda name: count[name], default=None)
+    meant = [{**text, "loc": place, "msg": "Input should be a text or a mapping"}]
+    if isinstance(text["input"], Mapping):
+        own = [item for item in inside if item["loc"][len(place)] == nearest]
+        meant = [{**item, "loc": (*place, *item["loc"][len(place) + 1 :])} for item in own]
+    return _meant([*(item for item in problems if item is not text and item not in inside), *meant])
 
 
 def location_of(item: Any) -> tuple[Any, ...]:

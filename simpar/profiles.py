@@ -216,27 +216,28 @@ def about_learned(name: str, kind: str, what: str) -> Mapping[str, Any]:
     return document.data[LEARNED] if is_learned(document) else {}
 
 
-def as_written(model: BaseModel) -> dict[str, Any]:
-    """A model as a file has it: quantities with their units, defaults left out."""
+def as_written(model: BaseModel, digits: int = DIGITS) -> dict[str, Any]:
+    """A model as a file has it: quantities with their units and so many digits, defaults left out."""
     found: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if value == field.get_default(call_default_factory=True):
             continue
-        found[name] = _written(value, dimension_of(field.metadata) or _inner_dimension(field.annotation))
+        dimension = dimension_of(field.metadata) or _inner_dimension(field.annotation)
+        found[name] = _written(value, dimension, digits)
     return found
 
 
-def _written(value: Any, dimension: str | None) -> Any:
+def _written(value: Any, dimension: str | None, digits: int) -> Any:
     if isinstance(value, BaseModel):
-        return as_written(value)
+        return as_written(value, digits)
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, dict):
-        return {key: _written(each, dimension) for key, each in value.items()}
+        return {key: _written(each, dimension, digits) for key, each in value.items()}
     if isinstance(value, tuple):
-        return [_written(each, dimension) for each in value]
-    return with_unit(value, dimension, DIGITS) if dimension and isinstance(value, float | int) else value
+        return [_written(each, dimension, digits) for each in value]
+    return with_unit(value, dimension, digits) if dimension and isinstance(value, float | int) else value
 
 
 def _inner_dimension(annotation: Any) -> str | None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.operation import Operation
-from simpar.hardware.profile import MixedProfile
+from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.models.training import Training
 from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
@@ -35,8 +35,8 @@ class _Part(BaseModel):
 class ClusterChoice(_Part):
     """Which hardware profile, and how many nodes of it."""
 
-    hardware: str | MixedProfile = Field(
-        description="name of a shipped profile, a profile file, or groups of several kinds of nodes"
+    hardware: str | MixedProfile | ClusterProfile = Field(
+        description="name of a shipped profile, a profile file, a profile itself, or groups of several kinds of nodes"
     )
     nodes: Count | None = Field(None, description="number of nodes; default 1, or those of the groups")
     nvls: bool | None = Field(
@@ -55,6 +55,8 @@ class ClusterChoice(_Part):
 
         if isinstance(self.hardware, MixedProfile):
             return make_mixed(self.hardware, self.nodes)
+        if isinstance(self.hardware, ClusterProfile):
+            return load_cluster(self.hardware, self.nodes)
         try:
             return load_cluster(self.hardware, self.nodes)
         except UserError as error:
@@ -305,8 +307,10 @@ def _simulated(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen_cluster(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The cluster that a result records, as a scenario writes it: a profile's name, or groups of several kinds."""
+    """The cluster that a result records, as a scenario writes it: a profile, its name, or groups of several kinds."""
     found = {key: recorded[key] for key in ClusterChoice.model_fields if key in recorded}
+    if "profile" in recorded:
+        found["hardware"] = recorded["profile"]
     if "groups" not in recorded:
         return found
     units = {"bandwidth": "B/s", "latency": "s"}
@@ -331,9 +335,11 @@ def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _hardware_beside(hardware: Any, folder: Path) -> Any:
-    """A profile's name, or groups that name profiles."""
+    """A profile's name, groups that name profiles, or a profile, which may name the file of its device."""
     if isinstance(hardware, str):
         return _relative(hardware, folder)
+    if isinstance(hardware, dict) and isinstance(device := hardware.get("device"), str):
+        return hardware | {"device": _relative(device, folder)}
     if not isinstance(hardware, dict) or not isinstance(hardware.get("groups"), list):
         return hardware
     groups = [

@@ -207,9 +207,13 @@ def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Sce
         )
     if len(chosen) < most:
         lines.append("- nothing else that may be run tells more")
-    runs, stack, hardware = learned_from(
-        loaded.stack or str(chosen[0].plan.stack), str(loaded.cluster.hardware)
-    )
+    named = loaded.cluster.hardware
+    if not isinstance(named, str):
+        return [
+            *lines,
+            f"fill in iteration_time_s of {table}, then learn from it with the file of the hardware",
+        ]
+    runs, stack, hardware = learned_from(loaded.stack or str(chosen[0].plan.stack), named)
     lines.append(
         f"fill in iteration_time_s of {table}, then: simpar learn {' '.join([*runs, str(table)])} --stack {stack} "
         f"--hardware {hardware} -o ours.yaml"

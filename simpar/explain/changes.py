@@ -18,6 +18,7 @@ import numpy as np
 from simpar.cost.stack import DEFAULT_STACK
 from simpar.errors import UserError
 from simpar.explain.measured import Measured
+from simpar.hardware.profile import MixedProfile
 from simpar.learn.fit import Learned, Observed, Quantity, learn
 from simpar.learn.parameters import names_of
 from simpar.neighbours import Change, as_flags, following, neighbours
@@ -110,7 +111,11 @@ def find_changes(seen: Seen, scenario: Scenario, before: Result, progress: Progr
     slow = dict(seen.slow_ranks)
     learned = _fit(seen, scenario, before)
     if learned is None:
-        remarks.append("the predictions are not fitted to the run: its hardware is a mixture of nodes")
+        mixed = isinstance(scenario.cluster.hardware, MixedProfile)
+        why = (
+            "is a mixture of nodes" if mixed else "is written out in the plan: name its file with --hardware"
+        )
+        remarks.append(f"the predictions are not fitted to the run: its hardware {why}")
     else:
         inputs = fitted_inputs(inputs, learned.tuning, _stack_of(scenario, before))
     even = inputs

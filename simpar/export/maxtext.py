@@ -92,7 +92,8 @@ def slices(s: Subject) -> int:
 
     MaxText asks that the axes ``ici_`` multiply up to the devices of a slice and those ``dcn_`` to the slices.
     """
-    hardware = str((s.plan.cluster or {}).get("hardware", "tpu"))
+    named = (s.plan.cluster or {}).get("hardware", "tpu")
+    hardware = str(named.get("name") if isinstance(named, dict) else named)
     return 1 if hardware.startswith("tpu") else s.nodes
 
 

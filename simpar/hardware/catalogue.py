@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.mixed import MixedCluster
+from simpar.hardware.price import priced
 from simpar.hardware.profile import ClusterProfile, MixedProfile
-from simpar.profiles import LIKE, load_profile
+from simpar.profiles import LIKE, as_written, load_profile
+
+EXACT = 15
+"""Digits of quantities that are written out: all that a byte count of a host's memory has."""
 
 
 def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None) -> Cluster:
@@ -28,6 +33,23 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None)
     return make_cluster(profile, 1 if nodes is None else nodes)
 
 
+def written(cluster: Cluster) -> str | dict[str, Any]:
+    """A profile by its shipped name, or written out where no shipped one is as it is.
+
+    Switches that reduce and prices are not compared: who names a profile says them beside it.
+    """
+    profile = cluster.profile
+    if profile.name in files.bundled("clusters"):
+        shipped = load_cluster(profile.name).reducing(
+            nvls=profile.scale_up.nvls, sharp=bool(profile.scale_out and profile.scale_out.sharp)
+        )
+        if priced(shipped, profile.price_per_device_hour).profile == profile:
+            return profile.name
+    if isinstance(profile.device, str) and profile.device not in files.bundled("devices"):
+        profile = profile.model_copy(update={"device": cluster.device})
+    return as_written(profile, EXACT)
+
+
 def make_mixed(profile: MixedProfile, nodes: int | None = None, folder: Path | None = None) -> MixedCluster:
     """The cluster of a profile, with ``nodes`` a multiple of its own number. Raises UserError.
 
@@ -41,14 +63,14 @@ def make_mixed(profile: MixedProfile, nodes: int | None = None, folder: Path | N
         )
     parts = []
     for index, group in enumerate(profile.groups):
-        inside = folder is not None and bool(Path(group.hardware).suffix)
-        part = load_cluster(
-            folder / group.hardware if inside and folder else group.hardware, group.nodes * copies
-        )
+        named = group.hardware
+        if folder is not None and isinstance(named, str) and Path(named).suffix:
+            named = str(folder / named)
+        part = load_cluster(named, group.nodes * copies)
         if part.is_mixed or part.profile.scale_up.kind == "torus" or part.profile.scale_out is None:
             raise UserError(
-                f"hardware {profile.name}: groups[{index}].hardware = {group.hardware}: allowed: profiles of one kind "
-                "of nodes with a network between them, no torus"
+                f"hardware {profile.name}: groups[{index}].hardware = {part.profile.name}: allowed: profiles of one "
+                "kind of nodes with a network between them, no torus"
             )
         parts.append(part)
     return MixedCluster.of(profile.name, tuple(parts), profile.between)

@@ -204,7 +204,9 @@ class Between(_Part):
 class NodeGroup(_Part):
     """Nodes of one kind: a hardware profile and how many."""
 
-    hardware: str = Field(description="name or file of a hardware profile of one kind of nodes")
+    hardware: str | ClusterProfile = Field(
+        description="name or file of a hardware profile of one kind of nodes, or the profile itself"
+    )
     nodes: Count = Field(1, description="number of nodes")
 
 

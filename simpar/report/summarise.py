@@ -13,6 +13,7 @@ import simpar
 from simpar.cost.collectives.algorithm import named
 from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES
 from simpar.cost.power import device_w, input_w
+from simpar.hardware.catalogue import written
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.mixed import MixedCluster
 from simpar.hardware.price import price_of
@@ -437,6 +438,7 @@ def _setup(context: Context) -> Setup:
         model=_model_facts(job),
         cluster={
             "hardware": cluster.profile.name,
+            **_profile(cluster),
             "nodes": cluster.nodes,
             "devices": cluster.world_size,
             "device": " + ".join(device.name for device in cluster.devices),
@@ -467,11 +469,17 @@ def _asked(plan: Plan, resolved: Plan) -> dict[str, Any]:
     return plan.model_copy(update={**named, "predicted": None}).model_dump(mode="json")
 
 
+def _profile(cluster: Cluster) -> dict[str, Any]:
+    """The profile itself, where it is not a shipped one: what is saved needs no file beside it."""
+    found = None if isinstance(cluster, MixedCluster) else written(cluster)
+    return {"profile": found} if isinstance(found, dict) else {}
+
+
 def _groups(cluster: Cluster) -> dict[str, Any]:
     """Groups of nodes of a mixed cluster, as a profile says them."""
     if not isinstance(cluster, MixedCluster):
         return {}
-    groups = [{"hardware": part.profile.name, "nodes": part.nodes} for part in cluster.parts]
+    groups = [{"hardware": written(part), "nodes": part.nodes} for part in cluster.parts]
     return {"groups": groups, "between": cluster.between.model_dump(mode="json")}
 
 

@@ -15,13 +15,15 @@ from typing import Any
 from simpar import files
 from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.errors import UserError
+from simpar.hardware.catalogue import EXACT
 from simpar.hardware.cluster import Cluster
-from simpar.hardware.profile import MixedProfile
+from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.models.catalogue import catalogue
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.neighbours import following
 from simpar.plan.plan import Plan
+from simpar.profiles import as_written
 from simpar.scenario import ClusterChoice, Perturbations, Scenario, chosen_cluster, with_value
 
 SOURCE = "the page"
@@ -89,11 +91,15 @@ def as_state(scenario: Scenario) -> dict[str, Any]:
     cluster = scenario.cluster.model_dump(mode="json", exclude_none=True)
     if (price := scenario.cluster.price_per_device_hour) is not None:
         cluster["price_per_device_hour"] = f"{price!r} USD/h"
-    if isinstance(scenario.cluster.hardware, MixedProfile):
-        hardware = scenario.cluster.hardware
+    hardware = scenario.cluster.hardware
+    if isinstance(hardware, MixedProfile):
         nodes = scenario.cluster.nodes or hardware.nodes
-        recorded = {**hardware.model_dump(mode="json"), "hardware": hardware.name, "nodes": nodes}
+        groups = [{"hardware": _plain(group.hardware), "nodes": group.nodes} for group in hardware.groups]
+        between = hardware.between.model_dump(mode="json")
+        recorded = {"hardware": hardware.name, "groups": groups, "between": between, "nodes": nodes}
         cluster = cluster | chosen_cluster(recorded)
+    else:
+        cluster["hardware"] = _plain(hardware)
     found: dict[str, Any] = {
         "model": scenario.model,
         "cluster": {"nodes": 1, **cluster},
@@ -104,6 +110,11 @@ def as_state(scenario: Scenario) -> dict[str, Any]:
         "noise_scale_tokens": scenario.noise_scale_tokens,
     }
     return {key: value for key, value in found.items() if value not in (None, {})}
+
+
+def _plain(hardware: str | ClusterProfile) -> str | dict[str, Any]:
+    """A profile's name, or a profile as a file has it."""
+    return hardware if isinstance(hardware, str) else as_written(hardware, EXACT)
 
 
 def _said(plan: Plan) -> dict[str, Any]:
@@ -155,6 +166,9 @@ def read_state(data: Any, allowed: Allowed) -> Scenario:
     )
     for each in named:
         _known("cluster.hardware", each, (*files.bundled("clusters"), *allowed.hardware))
+        if isinstance(each, ClusterProfile):  # files that it names would be opened, too
+            _known("cluster.hardware.device", each.device, tuple(files.bundled("devices")))
+            _known("cluster.hardware.reliability", each.reliability, tuple(files.bundled("reliability")))
     for name in (scenario.stack, scenario.plan.stack):
         _known("stack", name, (*files.bundled("stacks"), *allowed.stacks))
     return scenario

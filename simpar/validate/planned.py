@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simpar.errors import UserError
+from simpar.hardware.profile import MixedProfile
 from simpar.scenario import Scenario, load_scenario
 from simpar.validate.cells import Row, Unmodelled, number, text
 from simpar.validate.rows import Case
@@ -63,6 +64,8 @@ def beside(row: Row, table: str | Path) -> Row:
 
 def _hardware(scenario: Scenario) -> str:
     named = scenario.cluster.hardware
-    if not isinstance(named, str):
+    if isinstance(named, MixedProfile):
         raise Unmodelled("a cluster of several kinds of nodes; tables have one kind")
+    if not isinstance(named, str):
+        raise Unmodelled("hardware that the plan writes out; tables name a profile or its file")
     return named

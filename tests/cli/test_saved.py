@@ -115,3 +115,90 @@ def test_a_checked_launch_is_simulated(tmp_path, capsys):
     assert cli.run(["check", *arguments, "--", *command.split()]) == 0
     capsys.readouterr()
     assert step_of(["simulate", str(path)], capsys) == json.loads(path.read_text())["step_time_s"]
+
+
+OWN = """
+like: laptop-cpu-4
+name: ours
+device: {name: our-device, memory_bytes: 12 GiB}
+scale_up: {bandwidth: 7 GB/s}
+"""
+
+
+def test_a_cluster_of_ones_own_goes_along(tmp_path, monkeypatch, capsys):
+    """Results, searches and plans of a profile's file are taken without it, to the same step; flags name another."""
+    monkeypatch.chdir(tmp_path)
+    profile = tmp_path / "ours.yaml"
+    profile.write_text(OWN)
+    own = ["--model", "gpt2", "--hardware", "ours.yaml", "--seq-len", "128", "--global-batch", "8"]
+    assert cli.run(["simulate", *own, "--json", "result.json"]) == 0
+    assert cli.run(["search", *own, "--json", "search.json", "-o", "plan.json"]) == 0
+    capsys.readouterr()
+    profile.unlink()
+    steps = {
+        "result.json": json.loads((tmp_path / "result.json").read_text())["step_time_s"],
+        "search.json": json.loads((tmp_path / "search.json").read_text())["candidates"][0]["step_time_s"],
+    }
+    steps["plan.json"] = steps["search.json"]
+    for name, step_time_s in steps.items():
+        assert step_of(["simulate", name], capsys) == step_time_s
+        assert step_of(["simulate", name, "--hardware", "laptop-cpu-4"], capsys) != step_time_s
+        assert cli.run(["export", name, "--to", "torch", "--lossy", "-o", f"{name}-out"]) == 0
+        assert cli.run(["report", name, "-o", "page.html"]) == 0
+        capsys.readouterr()
+    found = json.loads((tmp_path / "plan.json").read_text())["cluster"]["hardware"]
+    assert (found["name"], found["device"]["name"]) == ("ours", "our-device")
+
+
+def test_a_shipped_cluster_is_named(saved):
+    """Whoever names a shipped profile keeps its name, not a copy of it."""
+    _, found = saved
+    assert "profile" not in found["cluster"]
+    assert found["cluster"]["hardware"] == "laptop-cpu-4"
+
+
+MIXED = """
+model: gpt2
+cluster:
+  hardware:
+    name: both
+    groups: [{hardware: ours.yaml, nodes: 1}, {hardware: dgx-a100-80gb, nodes: 1}]
+training: {seq_len: 1024, global_batch: 32}
+"""
+
+
+def test_own_kinds_of_nodes_in_a_mixture_go_along(tmp_path, capsys):
+    """The group whose profile only a file holds is written out, the other named."""
+    (tmp_path / "ours.yaml").write_text("like: dgx-h100\nname: ours\nscale_up: {bandwidth: 300 GB/s}\n")
+    (tmp_path / "mixed.yaml").write_text(MIXED)
+    path = tmp_path / "result.json"
+    assert cli.run(["simulate", str(tmp_path / "mixed.yaml"), "--json", str(path)]) == 0
+    capsys.readouterr()
+    (tmp_path / "ours.yaml").unlink()
+    found = json.loads(path.read_text())
+    assert [group["hardware"] for group in found["cluster"]["groups"]][1] == "dgx-a100-80gb"
+    assert step_of(["simulate", str(path)], capsys) == found["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("bandwith: 7 GB/s", "unknown key cluster.hardware.scale_up.bandwith"),
+        ("bandwidth: 7", "cluster.hardware.scale_up.bandwidth = 7: needs a unit"),
+    ],
+)
+def test_a_profile_in_a_scenario_is_read_as_strictly(tmp_path, capsys, wrong, said):
+    """A line and a key; not what would be wrong with it as groups of several kinds of nodes."""
+    path = tmp_path / "scenario.yaml"
+    hardware = (
+        f"{{name: a, device: cpu-laptop, devices_per_node: 1, "
+        f"scale_up: {{kind: shared_memory, latency: 1 us, {wrong}}}, "
+        "host: {memory_bytes: 1 GiB, memory_bandwidth: 1 GB/s, pcie_bandwidth: 1 GB/s}}"
+    )
+    path.write_text(
+        f"model: gpt2\ncluster:\n  hardware: {hardware}\ntraining: {{seq_len: 128, global_batch: 8}}\n"
+    )
+    assert cli.run(["simulate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert f"scenario.yaml:3: {said}" in error
+    assert "groups" not in error

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from simpar.errors import UserError
-from simpar.files import bundled
-from simpar.hardware.catalogue import load_cluster
+from simpar.files import bundled, parse
+from simpar.hardware.catalogue import load_cluster, written
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import load_device
+from simpar.hardware.profile import ClusterProfile
 from simpar.units import GB, GIB
 
 CLUSTERS = tuple(bundled("clusters"))
@@ -124,3 +126,30 @@ def test_boxes_without_network_end_where_they_end(name: str, nodes: int, rule: s
     """A laptop has one node, a TPU v4 pod 1,024 hosts."""
     with pytest.raises(UserError, match=f"has no network between nodes; allowed: .*{rule}"):
         load_cluster(name, nodes)
+
+
+@pytest.mark.parametrize("name", [name for name in bundled("clusters") if not load_cluster(name).is_mixed])
+def test_a_profile_of_ones_own_is_written_out_whole(name):
+    """A shipped profile under another name comes back as it was, device included; under its own it is named."""
+    cluster = load_cluster(name)
+    assert written(cluster) == name
+    own = replace(
+        cluster, profile=cluster.profile.model_copy(update={"name": "ours", "device": cluster.device})
+    )
+    again = parse(ClusterProfile, written(own), source="a plan")
+    for (_, one), (_, other) in zip(
+        leaves(own.profile.model_dump()), leaves(again.model_dump()), strict=True
+    ):
+        assert one == (pytest.approx(other, rel=1e-13) if isinstance(one, float) else other)
+
+
+def leaves(data, at=()):
+    """Values of nested data by place."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from leaves(value, (*at, key))
+    elif isinstance(data, list | tuple):
+        for number, value in enumerate(data):
+            yield from leaves(value, (*at, number))
+    else:
+        yield at, data

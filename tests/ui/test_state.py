@@ -2,6 +2,7 @@
 
 import pytest
 
+from simpar.errors import UserError
 from simpar.files import bundled
 from simpar.scenario import load_scenario
 from simpar.ui.state import Allowed, as_state, ask, read_state
@@ -33,3 +34,20 @@ def test_a_state_says_little(state):
     scenario = read_state({**state, "plan": {"schedule": "interleaved", "vpp": 1, "pp": 2}}, Allowed())
     assert as_state(scenario)["plan"] == {"pp": 2, "schedule": "interleaved", "vpp": 1}
     assert read_state(as_state(scenario), Allowed()).plan == scenario.plan
+
+
+def test_a_profile_that_is_written_out(state):
+    """A cluster of one's own goes along in the link, with its units; what it may not do there is name files."""
+    profile = {
+        "name": "ours", "device": "h100-sxm-80gb", "devices_per_node": 8,
+        "scale_up": {"kind": "nvswitch", "bandwidth": "450 GB/s", "latency": "2 us"},
+        "host": {"memory_bytes": "2 TiB", "memory_bandwidth": "200 GB/s", "pcie_bandwidth": "50 GB/s"},
+    }  # fmt: skip
+    told = {**state, "cluster": {"hardware": profile, "nodes": 1}}
+    scenario = read_state(told, Allowed())
+    assert read_state(as_state(scenario), Allowed()) == scenario
+    assert ask(scenario).cluster.profile.scale_up.bandwidth == 450e9
+    for key in ("device", "reliability"):
+        named = {**told, "cluster": {"hardware": {**profile, key: "/etc/passwd"}, "nodes": 1}}
+        with pytest.raises(UserError, match=f"cluster.hardware.{key} = /etc/passwd: is not shipped"):
+            read_state(named, Allowed())
