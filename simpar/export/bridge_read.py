@@ -28,6 +28,9 @@ COMMON = {
     "mixed_precision": "bf16_mixed",
 }  # fmt: skip
 """What ``_pretrain_common`` of Megatron-Bridge 0.3 sets (``megatron/bridge/recipes/common.py``)."""
+OF_RECIPES = {"mixed_precision": "bf16_mixed", "ddp.use_distributed_optimizer": True}
+"""What recipes of both have unless they say otherwise: NeMo 2's (``nemo/collections/llm/recipes/llama3_8b.py`` and its
+kin: ``bf16_mixed()``, ``distributed_fused_adam_with_cosine_annealing``) as Bridge's."""
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "mixed": (), "with_fp8_delayed_scaling_mixed": ("hybrid", "delayed"), "with_mxfp8_mixed": ("e4m3", "mxfp8"),
     "with_fp8_current_scaling_mixed": ("hybrid", "tensorwise"),
@@ -58,10 +61,14 @@ def read(text: str, name: str) -> Imported:
     if config.called.endswith("_pretrain_common"):
         fields = COMMON | fields
     elif config.called not in ("", "fn") and not config.called.endswith("ConfigContainer"):
-        recipes.notes.append(f"What {config.called}() sets is in another file: not read.")
+        fields = OF_RECIPES | fields
+        recipes.notes.append(
+            f"What {config.called}() sets is in another file: not read, except that such recipes train in bf16 and "
+            "shard the optimizer's states."
+        )
     given = Given(fields, path)
     values = dict(_flags(given, config))
-    sources = _of_model(config.fields.get("model"))
+    sources = [*_of_model(config.fields.get("model")), *_of_recipe(config.called)]
     model = next(filter(None, map(named, sources)), None)
     if model:
         values.setdefault("--num-layers", [str(layers_in(model))])
@@ -173,6 +180,12 @@ def _narrow(form: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
         bits = 4 if form[1] == "nvfp4" else 8
         yield f"--fp{bits}-format", [form[0]]
         yield f"--fp{bits}-recipe", [form[1]]
+
+
+def _of_recipe(called: str) -> Iterator[str]:
+    """Names of models in that of a recipe: ``llm.llama3_8b.pretrain_recipe``, ``llama3_8b_pretrain_config``."""
+    for part in called.split("."):
+        yield re.sub(r"_(pretrain|finetune|sft|peft)(_config|_recipe)?$", "", part)
 
 
 def _of_model(model: Any) -> Iterator[str]:

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from simpar.export import unsupported
+from simpar.export import read, unsupported
 from simpar.export.bridge_names import PLAIN, SWITCHES
 from simpar.export.megatron import options as arguments
 from simpar.export.megatron_bridge import RELEASED
@@ -91,3 +91,23 @@ def test_learned_positions_must_be_as_long_as_sequences():
 def test_a_recipe_comes_back(label):
     """Export and import give the same plan, though nothing is run."""
     assert comes_back("megatron-bridge", checked(**PLANS[label]), "simpar_recipe.py")
+
+
+OF_A_LIBRARY = """
+from nemo.collections import llm
+
+def ours():
+    recipe = llm.llama3_8b.pretrain_recipe(name="x", num_nodes=4)
+    recipe.trainer.strategy.tensor_model_parallel_size = 2
+    recipe.data.global_batch_size = 128
+    recipe.data.seq_length = 8192
+    return recipe
+"""
+
+
+def test_a_recipe_of_the_library_has_its_model_and_precision():
+    """What its function sets is not in the file; its name says the model, and all of them train in bf16, sharded."""
+    found = read(OF_A_LIBRARY, "a.py:ours", "megatron-bridge")
+    assert (found.plan.model, found.plan.mesh.tp) == ("llama-3-8b", 2)
+    assert (found.plan.numerics.precision, found.plan.data_parallel.zero) == ("bf16", 1)
+    assert any("llm.llama3_8b.pretrain_recipe() sets is in another file" in note for note in found.notes)
