@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpar.budget.nodes import Row, Search, halves, rows_of
@@ -96,6 +97,22 @@ class HowMany:
             and _below(run.cost_usd, self.wanted.budget_usd)
         )
 
+    @staticmethod
+    def load(path: str | Path) -> HowMany:
+        """What ``simpar search --objective days --json`` wrote. Raises UserError for another file."""
+        from simpar.report.result import read_object
+
+        data = read_object(path)
+        if data.get("budget_schema_version") != SCHEMA_VERSION:
+            raise UserError(
+                f"{path}: is no answer by numbers of nodes (simpar search --objective days --json)"
+            )
+        try:
+            wanted = Wanted(data["objective"], data["deadline_days"], data["budget_usd"])
+            return HowMany(wanted, tuple(map(Row.from_dict, data["rows"])), data["is_whole"])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path}: not a whole answer ({error})") from None
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         named = {name: getattr(self, name) for name in ("chosen", "cheapest", "quickest", "surely")}
@@ -105,6 +122,7 @@ class HowMany:
             "deadline_days": self.wanted.deadline_days,
             "budget_usd": self.wanted.budget_usd,
             "certified": self.is_certified,
+            "is_whole": self.is_whole,
             **{name: None if row is None else row.nodes for name, row in named.items()},
             "front": [row.nodes for row in self.front],
             "rows": [row.to_dict() for row in self.rows],

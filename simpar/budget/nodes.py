@@ -7,10 +7,11 @@ over all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simpar import files
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.operation import Operation
 from simpar.operate.whole_run import operated_run
@@ -21,6 +22,9 @@ from simpar.search.certify.exact import exact
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import SearchResult
+
+FIGURES = ("step_time_s", "mfu", "fit_probability")
+"""What a row says of the step of its plan."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,21 @@ class Row:
     def dollars(self) -> float:
         """Dollars of the run; infinite without a plan."""
         return float("inf") if self.run is None or self.run.cost_usd is None else self.run.cost_usd.value
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Row:
+        """A row from its plain data. Raises KeyError or TypeError for what is none, UserError for what is no plan."""
+        run, plan = data["whole_run"], data["plan"]
+        return Row(
+            data["nodes"],
+            data["devices"],
+            None if run is None else files.parse(WholeRun, run, source="whole_run"),
+            None if plan is None else files.parse(Plan, plan, source="plan"),
+            None if plan is None else {name: data[name] for name in FIGURES},
+            data["certified"],
+            data["gap"],
+            data["reason"],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -25,7 +25,7 @@ def print_how_many(found: HowMany, console: Console) -> None:
     from rich import box
     from rich.table import Table
 
-    for line in _answer(found):
+    for line in answer_lines(found):
         console.print(line, soft_wrap=True)
     console.print()
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
@@ -34,14 +34,14 @@ def print_how_many(found: HowMany, console: Console) -> None:
     for row in found.rows:
         table.add_row(*_cells(found, row))
     console.print(table)
-    for line in _below(found):
+    for line in certificate_lines(found):
         console.print(line, soft_wrap=True)
     console.print("\nPlans", style="bold")
     for row in found.rows:
-        console.print(f"- {_plan(row)}", soft_wrap=True)
+        console.print(f"- {plan_words(row)}", soft_wrap=True)
 
 
-def _answer(found: HowMany) -> Iterator[str]:
+def answer_lines(found: HowMany) -> Iterator[str]:
     """Which number of nodes, and what else is best."""
     chosen, wanted = found.chosen, found.wanted
     if chosen is None or chosen.run is None:
@@ -52,12 +52,12 @@ def _answer(found: HowMany) -> Iterator[str]:
     what = "quickest" if wanted.objective == "days" else "cheapest"
     yield (
         f"{chosen.devices:,} GPUs ({chosen.nodes:,} nodes) are the {what} {' and '.join(limits)}".rstrip()
-        + f": {format_count(chosen.run.tokens)} tokens in {_both(chosen)}"
+        + f": {format_count(chosen.run.tokens)} tokens in {both_words(chosen)}"
     )
     others = {"cheapest by the deadline": found.cheapest, "quickest within the budget": found.quickest}
     for name, row in others.items():
         if row is not None and row is not chosen and row.run is not None:
-            yield f"{name}: {row.devices:,} GPUs, {_both(row)}"
+            yield f"{name}: {row.devices:,} GPUs, {both_words(row)}"
     if close := _close(found, chosen):
         yield f"within 1 % of it: {', '.join(f'{row.devices:,} GPUs' for row in close)}"
     if limits and (sure := found.surely) is not chosen:
@@ -73,7 +73,7 @@ def _close(found: HowMany, chosen: Row) -> list[Row]:
     return [row for row in kept if row is not chosen and (row.days if by_days else row.dollars) <= limit]
 
 
-def _both(row: Row) -> str:
+def both_words(row: Row) -> str:
     """Days and dollars with their intervals."""
     if row.run is None:
         return ""
@@ -92,11 +92,12 @@ def _cells(found: HowMany, row: Row) -> list[str]:
     between = "" if days.low is None or days.high is None else f"{figure(days.low)} to {figure(days.high)}"
     return [
         *counts, figure(days.value), between, "" if cost is None else figure(cost.value),
-        "" if energy is None else figure(energy.value), format_seconds(row.figures["step_time_s"]), _limits(found, row),
+        "" if energy is None else figure(energy.value), format_seconds(row.figures["step_time_s"]),
+        limits_words(found, row),
     ]  # fmt: skip
 
 
-def _plan(row: Row) -> str:
+def plan_words(row: Row) -> str:
     """The best plan of a number of nodes, and how surely it fits, or why there is none."""
     nodes = f"{row.nodes:,} node{'s' * (row.nodes > 1)}"
     if row.plan is None or row.figures is None:
@@ -107,7 +108,7 @@ def _plan(row: Row) -> str:
     )
 
 
-def _limits(found: HowMany, row: Row) -> str:
+def limits_words(found: HowMany, row: Row) -> str:
     """How a row stands to the deadline and the budget."""
     missed = [
         name
@@ -117,7 +118,7 @@ def _limits(found: HowMany, row: Row) -> str:
     return ", ".join(missed) or ("kept" if found.is_sure(row) else "kept as predicted")
 
 
-def _below(found: HowMany) -> Iterator[str]:
+def certificate_lines(found: HowMany) -> Iterator[str]:
     """How sure the answer is, and what is left out."""
     if found.planned:
         yield "* the answer" * (found.chosen is not None) + "; " * (found.chosen is not None) + FRONT

@@ -23,7 +23,10 @@ def report(
         bool, typer.Option("--advise", help="Simulate neighbouring layouts and say what each would gain")
     ] = False,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Of a search: one page that says why this plan, to hand on")
+        bool,
+        typer.Option(
+            "--summary", help="Of a search: one page that says why this plan, or so many nodes, to hand on"
+        ),
     ] = False,
 ) -> None:
     """Write a result as one page to open in a browser.
@@ -33,15 +36,28 @@ def report(
     from simpar.report.html import save_report
 
     if summary:
-        from simpar.search.answer.summary import save_summary
-        from simpar.search.result import SearchResult
-
-        save_summary(SearchResult.load(result), output)
+        _save_summary(result, output)
         console().print(f"wrote {output}", soft_wrap=True)
         return
     loaded = result_of(result)
     save_report(_advised(loaded) if advise else loaded, output)
     console().print(f"wrote {output}", soft_wrap=True)
+
+
+def _save_summary(name: str, output: str) -> None:
+    """The page of a search, or of an answer by numbers of nodes. Raises UserError for another file."""
+    from simpar.report.result import read_object
+
+    if "budget_schema_version" in read_object(name):
+        from simpar.budget.answer import HowMany
+        from simpar.budget.summary import save_summary as save_how_many
+
+        save_how_many(HowMany.load(name), output)
+        return
+    from simpar.search.answer.summary import save_summary
+    from simpar.search.result import SearchResult
+
+    save_summary(SearchResult.load(name), output)
 
 
 def _advised(result: Result) -> Result:

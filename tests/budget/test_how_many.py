@@ -8,6 +8,7 @@ import pytest
 import simpar
 from simpar.budget.answer import HowMany, how_many
 from simpar.budget.nodes import Row, halves
+from simpar.budget.summary import summary
 from simpar.budget.wanted import Wanted
 from simpar.cli import run
 from simpar.errors import UserError
@@ -173,6 +174,7 @@ def test_the_command(capsys, tmp_path):
     assert run([*SMALL, "--objective", "days", "--over", "nodes=1,2", "--budget", "1", "--json", "-"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert (found["chosen"], [row["nodes"] for row in found["rows"]]) == (None, [1, 2])
+    _on_one_page(tmp_path, wanted, capsys)
     laptop = ["search", "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8",
               "--tokens", "1B", "--tp", "1", "--pp", "1", "--cp", "1", "--objective"]  # fmt: skip
     assert run([*laptop, "days"]) == 0
@@ -187,3 +189,21 @@ def test_the_command(capsys, tmp_path):
     ):
         assert run([*SMALL, *more]) == 2
         assert told in capsys.readouterr().err
+
+
+def _on_one_page(folder, wanted, capsys):
+    """A saved answer is read back whole, and its page answers five questions."""
+    saved, page = folder / "days.json", folder / "why.html"
+    assert run([*SMALL, *wanted, "--json", str(saved)]) == 0
+    found = HowMany.load(saved)
+    assert found.to_dict() == json.loads(saved.read_text())
+    assert run(["report", str(saved), "--summary", "-o", str(page)]) == 0
+    titles = ["What was asked", "What was chosen", "By how much", "How sure", "What would change it"]
+    assert [section["title"] for section in summary(found)] == titles
+    assert all(section["lines"] for section in summary(found))
+    text = page.read_text()
+    assert f"{found.chosen.devices:,} GPUs" in text
+    assert "dollars: " in text
+    other = folder / "plan.json"
+    assert run(["report", str(other), "--summary", "-o", str(page)]) == 2
+    assert "is no search" in capsys.readouterr().err

@@ -18,7 +18,12 @@ FOLDER = Path(__file__).parent
 
 def save_summary(found: SearchResult, path: str | Path) -> None:
     """Write the page, whole or not at all; equal searches give equal bytes. Raises Infeasible without a plan."""
-    page = {"title": headline(found), "plan": plan_words(found), "sections": summary(found)}
+    save_sections(plan_words(found), summary(found), path)
+
+
+def save_sections(title: str, sections: list[dict[str, Any]], path: str | Path) -> None:
+    """A page of sections, each a title and its sentences."""
+    page = {"plan": title, "sections": sections}
     write_atomic(path, filled(environment(FOLDER).get_template("summary.html.j2"), page))
 
 
