@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Cluster = load_cluster
     Model = load_model
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _CONTENTS = (
     ("Model", "tracing.load:load_model", "a model by name, config.json or module:function of yours"),
