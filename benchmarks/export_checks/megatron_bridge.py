@@ -27,12 +27,16 @@ STAND_INS = (
 )  # fmt: skip
 
 
+PARTS = ("megatron.energon", "transformers.modeling_attn_mask_utils")
+"""Modules of packages that are here which are not: one of their own, and one that transformers has given up."""
+
+
 class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds packages that are not here and gives modules whose every name is a mock."""
 
     def find_spec(self, name: str, *_: Any) -> Any:
         """A spec for a stand-in's name."""
-        if name.split(".")[0] in STAND_INS or name.startswith("megatron.energon"):
+        if name.split(".")[0] in STAND_INS or name.startswith(PARTS):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -60,11 +64,12 @@ def configs() -> Any:
     if not hasattr(typing, "override"):
         typing.override = typing_extensions.override
     sys.meta_path.insert(0, _StandIn())
+    folder = Path(os.environ["MEGATRON_WHEELS"])
+    wheels = [str(wheel) for wheel in sorted(folder.iterdir()) if (wheel / "megatron").is_dir()]
+    sys.path[:0] = [wheel for wheel in wheels if wheel not in sys.path]
     import megatron
 
-    folder = Path(os.environ["MEGATRON_WHEELS"])
-    found = [str(wheel / "megatron") for wheel in sorted(folder.iterdir()) if (wheel / "megatron").is_dir()]
-    megatron.__path__ = found
+    megatron.__path__ = [f"{wheel}/megatron" for wheel in wheels]
     return importlib.import_module("megatron.bridge.training.config")
 
 

@@ -31,6 +31,7 @@ TARGETS = {
     "torch": "torch:TORCH",
     "megatron": "megatron:MEGATRON",
     "megatron-bridge": "megatron_bridge:MEGATRON_BRIDGE",
+    "nemo-run": "nemo_run:NEMO_RUN",
     "torchtitan": "torchtitan:TORCHTITAN",
     "torchtitan-0.2": "torchtitan_toml:TORCHTITAN_TOML",
     "deepspeed": "deepspeed:DEEPSPEED",

@@ -81,6 +81,7 @@ _TORCHRUN = """source ./command.sh
                   exec torchrun --nnodes {nodes} --nproc-per-node {devices} --node-rank "$RANK" \\
                     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "${{COMMAND[@]}}\""""
 STARTS = {
+    "launch.py": "`python launch.py` starts it through NeMo-Run",
     "local.sh": "`./local.sh` starts it on this machine",
     "slurm.sh": "`sbatch slurm.sh` under SLURM",
     "pytorchjob.yaml": (

@@ -53,7 +53,7 @@ CASES = [
 
 def plans_of(target, model):
     """(label, plan, graph) of every plan that is tried on a target."""
-    for label in FEW if target in (*TRAINERS, "maxtext") else PLANS:
+    for label in FEW if target in (*TRAINERS, "maxtext", "nemo-run") else PLANS:
         yield (label, *plan_of(label, model))
 
 
