@@ -44,7 +44,7 @@ def architecture(graph: ModelGraph) -> Architecture:
     ops = {op.name: op for op in block.operators}
     every = [*(op for b in graph.blocks.values() for op in b.operators), *graph.embedding.operators]
     gated = any(op.kind == "gated_activation" for op in every)
-    names = (("qkv", "qkv"), ("o_proj", "output"), ("mlp_up", "mlp"))
+    names = (("qkv", "qkv"), ("o_proj", "output"), ("mlp_up", "mlp"), ("expert_up", "mlp"))
     biases = {what for name, what in names if name in ops and _has_bias(ops[name])}
     biases |= {"head"} if any(_has_bias(op) for op in graph.head.operators if op.kind == "matmul") else set()
     return Architecture(

@@ -16,7 +16,10 @@ MIXTURES = (
     "deepseek_v3",
     "kimi_k2",
     "glm4_moe",
+    "gpt_oss",
 )
+CLAMPED = "gpt_oss"
+"""Its experts multiply a quick GELU of clamped inputs with one more than the other half."""
 BUILT = {"copy", "kv_down", "shared_up", "join"}  # latent attention, shared experts, layers that predict
 BIASES = (frozenset({"qkv", "output", "mlp"}), frozenset({"qkv"}), frozenset[str]())
 
@@ -38,8 +41,10 @@ def megatron_core_losses(style: Architecture, family: str) -> Iterator[Loss]:
         yield Loss(
             "model", f"{style.residual} residual", "norms stand before attention and MLP, one after the other"
         )
-    if style.gated and style.activation != "silu":
-        yield Loss("model", f"gated {style.activation}", "the gated activation is SwiGLU")
+    if style.gated and style.activation != "silu" and family != CLAMPED:
+        yield Loss(
+            "model", f"gated {style.activation}", f"the gated activation is SwiGLU, or that of {CLAMPED}"
+        )
     if not style.gated and style.activation != "gelu":
         yield Loss("model", style.activation, "the plain activation is GELU")
     if style.positions == "none":

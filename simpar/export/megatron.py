@@ -9,7 +9,13 @@ from simpar.export import rules
 from simpar.export.architecture import Architecture, architecture
 from simpar.export.decoder import megatron_core_losses, period
 from simpar.export.launch import launchers, words
-from simpar.export.megatron_details import detail_arguments, detail_losses, router_arguments
+from simpar.export.megatron_details import (
+    detail_arguments,
+    detail_losses,
+    position_type,
+    router_arguments,
+    sinks,
+)
 from simpar.export.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.export.megatron_read import read
 from simpar.export.subject import Loss, Subject
@@ -95,12 +101,12 @@ def model_arguments(s: Subject) -> Options:
         "--normalization": "LayerNorm" if style.norm == "layer" else "RMSNorm",
         "--vocab-size": dims["vocab"],
         "--max-position-embeddings": dims.get("positions") or s.training.seq_len,
-        "--position-embedding-type": "rope" if style.positions == "rope" else "learned_absolute",
+        "--position-embedding-type": position_type(s) if style.positions == "rope" else "learned_absolute",
     }
     if dims["kv_heads"] < dims["heads"]:
         found |= {"--group-query-attention": FLAG, "--num-query-groups": dims["kv_heads"]}
     switches = {
-        "--swiglu": style.gated,
+        "--swiglu": style.gated and style.activation == "silu",
         "--untie-embeddings-and-output-weights": not style.tied,
         "--disable-bias-linear": "mlp" not in style.biases,
         "--add-qkv-bias": style.biases == {"qkv"},
@@ -291,7 +297,7 @@ def _training(s: Subject) -> Options:
         "--mock-data": FLAG,
         "--tokenizer-type": "NullTokenizer",
         "--transformer-impl": "transformer_engine",
-        "--attention-backend": "flash",
+        "--attention-backend": "fused" if sinks(s) else "flash",
         "--cross-entropy-loss-fusion": FLAG,
         "--log-interval": 1,
         "--eval-iters": 0,

@@ -21,6 +21,7 @@ from simpar.models.catalogue import load_model
 
 MODULE, FUNCTION = "simpar_recipe", "plan"
 PROVIDER = ".models.gpt_provider import GPTModelProvider"
+QUICK = "from megatron.core.fusions.fused_bias_geglu import quick_gelu"
 PRECISIONS = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
     "fp8_blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
@@ -107,6 +108,8 @@ def options(s: Subject) -> Options:
         )
     if "--swiglu" in arguments:
         found |= {"model.gated_linear_unit": True, "model.activation_func": Code("functional.silu")}
+    if "--quick-geglu" in arguments:
+        found |= {"model.gated_linear_unit": True, "model.activation_func": Code("quick_gelu")}
     if "--moe-layer-freq" in arguments:
         found["model.moe_layer_freq"] = [int(has) for has in architecture(s.graph).experts]
     if "--window-size" in arguments:
@@ -180,6 +183,7 @@ def _module(s: Subject, given: Options) -> str:
         *(["from dataclasses import replace", ""] if low else []),
         "import torch",
         f"from megatron.bridge{' import AutoBridge' if is_by_name(s) else PROVIDER}",
+        *([QUICK] if given.get("model.activation_func") == "quick_gelu" else []),
         f"from megatron.bridge.training.config import (\n    {configs},\n)",
         *(["from megatron.bridge.training.mixed_precision import get_mixed_precision_config"] if low else []),
         "from torch.nn import functional",

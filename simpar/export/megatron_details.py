@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from simpar.export.architecture import architecture
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options
-from simpar.models.details import Caps, Scales
+from simpar.models.details import Caps, Rope, Scales
 
 FLAG = None
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096}
-"""What Megatron-Core has built in beside the factor of a scaling."""
+"""What Megatron-Core has built in beside the factor of a scaling; of YaRN under latent attention alone."""
+CLAMPED = {"--quick-geglu": FLAG, "--glu-linear-offset": 1.0, "--activation-func-clamp-value": 7.0}
+"""Gated quick GELU of inputs that are clamped, with one more than the other half, as published of gpt-oss."""
 
 
 def detail_losses(s: Subject) -> Iterator[Loss]:
     """What of a model's details no argument says."""
     details, latent = s.graph.details, "qk_dim" in s.graph.dims
     rope, gating = details.positions.rope, details.gating
-    known = ("default", "linear", "llama3", *(["yarn"] if latent else []))
+    known = ("default", "linear", "llama3", "yarn")
     if rope.kind not in known:
         yield Loss("rope_scaling", rope.kind, f"rotary positions are scaled by {', '.join(known[1:])}")
-    built_in = {"llama3": LLAMA3, "yarn": YARN}.get(rope.kind, {})
+    built_in = {"llama3": LLAMA3, "yarn": YARN if latent else {}}.get(rope.kind, {})
     for name, value in built_in.items():
         if rope.scaling.get(name, value) != value:
-            yield Loss(f"rope_scaling.{name}", rope.scaling[name], f"{value} is built in")
+            yield Loss(f"rope_scaling.{name}", rope.scaling[name], f"{value:g} is built in")
+    if rope.kind == "yarn":
+        yield from _yarn_losses(rope, latent=latent)
     if rope.kind == "linear" and float(rope.scaling["factor"]) % 1:
         yield Loss("rope_scaling.factor", rope.scaling["factor"], "positions are divided by a whole number")
     if details.positions.windowed not in (None, rope):
@@ -43,6 +49,40 @@ def detail_losses(s: Subject) -> Iterator[Loss]:
             yield Loss("router", gating.score, "scores are a softmax or a sigmoid")
         if gating.score == "sigmoid" and not gating.normalised:
             yield Loss("norm_topk_prob", False, "sigmoid scores are divided by their sum")
+        added = gating.bias == "added" and "router.bias" in _weights(s)
+        if added != ("mlp" in architecture(s.graph).biases):
+            yield Loss(
+                "router", "a bias" if added else "no bias", "routers have a bias where all products have one"
+            )
+    if sinks(s) and s.plan.mesh.cp > 1 and s.plan.context_parallel.cp_method != "ulysses":
+        yield Loss(
+            "cp_method", s.plan.context_parallel.cp_method, "sinks of attention are split by heads (ulysses)"
+        )
+
+
+def _yarn_losses(rope: Rope, *, latent: bool) -> Iterator[Loss]:
+    """What of YaRN's fields no argument says."""
+    if rope.scaling.get("attention_factor") is not None:
+        plain = replace(rope, scaling={**rope.scaling, "attention_factor": None})
+        if plain.magnitude != rope.magnitude:
+            yield Loss("rope_scaling.attention_factor", rope.magnitude, "the factor follows from the scales")
+    if latent and not rope.scaling.get("truncate", True):
+        yield Loss("rope_scaling.truncate", False, "bounds of latent attention are whole")
+
+
+def _weights(s: Subject) -> set[str]:
+    return {w.name for block in s.graph.blocks.values() for op in block.operators for w in op.weights}
+
+
+def sinks(s: Subject) -> bool:
+    """Whether softmaxes have a learnable logit more, which takes no value."""
+    return "sinks" in _weights(s)
+
+
+def position_type(s: Subject) -> str:
+    """What rotary positions are called: YaRN is a kind of its own, but for latent attention."""
+    is_yarn = s.graph.details.positions.rope.kind == "yarn" and "qk_dim" not in s.graph.dims
+    return "yarn" if is_yarn else "rope"
 
 
 def detail_arguments(s: Subject) -> Options:
@@ -53,6 +93,10 @@ def detail_arguments(s: Subject) -> Options:
         found["--apply-layernorm-1p"] = FLAG
     if details.activation == "gelu":
         found["--no-bias-gelu-fusion"] = FLAG  # the fused one is the tanh approximation
+    if details.activation == "quick_gelu":
+        found |= CLAMPED
+    if sinks(s):
+        found["--softmax-type"] = "learnable"
     if any(op.kind == "rope" for block in s.graph.blocks.values() for op in block.operators):
         found |= _rotary(s)
     if "qk_dim" in dims:
@@ -71,7 +115,26 @@ def _rotary(s: Subject) -> Options:
         found["--rotary-seq-len-interpolation-factor"] = int(rope.scaling["factor"])
     if rope.kind == "llama3":
         found |= {"--use-rope-scaling": FLAG, "--rope-scaling-factor": rope.scaling["factor"]}
-    return found
+    return found | (_yarn(rope) if position_type(s) == "yarn" else {})
+
+
+def _yarn(rope: Rope) -> Options:
+    """YaRN outside of latent attention."""
+    scaling = rope.scaling
+    found: Options = {
+        "--rotary-scaling-factor": scaling["factor"],
+        "--yarn-original-max-position-embeddings": scaling["original_max_position_embeddings"],
+        "--yarn-beta-fast": scaling.get("beta_fast") or YARN["beta_fast"],
+        "--yarn-beta-slow": scaling.get("beta_slow") or YARN["beta_slow"],
+    }
+    if not scaling.get("truncate", True):
+        found["--no-yarn-correction-range-round-to-int"] = FLAG
+    both = scaling.get("mscale") and scaling.get("mscale_all_dim")
+    return found | (
+        {f"--{name.replace('_', '-')}": scaling[name] for name in ("mscale", "mscale_all_dim")}
+        if both
+        else {}
+    )
 
 
 def _latent(s: Subject) -> Options:
@@ -104,7 +167,7 @@ def router_arguments(s: Subject) -> Options:
         found["--moe-router-pre-softmax"] = FLAG  # the softmax is over all experts, its best are not divided
     if gating.factor != 1.0:
         found["--moe-router-topk-scaling-factor"] = gating.factor
-    weights = {w.name for block in s.graph.blocks.values() for op in block.operators for w in op.weights}
+    weights = _weights(s)
     if gating.bias == "chooses" and "router.bias" in weights:
         found |= {"--moe-router-enable-expert-bias": FLAG, "--moe-router-dtype": "fp32"}
     if dims.get("expert_groups"):

@@ -57,7 +57,7 @@ def test_arguments_of_a_three_dimensional_layout():
 
 
 @pytest.mark.parametrize("label", MIXTURES)
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b"])
 def test_experts_come_back(model, label):
     """Experts, their degrees and their capacity, out and in."""
     plan = checked(model=model, **MIXTURES[label])
@@ -162,8 +162,14 @@ def test_bad_arguments_are_one_line(arguments, words):
         ("llama-3-8b", {"dp": 8, "first_bucket_bytes": "1 MiB"}, "first_bucket_bytes"),
         ("llama-3-8b", {"dp": 8, "kind": "single_process"}, "single_process"),
         ("deepseek-v3", {"dp": 8, "ep": 8}, None),
-        ("kimi-k2", {"dp": 8, "ep": 8}, "beta_fast = 1: 32.0 is built in"),
-        ("gpt-oss-20b", {"dp": 8, "ep": 8}, "rope_scaling = yarn"),
+        ("kimi-k2", {"dp": 8, "ep": 8}, "beta_fast = 1: 32 is built in"),
+        ("gpt-oss-20b", {"dp": 8, "ep": 8}, None),
+        ("gpt-oss-20b", {"dp": 4, "cp": 2, "cp_method": "ulysses", "cp_balance": "zigzag"}, None),
+        (
+            "gpt-oss-20b",
+            {"dp": 4, "cp": 2, "cp_method": "ring", "cp_balance": "zigzag"},
+            "sinks of attention",
+        ),
         ("gemma-3-1b", {"dp": 8}, "rope_local_base_freq"),
         ("mpt-7b", {"dp": 8}, "norms without biases"),
         ("gpt2", {"dp": 8}, None),
@@ -229,7 +235,16 @@ def arguments(model, **values):
             "--moe-router-score-function": "sigmoid", "--moe-router-topk-scaling-factor": "2.5",
             "--moe-router-num-groups": "8", "--moe-router-group-topk": "4", "--moe-router-enable-expert-bias": "",
             "--moe-shared-expert-intermediate-size": "2048", "--mtp-num-layers": "1", "--num-layers": "61",
-            "--rotary-base": "10000", "--rotary-interleaved": None,
+            "--rotary-base": "10000", "--rotary-interleaved": None, "--position-embedding-type": "rope",
+        }),
+        ("gpt-oss-20b", {
+            "--position-embedding-type": "yarn", "--rotary-base": "150000", "--rotary-scaling-factor": "32.0",
+            "--yarn-original-max-position-embeddings": "4096", "--yarn-beta-fast": "32.0", "--yarn-beta-slow": "1.0",
+            "--no-yarn-correction-range-round-to-int": "", "--mscale": None, "--quick-geglu": "", "--swiglu": None,
+            "--glu-linear-offset": "1.0", "--activation-func-clamp-value": "7.0", "--softmax-type": "learnable",
+            "--window-size": "127,0", "--window-attn-skip-freq": "2", "--disable-bias-linear": None,
+            "--add-qkv-bias": None, "--attention-backend": "fused", "--moe-router-pre-softmax": None,
+            "--kv-channels": "64", "--num-experts": "32", "--moe-router-topk": "4",
         }),
     ],
 )  # fmt: skip

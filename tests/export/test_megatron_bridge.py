@@ -1,15 +1,16 @@
 """Megatron-Bridge: the module holds Megatron-LM's options under Bridge's names."""
 
 import ast
+import json
 
 import pytest
 
-from simpar.export import read, unsupported
+from simpar.export import export, read, unsupported
 from simpar.export.bridge_names import PLAIN, SWITCHES
 from simpar.export.megatron import options as arguments
 from simpar.export.megatron_bridge import RELEASED
 from simpar.export.subject import subject
-from simpar.models.catalogue import load_model
+from simpar.models.catalogue import config_of, load_model
 
 from .conftest import MIXTURES, PLANS, TRAINING, checked, comes_back, exported
 
@@ -76,6 +77,25 @@ def test_mixtures_are_told_whole_or_by_their_released_name(model):
     assert ("GPTModelProvider(" in text) is not named
     assert "num_moe_experts" not in text or not named
     assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
+
+
+def test_an_unreleased_gpt_oss_is_written_out(tmp_path):
+    """Sizes of one's own have no name on the hub: YaRN, sinks and the clamped activation are fields."""
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps(config_of("gpt-oss-20b")))
+    graph = load_model(str(path))
+    plan = checked("gpt-oss-20b", **MIXTURES["experts"])
+    text = export(plan, graph, TRAINING, "megatron-bridge").files["simpar_recipe.py"]
+    compile(text, "simpar_recipe.py", "exec")
+    expected = {
+        "model.position_embedding_type": "'yarn'", "model.yarn_rotary_scaling_factor": "32.0",
+        "model.yarn_correction_range_round_to_int": "False", "model.softmax_type": "'learnable'",
+        "model.activation_func": "quick_gelu", "model.gated_linear_unit": "True", "model.glu_linear_offset": "1.0",
+        "model.activation_func_clamp_value": "7.0", "model.window_size": "(127, 0)",
+    }  # fmt: skip
+    assert expected.items() <= keywords(text).items()
+    assert "model.add_bias_linear" not in keywords(text)
+    assert "import quick_gelu" in text
 
 
 def test_learned_positions_must_be_as_long_as_sequences():
