@@ -20,7 +20,7 @@ from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import CUSTOM, Offload, Plan
-from simpar.plan.schedules import SCHEDULES, natural_vpp
+from simpar.plan.schedules import SCHEDULES, declared
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty
 from simpar.report.result import Result, Trial
@@ -34,7 +34,6 @@ from simpar.units import format_bytes, format_seconds
 Change = dict[str, Any]
 RECOMPUTE = ("none", "selective", "full", "optimal")
 MAX_PAIRS = 6  # simulated in the second round
-POINTLESS = "naive"  # a schedule that every other one beats
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
 
 MOST_HINTS = 3
@@ -268,13 +267,13 @@ def _degrees(plan: Plan) -> Iterator[Change]:
 
 
 def _schedules(plan: Plan) -> Iterator[Change]:
-    """Every other schedule with its natural chunks; the interleaved family with twice and half the chunks."""
-    for name in SCHEDULES:
-        if name in (plan.schedule, POINTLESS):
+    """Every other schedule with its natural chunks; those of any number of chunks with twice and half of them."""
+    for name, each in SCHEDULES.items():
+        if name == plan.schedule or each.searched == "never":
             continue
-        chunks = natural_vpp(name)
+        chunks = each.chunks
         yield {"schedule": name} if chunks == plan.pipeline.vpp else {"schedule": name, "vpp": chunks}
-    if plan.schedule in ("interleaved", "breadth-first"):
+    if declared(plan.schedule).any_chunks:
         yield {"vpp": 2 * plan.pipeline.vpp}
         if plan.pipeline.vpp >= 4:
             yield {"vpp": plan.pipeline.vpp // 2}

@@ -232,8 +232,8 @@ def with_pass_costs(job: Job, cluster: Cluster) -> Job:
 
 
 def with_slices(job: Job, cluster: Cluster) -> Job:
-    """The job with the slices in its plan that TeraPipe cuts sequences into, if it has none."""
-    if job.plan.schedule != "terapipe" or job.plan.pipeline.slices:
+    """The job with the slices in its plan that its schedule cuts sequences into, if it has none."""
+    if not job.plan.runs_slices or job.plan.pipeline.slices:
         return job
     pipeline = job.plan.pipeline.model_copy(update={"slices": choose_slices(job, cluster)})
     return replace(job, plan=job.plan.model_copy(update={"pipeline": pipeline}))

@@ -14,6 +14,7 @@ from simpar.models.training import Training
 from simpar.plan.early import check_early
 from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
+from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import has_sampled_loads
@@ -219,7 +220,7 @@ def _grid(plan: Plan, target: Target) -> None:
         raise UserError(f"{what}: {target.graph.name} is no dense model of one tower; allowed: 1d")
     if target.graph.has_state:
         raise UserError(f"{what}: {target.graph.name} has state-space layers; allowed: 1d")
-    if plan.mesh.cp > 1 or plan.pipeline.slices or plan.schedule == "terapipe":
+    if plan.mesh.cp > 1 or plan.runs_slices:
         raise UserError(f"{what}: whole sequences lie on a rank; allowed: cp 1 without slices of tokens")
     if not plan.tensor_parallel.sequence_parallel:
         raise UserError(f"{what}: rows are spread over all ranks; allowed: sequence_parallel true")
@@ -371,9 +372,9 @@ def _stages(plan: Plan, target: Target) -> None:
 def _slices(plan: Plan, target: Target) -> None:
     """Sequences are cut where every token only sees those before it, and every slice divides over its ranks."""
     slices, seq_len = plan.pipeline.slices, target.training.seq_len
-    if not slices and plan.schedule != "terapipe":
+    if not plan.runs_slices:
         return
-    what = f"plan.slices = {list(slices)}" if slices else "plan.schedule = terapipe"
+    what = f"plan.slices = {list(slices)}" if slices else f"plan.schedule = {plan.schedule}"
     masks = [op.attention for block in target.graph.blocks.values() for op in block.operators if op.attention]
     if not all(mask.causal and mask.context == "context" for mask in masks) or len(target.graph.scopes) > 1:
         raise UserError(f"{what}: {target.graph.name} has tokens that see later ones; allowed: causal models")
@@ -410,12 +411,12 @@ def _schedule(plan: Plan, target: Target) -> None:
     if table.num_mirrored and plan.schedule == CUSTOM:
         raise UserError(
             "plan.actions: microbatches enter at both ends of the pipeline; allowed: at the first rank, or "
-            "plan.schedule = dualpipe"
+            f"plan.schedule = {', '.join(FOLDED)}"
         )
     if table.num_mirrored and apart(plan):
         raise UserError(
-            f"plan.sync = {plan.data_parallel.sync}: dualpipe has two copies of every stage, which reduce inside the "
-            "step; allowed: bsp without servers"
+            f"plan.sync = {plan.data_parallel.sync}: {plan.schedule} has two copies of every stage, which reduce "
+            "inside the step; allowed: bsp without servers"
         )
 
 

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from simpar.errors import UserError
 from simpar.models.recompute import of_layer
+from simpar.plan.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from simpar.plan.plan import Plan
-
-TOGETHER = ("dualpipe", "dualpipev", "custom")
-"""Schedules of which some passes run together, or may."""
 
 
 def check_early(plan: Plan, num_layers: int) -> None:
@@ -27,7 +25,8 @@ def check_early(plan: Plan, num_layers: int) -> None:
         raise UserError(f"{what}: plan.recompute = {plan.memory.recompute}; allowed: full or every:C")
     if plan.mesh.pp == 1:
         raise UserError(f"{what}: plan.pp = 1 has no gradient to wait for; allowed: pp above 1")
-    if plan.schedule == "terapipe" or plan.pipeline.slices or plan.schedule in TOGETHER:
+    named = SCHEDULES.get(plan.schedule)
+    if plan.runs_slices or named is None or named.pairs:  # tables of the user's may have pairs, too
         raise UserError(
             f"{what}: plan.schedule = {plan.schedule} runs passes together or in pieces; allowed: the others"
         )

@@ -4,7 +4,8 @@ In DualPipe microbatches enter at both ends of p ranks, and rank r holds the sta
 image, which runs the same passes of the other half of the microbatches at the same time: the two are replicas of one
 rank under DualPipeV on p / 2 ranks with two chunks, twice the data parallelism and half the microbatches, but for where
 the ranks are and for a message between the two in the middle of the pipeline, where a V turns on the spot ("cut in
-half" of github.com/deepseek-ai/DualPipe). Costs, memory and Programs are made for that form.
+half" of github.com/deepseek-ai/DualPipe). Costs, memory and Programs are made for that form, of every schedule that
+declares a ``half_is``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 
 from simpar.plan.mesh import Mesh
 from simpar.plan.plan import Plan
+from simpar.plan.schedules import SCHEDULES, natural_vpp
 
 Ints = NDArray[np.int64]
-BOTH_ENDS, FOLDED = "dualpipe", "dualpipev"
+FOLDED = {each.name: each.half_is for each in SCHEDULES.values() if each.half_is}
+"""Schedules with two ends, and those that run on half of their ranks."""
 
 
 class MirroredMesh(Mesh):
@@ -56,13 +59,14 @@ class MirroredMesh(Mesh):
 
 
 def folded(plan: Plan) -> Plan:
-    """A checked plan as it is costed and lowered: under DualPipe, that of half the pipeline."""
-    if plan.schedule != BOTH_ENDS:
+    """A checked plan as it is costed and lowered: with two ends, that of half the pipeline."""
+    half_is = FOLDED.get(plan.schedule)
+    if half_is is None:
         return plan
     mesh = plan.mesh
     half = {"dp": 2 * int(mesh.dp or 1), "pp": mesh.pp // 2}
     mirrored = MirroredMesh(tp=mesh.tp, cp=mesh.cp, ep=mesh.ep, etp=mesh.etp, order=mesh.order, **half)
-    pipeline = plan.pipeline.model_copy(update={"schedule": FOLDED, "vpp": 2})
+    pipeline = plan.pipeline.model_copy(update={"schedule": half_is, "vpp": natural_vpp(half_is)})
     return plan.model_copy(update={"mesh": mirrored, "pipeline": pipeline})
 
 
@@ -70,5 +74,6 @@ def unfolded(plan: Plan) -> Plan:
     """The plan that :func:`folded` was given."""
     if not isinstance(plan.mesh, MirroredMesh):
         return plan
-    pipeline = plan.pipeline.model_copy(update={"schedule": BOTH_ENDS, "vpp": 1})
+    whole = next(name for name, half_is in FOLDED.items() if half_is == plan.schedule)
+    pipeline = plan.pipeline.model_copy(update={"schedule": whole, "vpp": natural_vpp(whole)})
     return plan.model_copy(update={"mesh": plan.mesh.whole, "pipeline": pipeline})

@@ -24,12 +24,14 @@ from simpar.models import recompute
 from simpar.models.training import Training
 from simpar.plan import flat
 from simpar.plan.mesh import Mesh
-from simpar.plan.schedules import SCHEDULES, known_name, meant_by, natural_vpp
+from simpar.plan.schedules import SCHEDULES, known_name, meant_by, natural_vpp, usual_schedule
 from simpar.plan.stages import StagePlan
 from simpar.plan.sync import SCHEMES, problem
 from simpar.units import Bytes, Count
 
 VERSION = "1"
+SLICING = ", ".join(each.name for each in SCHEDULES.values() if each.sliced)
+"""Schedules that cut sequences into slices of tokens."""
 CUSTOM = "custom"
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4"]
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -48,7 +50,8 @@ class Pipeline(_Part):
     """Pipeline parallelism: which schedule, how many chunks a rank, layers of every virtual stage."""
 
     schedule: str | None = Field(
-        None, description="name of a schedule; default 1f1b, interleaved with chunks"
+        None,
+        description=f"name of a schedule; default {usual_schedule()}, {usual_schedule(chunks=2)} with chunks",
     )
     vpp: Count = Field(1, description="model chunks per pipeline rank; default as the schedule needs")
     layers: tuple[Layers, ...] | None = Field(
@@ -58,7 +61,7 @@ class Pipeline(_Part):
         None, description="action table (CSV, a line a rank) instead of a named schedule"
     )
     slices: tuple[Count, ...] | None = Field(
-        None, description="tokens of every slice of a sequence; terapipe chooses them"
+        None, description=f"tokens of every slice of a sequence; {SLICING} chooses them"
     )
     pass_costs: tuple[PassCost, PassCost, PassCost] | None = Field(
         None, description="durations of F, I and W, in any unit, that a greedy schedule is made for"
@@ -378,10 +381,16 @@ class Plan(Record):
 
     @property
     def schedule(self) -> str:
-        """The schedule's name: as given, "custom" with an action table, else by vpp: 1f1b or interleaved."""
+        """The schedule's name: as given, "custom" with an action table, else the usual one for vpp chunks."""
         if self.pipeline.actions:
             return CUSTOM
-        return self.pipeline.schedule or ("interleaved" if self.pipeline.vpp > 1 else "1f1b")
+        return self.pipeline.schedule or usual_schedule(self.pipeline.vpp)
+
+    @property
+    def runs_slices(self) -> bool:
+        """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
+        named = SCHEDULES.get(self.schedule)
+        return bool(self.pipeline.slices) or (named is not None and named.sliced)
 
     @property
     def ulysses(self) -> int:

@@ -6,7 +6,7 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.mesh import AXES, Mesh
-from simpar.plan.mirrored import BOTH_ENDS
+from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
 from simpar.plan.routing import has_sampled_loads
@@ -54,9 +54,9 @@ def refuse_staged(plan: Plan) -> None:
             )
     refused: tuple[tuple[object, str, object], ...] = (
         (plan.pipeline.vpp > 1, f"plan.vpp = {plan.pipeline.vpp}: stages of their own are on one rank", 1),
-        (plan.schedule == BOTH_ENDS, "plan.schedule = dualpipe: has every stage twice", "the others"),
+        (plan.schedule in FOLDED, f"plan.schedule = {plan.schedule}: has every stage twice", "the others"),
         (
-            plan.pipeline.slices or plan.schedule == "terapipe",
+            plan.runs_slices,
             "plan.slices: stages run whole sequences",
             "none",
         ),

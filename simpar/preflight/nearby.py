@@ -17,7 +17,7 @@ from simpar.engine import choose_engine
 from simpar.errors import Infeasible
 from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import natural_vpp
+from simpar.plan.schedules import natural_vpp, usual_schedule
 from simpar.program.lower import Outline
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
@@ -43,7 +43,7 @@ HALVED = ("tp", "pp", "micro_batch")
 """Axes of which a neighbour has half and twice the value; of those below where they are in use, or once."""
 IN_USE = ("cp", "ep", "vpp")
 OTHERS: dict[str, tuple[Any, ...]] = {
-    "schedule": ("1f1b", "interleaved"), "zero": (0, 1, 2, 3), "sequence_parallel": (True, False),
+    "schedule": (usual_schedule(), usual_schedule(chunks=2)), "zero": (0, 1, 2, 3), "sequence_parallel": (True, False),
     "recompute": ("none", "selective", "full"), "tp_overlap": (True, False), "overlap_grad_reduce": (True, False),
     "overlap_param_gather": (True, False),
 }  # fmt: skip

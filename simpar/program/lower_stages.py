@@ -23,7 +23,7 @@ from simpar.models.flops import shape_dims
 from simpar.models.graph import Block
 from simpar.plan.mesh import Mesh
 from simpar.plan.placement import SHARDED, States, sharding
-from simpar.plan.schedules import make_schedule
+from simpar.plan.schedules import make_schedule, usual_schedule
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.staged import stage_plan
 from simpar.plan.stages import StagePlan, stage_blocks
@@ -96,7 +96,7 @@ def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) 
             continue
         plan = builder.job.plan.model_copy(update={"mesh": _alone(builder.job.plan.mesh)})
         view = RankView.of(replace(builder.job, plan=plan))
-        own = group_kinds(view, Synchronisation.of(view.job), make_schedule("1f1b", 1, 1))
+        own = group_kinds(view, Synchronisation.of(view.job), make_schedule(usual_schedule(), 1, 1))
         kinds += [replace(kind, groups=kind.groups + stage.first_device) for kind in own]
     hops: dict[str, list[Ints]] = {}
     for index in range(len(stages) - 1):

@@ -29,6 +29,7 @@ from simpar.models.details import ROPE_TYPES, SCORES
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.check import stage_layers
+from simpar.plan.mirrored import FOLDED
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.sync import apart
@@ -119,7 +120,8 @@ def refuse_schedule(schedule: Schedule) -> None:
     """Raise UserError for an action table that torch's pipeline runtime cannot execute."""
     if schedule.num_mirrored:
         raise UserError(
-            f"plan.schedule = {schedule.name}: two copies of every stage; allowed: the others, such as dualpipev"
+            f"plan.schedule = {schedule.name}: two copies of every stage; allowed: the others, such as "
+            f"{FOLDED[schedule.name]}"
         )
     last = schedule.num_stages - 1
     for rank in range(schedule.num_ranks):
@@ -134,7 +136,7 @@ def refuse_schedule(schedule: Schedule) -> None:
 
 def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
     numerics, mesh = plan.numerics, plan.mesh
-    if plan.pipeline.slices or plan.schedule == "terapipe":
+    if plan.runs_slices:
         raise UserError("plan.slices: torch's pipelines run whole sequences; allowed in a real run: none")
     if plan.memory.recompute_early:
         raise UserError(

@@ -19,7 +19,7 @@ from simpar.neighbours import RECOMPUTE
 from simpar.plan.check import Target, check
 from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import CUSTOM, Home, Optimizer, Plan, Precision
-from simpar.plan.schedules import SCHEDULES, natural_vpp
+from simpar.plan.schedules import SCHEDULES, natural_vpp, usual_schedule
 from simpar.program.resolve.checkpointing import check_optimal
 from simpar.search.space.axes import LEAST_PIECE
 from simpar.simulation import balanced, check_drives
@@ -27,7 +27,7 @@ from simpar.ui.state import Asked, changed
 
 MOST_TP, MOST_MICRO_BATCH, MOST_CHUNKS = 64, 64, 16
 """Largest values that are offered; others are for files, as are contexts in smaller pieces than searches cut."""
-SPACED, CHUNKED = "1f1b", "interleaved"
+SPACED, CHUNKED = usual_schedule(), usual_schedule(chunks=2)
 """The usual schedules of one chunk a rank, which takes any number of microbatches, and of several."""
 Change = dict[str, Any]
 

@@ -16,7 +16,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import MODULES
 from simpar.models.training import Documents, Training
-from simpar.plan.schedules import known_name, natural_vpp
+from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp, usual_schedule
 from simpar.units import GB
 from simpar.validate.cells import Row, Unmodelled, is_primus, measurement, number, text, throttled, whole
 from simpar.validate.clusters import devices_of_node, profile_of
@@ -276,7 +276,7 @@ def _usual_vpp(row: Row, pp: int) -> int:
         return int(said[1])
     if named := _named_schedule(text(row, "schedule").lower()):
         return natural_vpp(named)
-    if text(row, "stack") == "torchtitan" and "interleaved" in text(row, "schedule").lower():
+    if text(row, "stack") == "torchtitan" and usual_schedule(chunks=2) in text(row, "schedule").lower():
         return 2
     layers = whole(row, "n_layers", 0)
     return layers // pp if is_nemo(row) and not is_mixture(row) and layers % pp == 0 else 1
@@ -405,28 +405,25 @@ def _precision(row: Row) -> str:
     return "fp16" if words.startswith("fp16") and "v100" in text(row, "gpu_type").lower() else "bf16"
 
 
-_ZERO_BUBBLE = {
-    "v-half": r"v[- ]?half|half-?v\b", "v-min": r"v[- ]?min\b|min-?v\b",
-    "zb-v": r"zb[- ]?v(?!-?(?:half|min))|v-zb|zero.?bubble[- ]?v\b|v[- ]shape\w* zero.?bubble",
-    "zb-h2": r"zb-?2p|zb-?h2", "zb-h1": r"zb-?1p|zb-?h1|zbb|zero.?bubble|\bzb\b",
-}  # fmt: skip
-"""What papers and frameworks call schedules whose gradients of inputs and of weights run apart."""
-
-
 def _schedule(row: Row, vpp: int) -> str:
     words = text(row, "schedule").lower()
     if named := _named_schedule(words):
         return named
-    if words and words not in OFF and not re.search("none|1f1b|interleaved|pipedream-?flush|dapple", words):
+    usual = "|".join(each.names.pattern for each in SCHEDULES.values() if each.usual)
+    if words and words not in OFF and not re.search(usual, words):
         raise Unmodelled(f"schedule {words!r} is no word that is known")
-    return "interleaved" if vpp > 1 else "1f1b"
+    return usual_schedule(vpp)
 
 
 def _named_schedule(words: str) -> str | None:
-    """A schedule that words name, None where that is 1F1B of as many chunks as the row says."""
-    known = next((name for name, pattern in _ZERO_BUBBLE.items() if re.search(pattern, words)), None)
+    """A schedule that words name, None where that is the usual one of as many chunks as the row says.
+
+    Later ones first: the word for a family is in the pattern of its first.
+    """
+    others = [each for each in reversed(SCHEDULES.values()) if each.names.pattern and not each.usual]
+    known = next((each.name for each in others if re.search(each.names.pattern, words)), None)
     known = known or known_name(words.partition("(")[0])
-    return known if known not in ("interleaved", "1f1b") else None
+    return None if known is None or SCHEDULES[known].usual else known
 
 
 def _shards_by_default(row: Row) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from simpar.plan.schedules import usual_schedule
 from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, predict
 from simpar.validate.rows import Case
@@ -60,7 +61,7 @@ def _choices(entry: Case) -> Iterator[Case]:
             {"cp_method": method} if method else {}
         )
         if "vpp" in entry.open:
-            chosen["schedule"] = "interleaved" if vpp > 1 else "1f1b"
+            chosen["schedule"] = usual_schedule(vpp)
         batch = entry.training.global_batch * (size if free_batch else 1)
         training = entry.training.model_copy(update={"global_batch": batch})
         yield replace(entry, plan={**plan, **chosen}, training=training, open=())

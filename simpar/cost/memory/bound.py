@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.moments import NONE, fullest_moment, held_stages, moment, stages_of
+from simpar.cost.memory.moments import fullest_moment, held_stages, moment, stages_of
 from simpar.cost.memory.static import Held
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.stack import Stack
@@ -24,6 +24,7 @@ from simpar.models.recompute import of_layer
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
+from simpar.plan.schedules.producer import NONE
 from simpar.plan.sharding import RankDims
 from simpar.plan.sync import apart
 from simpar.units import Flags, Floats, Ints, Numbers

@@ -8,52 +8,27 @@ depend on the durations of passes: counted is what any durations leave, forwards
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import CUSTOM, Plan
-from simpar.plan.schedules import EVEN_COSTS, make_schedule
+from simpar.plan.schedules import EVEN_COSTS, SCHEDULES, declared, make_schedule
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, B, F, I, Schedule
-from simpar.plan.schedules.patterns import INTERVAL, pattern_times
+from simpar.plan.schedules.producer import NONE, Moment
 from simpar.units import Ints
 
-V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
-"""Schedules whose ranks hold a stage on the way down the pipeline and one on the way up."""
-SPLITTING = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
-"""Schedules whose weight gradients are passes of their own."""
-NONE = -1
 SATURATED = 4
 """Microbatches a pipeline rank behind which peaks of a table do not grow."""
 
 
-@dataclass(frozen=True)
-class Moment:
-    """Forwards in flight by chunk of a rank, int64[layouts, chunks].
-
-    ``forward`` is the chunk of the last of them, ``backward`` that of the backward, -1 where it does not count;
-    ``splits``: whether the backward's weight gradients are a pass of their own.
-    """
-
-    flying: Ints
-    forward: Ints
-    backward: int
-    splits: bool = False
-
-
 def moment(schedule: str, rank: int, num_ranks: int, microbatches: Ints, vpp: int) -> Moment:
-    """The moment of a rank; ``microbatches`` int64[layouts]."""
-    number = np.asarray(microbatches)
-    if schedule == "interleaved":
-        return _interleaved(rank, num_ranks, number, vpp)
-    most, last = _MOST[schedule](rank, num_ranks, vpp)
-    late = (number < most[-1]) & (schedule in V_SHAPED and last == 1)  # it may come behind the first gradient
-    forward = np.where(late, NONE, last)
-    backward = NONE if last == NONE else len(most) - 1
-    return Moment(np.minimum(np.array(most), number[:, None]), forward, backward, schedule in SPLITTING)
+    """The moment of a rank at its first backward; ``microbatches`` int64[layouts]."""
+    producer = declared(schedule)
+    found = producer.first_backward(rank, num_ranks, vpp, np.asarray(microbatches))
+    return replace(found, splits=producer.splits_all)
 
 
 def fullest_moment(table: Schedule, rank: int) -> Moment:
@@ -70,12 +45,13 @@ def fullest_moment(table: Schedule, rank: int) -> Moment:
     assert columns.code[at] == F, "only a forward adds to what is in flight"
     flying = np.bincount(chunk[: at + 1], change[: at + 1], len(stages)).astype(np.int64)
     backward = int(chunk[at + 1]) if back[at] else NONE
-    return Moment(flying[None, :], chunk[[at]], backward, table.name in SPLITTING)
+    splits = table.name in SCHEDULES and declared(table.name).splits_all
+    return Moment(flying[None, :], chunk[[at]], backward, splits)
 
 
 def stages_of(schedule: str, rank: int, num_ranks: int, vpp: int) -> tuple[int, ...]:
     """Virtual stages of a rank by chunk: round the ranks, or down and up a V."""
-    if schedule in V_SHAPED:
+    if declared(schedule).v_shaped:
         return rank, 2 * num_ranks - 1 - rank
     return tuple(chunk * num_ranks + rank for chunk in range(vpp))
 
@@ -100,39 +76,3 @@ def short_schedule(plan: Plan, training: Training) -> Schedule:
     microbatches = min(plan.num_microbatches(training.global_batch), SATURATED * plan.mesh.pp)
     costs = plan.pipeline.pass_costs or EVEN_COSTS
     return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
-
-
-def _interleaved(rank: int, num_ranks: int, microbatches: Ints, vpp: int) -> Moment:
-    """Forwards go through the chunks in groups of as many microbatches as there are ranks."""
-    warmup = 2 * (num_ranks - rank - 1) + (vpp - 1) * num_ranks if vpp > 1 else num_ranks - rank - 1
-    total = np.minimum(warmup + 1, microbatches * vpp)
-    groups, rest = np.divmod(total, num_ranks * vpp)
-    chunks = np.arange(vpp) * num_ranks
-    flying = groups[:, None] * num_ranks + np.clip(rest[:, None] - chunks, 0, num_ranks)
-    return Moment(flying, (total - 1) // num_ranks % vpp, vpp - 1)
-
-
-def _of_pattern(name: str, rank: int, num_ranks: int) -> tuple[list[int], int]:
-    """Forwards down that the pattern has before the first one up, which no gradient precedes."""
-    down, up = pattern_times(name, rank, num_ranks)
-    return [-(-(up - down) // INTERVAL), 1], 1
-
-
-_ALL = 2**62
-_MOST: dict[str, Callable[[int, int, int], tuple[list[int], int]]] = {
-    "naive": lambda _r, _p, _v: ([1], 0),
-    "gpipe": lambda _r, _p, _v: ([_ALL], 0),
-    # all that whole sequences save; the workspaces of their slices are smaller
-    "terapipe": lambda _r, _p, _v: ([_ALL], NONE),
-    "breadth-first": lambda _r, _p, v: ([_ALL] * v, v - 1),
-    "1f1b": lambda r, p, _v: ([p - r], 0),
-    "zb-h1": lambda r, p, _v: ([p - r], 0),
-    "zb-h2": lambda r, p, _v: ([p - r], 0),
-    # the first gradient of the way up comes after 2p - r - 1 forwards down and r + 1 up
-    "zb-v": lambda r, p, _v: ([2 * p - r - 1, r + 1], 1),
-    # the first pair: the forward down beside the backward up, with 2p chunks in flight before
-    "dualpipev": lambda r, p, _v: ([2 * p - r, r + 1], 0),
-    "v-half": lambda r, p, _v: _of_pattern("v-half", r, p),
-    "v-min": lambda r, p, _v: _of_pattern("v-min", r, p),
-}
-"""Of (rank, ranks, chunks): most forwards in flight of every chunk, and the chunk of the last of them."""

@@ -1,92 +1,78 @@
 """Pipeline schedules as tables of actions.
 
-``SCHEDULES`` names the producers, imported when asked for. A producer is a function of pipeline ranks p,
-microbatches m and chunks a rank vpp, and of ``costs`` (durations of F, I, W) where it looks at them; the
-default of its vpp is the schedule's natural number of chunks. To add a schedule, add a file and its line
-here.
+``SCHEDULES`` are the producers by name, as the files of this folder declare them: by the month in which they were
+published, those of whole microbatches first. To add a schedule, add a file that says what
+:class:`~simpar.plan.schedules.producer.Producer` asks.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import cache, lru_cache
-from importlib import import_module
-
-import numpy as np
+from functools import lru_cache
 
 from simpar import files
-from simpar.plan.schedules.actions import Schedule, W
-
-SCHEDULES = {
-    "naive": "ordered:naive",
-    "gpipe": "ordered:gpipe",
-    "1f1b": "ordered:one_f_one_b",
-    "interleaved": "ordered:interleaved",
-    "breadth-first": "ordered:breadth_first",
-    "zb-h1": "greedy:zb_h1",
-    "zb-h2": "greedy:zb_h2",
-    "zb-v": "zb_v:zb_v",
-    "v-half": "patterns:v_half",
-    "v-min": "patterns:v_min",
-    "dualpipe": "dualpipe:dualpipe",
-    "dualpipev": "dualpipe:dualpipe_v",
-    "terapipe": "terapipe:terapipe",
-}
+from simpar.declared import entries
+from simpar.errors import UserError
+from simpar.plan.schedules.actions import Schedule
+from simpar.plan.schedules.producer import Producer
 
 EVEN_COSTS = (1.0, 1.0, 1.0)
-_ALIASES = {
-    "afab": "gpipe", "interleaved1f1b": "interleaved", "loopedbfs": "breadth-first", "bfs": "breadth-first",
-    "zbvzerobubble": "zb-v",
-}  # fmt: skip
-_KINDS = {
-    "zerobubble": ("zb-h1", "zb-h2", "zb-v"), "zb": ("zb-h1", "zb-h2", "zb-v"), "pipedream": ("1f1b",),
-    "pipedreamflush": ("1f1b",), "dapple": ("1f1b",), "chimera": ("dualpipe", "dualpipev"),
-}  # fmt: skip
-"""Words of papers and frameworks for several schedules, or for ones like these."""
+
+
+def _listed() -> dict[str, Producer]:
+    """The producers of all files."""
+    found: list[Producer] = entries(__name__, __path__, "PRODUCERS")
+    return {each.name: each for each in sorted(found, key=lambda one: (one.sliced, one.promise.month))}
+
+
+SCHEDULES = _listed()
+
+
+def declared(name: str) -> Producer:
+    """The producer of a name. Raises UserError for an unknown one."""
+    return SCHEDULES[files.choose(name, SCHEDULES, "schedule")]
+
+
+def usual_schedule(chunks: int = 1) -> str:
+    """The schedule of plans that name none, for so many chunks a rank."""
+    return next(each.name for each in SCHEDULES.values() if each.usual and (each.chunks > 1) == (chunks > 1))
+
+
+def same_memory(name: str) -> tuple[str, ...]:
+    """A schedule and others of its chunks, searched by default, that promise to keep no more than it in flight."""
+    one, many = declared(name), (8, 64)  # ranks and microbatches, enough for a pipeline to fill
+    most = one.promise.most_in_flight(*many)
+    alike = [
+        each for each in SCHEDULES.values() if each.chunks == one.chunks and each.searched == "by default"
+    ]
+    return tuple(each.name for each in alike if each.promise.most_in_flight(*many) <= most)
 
 
 def meant_by(name: str) -> str:
     """``; did you mean 'zb-h1' or 'zb-v'?`` for a word that no schedule is called by; nothing for another."""
-    bare = "".join(letter for letter in name.lower() if letter.isalnum())
-    names = " or ".join(repr(one) for one in _KINDS.get(bare, ()))
+    names = " or ".join(repr(each.name) for each in SCHEDULES.values() if _bare(name) in each.names.hints)
     return f"; did you mean {names}?" if names else ""
 
 
 def known_name(name: str) -> str | None:
     """The table's name for what people write ("1F1B", "ZB_H1", "Interleaved1F1B"), None if unknown."""
-    bare = "".join(letter for letter in name.lower() if letter.isalnum())
-    return _ALIASES.get(bare) or next((known for known in SCHEDULES if known.replace("-", "") == bare), None)
-
-
-@cache
-def producer(name: str) -> Callable[..., Schedule]:
-    """The function that makes a schedule. Raises UserError for an unknown name."""
-    module, function = SCHEDULES[files.choose(name, SCHEDULES, "schedule")].split(":")
-    made: Callable[..., Schedule] = getattr(import_module(f"{__name__}.{module}"), function)
-    return made
+    bare = _bare(name)
+    found = (each.name for each in SCHEDULES.values() if bare in (_bare(each.name), *each.names.aliases))
+    return next(found, None)
 
 
 def natural_vpp(name: str) -> int:
     """Chunks a rank has under a schedule when nobody says otherwise. Raises UserError for an unknown name."""
-    return int(inspect.signature(producer(name)).parameters["vpp"].default)
+    return declared(name).chunks
 
 
 def looks_at_costs(name: str) -> bool:
     """Whether a schedule depends on the durations of its passes. Raises UserError for an unknown name."""
-    return "costs" in inspect.signature(producer(name)).parameters
-
-
-@cache
-def splits_backward(name: str) -> bool:
-    """Whether a schedule runs gradients of inputs and of weights apart. Raises UserError for an unknown name."""
-    table = make_schedule(name, 2, 4)
-    return any(bool(np.isin(columns.code, W).any()) for columns in table.ranks)
+    return declared(name).looks_at_costs
 
 
 def describe() -> dict[str, str]:
     """Every schedule's name and what it is, in a sentence."""
-    return {name: (inspect.getdoc(producer(name)) or "").splitlines()[0] for name in SCHEDULES}
+    return {name: each.describe() for name, each in SCHEDULES.items()}
 
 
 @lru_cache(maxsize=64)
@@ -103,8 +89,16 @@ def make_schedule(
     ``costs`` are durations of F, I and W of one stage, in any unit; schedules that are fixed orders ignore
     them. Raises UserError for an unknown name or an impossible shape.
     """
-    make = producer(name)
-    chunks = natural_vpp(name) if vpp is None else vpp
-    if looks_at_costs(name):
-        return make(num_ranks, num_microbatches, chunks, costs=costs)
-    return make(num_ranks, num_microbatches, chunks)
+    producer = declared(name)
+    chunks = producer.chunks if vpp is None else vpp
+    if not producer.any_chunks and chunks != producer.chunks:
+        others = ", ".join(each.name for each in SCHEDULES.values() if each.any_chunks)
+        raise UserError(
+            f"schedule {name}: vpp = {chunks}; allowed: {producer.chunks} (any number of chunks: {others})"
+        )
+    shape = (num_ranks, num_microbatches, *((chunks,) if producer.any_chunks else ()))
+    return producer.make(*shape, costs=costs) if producer.looks_at_costs else producer.make(*shape)
+
+
+def _bare(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

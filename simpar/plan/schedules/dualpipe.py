@@ -10,34 +10,32 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from simpar.errors import UserError
-from simpar.plan.schedules.actions import B, F, I, RankActions, Schedule, W, rank_actions
+from simpar.plan.schedules.actions import B, F, I, Ints, RankActions, Schedule, W, rank_actions
+from simpar.plan.schedules.producer import Moment, Names, Producer, Promise, moment
 from simpar.plan.schedules.zb_v import v_placement
 
 
-def dualpipe(p: int, m: int, vpp: int = 1) -> Schedule:
+def dualpipe(p: int, m: int) -> Schedule:
     """DualPipe: pairs, from both ends; p + 1 microbatches in flight on every rank, two copies of the parameters.
 
     Raises UserError unless p is even, m is even and m >= 2p.
     """
-    if vpp != 1:
-        raise UserError(f"schedule dualpipe: vpp = {vpp}; allowed: 1")
-    if p % 2 or m % 2 or m < 2 * p:
+    if not _allows_both_ends(p, m):
         raise UserError(
             f"schedule dualpipe: pp = {p}, {m} microbatches; allowed: both even, and at least {2 * p}"
         )
     return Schedule("dualpipe", m, tuple(range(p)), tuple(_dualpipe_rank(r, p, m) for r in range(p)), m // 2)
 
 
-def dualpipe_v(p: int, m: int, vpp: int = 2) -> Schedule:
+def dualpipe_v(p: int, m: int) -> Schedule:
     """DualPipeV: forwards and backwards run in pairs; 2p + 1 chunks in flight on every rank.
 
     Raises UserError unless m >= 2p.
     """
-    if vpp != 2:
-        raise UserError(f"schedule dualpipev: vpp = {vpp}; allowed: 2")
-    if m < 2 * p:
+    if not _allows_v(p, m):
         raise UserError(f"schedule dualpipev: {m} microbatches; allowed: at least 2 x pp = {2 * p}")
     ranks = []
     for r in range(p):
@@ -123,3 +121,46 @@ class _Writer:
         at = self.count.get((code, side), 0)
         self.count[code, side] = at + 1
         return self.first_microbatch[side] + at
+
+
+def _allows_both_ends(p: Any, m: Any) -> Any:
+    """Whether halves of ranks and of microbatches are whole, and these fill the pipeline."""
+    return (p % 2 == 0) & (m % 2 == 0) & (m >= 2 * p)
+
+
+def _allows_v(p: Any, m: Any) -> Any:
+    """Whether microbatches fill the pipeline."""
+    return m >= 2 * p
+
+
+def _first_pair(rank: int, p: int, _vpp: int, m: Ints) -> Moment:
+    """The first pair: the forward down beside the backward up, with 2p chunks in flight before."""
+    return moment([2 * p - rank, rank + 1], 0, m)
+
+
+def _first_pair_of_half(rank: int, p: int, vpp: int, m: Ints) -> Moment:
+    """That of the V on half the ranks, where a rank and its mirror image are one."""
+    return _first_pair(min(rank, p - 1 - rank), p // 2, vpp, m // 2)
+
+
+PRODUCERS = (
+    Producer(
+        "dualpipe",
+        dualpipe,
+        Promise("2024-12", lambda p, _m: p + 1, lambda p, _m: p - 2),
+        _first_pair_of_half,
+        allows=_allows_both_ends,
+        names=Names(hints=("chimera",)),
+        searched="when named",
+        half_is="dualpipev",
+    ),
+    Producer(
+        "dualpipev",
+        dualpipe_v,
+        Promise("2024-12", lambda p, _m: 2 * p + 1, lambda p, _m: 2 * (p - 1)),
+        _first_pair,
+        chunks=2,
+        allows=_allows_v,
+        names=Names(hints=("chimera",)),
+    ),
+)

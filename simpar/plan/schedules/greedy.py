@@ -22,29 +22,23 @@ from numpy.typing import NDArray
 from simpar.compiled import Loop
 from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, I, Ints, RankActions, Schedule, W, columns
+from simpar.plan.schedules.producer import NONE, Costs, Moment, Names, Producer, Promise, moment
 
-Costs = tuple[float, float, float]
 Floats = NDArray[np.float64]
 UNIT: Costs = (1.0, 1.0, 1.0)
 CODES = np.array([F, I, W])
 """Kinds of actions in the order of their numbers: kind 1 of stage s is action ``1 * stages + s``."""
-NONE, NEVER = -1, float("inf")
+NEVER = float("inf")
 
 
-def zb_h1(p: int, m: int, vpp: int = 1, *, costs: Costs = UNIT) -> Schedule:
+def zb_h1(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:
     """ZB-H1: at most p forwards in flight, the memory of 1F1B; bubble (p - 1)(F + I - W) where I >= W."""
-    return _zero_bubble("zb-h1", p, m, vpp, p, costs)
+    return list_schedule("zb-h1", tuple(range(p)), m, _turns(p), costs)
 
 
-def zb_h2(p: int, m: int, vpp: int = 1, *, costs: Costs = UNIT) -> Schedule:
+def zb_h2(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:
     """ZB-H2: at most 2p - 1 forwards in flight; no rank waits within if F = I = W and m >= 2p - 1."""
-    return _zero_bubble("zb-h2", p, m, vpp, 2 * p - 1, costs)
-
-
-def _zero_bubble(name: str, p: int, m: int, vpp: int, cap: int, costs: Costs) -> Schedule:
-    if vpp != 1:
-        raise UserError(f"schedule {name}: vpp = {vpp}; allowed: 1 (zb-v has two chunks a rank)")
-    return list_schedule(name, tuple(range(p)), m, _turns(cap), costs)
+    return list_schedule("zb-h2", tuple(range(p)), m, _turns(2 * p - 1), costs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,3 +311,26 @@ def _makespan(state: Pipeline, m: int, seconds: Costs) -> float:
 
 RUN = Loop(_run, _target, _next_arrival, _ready, _in_turn, _in_order, _choice)
 MAKESPAN = Loop(_makespan, _target)
+
+
+def _first_back(rank: int, p: int, _vpp: int, m: Ints) -> Moment:
+    """Forwards that run before the first gradient can be back, whatever passes last."""
+    return moment([p - rank], 0, m)
+
+
+PRODUCERS = (
+    Producer(
+        "zb-h1",
+        zb_h1,
+        Promise("2024-01", lambda p, _m: p, lambda p, _m: p - 1),
+        _first_back,
+        names=Names(hints=("zerobubble", "zb"), pattern=r"zb-?1p|zb-?h1|zbb|zero.?bubble|\bzb\b"),
+    ),
+    Producer(
+        "zb-h2",
+        zb_h2,
+        Promise("2024-01", lambda p, _m: 2 * p - 1, lambda p, _m: p - 1),
+        _first_back,
+        names=Names(hints=("zerobubble", "zb"), pattern="zb-?2p|zb-?h2"),
+    ),
+)

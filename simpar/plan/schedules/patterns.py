@@ -8,14 +8,15 @@ modulo six. The repeated pattern is an order; weight gradients fill what it leav
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
-from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, I, Ints, Schedule
-from simpar.plan.schedules.greedy import UNIT, Costs, Rule, begun, list_schedule
+from simpar.plan.schedules.greedy import UNIT, Rule, begun, list_schedule
+from simpar.plan.schedules.producer import Costs, Moment, Names, Producer, Promise, moment
 from simpar.plan.schedules.zb_v import v_placement
 
 INTERVAL = 6
@@ -46,26 +47,28 @@ class Pattern:
         ]
 
 
-def v_min(p: int, m: int, vpp: int = 2, *, costs: Costs = UNIT) -> Schedule:
+def v_min(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:
     """V-Min: a third of 1F1B's activations, 2((p + 4) // 3) chunks; bubble 4p - 5 passes if F = I = W."""
-    return _schedule("v-min", p, m, vpp, _v_min(p), costs)
+    return _schedule("v-min", p, m, _v_min(p), costs)
 
 
-def v_half(p: int, m: int, vpp: int = 2, *, costs: Costs = UNIT) -> Schedule:
+def v_half(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:
     """V-Half: half of 1F1B's, 2((p + 2) // 2) chunks; bubble 3p - 7 (p even), 3p - 4 passes if F = I = W."""
-    return _schedule("v-half", p, m, vpp, _v_half(p), costs)
+    return _schedule("v-half", p, m, _v_half(p), costs)
 
 
-def pattern_times(name: str, rank: int, p: int) -> tuple[int, int]:
-    """Units after which a rank of V-Min or V-Half has its first forwards down and up."""
-    (down, *_), (up, *_), *_ = _PATTERNS[name](p).times(rank, p)
-    return down, up
-
-
-def beginnings(name: str, p: int, m: int, costs: Costs, forwards: int) -> list[Schedule]:
+def _beginnings(
+    name: str, pattern: Callable[[int], Pattern], p: int, m: int, costs: Costs, forwards: int
+) -> list[Schedule]:
     """The tables of which V-Min or V-Half takes one, until the first stage has begun so many forwards."""
-    rule = _rule(_PATTERNS[name](p), p, m)
+    rule = _rule(pattern(p), p, m)
     return [begun(name, v_placement(p), m, rule, each, forwards) for each in dict.fromkeys((UNIT, costs))]
+
+
+def _first_up(pattern: Callable[[int], Pattern], rank: int, p: int, _vpp: int, m: Ints) -> Moment:
+    """Forwards down that the pattern has before the first one up, which no gradient precedes."""
+    (down, *_), (up, *_), *_ = pattern(p).times(rank, p)
+    return moment([-(-(up - down) // INTERVAL), 1], 1, m, turns=True)
 
 
 def _v_min(p: int) -> Pattern:
@@ -76,12 +79,7 @@ def _v_half(p: int) -> Pattern:
     return Pattern((1, 2, 1, 2), (0, 0, 1) if p % 2 else (3, 3, 1), 2 * ((p + 2) // 2))
 
 
-_PATTERNS = {"v-min": _v_min, "v-half": _v_half}
-
-
-def _schedule(name: str, p: int, m: int, vpp: int, pattern: Pattern, costs: Costs) -> Schedule:
-    if vpp != 2:
-        raise UserError(f"schedule {name}: vpp = {vpp}; allowed: 2")
+def _schedule(name: str, p: int, m: int, pattern: Pattern, costs: Costs) -> Schedule:
     return list_schedule(name, v_placement(p), m, _rule(pattern, p, m), costs)
 
 
@@ -97,3 +95,25 @@ def _order(passes: list[tuple[int, int, int]], p: int, m: int) -> Ints:
     repeated = (time[:, None] + INTERVAL * np.arange(m)).ravel()
     chosen = np.argsort(repeated, kind="stable") // m
     return np.asarray((np.where(code == F, 0, 2 * p) + stage)[chosen])
+
+
+PRODUCERS = (
+    Producer(
+        "v-half",
+        v_half,
+        Promise("2024-05", lambda p, _m: 2 * ((p + 2) // 2), lambda p, _m: 3 * p - (4 if p % 2 else 7)),
+        partial(_first_up, _v_half),
+        chunks=2,
+        names=Names(pattern=r"v[- ]?half|half-?v\b"),
+        beginnings=partial(_beginnings, "v-half", _v_half),
+    ),
+    Producer(
+        "v-min",
+        v_min,
+        Promise("2024-05", lambda p, _m: 2 * ((p + 4) // 3), lambda p, _m: 4 * p - 5),
+        partial(_first_up, _v_min),
+        chunks=2,
+        names=Names(pattern=r"v[- ]?min\b|min-?v\b"),
+        beginnings=partial(_beginnings, "v-min", _v_min),
+    ),
+)

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, RankActions, Schedule, columns
 from simpar.plan.schedules.ordered import gpipe
+from simpar.plan.schedules.producer import EVERY, NONE, Producer, Promise, moment
 
 Floats = NDArray[np.float64]
 
 
-def terapipe(p: int, m: int, vpp: int = 1) -> Schedule:
+def terapipe(p: int, m: int) -> Schedule:
     """TeraPipe: all forwards, then all backwards, of slices of tokens [arXiv 2102.07988]; bubble that of m x slices."""
-    if vpp != 1:
-        raise UserError(f"schedule terapipe: vpp = {vpp}; allowed: 1")
     whole = gpipe(p, m)
     return Schedule("terapipe", m, whole.rank_of_stage, whole.ranks)
 
@@ -93,3 +92,16 @@ def least_sum(times: Floats, bound: float = np.inf) -> tuple[float, tuple[int, .
         lengths.append(int(end - start[end]))
         end = int(start[end])
     return float(best[units]), tuple(lengths[::-1])
+
+
+PRODUCERS = (
+    Producer(
+        "terapipe",
+        terapipe,
+        Promise("2021-02", lambda _p, m: m, lambda p, _m: 3 * (p - 1)),
+        # all that whole sequences save; the workspaces of their slices are smaller
+        lambda _r, _p, _v, m: moment([EVERY], NONE, m),
+        searched="when named",
+        sliced=True,
+    ),
+)

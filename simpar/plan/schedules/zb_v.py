@@ -6,14 +6,12 @@ section 6; phases as in torch.distributed.pipelining's ScheduleZBVZeroBubble].
 
 from __future__ import annotations
 
-from simpar.errors import UserError
 from simpar.plan.schedules.actions import F, I, RankActions, Schedule, W, rank_actions
+from simpar.plan.schedules.producer import Names, Producer, Promise, moment
 
 
-def zb_v(p: int, m: int, vpp: int = 2) -> Schedule:
+def zb_v(p: int, m: int) -> Schedule:
     """ZB-V: at most 2p chunks in flight; no rank waits once it started if F = I = W and m >= 2p."""
-    if vpp != 2:
-        raise UserError(f"schedule zb-v: vpp = {vpp}; allowed: 2")
     return Schedule("zb-v", m, v_placement(p), tuple(_rank(r, p, m) for r in range(p)))
 
 
@@ -56,3 +54,20 @@ def _rank(r: int, p: int, m: int) -> RankActions:
         for _ in range(planned - done.get((W, stage), 0)):
             run(W, stage=stage)
     return rank_actions(rows)
+
+
+PRODUCERS = (
+    Producer(
+        "zb-v",
+        zb_v,
+        Promise("2024-01", lambda p, _m: 2 * p, lambda p, _m: p - 1),
+        # the first gradient of the way up comes after 2p - r - 1 forwards down and r + 1 up
+        lambda r, p, _v, m: moment([2 * p - r - 1, r + 1], 1, m, turns=True),
+        chunks=2,
+        names=Names(
+            aliases=("zbvzerobubble",),
+            hints=("zerobubble", "zb"),
+            pattern=r"zb[- ]?v(?!-?(?:half|min))|v-zb|zero.?bubble[- ]?v\b|v[- ]shape\w* zero.?bubble",
+        ),
+    ),
+)

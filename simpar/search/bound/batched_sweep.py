@@ -12,9 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, make_schedule
+from simpar.plan.schedules import EVEN_COSTS, declared, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
-from simpar.plan.schedules.patterns import beginnings
 from simpar.program.resolve.pass_costs import relative_costs
 from simpar.search.bound.action_tables import Blocked, Pairs, Table, finishes_ns
 from simpar.search.bound.batches import Batch
@@ -101,13 +100,16 @@ class Sweeps:
         return found
 
     def begun_ns(self, rows: Ints) -> Floats:
-        """Nanoseconds of rows of V-Min and V-Half by how their tables begin, and what ranks have still to do then.
+        """Nanoseconds of rows by how their tables begin, where schedules say so, and what ranks have still to do then.
 
         A share of what the whole table costs, and enough for most: these fall behind from the first microbatches on.
         """
         found, pipelines = np.zeros(len(rows)), self.bounds.pipelines
         for (name, ranks, microbatches, _, costs), same in self._by_table(rows):
-            tables = beginnings(name, ranks, microbatches, costs, microbatches // PART)
+            beginnings = declared(name).beginnings
+            if beginnings is None:
+                continue
+            tables = beginnings(ranks, microbatches, costs, microbatches // PART)
             for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
                 pipes, where = np.unique(pipelines.index[rows[same[mine]]], return_inverse=True)
                 each = [self._begun_ns(shape, pipes, Table.of(table)) for table in tables]

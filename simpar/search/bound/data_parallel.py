@@ -16,7 +16,7 @@ import numpy as np
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.mesh import Mesh
-from simpar.plan.schedules import make_schedule
+from simpar.plan.schedules import make_schedule, usual_schedule
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import FREE, Added, Price, Prices, in_first_domain
@@ -278,7 +278,7 @@ class Configurations:
         copies = (data.hsdp if sync.zero else 1, bool(data.zero), sync.alone)
         key = (*mesh.shape, mesh.ep, mesh.etp, mesh.order, *copies)
         if key not in self._groups:
-            kinds = group_kinds(RankView.of(sync.job), sync, make_schedule("1f1b", mesh.pp, 1))
+            kinds = group_kinds(RankView.of(sync.job), sync, make_schedule(usual_schedule(), mesh.pp, 1))
             first = {kind.name: kind.groups[0].copy() for kind in kinds}
             copied = [each for each in kinds if each.name.startswith((DENSE, EXPERTS))]
             self._groups[key] = first, crowded_ranks(mesh, copied, self.blocks.prices.cluster, copies[0])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.cost.power import beyond_waiting
 from simpar.errors import TooManyOps
-from simpar.plan.schedules import looks_at_costs
+from simpar.plan.schedules import declared, looks_at_costs
 from simpar.plan.sync import apart
 from simpar.program.emission.collective_prices import Added, Prices
 from simpar.search.bound.batched_sweep import Sweeps
@@ -115,7 +115,8 @@ class Frontier:
     @cached_property
     def begun(self) -> NDArray[np.bool_]:
         """Rows whose tables have been begun, or are looked at as a whole at once."""
-        held = self.rows.one_of("schedule", "v-min", "v-half") & (self.rows.at("pp", ...) > 1)
+        begins = [name for name in map(str, self.rows.domain["schedule"]) if declared(name).beginnings]
+        held = self.rows.one_of("schedule", *begins) & (self.rows.at("pp", ...) > 1)
         return np.asarray(~held | (self.rows.at("microbatches", ...) < MANY_MICROBATCHES))
 
     @staticmethod

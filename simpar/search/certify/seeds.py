@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.plan.schedules import usual_schedule
 from simpar.search.certify.branch_and_bound import BranchAndBound, Field
 from simpar.search.problem import Problem
 from simpar.search.space.axes import DEFAULT_ORDER, tensor_degrees
 
 PLAIN: dict[str, tuple[Any, ...]] = {
-    "recompute": ("none", "selective", "full"), "schedule": ("1f1b",), "vpp": (1,), "hsdp": (1,), "micro_batch": (1,),
-    "tp_overlap": (False,), "overlap_grad_reduce": (True,), "overlap_param_gather": (True,), "order": (DEFAULT_ORDER,),
-    "cp": (1,),
+    "recompute": ("none", "selective", "full"), "schedule": (usual_schedule(),), "vpp": (1,), "hsdp": (1,),
+    "micro_batch": (1,), "tp_overlap": (False,), "overlap_grad_reduce": (True,), "overlap_param_gather": (True,),
+    "order": (DEFAULT_ORDER,), "cp": (1,),
 }  # fmt: skip
 """What nobody tunes at first; tensor parallelism stays inside nodes."""
 

@@ -20,7 +20,7 @@ from simpar.program.blocks.rank_view import RankView
 from simpar.program.resolve.token_slices import slice_view, unit_tokens
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.certify.exact import job_of
-from simpar.search.space.axes import SLICED, Rows
+from simpar.search.space.axes import Rows, with_slices_of_tokens
 from simpar.search.space.jobs import plan_of
 from simpar.units import Flags, Floats, Ints, Numbers, to_ns
 
@@ -29,12 +29,12 @@ SLICES = "slices"
 
 def sliced(rows: Rows) -> Flags:
     """Rows whose sequences go through the pipeline in slices."""
-    return np.asarray(rows.one_of("schedule", SLICED) & (rows.at("pp", ...) > 1))
+    return np.asarray(rows.one_of("schedule", *with_slices_of_tokens(rows)) & (rows.at("pp", ...) > 1))
 
 
 def with_slices(rows: Rows) -> Rows:
     """The rows with a column for slices, none of which is chosen yet, where some have any."""
-    if SLICED in rows.domain["schedule"] and SLICES not in rows.domain:
+    if with_slices_of_tokens(rows) and SLICES not in rows.domain:
         rows.join(SLICES, (None,))
     return rows
 

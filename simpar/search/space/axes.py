@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from simpar.models.recompute import OPTIMAL
 from simpar.plan import flat
 from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules, refuse_tensor_parallel
-from simpar.plan.mirrored import BOTH_ENDS
-from simpar.plan.schedules import SCHEDULES, splits_backward
+from simpar.plan.mirrored import FOLDED
+from simpar.plan.schedules import SCHEDULES, declared, usual_schedule
 from simpar.plan.sync import apart
 from simpar.search.problem import Problem
 from simpar.units import Ints
@@ -28,11 +28,6 @@ Mask = NDArray[np.bool_]
 DEFAULT_ORDER = "tp-cp-dp-pp"
 ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 RECOMPUTE = ("none", "selective", "full", "every:2")
-SLICED = "terapipe"
-LEFT_OUT = ("naive", BOTH_ENDS, SLICED)
-"""Schedules that no row has unasked: one that never pipelines, one with two copies of every stage, slices of tokens."""
-SEVERAL_CHUNKS = ("interleaved", "breadth-first")
-TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
 MAX_MICRO_BATCH, ROWS_AT_ONCE = 64, 2**19
 STATES_ASKED = ("offload", "reshard", "sync")
 """What axes on request begin with that tell ZeRO-3 from ZeRO-2 in any pipeline."""
@@ -277,28 +272,33 @@ def _schedule_fits(rows: Rows) -> Mask:
     """One schedule where nothing is pipelined, or a single microbatch makes those alike that do not split backwards."""
     pp, m = rows["pp"], rows["microbatches"]
     names = rows.domain["schedule"]
-    chunked = (*SEVERAL_CHUNKS, *TWO_CHUNKS, BOTH_ENDS)
-    split = [name for name in names if splits_backward(name)]
-    single = [at for at, name in enumerate(names) if name not in chunked]
+    single = [at for at, name in enumerate(names) if declared(name).chunks == 1 and name not in FOLDED]
     first = np.isin(rows.code["schedule"], single[:1])
-    plain = (pp == 1) | ((m == 1) & ~rows.one_of("schedule", *chunked, *split, SLICED))
-    legal = ~rows.one_of("schedule", "interleaved") | (m % pp == 0)
-    legal &= ~rows.one_of("schedule", "dualpipev") | (m >= 2 * pp)
-    legal &= ~both_ends(rows) | ((pp % 2 == 0) & (m % 2 == 0) & (m >= 2 * pp))
+    alike = [names[at] for at in single if not (declared(names[at]).splits or declared(names[at]).sliced)]
+    plain = (pp == 1) | ((m == 1) & rows.one_of("schedule", *alike))
+    legal = everything(rows)
+    for name in names:
+        legal &= ~rows.one_of("schedule", name) | declared(name).allows(pp, m)
     found = np.where(plain, first, legal)
-    if SLICED in names:
-        found &= ~rows.one_of("schedule", SLICED) | ((rows["cp"] == 1) & may_be_sliced(rows.problem))
+    for name in with_slices_of_tokens(rows):
+        may = (rows["cp"] == 1) & may_be_sliced(rows.problem, name)
+        found &= ~rows.one_of("schedule", name) | may
     return np.asarray(found)
 
 
 def both_ends(rows: Rows) -> Mask:
     """Rows whose microbatches enter at both ends of the pipeline."""
-    return rows.one_of("schedule", BOTH_ENDS)
+    return rows.one_of("schedule", *FOLDED)
 
 
-def may_be_sliced(problem: Problem) -> bool:
+def with_slices_of_tokens(rows: Rows) -> list[str]:
+    """Schedules of the rows that run slices of tokens."""
+    return [name for name in map(str, rows.domain["schedule"]) if declared(name).sliced]
+
+
+def may_be_sliced(problem: Problem, schedule: str) -> bool:
     """Whether sequences of the problem may go through a pipeline in slices."""
-    plan = problem.base.with_values(schedule=SLICED, layers=None, actions=None)
+    plan = problem.base.with_values(schedule=schedule, layers=None, actions=None)
     return keeps_rules(plan, Target(problem.graph, problem.training, problem.cluster.world_size, 1), "slices")
 
 
@@ -306,9 +306,10 @@ def _chunks_fit(rows: Rows) -> Mask:
     """Several chunks where the schedule has them, layers spread evenly over them or nearly so."""
     layers, stages, vpp = len(rows.problem.graph.layers), rows["stages"], rows["vpp"]
     even = (layers % stages == 0) | ((layers + 2) % stages == 0) | (vpp <= 4)
-    several = rows.one_of("schedule", *SEVERAL_CHUNKS)
-    two = rows.one_of("schedule", *TWO_CHUNKS)
-    right = np.where(several, (vpp > 1) & even, np.where(two, vpp == 2, vpp == 1))
+    right = np.zeros(rows.count, dtype=bool)
+    for name in map(str, rows.domain["schedule"]):
+        each = declared(name)
+        right |= rows.one_of("schedule", name) & ((vpp > 1) & even if each.any_chunks else vpp == each.chunks)
     short = stages * rows["microbatches"] <= MAX_PASSES
     return np.asarray(right & short & (stages <= layers + 2) & ((rows["pp"] > 1) | (vpp == 1)))
 
@@ -392,12 +393,11 @@ def _order_matters(rows: Rows) -> Mask:
 
 
 def _schedules(problem: Problem) -> list[str]:
-    """1F1B first: it stands for all of them where nothing is pipelined."""
+    """The usual one first: it stands for all of them where nothing is pipelined."""
     asked = problem.constraints.schedules
-    wanted = asked or SCHEDULES
-    first = ["1f1b"] if "1f1b" in wanted else []
-    others = set(LEFT_OUT) - ({SLICED, BOTH_ENDS} if asked else set())
-    return [*first, *(name for name in SCHEDULES if name in wanted and name not in (*others, *first))]
+    kinds = ("by default", "when named") if asked else ("by default",)
+    found = [each.name for each in SCHEDULES.values() if each.searched in kinds]
+    return sorted((name for name in found if name in (asked or found)), key=usual_schedule().__ne__)
 
 
 AXES = (
@@ -429,7 +429,10 @@ AXES = (
     Axis(  # a choice by layer is made for whole sequences that enter at the first rank
         "recompute",
         lambda _: RECOMPUTE,
-        lambda rows: ~rows.one_of("recompute", OPTIMAL) | ~rows.one_of("schedule", SLICED, BOTH_ENDS),
+        lambda rows: (
+            ~rows.one_of("recompute", OPTIMAL)
+            | ~rows.one_of("schedule", *with_slices_of_tokens(rows), *FOLDED)
+        ),
     ),
     Axis("tp_overlap", lambda _: (False, True), lambda rows: ~rows["tp_overlap"] | rows["sequence_parallel"]),
     Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),

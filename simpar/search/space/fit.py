@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes
-from simpar.cost.memory.moments import V_SHAPED
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.check import layers_by_cost, spread_layers
 from simpar.plan.layouts import Layouts
-from simpar.plan.mirrored import BOTH_ENDS, FOLDED, folded
+from simpar.plan.mirrored import FOLDED, folded
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
+from simpar.plan.schedules import declared
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sharding import dims_of
 from simpar.search.problem import Problem
@@ -179,9 +179,9 @@ def _of_alike(
     graph, plan = problem.graph, _template(rows, int(which[0]))
     stack, training = under(problem.stack, plan), problem.training
     microbatches = training.global_batch // (columns["dp"] * columns["micro_batch"])
-    names = [FOLDED if name == BOTH_ENDS else str(name) for name in rows.domain["schedule"]]
+    names = [FOLDED.get(str(name), str(name)) for name in rows.domain["schedule"]]
     number = rows.code["schedule"][which].astype(np.int64)
-    looped = np.isin(number, [at for at, name in enumerate(names) if name not in V_SHAPED])
+    looped = np.isin(number, [at for at, name in enumerate(names) if not declared(name).v_shaped])
     stream = () if stack.memory.gather_buffers else ROWS_OF_STREAM
     pipe, pipe_of = numbered(number, columns["pp"], columns["vpp"], microbatches)
     shape, shape_of = numbered(*(columns[name] for name in SHAPED))

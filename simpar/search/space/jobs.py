@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from simpar.cost.stack import resolve
 from simpar.models.recompute import OPTIMAL
 from simpar.plan import flat
-from simpar.plan.mirrored import BOTH_ENDS
+from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import EVEN_COSTS, looks_at_costs, natural_vpp
+from simpar.plan.schedules import EVEN_COSTS, declared, looks_at_costs, natural_vpp, usual_schedule
 from simpar.program.blocks.rank_view import Job
 from simpar.search.problem import Problem
-from simpar.search.space.axes import AXIS_NAMES, PATHS, SLICED, Rows
+from simpar.search.space.axes import AXIS_NAMES, PATHS, Rows
 from simpar.simulation import balanced, checked_job
 from simpar.units import Numbers
 
@@ -86,12 +86,12 @@ class Jobs:
             plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "none"})})
         mesh = plan.mesh.model_copy(update={"dp": int(self.rows.at("dp", row))})
         pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
-        if (
-            plan.schedule == SLICED
-        ):  # passes are priced whole; those of slices in search/certify/token_slices.py
+        if declared(
+            plan.schedule
+        ).sliced:  # passes are priced whole; those of slices in search/certify/token_slices.py
             pipeline = pipeline.model_copy(update={"slices": (problem.training.seq_len,)})
-        if plan.schedule == BOTH_ENDS:  # passes are priced as on a pipeline with one end
-            pipeline = pipeline.model_copy(update={"schedule": "1f1b"})
+        if plan.schedule in FOLDED:  # passes are priced as on a pipeline with one end
+            pipeline = pipeline.model_copy(update={"schedule": usual_schedule()})
         if looks_at_costs(plan.schedule):  # tables are made in search/bound/batched_sweep.py
             pipeline = pipeline.model_copy(update={"pass_costs": pipeline.pass_costs or EVEN_COSTS})
         filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from simpar.errors import TooManyOps, UserError
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import SCHEDULES, natural_vpp
+from simpar.plan.schedules import SCHEDULES, usual_schedule
 from simpar.search.certify.exact import Exact
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts, SearchResult
-from simpar.search.space.axes import LEFT_OUT, ORDERS, divisors
+from simpar.search.space.axes import ORDERS, divisors
 from simpar.search.stages.answers import StagesSearch, Value, chosen_values, even_optimum
 from simpar.search.stages.cuts import fastest_cut, moves
 from simpar.search.stages.skeletons import Pricing, Skeleton
@@ -82,14 +82,16 @@ class Uneven(StagesSearch):
             "micro_batch": MICRO_BATCHES,
             "recompute": RECOMPUTE,
             "order": ORDERS if cluster.is_mixed else ORDERS[:1],
-            "schedule": ("1f1b",),
+            "schedule": (usual_schedule(),),
         }
         others: dict[str, Sequence[Value] | None] = {
             "tp": divisors(world),
             "micro_batch": divisors(problem.training.global_batch),
             "recompute": None,
             "order": None,
-            "schedule": [name for name in SCHEDULES if natural_vpp(name) == 1 and name not in LEFT_OUT],
+            "schedule": [
+                each.name for each in SCHEDULES.values() if each.chunks == 1 and each.searched == "by default"
+            ],
         }
         self.values = chosen_values(problem, self.space, offered, others)
         self.plans = list(self._plans())

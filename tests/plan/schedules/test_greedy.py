@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.plan.schedules import greedy, make_schedule
-from simpar.plan.schedules.patterns import beginnings
+from simpar.plan.schedules import SCHEDULES, greedy, make_schedule
 
-NAMES = ("zb-h1", "zb-h2", "v-half", "v-min")
+NAMES = [name for name, each in SCHEDULES.items() if each.looks_at_costs]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,14 +36,15 @@ def test_the_makespan_of_a_table_is_that_of_its_simulation():
         assert m * sum(costs) < replayed <= seconds
 
 
-@pytest.mark.parametrize("name", ["v-half", "v-min"])
+@pytest.mark.parametrize("name", [name for name, each in SCHEDULES.items() if each.beginnings])
 @pytest.mark.parametrize("forwards", [1, 4, 30])
 def test_a_table_begins_like_one_of_its_beginnings(name, forwards):
     """On every rank; on the first there are as many forwards of its first stage as were asked for."""
     for p, m, costs in ((3, 30, (1.0, 1.5, 0.5)), (8, 40, (2.0, 1.0, 3.0)), (4, 30, (1.0, 1.0, 1.0))):
         table = [columns.texts() for columns in make_schedule(name, p, m, costs=costs).ranks]
         begun = [
-            [columns.texts() for columns in one.ranks] for one in beginnings(name, p, m, costs, forwards)
+            [columns.texts() for columns in one.ranks]
+            for one in SCHEDULES[name].beginnings(p, m, costs, forwards)
         ]
         assert len(begun) == len({costs, greedy.UNIT})
         assert any(

@@ -9,30 +9,11 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.plan import schedules
-from simpar.plan.schedules import SCHEDULES, describe, known_name, make_schedule, natural_vpp
+from simpar.plan.schedules import SCHEDULES, describe, known_name, make_schedule, natural_vpp, usual_schedule
 from simpar.plan.schedules.actions import from_csv, verify
 
 SHAPES = [(1, 2), (1, 8), (2, 4), (2, 12), (3, 9), (4, 8), (4, 20), (5, 10), (6, 36), (7, 14), (8, 32)]
 COSTS = [(1.0, 1.0, 1.0), (10.0, 12.0, 8.0), (3.0, 9.0, 1.0)]
-
-
-def caps(p, m):
-    """Most chunks of activations a rank keeps."""
-    return {
-        "naive": 1, "gpipe": m, "terapipe": m, "1f1b": min(p, m), "interleaved": min(3 * p - 1, 2 * m),
-        "breadth-first": 2 * m, "zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": 2 * p, "v-half": 2 * ((p + 2) // 2),
-        "v-min": 2 * ((p + 4) // 3), "dualpipe": p + 1, "dualpipev": 2 * p + 1,
-    }  # fmt: skip
-
-
-def bubbles(p, m):
-    """Makespan beyond a rank's work, in passes of a chunk, for F = I = W and enough microbatches."""
-    return {
-        "naive": 3 * (p - 1) * m, "gpipe": 3 * (p - 1), "terapipe": 3 * (p - 1), "1f1b": 3 * (p - 1),
-        "interleaved": 3 * (p - 1), "breadth-first": 3 * (p - 1), "zb-h1": p - 1, "zb-h2": p - 1, "zb-v": p - 1,
-        "v-half": 3 * p - (4 if p % 2 else 7), "v-min": 4 * p - 5, "dualpipe": p - 2,
-        "dualpipev": 2 * (p - 1),
-    }  # fmt: skip
 
 
 def tables(name, costs=(1.0, 1.0, 1.0)):
@@ -57,7 +38,7 @@ def test_the_table_is_sound_and_stays_under_its_memory(name):
     found = [(p, m, table) for costs in COSTS for p, m, table in tables(name, costs)]
     assert len(found) > 5
     for p, m, table in found:
-        verify(table, memory_cap=caps(p, m)[name])
+        verify(table, memory_cap=SCHEDULES[name].promise.most_in_flight(p, m))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -73,13 +54,15 @@ def test_csv_round_trip(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_bubble_has_its_closed_form(name, execute):
     """With F = I = W, the makespan exceeds a rank's work by the published bubble."""
-    shapes = [
-        (p, m) for p, m, _ in tables(name) if p > 1 and m >= 2 * p and (p > 3 or not name.startswith("v"))
-    ]
+    few = 3 if SCHEDULES[name].beginnings else 1
+    shapes = [(p, m) for p, m, _ in tables(name) if p > few and m >= 2 * p]
     assert shapes
     for p, m in shapes:
         work = 3 * m * natural_vpp(name)
-        assert execute(make_schedule(name, p, m)).makespan - work == bubbles(p, m)[name], (p, m)
+        assert execute(make_schedule(name, p, m)).makespan - work == SCHEDULES[name].promise.bubble(p, m), (
+            p,
+            m,
+        )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -89,7 +72,7 @@ def test_the_peak_is_reached_where_the_schedule_says(name, peaks):
         counted = peaks(table)
         assert counted == [table.peak_in_flight(rank) for rank in range(p)]
         if p > 3 and m >= 3 * p:
-            assert max(counted) == caps(p, m)[name]
+            assert max(counted) == SCHEDULES[name].promise.most_in_flight(p, m)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -106,7 +89,7 @@ def test_one_microbatch_and_one_rank_work_or_say_why_not(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_wrong_number_of_chunks_is_refused(name):
     """A schedule with a fixed number of chunks a rank names it when asked for another."""
-    if name in ("interleaved", "breadth-first"):
+    if SCHEDULES[name].any_chunks:
         verify(make_schedule(name, 4, 8, 3))
         return
     with pytest.raises(UserError, match=rf"schedule {name}: vpp = 3; allowed: {natural_vpp(name)}"):
@@ -157,12 +140,40 @@ def test_every_schedule_describes_itself():
     assert all(len(text) > 20 for text in describe().values())
 
 
-def test_a_new_schedule_is_one_file_and_one_line(tmp_path, monkeypatch):
-    """A producer dropped into the folder and named in the table can be made like the others."""
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_table_is_there_for_the_numbers_that_are_allowed(name):
+    """And for no other; the declaration takes arrays as it takes numbers."""
+    p, m = np.meshgrid(np.arange(1, 9), np.arange(1, 25))
+    allowed = np.broadcast_to(SCHEDULES[name].allows(p, m), p.shape)
+    made = [
+        attempt(name, *each)[0] is not None
+        for each in zip(p.ravel().tolist(), m.ravel().tolist(), strict=True)
+    ]
+    assert made == allowed.ravel().tolist()
+    assert [bool(SCHEDULES[name].allows(*each)) for each in ((4, 8), (4, 6), (3, 5))] == [
+        bool(allowed[row - 1, column - 1]) for column, row in ((4, 8), (4, 6), (3, 5))
+    ]
+
+
+def test_names_mean_one_schedule():
+    """No two have a name or an alias in common, and one is the usual of a single chunk, one of several."""
+    aliases = [alias for each in SCHEDULES.values() for alias in each.names.aliases]
+    assert sorted({*aliases}) == sorted(aliases)
+    assert not {*aliases} & {name.replace("-", "") for name in SCHEDULES}
+    assert sorted(min(each.chunks, 2) for each in SCHEDULES.values() if each.usual) == [1, 2]
+    assert usual_schedule() == usual_schedule(1) != usual_schedule(2) == usual_schedule(3)
+
+
+def test_a_new_schedule_is_one_file(tmp_path, monkeypatch):
+    """A producer in a file that is dropped into the folder is listed in its place and made like the others."""
     (tmp_path / "backwards_first.py").write_text(
-        "from simpar.plan.schedules.ordered import gpipe\n\n\n"
-        "def dummy(p, m, vpp=1):\n    return gpipe(p, m, vpp)\n"
+        "from dataclasses import replace\n"
+        "from simpar.plan.schedules import ordered\n\n"
+        "GPIPE = next(each for each in ordered.PRODUCERS if each.make is ordered.gpipe)\n"
+        "PRODUCERS = (replace(GPIPE, name='dummy'),)\n"
     )
     monkeypatch.setattr(schedules, "__path__", [*schedules.__path__, str(tmp_path)])
-    monkeypatch.setitem(SCHEDULES, "dummy", "backwards_first:dummy")
+    listed = schedules._listed()
+    assert set(listed) == {*SCHEDULES, "dummy"}
+    monkeypatch.setitem(SCHEDULES, "dummy", listed["dummy"])
     assert make_schedule("dummy", 2, 2).to_csv() == make_schedule("gpipe", 2, 2).to_csv()

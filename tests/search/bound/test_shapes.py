@@ -5,14 +5,13 @@ import pytest
 from simpar.plan.schedules import SCHEDULES, make_schedule
 from simpar.plan.schedules.actions import LETTERS
 from simpar.search.bound.shapes import outline
-from simpar.search.space.axes import LEFT_OUT, SEVERAL_CHUNKS, TWO_CHUNKS
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in LEFT_OUT])
+@pytest.mark.parametrize("name", [name for name, each in SCHEDULES.items() if each.searched == "by default"])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6])
 def test_the_outline_is_that_of_the_table(name, ranks):
     """Placement, letters and pairs."""
-    vpp = 3 if name in SEVERAL_CHUNKS else 2 if name in TWO_CHUNKS else 1
+    vpp = 3 if SCHEDULES[name].any_chunks else SCHEDULES[name].chunks
     table = make_schedule(name, ranks, 2 * ranks, vpp)
     letters = tuple(
         letter

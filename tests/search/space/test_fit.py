@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simpar import files
-from simpar.cost.memory.moments import V_SHAPED, fullest_moment, moment, stages_of
+from simpar.cost.memory.moments import fullest_moment, moment, stages_of
 from simpar.cost.stack import load_stack
 from simpar.engine import sweep
 from simpar.errors import Infeasible, UserError
@@ -33,7 +33,7 @@ ASKED = (
     {}, {"offload_optimizer": "cpu"}, {"offload_activations": 0.5}, {"offload_parameters": "cpu"},
     {"reshard_after_forward": (True, False)}, {"grad_dtype": ("bf16", "fp32")}, {"recompute_early": (True, False)},
 )  # fmt: skip
-ALL = tuple(name for name in SCHEDULES if name != "terapipe")
+ALL = tuple(name for name, each in SCHEDULES.items() if not each.sliced)
 GREEDY = tuple(filter(looks_at_costs, ALL))
 
 
@@ -120,11 +120,10 @@ def test_static_memory_of_rows_is_that_of_plans(stack):
         assert least(rows.some([row]), (FIRST,)).static_bytes.tolist() == [[static.resident_bytes]]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "dualpipe"])
+@pytest.mark.parametrize("name", [name for name in ALL if not SCHEDULES[name].half_is])
 def test_as_much_is_in_flight_at_the_moment(name):
     """Whatever passes last, a forward and a backward of the chunks said run with as many forwards of each in flight."""
-    chunks = {"interleaved": (2, 3), "breadth-first": (1, 3)}.get(name, (2,) if "v" in name[-4:] else (1,))
-    chunks = (1,) if name == "naive" else (2,) if name in ("v-half", "v-min", "zb-v", "dualpipev") else chunks
+    chunks = (1, 2, 3) if SCHEDULES[name].any_chunks else (SCHEDULES[name].chunks,)
     for p in (1, 2, 3, 6):
         for m in (1, 2, 3, 6, 12, 24):
             for vpp in chunks:
@@ -154,7 +153,7 @@ def _assert_moment(table, name, rank, vpp):
 @pytest.mark.parametrize("name", GREEDY)
 def test_a_table_says_what_is_in_flight_in_it(name):
     """As much as it ever holds, at least what any durations leave."""
-    vpp = 2 if name in V_SHAPED else 1
+    vpp = SCHEDULES[name].chunks
     for p in (2, 3, 6):
         for m in (1, 4, 24):
             for costs in ((1.0, 1.0, 1.0), (1.0, 0.5, 2.0), (1.0, 3.0, 0.2)):

@@ -19,6 +19,7 @@ import numpy as np
 from simpar.errors import UserError
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan
+from simpar.plan.schedules import same_memory, usual_schedule
 from simpar.plan.stages import StagePlan
 from simpar.program.blocks.rank_view import Job
 from simpar.program.emission.collective_prices import Prices
@@ -46,7 +47,8 @@ MAX_OPS = 3_000_000
 """Ops of all Programs that a search runs: after that it ranks what it has."""
 WIDEST = 16
 """Most devices that share one sequence, and most sequences on one device, that are tried."""
-SCHEDULES = ("1f1b", "zb-h1")
+SCHEDULES = same_memory(usual_schedule())
+"""What cuts are tried with: stages are planned for the microbatches that the usual schedule keeps in flight."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from simpar.cost.memory.allocator import overhead_bytes
 from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
+from simpar.plan.schedules import usual_schedule
 from simpar.plan.stages import StagePlan
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import Job
@@ -53,8 +54,9 @@ class Option:
     communicators: int
 
 
-def with_stages(plan: Plan, stages: tuple[StagePlan, ...], schedule: str = "1f1b") -> Plan:
-    """A plan with other stages under a schedule."""
+def with_stages(plan: Plan, stages: tuple[StagePlan, ...], schedule: str | None = None) -> Plan:
+    """A plan with other stages under a schedule, or the usual one."""
+    schedule = schedule or usual_schedule()
     pipeline = plan.pipeline.model_copy(update={"stages": stages, "layers": None, "schedule": schedule})
     mesh = plan.mesh.model_copy(update={"dp": None, "pp": len(stages)})
     memory = plan.memory.model_copy(update={"recompute": "none"})  # which every stage says itself
