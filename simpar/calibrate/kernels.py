@@ -15,6 +15,7 @@ from torch.nn import functional
 from simpar.calibrate.request import Request, Sample, Walk
 from simpar.calibrate.stopwatch import Stopwatch, Times
 from simpar.models.graph import INPUT
+from simpar.plan.optimizers import USUAL
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import BlockModule, Decoder, Part, Recompute
 from simpar.runtime.loss import mean_loss
@@ -67,7 +68,7 @@ def updates(request: Request, watch: Stopwatch) -> Iterator[Sample]:
         for matrix in matrices:
             matrix.grad = torch.randn_like(matrix)
         total = sum(matrix.numel() for matrix in matrices)
-        yield _sample(watch.time(optimizer.step), kind="optimizer", name="adamw", shape=(total,))
+        yield _sample(watch.time(optimizer.step), kind="optimizer", name=USUAL, shape=(total,))
 
 
 def operators(walk: Walk, number: int, watch: Stopwatch) -> Iterator[Sample]:

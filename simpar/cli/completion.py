@@ -10,6 +10,7 @@ KIND_OF_FLAG = {
     "--hardware": "hardware",
     "--schedule": "schedules",
     "--schedules": "schedules",
+    "--optimizer": "optimizers",
     "--stack": "stacks",
     "--reliability": "reliability",
     "--like": "hardware",
@@ -39,6 +40,10 @@ def _names(kind: str) -> list[str]:
         from simpar.plan.schedules import SCHEDULES
 
         return list(SCHEDULES)
+    if kind == "optimizers":
+        from simpar.plan.optimizers import OPTIMIZERS
+
+        return list(OPTIMIZERS)
     if kind == "targets":
         from simpar.export import TARGETS
 

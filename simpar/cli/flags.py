@@ -60,12 +60,7 @@ SCENARIO_FLAGS = (
     Flag("--schedule", "plan.schedule", str, "Pipeline schedule (simpar list schedules)"),
     Flag("--recompute", "plan.recompute", str, "none, selective, full, every:C or optimal"),
     Flag("--precision", "plan.precision", str, "bf16, fp16, fp32, fp8, fp8_blockwise, mxfp8, nvfp4 or mxfp4"),
-    Flag(
-        "--optimizer",
-        "plan.optimizer",
-        str,
-        "adamw, adamw_8bit, adafactor, lion, muon, shampoo, sgd or sgd_momentum",
-    ),
+    Flag("--optimizer", "plan.optimizer", str, "Optimizer (simpar list optimizers)"),
     Flag("--stack", "stack", str, "Software stack profile (simpar list stacks)"),
 )
 

@@ -16,6 +16,7 @@ LISTS = {
     "hardware": "for --hardware",
     "scenarios": "for simulate, search, compare, run and export",
     "schedules": "for --schedule and --schedules",
+    "optimizers": "for --optimizer",
     "stacks": "for --stack",
     "reliability": "for --reliability",
     "targets": "for export --to and import --from",
@@ -49,6 +50,7 @@ def _names(what: str) -> dict[str, str]:
         "stacks": lambda: _described("stacks"),
         "reliability": lambda: _described("reliability"),
         "schedules": _schedules,
+        "optimizers": _optimizers,
         "targets": _targets,
     }[what]()
 
@@ -90,6 +92,12 @@ def _schedules() -> dict[str, str]:
     from simpar.plan.schedules import describe
 
     return describe()
+
+
+def _optimizers() -> dict[str, str]:
+    from simpar.plan.optimizers import OPTIMIZERS
+
+    return {name: each.summary for name, each in OPTIMIZERS.items()}
 
 
 def _targets() -> dict[str, str]:

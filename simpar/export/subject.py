@@ -19,6 +19,7 @@ from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import stage_layers
+from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
 
 STACK_FIELDS = {
@@ -42,7 +43,6 @@ UNDERSTOOD = {
     "memory": ("recompute",),
     "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
 }  # fmt: skip
-OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
 PASSIVE = ("version", "model", "training", "stack", "cluster", "search", "predicted", "micro_batch")
 
 
@@ -212,8 +212,8 @@ def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Itera
             usual = (getattr(getattr(blank, section), name), getattr(getattr(habit, section), name))
             if name not in UNDERSTOOD.get(section, ()) and getattr(part, name) not in usual:
                 yield Loss(f"{section}.{name}", getattr(part, name), "the exporters do not know this field")
-    if plan.numerics.optimizer not in OPTIMIZERS:
-        yield Loss("optimizer", plan.numerics.optimizer, f"the exporters know {', '.join(OPTIMIZERS)}")
+    if plan.numerics.optimizer not in IN_TORCH:
+        yield Loss("optimizer", plan.numerics.optimizer, f"the exporters know {', '.join(IN_TORCH)}")
 
 
 def _short(value: Any) -> str:

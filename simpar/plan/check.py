@@ -16,12 +16,13 @@ from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
 from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import check_offload, decided_offload
+from simpar.plan.optimizers import BY_VALUE, OPTIMIZERS
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
 from simpar.plan.schedules.terapipe import sliced
-from simpar.plan.staged import BY_SHAPE, divide_batch, refuse_in_roles, refuse_staged, stage_plan
+from simpar.plan.staged import divide_batch, refuse_in_roles, refuse_staged, stage_plan
 from simpar.plan.stages import check_stages
 from simpar.plan.sync import apart, decided, num_replicas
 
@@ -458,10 +459,10 @@ def _data(plan: Plan, target: Target) -> None:
 def _whole_matrices(plan: Plan) -> None:
     """Optimizers with states by shape need to see whole matrices, and their states where they are."""
     optimizer = plan.numerics.optimizer
-    if optimizer in BY_SHAPE and apart(plan):
+    if OPTIMIZERS[optimizer].by_shape and apart(plan):
         raise UserError(
             f"plan.optimizer = {optimizer}: its states go by the shape of matrices, which parameter servers cut; "
-            "allowed there: adamw, lion, sgd, sgd_momentum, adamw_8bit"
+            f"allowed there: {BY_VALUE}"
         )
 
 

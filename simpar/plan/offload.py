@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simpar.errors import UserError
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.sync import apart
 
 if TYPE_CHECKING:
     from simpar.plan.plan import Offload, Plan
-
-ON_HOST = ("adamw", "lion", "sgd", "sgd_momentum")
-"""Optimizers that the host's processors run."""
 
 
 def decided_offload(plan: Plan) -> Offload:
@@ -43,10 +41,10 @@ def check_offload(plan: Plan) -> None:
             )
     if not offload.is_used:
         return
-    if away and plan.numerics.optimizer not in ON_HOST:
+    if away and not OPTIMIZERS[plan.numerics.optimizer].on_host:
         raise UserError(
             f"plan.offload_optimizer = {offload.offload_optimizer}: processors update value by value; allowed: with "
-            f"optimizer {', '.join(ON_HOST)}"
+            f"optimizer {', '.join(each.name for each in OPTIMIZERS.values() if each.on_host)}"
         )
     if plan.data_parallel.kind == "single_process" or apart(plan):
         raise UserError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -24,6 +25,7 @@ from simpar.models import recompute
 from simpar.models.training import Training
 from simpar.plan import flat
 from simpar.plan.mesh import Mesh
+from simpar.plan.optimizers import OPTIMIZERS, USUAL, known_optimizer
 from simpar.plan.schedules import SCHEDULES, known_name, meant_by, natural_vpp, usual_schedule
 from simpar.plan.stages import StagePlan
 from simpar.plan.sync import SCHEMES, problem
@@ -36,7 +38,9 @@ CUSTOM = "custom"
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4"]
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Home = Literal["none", "cpu", "nvme"]
-Optimizer = Literal["adamw", "sgd", "sgd_momentum", "lion", "adamw_8bit", "adafactor", "muon", "shampoo"]
+Optimizer = Annotated[
+    str, AfterValidator(known_optimizer), WithJsonSchema({"type": "string", "enum": [*OPTIMIZERS]})
+]
 PassCost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Layers = Annotated[int, Field(ge=0, strict=True)]
 BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "examples": ["25 MiB"]})]
@@ -291,12 +295,12 @@ class Numerics(_Part):
     reduce_dtype: Literal["fp32", "bf16", "fp8", "int4"] | None = None
     gather_dtype: Literal["fp32", "bf16", "fp8", "int8"] | None = None
     master_weights: bool | None = None
-    optimizer: Optimizer = "adamw"
+    optimizer: Optimizer = USUAL
     moment_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
 
     @model_validator(mode="after")
     def _states_have_a_dtype(self) -> Numerics:
-        if self.moment_dtype is not None and self.optimizer in ("sgd", "adafactor", "adamw_8bit"):
+        if self.moment_dtype is not None and OPTIMIZERS[self.optimizer].has_own_width:
             raise ValueError(
                 f"moment_dtype = {self.moment_dtype}: {self.optimizer} has its own width of states; allowed: none"
             )

@@ -8,12 +8,10 @@ from simpar.models.recompute import OPTIMAL
 from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import decided_offload
+from simpar.plan.optimizers import BY_VALUE, OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.sync import apart
-
-BY_SHAPE = ("adafactor", "muon", "shampoo")
-"""Optimizers whose states depend on the shapes of matrices."""
 
 
 def stage_plan(plan: Plan, index: int) -> Plan:
@@ -127,9 +125,9 @@ def refuse_in_roles(plan: Plan, graph: ModelGraph, cause: str = "a stage has a s
         (plan.memory.recompute_early, "plan.recompute_early = true", "false"),
         (modes, f"recompute = {max(modes, default=None)}", "none, selective, full"),
         (
-            numerics.optimizer in BY_SHAPE,
+            OPTIMIZERS[numerics.optimizer].by_shape,
             f"plan.optimizer = {numerics.optimizer} has states by the shape of matrices",
-            "adamw, lion, sgd, sgd_momentum, adamw_8bit",
+            BY_VALUE,
         ),
     )
     for found, what, others in refused:

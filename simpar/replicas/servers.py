@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.optimizers import MOMENTS
 from simpar.engine import choose_engine
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label, Timing
 from simpar.replicas.setting import Setting
@@ -119,7 +119,7 @@ def _latency_s(setting: Setting) -> float:
 
 def update_bytes(setting: Setting) -> float:
     """Bytes that a server's memory moves for every byte of gradient: the gradient in and out, states both ways."""
-    sync, moments = setting.sync, MOMENTS[setting.plan.numerics.optimizer]
+    sync, moments = setting.sync, OPTIMIZERS[setting.plan.numerics.optimizer].moments
     states = 2 * DTYPE_BYTES["fp32"] * (1 + moments)
     return (2 * sync.gradient_bytes + states + sync.parameter_bytes) / sync.gradient_bytes
 

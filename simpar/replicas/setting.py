@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.optimizers import MOMENTS
 from simpar.hardware.cluster import Cluster
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.sync import num_replicas
 from simpar.program.ir.program import Timing
@@ -91,7 +91,7 @@ class Setting:
     @property
     def state_bytes(self) -> float:
         """Bytes of master weights and moments that parameter servers keep."""
-        moments = MOMENTS[self.plan.numerics.optimizer]
+        moments = OPTIMIZERS[self.plan.numerics.optimizer].moments
         return self.num_parameters * DTYPE_BYTES["fp32"] * (1 + moments)
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from simpar.plan.optimizers import InTorch, in_torch
 from simpar.runtime.decoder import TABLE
 from simpar.runtime.offload import OnHost
 from simpar.runtime.saved import DELAYED
 from simpar.runtime.sharded import like
 from simpar.runtime.update import Owned, Update
-
-MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": (), "sgd_momentum": ("momentum_buffer",)}
 
 
 def named_tensors(update: Update) -> list[dict[str, Any]]:
@@ -41,7 +40,7 @@ def _tensors(update: Update) -> Iterator[tuple[Owned, str, Any]]:
     for each, home, state in _remembered(update):
         if update.scope.plan.offload.offload_delayed and home is not each.local:
             yield each, f"{DELAYED}.{_name(each)}", like(home.detach(), each.parameter)
-        for moment in MOMENTS[update.scope.plan.numerics.optimizer]:
+        for moment in _of(update).states:
             if state.get(moment) is None:
                 state[moment] = torch.zeros_like(home)
             yield each, f"optimizer.{_name(each)}.{moment}", like(state[moment], each.parameter)
@@ -50,15 +49,20 @@ def _tensors(update: Update) -> Iterator[tuple[Owned, str, Any]]:
 def loaded(update: Update, steps: int) -> None:
     """After tensors were loaded: tell the optimizer how many steps lie behind it, and the host its parameters.
 
-    AdamW corrects its moments by the number.
+    Some correct their states by the number.
     """
     if not update.scope.plan.offload.offload_delayed:
         for optimizer in update.hosted():
             optimizer.read_again()
-    if update.scope.plan.numerics.optimizer != "adamw":
+    if not _of(update).counts_steps:
         return
     for _, home, state in _remembered(update):
         state["step"] = torch.tensor(float(steps), device=home.device)
+
+
+def _of(update: Update) -> InTorch:
+    """What torch has of the plan's optimizer."""
+    return in_torch(update.scope.plan.numerics.optimizer)
 
 
 def _name(each: Owned) -> str:

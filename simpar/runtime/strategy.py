@@ -30,6 +30,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.check import stage_layers
 from simpar.plan.mirrored import FOLDED
+from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.sync import apart
@@ -38,7 +39,6 @@ from simpar.simulation import tuned_graph
 
 Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers", "stages"]
 PRECISIONS = ("bf16", "fp32", "fp8")
-OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         )
     if apart(plan):
         _refuse_alone(plan)
-    if numerics.optimizer not in OPTIMIZERS or numerics.moment_dtype not in (None, "fp32"):
+    if numerics.optimizer not in IN_TORCH or numerics.moment_dtype not in (None, "fp32"):
         raise UserError(
             f"plan.optimizer = {numerics.optimizer}, moment_dtype = {numerics.moment_dtype}: allowed in a real run: "
-            f"{', '.join(OPTIMIZERS)} with fp32 moments"
+            f"{', '.join(IN_TORCH)} with fp32 moments"
         )
     policy = plan.memory.recompute
     if policy == OPTIMAL or "modules:" in policy or "full:" in policy:

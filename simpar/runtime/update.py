@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
+from simpar.plan.optimizers import in_torch
 from simpar.plan.plan import Plan
 from simpar.runtime.decoder import TABLE
 from simpar.runtime.job import Learning
@@ -140,11 +141,11 @@ def _optimizer(scope: Scope, local: list[nn.Parameter], group: Any, *, away: boo
 
 def optimizer_of(plan: Plan, learning: Learning) -> tuple[Any, dict[str, Any]]:
     """The class of a plan's optimizer and what it is made with."""
+    chosen = in_torch(plan.numerics.optimizer)
+    of_run = {"betas": BETAS, "eps": EPS, "momentum": learning.momentum}
     options: dict[str, Any] = {"lr": learning.learning_rate, "weight_decay": learning.weight_decay}
-    if plan.numerics.optimizer == "adamw":
-        return torch.optim.AdamW, {**options, "betas": BETAS, "eps": EPS, "fused": True}
-    momentum = learning.momentum if plan.numerics.optimizer == "sgd_momentum" else 0.0
-    return torch.optim.SGD, {**options, "momentum": momentum, "fused": True}
+    options |= {name: of_run[name] for name in chosen.options}
+    return getattr(torch.optim, chosen.name), {**options, "fused": True}
 
 
 class Update:

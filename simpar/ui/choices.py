@@ -18,7 +18,8 @@ from simpar.errors import UserError
 from simpar.neighbours import RECOMPUTE
 from simpar.plan.check import Target, check
 from simpar.plan.flat import SECTION_OF
-from simpar.plan.plan import CUSTOM, Home, Optimizer, Plan, Precision
+from simpar.plan.optimizers import OPTIMIZERS
+from simpar.plan.plan import CUSTOM, Home, Plan, Precision
 from simpar.plan.schedules import SCHEDULES, natural_vpp, usual_schedule
 from simpar.program.resolve.checkpointing import check_optimal
 from simpar.search.space.axes import LEAST_PIECE
@@ -173,7 +174,7 @@ def _domains(asked: Asked) -> dict[str, list[Any]]:
         "recompute": list(RECOMPUTE),
         "precision": _precisions(asked),
         "sequence_parallel": [False, True],
-        "optimizer": list(get_args(Optimizer)),
+        "optimizer": list(OPTIMIZERS),
         "offload_optimizer": list(get_args(Home)),
     }
     resolved = resolve(plan, asked.stack)

@@ -4,15 +4,14 @@ import pytest
 
 import simpar
 from simpar.cost.optimizers import (
-    RULES,
     Matrix,
     inner_matrices,
     moment_bytes,
-    newton_schulz_time_s,
     products_time_s,
     state_bytes,
 )
 from simpar.errors import UserError
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Numerics
 from simpar.search.space.fit import FIRST, least
 from simpar.search.space.jobs import plan_of
@@ -36,6 +35,11 @@ def inner_parameters(graph):
     """Parameters of the matrices inside layers."""
     found = inner_matrices([graph.blocks[name] for name in graph.layers], graph.dims)
     return sum(matrix.rows * matrix.columns * matrix.count for matrix in found)
+
+
+def seconds(optimizer, matrix):
+    """Seconds of the products of one matrix on one rank."""
+    return products_time_s([matrix], (1, 1), Numerics(optimizer=optimizer), KERNELS)
 
 
 def step(training=TRAINING, **plan):
@@ -89,7 +93,7 @@ def test_shampoo_keeps_two_factors_and_their_roots():
 
 def test_newton_schulz_runs_at_the_rate_of_its_products():
     """Between the peak and a third of it for a large matrix, and the longer side only counts once."""
-    tall, wide = (newton_schulz_time_s(Matrix(*shape), KERNELS) for shape in ((16384, 4096), (4096, 16384)))
+    tall, wide = (seconds("muon", Matrix(*shape)) for shape in ((16384, 4096), (4096, 16384)))
     assert tall == wide
     flop = 5 * (4.0 * 4096**2 * 16384 + 2.0 * 4096**3)
     least = flop / KERNELS.peak("bf16")
@@ -101,7 +105,7 @@ def test_ranks_share_whole_matrices():
     numerics, found = Numerics(optimizer="muon"), [Matrix(4096, 4096, 6), Matrix(4096, 16384, 2)]
     whole, four, many = (products_time_s(found, (n, 1), numerics, KERNELS) for n in (1, 4, 1024))
     assert four == pytest.approx(whole / 4)
-    assert many == pytest.approx(newton_schulz_time_s(Matrix(4096, 16384), KERNELS))
+    assert many == pytest.approx(seconds("muon", Matrix(4096, 16384)))
     assert products_time_s(found, (1, 1), Numerics(), KERNELS) == 0
 
 
@@ -140,7 +144,7 @@ def test_rows_of_a_matrix_are_exchanged_under_fsdp():
     assert sent(1, "muon") == sent(1, "adamw")
 
 
-@pytest.mark.parametrize("optimizer", sorted(RULES))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_search_and_simulation_hold_the_same_states(optimizer):
     """The closed form over arrays of layouts and the exact one of a plan agree on what stays all step."""
     problem = simpar.search.make_problem(

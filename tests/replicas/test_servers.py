@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.cost.optimizers import MOMENTS
 from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.replicas.servers import exchange_of, update_bytes
 from simpar.replicas.setting import Replicas, setting_of
 from simpar.simulation import lower_job, make_job
@@ -113,7 +113,7 @@ def test_servers_hold_the_optimizer(step_of, setting):
     here, there = step_of(), step_of(sync="asp", servers=4)
     assert there.memory.stages[0].optimizer_states == 0
     assert here.memory.stages[0].optimizer_states > 0
-    states = 4 * (1 + MOMENTS["adamw"]) * setting.num_parameters
+    states = 4 * (1 + OPTIMIZERS["adamw"].moments) * setting.num_parameters
     assert there.cooperation.server_memory_bytes == pytest.approx(states / 4)
     assert there.time_breakdown_s.optimizer < here.time_breakdown_s.optimizer
 

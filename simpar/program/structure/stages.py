@@ -15,11 +15,12 @@ import numpy as np
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes
 from simpar.cost.memory.static import Held, StaticMemory, held_memory
-from simpar.cost.optimizers import RULES, Matrix, inner_matrices
+from simpar.cost.optimizers import Matrix, inner_matrices
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate, is_row_parallel
 from simpar.plan.check import stage_layers
 from simpar.plan.layouts import Layouts
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.schedules.actions import LETTERS, B, F, W
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
@@ -425,7 +426,7 @@ class StageBuilder(ActionBuilder):
 
     def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
         """Those of all its blocks."""
-        if not RULES[self.job.plan.numerics.optimizer].products:
+        if not OPTIMIZERS[self.job.plan.numerics.optimizer].by_matrix:
             return ()
         return tuple(inner_matrices((piece.block for piece in self.held(pipeline_rank)), self.view.tensor))
 

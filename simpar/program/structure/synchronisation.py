@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simpar.cost.memory.widths import once_a_step
-from simpar.cost.optimizers import RULES, Matrix, optimizer_time_s, products_time_s
+from simpar.cost.optimizers import Matrix, optimizer_time_s, products_time_s
 from simpar.cost.stack import ALL_AT_ONCE
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
@@ -140,7 +141,7 @@ class Synchronisation:
     @property
     def exchanges_matrices(self) -> bool:
         """Whether the update needs whole matrices that are cut by rows."""
-        return self.per_unit and bool(RULES[self.job.plan.numerics.optimizer].products)
+        return self.per_unit and bool(OPTIMIZERS[self.job.plan.numerics.optimizer].by_matrix)
 
     @property
     def parameter_bytes(self) -> float:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simpar.cost.optimizers import RULES, inner_matrices, matrices_time_s
+from simpar.cost.optimizers import inner_matrices, matrices_time_s
 from simpar.cost.power import beyond_waiting, streaming_operators
 from simpar.models.graph import Block, evaluate
 from simpar.models.recompute import OPTIMAL
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import BLOCK_STREAMS, Step
 from simpar.program.blocks.rank_view import RankView
@@ -142,7 +143,7 @@ class BlockCosts(Keys):
         found: dict[str, Floats] = {}
         for name in rows.domain.get("optimizer", (numerics.optimizer,)):
             table = np.zeros((len(first), len(self.kinds), 2, 2))
-            for at, key in enumerate(first.tolist() if RULES[name].products else ()):
+            for at, key in enumerate(first.tolist() if OPTIMIZERS[name].by_matrix else ()):
                 view, chosen = self.view(key), numerics.model_copy(update={"optimizer": name})
                 for kind, expert in product(range(len(self.kinds)), (0, 1)):
                     matrices = inner_matrices([self.kinds[kind].block], view.tensor)

@@ -11,7 +11,8 @@ import numpy as np
 
 from simpar.cost.collectives import host
 from simpar.cost.offload import update_bytes
-from simpar.cost.optimizers import RULES, shared_out_s
+from simpar.cost.optimizers import shared_out_s
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Numerics
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search.bound.batches import Batch
@@ -204,7 +205,7 @@ class RowCharge:
 
     def _products_s(self, numerics: Numerics, parts: Mapping[str, Floats], mine: Ints) -> Floats | float:
         """Seconds of the products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
-        if not RULES[numerics.optimizer].products:
+        if not OPTIMIZERS[numerics.optimizer].by_matrix:
             return 0.0
         counts = self.shape.of_rank @ self.shape.by_stage
         table = self.bounds.pipelines.blocks.products_s[numerics.optimizer][self.keys[mine]]

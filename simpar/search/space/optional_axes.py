@@ -19,6 +19,7 @@ import numpy as np
 from simpar.cost.stack import resolve
 from simpar.plan import flat
 from simpar.plan.check import Target, keeps_rules
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.sync import SCHEMES, decided
 from simpar.search.problem import Problem
@@ -38,7 +39,7 @@ from simpar.search.space.axes import (
 from simpar.search.space.jobs import counted
 from simpar.simulation import may_be_tuned
 
-OWN_WIDTH = ("sgd", "adafactor", "adamw_8bit")
+OWN_WIDTH = tuple(each.name for each in OPTIMIZERS.values() if each.has_own_width)
 """Optimizers whose states have a width of their own."""
 GRID = ("tp", "cp", "micro_batch", "schedule", "sequence_parallel", "recompute", "tp_method", "tp_depth")
 CONTEXT = ("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses")

@@ -1,0 +1,39 @@
+"""Optimizers by name, as the files of this folder declare them: the usual one, then by the month of publication.
+
+To add an optimizer, add a file that says what :class:`~simpar.plan.optimizers.optimizer.Optimizer` asks.
+"""
+
+from __future__ import annotations
+
+from simpar import files
+from simpar.declared import entries
+from simpar.plan.optimizers.optimizer import InTorch as InTorch
+from simpar.plan.optimizers.optimizer import Optimizer
+
+
+def _listed() -> dict[str, Optimizer]:
+    found: list[Optimizer] = entries(__name__, __path__, "OPTIMIZERS")
+    return {each.name: each for each in sorted(found, key=lambda one: (not one.usual, one.month))}
+
+
+OPTIMIZERS = _listed()
+USUAL = next(each.name for each in OPTIMIZERS.values() if each.usual)
+"""The optimizer of plans that name none."""
+BY_VALUE = ", ".join(each.name for each in OPTIMIZERS.values() if not each.by_shape)
+"""Those that update value by value, whatever the shapes of matrices, in words."""
+IN_TORCH = tuple(each.name for each in OPTIMIZERS.values() if each.in_torch)
+"""Those that ``torch.optim`` has, hence the runtime and the exporters."""
+
+
+def in_torch(name: str) -> InTorch:
+    """What ``torch.optim`` has of an optimizer that it has; plans with another are refused before they run."""
+    found = OPTIMIZERS[name].in_torch
+    assert found is not None, name
+    return found
+
+
+def known_optimizer(name: str) -> str:
+    """The name itself. Raises ValueError with a suggestion for an unknown one."""
+    if name not in OPTIMIZERS:
+        raise ValueError(f"is no optimizer{files.suggest(name, OPTIMIZERS)}{files.allowed(OPTIMIZERS)}")
+    return name
