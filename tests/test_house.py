@@ -22,6 +22,8 @@ BINARY = {
     "1024",
     "1024.0",
 }  # only where something is multiplied or divided by it: it is a size of tensors, too
+MIRRORED = ("tracing",)
+"""Rooms of which every module has a test module of its own; others are tested by what they do together."""
 FOLDERS_WITH_A_TABLE = (("simpar/plan/schedules", "actions"), ("simpar/cost/collectives", "parameters"))
 
 
@@ -130,6 +132,24 @@ def test_tests_say_what_they_check():
         if f.name.startswith("test_") and ast.get_docstring(f) is None
     ]
     assert silent == []
+
+
+def test_every_module_of_a_mirrored_room_has_its_tests():
+    """Those of ``simpar/room/module.py`` are in ``tests/room/test_module.py``, and there are some."""
+    for room in MIRRORED:
+        modules = [path for path in PACKAGE if path.is_relative_to(ROOT / "simpar" / room)]
+        homes = [
+            ROOT / "tests" / path.relative_to(ROOT / "simpar").with_name(f"test_{path.name}")
+            for path in modules
+            if path.name != "__init__.py"
+        ]
+        assert len(homes) > 1, room
+        found = {
+            home: [f for f in functions(home) if f.name.startswith("test_")]
+            for home in homes
+            if home.exists()
+        }
+        assert [str(home.relative_to(ROOT)) for home in homes if not found.get(home)] == []
 
 
 def test_nothing_is_left_undone():

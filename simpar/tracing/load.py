@@ -1,19 +1,10 @@
-"""``module:function`` to ModelGraph."""
+"""A model by what users call it: a name, a file, or ``module:function``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from math import prod
-
 from simpar.models.catalogue import load_model as load_known
 from simpar.models.graph import ModelGraph
-from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.code import is_code
-from simpar.tracing.expert_roles import NAMES as EXPERT_DIMS
-from simpar.tracing.raw_operators import Draft
-from simpar.tracing.segments import Segment
 
 DEFAULT_SEQ_LEN = 256
 
@@ -23,146 +14,8 @@ def load_model(name: str, *, seq_len: int = DEFAULT_SEQ_LEN) -> ModelGraph:
 
     What the function returns is traced with sequences of ``seq_len`` tokens. Raises UserError.
     """
-    return trace_model(name, seq_len) if is_code(name) else load_known(name)
+    if not is_code(name):
+        return load_known(name)
+    from simpar.tracing.graph import trace_model  # the reader of modules, which a shipped model does not need
 
-
-@lru_cache(maxsize=8)
-def trace_model(name: str, seq_len: int) -> ModelGraph:
-    """The graph of the torch module that a function of the user's returns. Raises UserError."""
-    from simpar.tracing.capture import capture
-    from simpar.tracing.reading import read_drafts
-    from simpar.tracing.segments import segments
-
-    captured = capture(name, seq_len)
-    chain = segments(name, read_drafts(name, captured))
-    graph = _assembled(name, _read_all(name, chain))
-    held = sum(prod(sizes) for sizes in captured.parameters.values())
-    if graph.num_parameters() != held:
-        raise RuntimeError(f"{name}: the graph has {graph.num_parameters()} of {held} parameters")
-    return graph
-
-
-def _read_all(name: str, chain: Sequence[Segment]) -> list[Traced]:
-    """Every segment as a block of its own."""
-    values = {value: draft for segment in chain for draft in segment.drafts for value in draft.outputs}
-    sharing = _table(chain)
-    found: list[Traced] = []
-    for at, segment in enumerate(chain):
-        place = EMBEDDING if at == 0 else HEAD if at == len(chain) - 1 else LAYER
-        arriving = values[segment.arrives].columns if segment.arrives else 0
-        found.append(BlockReader(name, segment, place, sharing, arriving, values).read())
-        sharing.owned.update(piece.node for draft in segment.drafts for piece in draft.pieces)
-    if not sharing.vocab:
-        sharing.vocab = _columns(chain[-1])
-    found[0] = replace(found[0], dims={**found[0].dims, "vocab": sharing.vocab, "tied": sharing.tied})
-    return found
-
-
-def _columns(segment: Segment) -> int:
-    return [draft.columns for draft in segment.drafts if draft.kind == "matmul"][-1]
-
-
-def _table(chain: Sequence[Segment]) -> Sharing:
-    """The largest table that tokens are looked up in."""
-    tables = [draft for segment in chain for draft in segment.drafts if draft.kind == "embedding"]
-    if not tables:
-        return Sharing()
-    largest = max(tables, key=lambda draft: draft.table)
-    parameter = next((piece.parameter for piece in largest.pieces), "")
-    return Sharing(table=parameter, vocab=largest.table)
-
-
-@dataclass
-class _Scopes:
-    """Dims of the model, and of blocks that name other sizes."""
-
-    dims: dict[str, int]
-    own: dict[str, Mapping[str, int]] = field(default_factory=dict)
-
-    def of(self, traced: Traced, *, is_layer: bool) -> str:
-        """The scope that has a block's dims; a new one where none has."""
-        if _fits(traced.dims, self.dims):
-            return ""
-        for name, dims in self.own.items():
-            if _fits(traced.dims, dims):
-                return name
-        name = traced.group.replace(".", "_") if is_layer and traced.group else f"part{len(self.own) + 1}"
-        while name in self.own:
-            name += "_"
-        base = {key: size for key, size in self.dims.items() if key not in ("seq", "context", "vocab")}
-        self.own[name] = {**base, **traced.dims}
-        return name
-
-
-def _fits(wanted: Mapping[str, int], dims: Mapping[str, int]) -> bool:
-    """Whether dims say what a block wants, and no length of their own where it has the training's."""
-    return all(dims.get(key) == size for key, size in wanted.items()) and ("seq" in wanted) == ("seq" in dims)
-
-
-def _assembled(name: str, traced: list[Traced]) -> ModelGraph:
-    """Equal layers as one block; the dims of most parameters are the model's."""
-    vocab, tied = traced[0].dims["vocab"], bool(traced[0].dims["tied"])
-    traced[0] = replace(
-        traced[0], dims={k: v for k, v in traced[0].dims.items() if k not in ("vocab", "tied")}
-    )
-    layers = _like(traced[1:-1])
-    scopes = _Scopes(_model_dims(traced))
-    names: dict[str, str] = {}
-    blocks = {}
-    chain = []
-    for layer in layers:
-        key = repr((layer.operators, sorted(layer.dims.items()), layer.passes))
-        if key not in names:
-            base = _block_name(layer)
-            names[key] = base if base not in names.values() else f"{base}_{len(names)}"
-            blocks[names[key]] = as_block(names[key], layer, scopes.of(layer, is_layer=True))
-        chain.append(names[key])
-    embedding = as_block("embedding", traced[0], scopes.of(traced[0], is_layer=False))
-    head = as_block("head", traced[-1], scopes.of(traced[-1], is_layer=False))
-    own = {f"{scope}.{key}": size for scope, dims in scopes.own.items() for key, size in dims.items()}
-    refusal = next((f"{layer.group or 'a block'}: {layer.refusal}" for layer in layers if layer.refusal), "")
-    facts = {"traced": name, "no_tensor_parallel": refusal}
-    dims = {**scopes.dims, "vocab": vocab, **own}
-    return ModelGraph(
-        name, dims, blocks, tuple(chain), embedding, head, tied, {k: v for k, v in facts.items() if v}
-    )
-
-
-def _block_name(layer: Traced) -> str:
-    return layer.group.replace(".", "_") if layer.group else "between"
-
-
-def _like(layers: list[Traced]) -> list[Traced]:
-    """Layers that differ only in what they let pass let the most pass: the last of a row passes nothing on."""
-    most: dict[str, Traced] = {}
-    for layer in layers:
-        key = repr((layer.operators, sorted(layer.dims.items())))
-        if key not in most or len(layer.passes) > len(most[key].passes):
-            most[key] = layer
-    return [
-        replace(layer, passes=most[repr((layer.operators, sorted(layer.dims.items())))].passes)
-        for layer in layers
-    ]
-
-
-def _model_dims(traced: list[Traced]) -> dict[str, int]:
-    """The dims of the kind of layer that most of the model consists of, of the training's length if any is."""
-    counts: dict[tuple[tuple[str, int], ...], int] = {}
-    for layer in traced[1:-1]:
-        key = tuple(sorted(layer.dims.items()))
-        counts[key] = counts.get(key, 0) + _weight(layer)
-    long = {key: n for key, n in counts.items() if "seq" not in dict(key)} or counts
-    found = dict(max(long.items(), key=lambda item: item[1])[0])
-    for name in ("seq", "context"):
-        found.pop(name, None)
-    for key in counts:  # layers with experts and layers without share what they have in common
-        found = {**{name: size for name, size in key if name in EXPERT_DIMS}, **found}
-    hidden = found["hidden"]
-    return {"heads": 1, "kv_heads": 1, "head_dim": hidden, "ffn": hidden, "positions": 0, **found}
-
-
-def _weight(layer: Traced) -> int:
-    return sum(op.kind in ("matmul", "attention") for op in layer.operators)
-
-
-__all__ = ["DEFAULT_SEQ_LEN", "Draft", "load_model", "trace_model"]
+    return trace_model(name, seq_len)

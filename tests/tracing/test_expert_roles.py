@@ -1,0 +1,80 @@
+"""Names and sizes of the operators of mixtures."""
+
+from simpar.models.graph import term
+from simpar.tracing.expert_roles import ROUTED, expert_weights, without_shared_gate
+from simpar.tracing.raw_operators import Piece
+from simpar.tracing.roles import find_roles
+from tests.tracing.drafts import draft
+
+TWICE = ((2, ("batch", "seq")),)
+
+
+def mixture():
+    """Four experts of 24, the best two of which a token of 16 is sent to."""
+    return [
+        draft("router", "router", 4, "x", contraction=16),
+        draft("sent", "dispatch", 16, "x", "router", rows=TWICE),
+        draft("up", "grouped_matmul", 48, "sent", rows=TWICE, contraction=16),
+        draft("act", "gated_activation", 24, "up", rows=TWICE),
+        draft("down", "grouped_matmul", 16, "act", rows=TWICE, contraction=24),
+        draft("out", "combine", 16, "down"),
+    ]
+
+
+def shared():
+    """An expert of 32 for all tokens, scaled by a score of its own."""
+    return [
+        draft("s_up", "matmul", 64, "x", contraction=16),
+        draft("s_act", "gated_activation", 32, "s_up"),
+        draft("s_down", "matmul", 16, "s_act", contraction=32),
+        draft("score", "matmul", 1, "x", contraction=16, pieces=(Piece("score", "gate", 16, "matrix"),)),
+        draft("scaled", "activation", 16, "score", "s_down"),
+    ]
+
+
+def test_roles_of_a_mixture():
+    """Experts, how many of them a token has, and the width of each; rows are those that are routed."""
+    roles = find_roles(mixture(), "")
+    wanted = {"experts": 4, "num_experts": 4, "expert_ffn": 24, "topk": 2}
+    assert {name: roles.dims[name] for name in wanted} == wanted
+    assert roles.names == {
+        "router": "router", "sent": "dispatch", "up": "expert_up", "act": "expert_activation", "down": "expert_down",
+        "out": "combine",
+    }  # fmt: skip
+    assert roles.columns["up"] == term("expert_ffn", times=2)
+    assert {name for name, rows in roles.rows.items() if rows == ROUTED} == {"sent", "up", "act", "down"}
+    assert {roles.regions[name] for name in ("sent", "up", "act", "down")} == {"expert"}
+
+
+def test_without_a_router_nothing_is_a_mixture():
+    """No name, no size."""
+    roles = find_roles(mixture()[1:2], "")
+    assert roles.names == {}
+    assert roles.dims == {}
+
+
+def test_the_score_of_a_shared_expert_is_a_weight_of_its_product():
+    """Where there is a mixture: the product of one column and its pass are gone, its parameter is the product's."""
+    found = without_shared_gate([*shared(), *mixture()])
+    names = [each.name for each in found]
+    assert "score" not in names
+    assert "scaled" not in names
+    up, down = (next(each for each in found if each.name == name) for name in ("s_up", "s_down"))
+    assert [(piece.parameter, piece.kind) for piece in up.pieces] == [("gate", "vector")]
+    assert down.outputs == ("s_down", "scaled")
+    assert without_shared_gate(shared()) == shared()
+
+
+def test_stacks_of_matrices():
+    """One matrix an expert, and one bias where it has any."""
+    up = mixture()[2]
+    sizes = (term("hidden"), term("expert_ffn"))
+    with_bias = draft(
+        up.name, up.kind, 48, pieces=(Piece("a", "w", 1, "expert"), Piece("a", "b", 1, "expert"))
+    )
+    found = expert_weights("expert_up", with_bias, *sizes)
+    assert [weight.name for weight in found] == ["expert_up.weight", "expert_up.bias"]
+    assert [weight.size for weight in found] == [
+        ((1, ("expert_ffn", "experts", "hidden")),), ((1, ("expert_ffn", "experts")),),
+    ]  # fmt: skip
+    assert expert_weights("expert_up", up, *sizes) == ()

@@ -1,0 +1,48 @@
+"""Blocks as a ModelGraph."""
+
+from simpar.models.graph import Operator, term
+from simpar.tracing.blocks import Traced
+from simpar.tracing.graph import _fits, _like, _model_dims, _Scopes
+
+PRODUCT = Operator("p", "matmul", term("batch", "seq"), term("hidden"), "tensor", term("hidden"))
+
+
+def block(dims, passes=(), operators=(PRODUCT,)):
+    """A traced block with some dims."""
+    return Traced(operators, dims, passes, "layers", "")
+
+
+def test_layers_of_the_training_and_of_a_length_of_their_own_differ():
+    """Dims that agree fit only where both have a length of their own, or neither."""
+    assert _fits({"hidden": 8}, {"hidden": 8, "heads": 2})
+    assert not _fits({"hidden": 8}, {"hidden": 16})
+    assert not _fits({"hidden": 8, "seq": 4}, {"hidden": 8})
+    assert not _fits({"hidden": 8}, {"hidden": 8, "seq": 4})
+
+
+def test_other_sizes_have_a_scope():
+    """One a set of sizes, under the name of the list or a number; lengths of the model are not taken along."""
+    scopes = _Scopes({"hidden": 8, "heads": 2, "vocab": 100})
+    assert scopes.of(block({"hidden": 8}), is_layer=True) == ""
+    assert scopes.of(block({"hidden": 16}), is_layer=True) == "layers"
+    assert scopes.of(block({"hidden": 16}), is_layer=False) == "layers"
+    assert scopes.of(block({"hidden": 32}), is_layer=True) == "layers_"
+    assert scopes.of(block({"hidden": 64}), is_layer=False) == "part3"
+    assert scopes.own["layers"] == {"hidden": 16, "heads": 2}
+
+
+def test_layers_that_are_alike_pass_as_much():
+    """The last of a row, behind which nothing is read, counts as those before it."""
+    most = term("batch", "memory")
+    alike = _like([block({"hidden": 8}, most), block({"hidden": 8}), block({"hidden": 16})])
+    assert [each.passes for each in alike] == [most, most, ()]
+
+
+def test_dims_of_the_model_are_those_of_most_of_it():
+    """Counted by products and attention, of the training's length if any is."""
+    ends = block({"hidden": 8})
+    few, many = block({"hidden": 8, "ffn": 32}), block({"hidden": 16, "ffn": 64}, operators=(PRODUCT,) * 3)
+    found = _model_dims([ends, few, many, ends])
+    assert (found["hidden"], found["ffn"], found["heads"], found["positions"]) == (16, 64, 1, 0)
+    pictures = block({"hidden": 16, "seq": 4}, operators=(PRODUCT,) * 3)
+    assert _model_dims([ends, few, pictures, ends])["hidden"] == 8

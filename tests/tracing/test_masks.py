@@ -1,0 +1,67 @@
+"""Masks that depend on no input, made for real."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from simpar.tracing.capture import Call  # noqa: E402
+from simpar.tracing.masks import Constants  # noqa: E402
+from simpar.tracing.nodes import Mask, Ref  # noqa: E402
+
+
+def made(name, target, *given, **named):
+    """A call of a trace with its arguments as given."""
+    return Call(name, getattr(target, "__name__", str(target)), given, None, (), target, (given, named))
+
+
+def constants(rows):
+    """Constants with one call ``mask`` that makes some rows, and one ``turned`` that reverses them."""
+    return Constants(
+        [made("mask", lambda: rows), made("turned", torch.logical_not, Ref("mask"))],
+    )
+
+
+ONES = torch.ones(6, 6, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (ONES, Mask()),
+        (ONES.tril(), Mask(causal=True)),
+        (ONES.tril().triu(-2), Mask(causal=True, window=3)),
+        (ONES.triu(), None),
+        (ONES[:4].tril(), None),
+        (torch.where(ONES.tril(), 0.0, -1e9), Mask(causal=True)),
+        (torch.where(ONES.tril(), 0.0, -5.0), Mask()),
+    ],
+    ids=["all", "causal", "window", "later ones", "not square", "added", "a bias hides nothing"],
+)
+def test_what_a_mask_shows(rows, expected):
+    """Of true or near 0; a form that is not known says nothing."""
+    assert constants(rows).mask("mask", hides=False) == expected
+
+
+def test_a_mask_that_hides_is_the_reverse():
+    """Of true for what is not seen, as masked_fill has it; arguments that are calls are made first."""
+    known = constants(ONES.tril())
+    assert known.mask("turned", hides=True) == Mask(causal=True)
+    assert known.mask("turned", hides=False) is None
+
+
+def test_buffers_of_the_module_are_unknown():
+    """What only the real module has is not guessed, nor what is made of it, nor what is no matrix."""
+    inside = Call("buffer", "placeholder", (), torch.ones(4, 4), (), None)
+    known = Constants([inside, made("copy", torch.clone, Ref("buffer")), made("row", lambda: torch.ones(4))])
+    assert known.mask("buffer", hides=False) is None
+    assert known.mask("copy", hides=False) is None
+    assert known.mask("row", hides=False) is None
+
+
+def test_a_mask_is_looked_at_once():
+    """Layers share masks."""
+    asked = []
+    known = Constants([made("mask", lambda: asked.append(1) or ONES.tril())])
+    assert known.mask("mask", hides=False) is known.mask("mask", hides=False)
+    assert known.mask("mask", hides=True) is None
+    assert asked == [1]
