@@ -29,7 +29,7 @@ Read = TypeVar("Read", bound=BaseModel)
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class ClusterChoice(_Part):

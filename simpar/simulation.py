@@ -30,7 +30,6 @@ from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.checkpointing import with_checkpoints
 from simpar.program.resolve.pass_costs import pass_costs
 from simpar.program.resolve.token_slices import choose_slices
-from simpar.replicas.cooperate import cooperate
 from simpar.report.result import Result
 from simpar.report.summarise import Context, summarise
 from simpar.sampling import sample
@@ -86,7 +85,11 @@ def simulate(
     timing = engine(lowered.program)
     context = Context(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan)
     result = summarise(context, with_timeline=options.get("with_timeline", True))
-    return cooperate(context, result, perturbation, options.get("noise_scale_tokens")) if alone else result
+    if not alone:
+        return result
+    from simpar.replicas.cooperate import cooperate
+
+    return cooperate(context, result, perturbation, options.get("noise_scale_tokens"))
 
 
 def refuse_whole_vocabulary(stack: Stack) -> None:

@@ -16,7 +16,7 @@ Kind = Literal["operator", "product", "stream", "optimizer", "collective", "wrap
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Walk(_Part):

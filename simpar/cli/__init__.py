@@ -59,6 +59,8 @@ COMMANDS = (
     listing,
     about,
 )  # imported for their registration
+SELDOM = (200_000, 20, 50)
+"""Of how many new objects one looks for cycles: of Python's 700, a command of a second spends a tenth of it looking."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what writing to standard output may meet
 ORDER = (
     "simulate", "search", "check", "compare", "report", "export", "import", "run", "explain", "replay", "ui", "plot",
@@ -115,6 +117,10 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the ``simpar`` executable and of ``python -m simpar``."""
+    gc.set_threshold(*SELDOM)
+    os.environ.setdefault(
+        "PYDANTIC_DISABLE_PLUGINS", "__all__"
+    )  # it would ask every installed package for one
     code = run(sys.argv[1:])
     gc.freeze()  # a process that ends need not look for cycles in all that it has made: a tenth of a second
     sys.exit(code)

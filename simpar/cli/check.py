@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, json_out
@@ -43,16 +40,15 @@ def check(scenario: list[str], **values: Any) -> int:
 
     Nothing is started. Exit code 3 says that it does not fit as surely as is wanted.
     """
-    with _uncollected():
-        from simpar.preflight.check import Facts, WholeRun, check_launch
-        from simpar.preflight.given import given_words
-        from simpar.uncertainty.memory import WANTED
+    from simpar.preflight.check import Facts, WholeRun, check_launch
+    from simpar.preflight.given import given_words
+    from simpar.uncertainty.memory import WANTED
 
-        wanted = WANTED if values["fits_with"] is None else values["fits_with"]
-        given = ("hardware", "nodes", "model", "seq_len", "global_batch", "stack")
-        run = WholeRun(values["tokens"], values["price_per_gpu_hour"], values["reliability"])
-        facts = Facts(**{name: values[name] for name in given}, fits_with=wanted, run=run)
-        checked = check_launch(given_words(scenario, values["from_"]), facts)
+    wanted = WANTED if values["fits_with"] is None else values["fits_with"]
+    given = ("hardware", "nodes", "model", "seq_len", "global_batch", "stack")
+    run = WholeRun(values["tokens"], values["price_per_gpu_hour"], values["reliability"])
+    facts = Facts(**{name: values[name] for name in given}, fits_with=wanted, run=run)
+    checked = check_launch(given_words(scenario, values["from_"]), facts)
     if values["output"] is not None:
         _write(checked.best.change.text if checked.best else None, values["output"])
     if not json_out(checked.to_dict(), values["json_"]):
@@ -60,18 +56,6 @@ def check(scenario: list[str], **values: Any) -> int:
 
         print_checked(checked, console())
     return 0 if checked.is_sure else INFEASIBLE
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looking for cycles of garbage, which takes a tenth of the time and finds next to nothing in a second."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _write(text: str | None, output: str) -> None:

@@ -22,7 +22,7 @@ Dtype = Literal["fp32", "bf16"]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Fusion(_Part):

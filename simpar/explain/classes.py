@@ -36,7 +36,7 @@ def _checked(patterns: tuple[str, ...]) -> tuple[str, ...]:
 class KernelClass(BaseModel):
     """One class: patterns of names, and of which axis it is the traffic, where it is communication."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     name: str
     patterns: tuple[str, ...]
     communication: Literal["", "group", "tp", "pp", "dp", "cp", "ep"] = ""
@@ -51,7 +51,7 @@ Axis = Literal["tp", "pp", "dp", "cp", "ep"]
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     classes: tuple[KernelClass, ...] = ()
     groups: dict[Axis, tuple[str, ...]] = {}
 

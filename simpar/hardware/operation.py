@@ -12,7 +12,7 @@ MOST_DAYS = 3650.0
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class SlowNodes(_Part):

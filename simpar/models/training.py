@@ -21,7 +21,7 @@ MOST_SEQUENCES = 2**42
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Documents(_Part):

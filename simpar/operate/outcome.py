@@ -24,7 +24,7 @@ CONFIDENCE = 1.959964  # two-sided 95 % of the normal distribution
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Estimate(_Part):

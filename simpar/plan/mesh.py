@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer
 
-from simpar.units import Count
+from simpar.units import Count, Ints
 
-Ints = NDArray[np.int64]
 AXES = ("tp", "cp", "dp", "pp")
 EXPERT_AXES = ("etp", "ep", "edp")
 
@@ -24,7 +22,7 @@ class Mesh(BaseModel):
     whose key order is the rank order.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     tp: Count = Field(1, description="tensor-parallel ranks")
     cp: Count = Field(1, description="context-parallel ranks")

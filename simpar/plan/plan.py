@@ -47,7 +47,7 @@ BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "ex
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Pipeline(_Part):
@@ -359,7 +359,7 @@ class Record(_Part):
 class Plan(Record):
     """One layout. Flat keys (``Plan(tp=8, pp=4, micro_batch=1, zero=1)``) and sections mean the same."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_add_flat_keys)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_add_flat_keys)
 
     mesh: Mesh = Mesh()
     micro_batch: Count = Field(1, description="sequences a data-parallel rank runs at once")

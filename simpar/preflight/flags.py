@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpar.cost.stack import resolve
 from simpar.errors import UserError
@@ -20,8 +20,10 @@ from simpar.export.target import Imported
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit
-from simpar.search.problem import Problem
 from simpar.simulation import balanced
+
+if TYPE_CHECKING:
+    from simpar.search.problem import Problem
 
 SYNONYMS = {
     "--recompute-granularity": ("--recompute-activations",),

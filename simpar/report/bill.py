@@ -20,7 +20,7 @@ MWH_J = 3.6e9
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Amount(_Part):

@@ -29,7 +29,7 @@ class Certainty(BaseModel):
     were learnt from.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     step_time_interval_s: tuple[float, float]
     reserved_memory_interval_bytes: tuple[float, float]

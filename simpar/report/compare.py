@@ -37,7 +37,7 @@ SMALL = 0.005  # of the larger step or peak: what is less is not worth a sentenc
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Pair(_Part):

@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class JitterReport(_Part):

@@ -15,7 +15,7 @@ WORTH_A_HINT = 0.005
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Waited(_Part):

@@ -23,7 +23,7 @@ SNAPSHOT = "memory-rank{rank}.pickle"
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Handed(_Part):

@@ -39,7 +39,7 @@ NEEDS = ("model", "training.seq_len", "training.global_batch")
 class Request(BaseModel):
     """A scenario whose cluster may be left out: then nothing is predicted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     description: str = ""
     model: str | dict[str, Any]

@@ -22,7 +22,7 @@ DELAYED = "delayed"
 class Manifest(BaseModel):
     """What a checkpoint is of, and size in bytes and digest of every file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     version: int
     model: str

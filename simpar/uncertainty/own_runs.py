@@ -24,7 +24,7 @@ class OwnRuns(BaseModel):
     ``peak_error`` that of the peak memory of the ``peaks`` of them whose memory was learnt from.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     cluster: str
     traits: Traits
@@ -46,7 +46,7 @@ class MeasuredLayout(BaseModel):
     its step is made up of, ``error`` is what is left of log(measured / predicted) with what was learnt.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     cluster: str
     layout: str

@@ -15,7 +15,7 @@ PATH = Path(__file__).with_name("table.json")
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class TimeErrors(_Part):
