@@ -47,7 +47,7 @@ class Loop(Generic[P, R]):
 
     def plain(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As :meth:`__call__`, never compiled: on lists, of which Python reads single entries faster."""
-        pairs: list[tuple[NDArray[Any], list[Any]]] = []
+        pairs: list[tuple[NDArray[np.generic], list[Any]]] = []
         found = self.function(*(_on_lists(each, pairs) for each in args), **kwargs)  # type: ignore[arg-type]
         for array, entries in pairs:
             array[:] = entries
@@ -63,7 +63,7 @@ class Loop(Generic[P, R]):
         return made
 
 
-def _on_lists(value: object, pairs: list[tuple[NDArray[Any], list[Any]]]) -> object:
+def _on_lists(value: object, pairs: list[tuple[NDArray[np.generic], list[Any]]]) -> object:
     """A value with lists in place of its arrays, which are added to the pairs."""
     if isinstance(value, np.ndarray):
         pairs.append((value, value.tolist()))

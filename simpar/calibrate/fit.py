@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from simpar.calibrate.request import Request, Sample
@@ -25,9 +24,8 @@ from simpar.hardware.device import Device
 from simpar.models.graph import Block
 from simpar.plan.plan import Numerics, Plan
 from simpar.plan.sharding import RankDims, rank_dims
-from simpar.units import US
+from simpar.units import US, Floats
 
-Floats = NDArray[np.float64]
 PASS_KINDS = ("norm", "rope", "gated_activation", "activation", "add", "dropout", "embedding", "loss")
 PRODUCTS: dict[str, tuple[float, float, float]] = {  # start, least, most
     "gemm_efficiency": (0.9, 0.05, 2.0), "gemm_prologue_k": (8.0, 0.0, 2000.0),

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from simpar.calibrate.request import Request, Sample, Walk
@@ -22,7 +23,6 @@ from simpar.runtime.loss import mean_loss
 from simpar.runtime.model import fill
 from simpar.runtime.update import BETAS, EPS
 
-Tensor = Any
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

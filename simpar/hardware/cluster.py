@@ -17,11 +17,11 @@ from simpar.hardware.device import Device, load_device
 from simpar.hardware.levels import Home, Level
 from simpar.hardware.limits import check_links
 from simpar.hardware.profile import ClusterProfile
+from simpar.units import Ints
 
 if TYPE_CHECKING:
     import networkx
 
-Ints = NDArray[np.int64]
 MAX_DEVICES = 2**21
 LATE = ("member_us", "far_member_us")
 """Parameters of the time that a collective waits for the last of its members: near ones, and far ones."""

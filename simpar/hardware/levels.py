@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+from simpar.units import Ints
 
 if TYPE_CHECKING:
     from simpar.hardware.cluster import Cluster
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.hardware.cluster import Cluster, Ints
+from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.hardware.levels import Home, Level
 from simpar.hardware.profile import Between, ClusterProfile
+from simpar.units import Ints
 
 LEAVES = ("leaf_up", "leaf_down")
 TRUNKS = ("trunk_up", "trunk_down")

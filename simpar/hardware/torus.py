@@ -6,9 +6,9 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from simpar.units import Ints
+
 Sides = tuple[int, ...]
 
 

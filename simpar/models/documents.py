@@ -13,12 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.models.graph import ModelGraph, Operator
 from simpar.models.training import Documents, Training
+from simpar.units import Floats
 
-Floats = NDArray[np.float64]
 QUANTILES = 4096
 
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from simpar.hardware.operation import SlowNodes
 from simpar.hardware.reliability import Rate
+from simpar.units import Floats
 
-Floats = NDArray[np.float64]
 LOSSES = ("checkpoints", "lost work", "detection", "restart", "waiting for nodes", "slow nodes")
 SLOW = "slow node"
 

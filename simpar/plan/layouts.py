@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.plan.plan import Plan
-from simpar.units import Numbers
+from simpar.units import Ints, Numbers
 
-Ints = NDArray[np.int64]
 Flag = bool | NDArray[np.bool_]
 """A truth value, or an array of them; columns of one layout broadcast against each other."""
 

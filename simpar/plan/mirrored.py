@@ -13,13 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.plan.mesh import Mesh
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp
+from simpar.units import Ints
 
-Ints = NDArray[np.int64]
 FOLDED = {each.name: each.half_is for each in SCHEDULES.values() if each.half_is}
 """Schedules with two ends, and those that run on half of their ranks."""
 

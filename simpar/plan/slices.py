@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.models.graph import Dims, Operator, Size
 from simpar.plan.placement import Role
+from simpar.units import Flags, Ints
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 DIVIDED = ("batch", "seq", "columns", "contraction")
 _WHOLE = ("head_dim", "batch")
 
@@ -33,10 +31,10 @@ def sized_names(size: Size) -> tuple[str, ...]:
     return tuple(next((name for name in names if name not in _WHOLE), "") for _, names in size)
 
 
-def divides(op: Operator, dims: Dims, by: Mapping[str, Ints]) -> Bools:
+def divides(op: Operator, dims: Dims, by: Mapping[str, Ints]) -> Flags:
     """Whether slices come out whole: bool per choice."""
     rows = [dims[name] for name in sized_names(op.rows) if name]
-    good: Bools = dims["batch"] % by["batch"] == 0
+    good: Flags = dims["batch"] % by["batch"] == 0
     for size in rows:
         good &= size % by["seq"] == 0
     for sizes, what in ((op.columns, "columns"), (op.contraction or _table(op), "contraction")):
@@ -50,8 +48,8 @@ def _table(op: Operator) -> Size:
     return ((1, ("vocab",)),) if op.kind == "embedding" else ()
 
 
-def _splits(name: str, size: int, number: Ints) -> Bools:
-    good: Bools = size % number == 0
+def _splits(name: str, size: int, number: Ints) -> Flags:
+    good: Flags = size % number == 0
     if name == "vocab":  # padded
         good = number >= 1
     elif name == "kv_heads":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.cost.collectives.choice import collective
 from simpar.engine import choose_engine
@@ -13,7 +12,6 @@ from simpar.replicas.setting import Setting
 from simpar.replicas.staleness import MeanStep
 from simpar.units import NS_PER_S, to_ns
 
-Ints = NDArray[np.int64]
 ROUNDS, MOST_DRAWS = 32, 4_000_000
 LOCAL, AVERAGE, OUTER = (
     Label(kind, name)

@@ -23,9 +23,8 @@ from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label, Timing
 from simpar.replicas.setting import Setting
 from simpar.replicas.staleness import MeanStep, staleness
-from simpar.units import DTYPE_BYTES, NS_PER_S, to_ns
+from simpar.units import DTYPE_BYTES, NS_PER_S, Ints, to_ns
 
-Ints = NDArray[np.int64]
 Gate = Callable[["Exchange"], None]
 
 MOST_STEPS, FEWEST_STEPS, MOST_OPS = 64, 12, 200_000

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.optimizers import OPTIMIZERS
@@ -16,10 +15,7 @@ from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.program.structure.synchronisation import Synchronisation
-from simpar.units import DTYPE_BYTES, to_ns
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import DTYPE_BYTES, Ints, to_ns
 
 
 @dataclass(frozen=True)

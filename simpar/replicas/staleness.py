@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.report.result import Staleness
-from simpar.units import to_ns, to_seconds
+from simpar.units import Ints, to_ns, to_seconds
 
-Ints = NDArray[np.int64]
 MOST_BARS = 256
 
 

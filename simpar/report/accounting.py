@@ -19,14 +19,12 @@ from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
 from simpar.report.idle import OWN, WHY, Idle, Participation, Waiting
 from simpar.report.slot_facts import COMMUNICATION, HOST, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
-from simpar.units import NS_PER_S, Indices
+from simpar.units import NS_PER_S, Floats, Indices, Ints
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Program, Timing
     from simpar.program.lower import Lowered
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 CAUSES = (
     "compute", "exposed_tp", "exposed_pp", "exposed_dp", "exposed_cp", "exposed_ep", "bubble", "waiting", "optimizer",

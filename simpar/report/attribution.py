@@ -20,11 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.ir.program import Program, Timing, stream_edges
-from simpar.units import Indices
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from simpar.units import Flags, Floats, Indices, Ints
 
 SLOW, UNEQUAL, GROUPS, BUBBLE = range(4)
 """Causes of waiting: a slow rank, a rank with more work, collectives of other groups, the schedule."""
@@ -91,7 +87,7 @@ class Pieces:
     end: Ints
     op: Indices
 
-    def take(self, rows: Ints | Bools | slice) -> Pieces:
+    def take(self, rows: Ints | Flags | slice) -> Pieces:
         """The pieces at ``rows``."""
         return Pieces(self.gap[rows], self.begin[rows], self.end[rows], self.op[rows])
 
@@ -143,7 +139,7 @@ def summed_along(binding: Indices, values: Floats) -> Floats:
     return total[:-1]
 
 
-def nearest(binding: Indices, flagged: Bools) -> Ints:
+def nearest(binding: Indices, flagged: Flags) -> Ints:
     """The first flagged op of the chain that starts with every op, int64[num_ops]; -1 without one."""
     found, hop = np.where(flagged, np.arange(len(binding)), -1), binding.astype(np.int64)
     live = np.flatnonzero((found < 0) & (hop >= 0)) if flagged.any() else np.zeros(0, dtype=np.int64)

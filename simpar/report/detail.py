@@ -7,15 +7,13 @@ Lowering merges the steps of a block into one op whose inner times are constant 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.program.emission.emit import moved_layer
 from simpar.program.ir.program import Label
 from simpar.program.lower import Lowered
 from simpar.program.structure.templates import Node
 from simpar.report.timeline import InnerSteps
-
-Ints = NDArray[np.int64]
+from simpar.units import Ints
 
 
 def inner_steps(lowered: Lowered) -> tuple[Ints, tuple[InnerSteps, ...]]:

@@ -23,15 +23,12 @@ from simpar.report.attribution import (
     shared_out,
 )
 from simpar.report.slot_facts import COMMUNICATION, HOST
-from simpar.units import Indices
+from simpar.units import Flags, Floats, Indices, Ints
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Timing
     from simpar.program.lower import Lowered
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 OWN = (*COMMUNICATION, HOST)
 """What a rank itself may have under way while its compute stream is idle."""
 WHY = (*OWN, *WAITS)
@@ -74,7 +71,7 @@ class Participation:
         rows = np.flatnonzero(self.class_id != self.class_of_op[self.op])
         return np.sort(self.op[rows].astype(np.int64) * self.num_classes + self.class_id[rows])
 
-    def has(self, op: Indices, class_id: Ints) -> Bools:
+    def has(self, op: Indices, class_id: Ints) -> Flags:
         """Whether each class takes part in each op, and the op is of a kind in OWN."""
         found = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN))
         if len(self._of_others):

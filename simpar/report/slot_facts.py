@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from simpar.cost.power import streaming_operators
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.structure.templates import Node
-from simpar.units import Indices
+from simpar.units import Indices, Ints
 
 if TYPE_CHECKING:
     from simpar.program.ir.program import Timing
     from simpar.program.lower import Lowered
 
-Ints = NDArray[np.int64]
 
 PASSES = ("forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute")
 INSIDE = ("tp", "cp", "ep")

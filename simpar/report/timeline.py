@@ -12,13 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.program.ir.program import Label, Program, Timing
-from simpar.units import NS_PER_S, Indices
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import NS_PER_S, Floats, Indices, Ints
 
 COMPUTE_KINDS = (
     "forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute", "optimizer", "host",

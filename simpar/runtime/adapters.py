@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
@@ -18,8 +18,6 @@ from simpar.errors import UserError
 from simpar.models.tuning import PARTS
 from simpar.plan.plan import Tuning
 from simpar.runtime.decoder import BlockModule, Decoder, Linear, Part, Projection
-
-Tensor = Any
 
 
 class AdaptedLinear(Linear):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -17,8 +17,6 @@ from simpar.models.graph import Attention as Mask
 from simpar.runtime import banded
 from simpar.runtime.context import Context
 from simpar.runtime.context import attention as context_attention
-
-Tensor = Any
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from simpar.units import MIB
 
-Tensor = Any
 Known = tuple[Tensor, Tensor, Tensor]  # gradient of the output, output, log-sum-exp
 SCORES_BYTES = 256 * MIB
 HALF = (torch.bfloat16, torch.float16)

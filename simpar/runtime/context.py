@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from simpar.runtime import banded
 from simpar.runtime.banded import Band, Run, band
-
-Tensor = Any
 
 
 def runs(group: int, groups: int, seq_len: int, balance: str) -> tuple[Run, ...]:

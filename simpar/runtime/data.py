@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,8 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.models.training import Training
 from simpar.runtime.job import Data
+from simpar.units import Ints
 
-Ints = NDArray[np.int64]
 ROUNDS = 4
 STRIDES = 7
 ENDLESS = 1 << 40  # samples of a source without an end
@@ -62,7 +62,7 @@ class Synthetic:
 class TokenFile:
     """Token numbers in one flat binary file, mapped into memory; neighbouring samples share one token."""
 
-    tokens: NDArray[Any]
+    tokens: NDArray[np.integer]
     seq_len: int
     vocab: int
     name: str
@@ -97,7 +97,7 @@ def open_source(data: Data, training: Training, vocab: int, seed: int) -> Source
     return source
 
 
-def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _mapped(path: Path, dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -109,7 +109,7 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.memmap(path, dtype=dtype, mode="r")
 
 
-def _encoded(path: Path, tokenizer: str | None) -> NDArray[Any]:
+def _encoded(path: Path, tokenizer: str | None) -> NDArray[np.integer]:
     """Tokens of a text file: its bytes, or what a tokenizer.json makes of it."""
     if tokenizer in (None, BYTES):
         return _mapped(path, np.dtype("uint8"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -25,7 +25,6 @@ from simpar.runtime import latent, mamba, prediction
 from simpar.runtime.attention import Attention, Place, Rotary
 from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertClamp, Experts, Router
 
-Tensor = Any
 SHARED_GATE = "shared_gate.weight"
 Makers = Mapping[str, Callable[[Operator], nn.Module]]
 """How to make a module of every kind of operator."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
@@ -22,8 +23,6 @@ from simpar.runtime.servers import RemoteUpdate
 from simpar.runtime.sharded import plain
 from simpar.runtime.stage_pipeline import StagePipeline
 from simpar.runtime.update import Owned, Update
-
-Tensor = Any
 
 
 @dataclass

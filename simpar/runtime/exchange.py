@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-Tensor = Any
+from torch import Tensor
 
 
 class Exchange(torch.autograd.Function):

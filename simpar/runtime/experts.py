@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
@@ -31,7 +31,6 @@ from simpar.models.details import Gating
 from simpar.models.graph import Operator
 from simpar.runtime.exchange import Exchange, Shared, Spread, Summed
 
-Tensor = Any
 ALIGNED_BYTES = 16
 GROUPED_MAJORS = (9, 10)  # Hopper and Blackwell of data centres
 

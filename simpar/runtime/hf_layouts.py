@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-Tensor = Any
-Tensors = Sequence[Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tensors = Sequence["Tensor"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpar.errors import UserError
 from simpar.runtime.hf_layouts import (
@@ -33,9 +33,11 @@ from simpar.runtime.hf_layouts import (
     TURNED_ROWS,
     TURNED_ROWS_OF_EXPERTS,
     Layout,
-    Tensor,
     Tensors,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 QKV = tuple(f"qkv.parts.{part}" for part in range(3))
 UP = ("mlp_up.parts.0", "mlp_up.parts.1")

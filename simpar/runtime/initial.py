@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from simpar.models.details import Details
 from simpar.runtime import mamba
 from simpar.runtime.data import SPLITMIX
 
-Tensor = Any
 Part = tuple[slice, ...]
 USUAL = Details()
 GOLDEN = 0x9E3779B97F4A7C15

@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from simpar.models.details import Details, Rope
 from simpar.models.graph import Operator
 from simpar.runtime.attention import Attention, Place, Rotary
-
-Tensor = Any
 
 
 class KeyRotary(Rotary):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from simpar.runtime.prediction import IGNORED
 
-Tensor = Any
 WEIGHT = 0.3  # of the mean loss of further tokens [DeepSeek-AI 2024, arXiv 2412.19437, section 4.2]
 
 

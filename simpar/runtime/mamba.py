@@ -9,15 +9,13 @@ Inside a chunk that is a masked product like attention's, between chunks one ste
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from simpar.models.graph import Operator
 
-Tensor = Any
 MIXER_NORM = "mixer_norm"
 DECAYS, STEP_DECADES = (1.0, 16.0), (-3.0, -1.0)
 """Ranges in which -a and the powers of ten of softplus(bias) begin, uniformly [the same, released code]."""

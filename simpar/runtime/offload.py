@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-Tensor = Any
 DEPTH = 8
 """Gradients under way before the oldest is waited for: what they take in pinned memory stays small."""
 

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from simpar.plan.plan import Plan
-
-Tensor = Any
 
 
 class DataParallel(nn.Module):

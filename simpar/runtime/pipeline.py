@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
@@ -18,7 +19,6 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.runtime.measure import Clock
 from simpar.runtime.ranks import Ranks
 
-Tensor = Any
 BACKWARD = (
     _ComputationType.FULL_BACKWARD, _ComputationType.BACKWARD_INPUT, _ComputationType.BACKWARD_WEIGHT,
     _ComputationType.RECV_B, _ComputationType.REDUCE_GRAD,

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.func import functional_call
@@ -31,8 +31,6 @@ from simpar.runtime.decoder import Decoder
 from simpar.runtime.loss import mean_loss
 from simpar.runtime.resharding import DIMS, Held, slices, within
 from simpar.runtime.stage_mesh import Placements, StageMesh
-
-Tensor = Any
 
 ROWS = ("batch", "sequence")
 

@@ -8,14 +8,13 @@ stage of the head, which then has a copy of the embedding.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from simpar.models.graph import INPUT, Block, ModelGraph
 
-Tensor = Any
 EMBEDDED, JOIN = "embedded", "join"
 RETURNS = ("mlp_residual", "final_norm")
 SHARED = ("lm_head", "loss", "pass")  # the model's own, applied by the decoder

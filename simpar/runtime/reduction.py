@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-Tensor = Any
+from torch import Tensor
 
 
 def average(

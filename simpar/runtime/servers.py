@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
@@ -34,7 +34,6 @@ from simpar.runtime.prepare import prepare
 from simpar.runtime.summary import counted
 from simpar.runtime.update import Owned, Scope, optimizer_of
 
-Tensor = Any
 SIZE, BEGIN, PUSH, PULL = range(4)  # tags of messages
 HOST = torch.device("cpu")
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
@@ -15,7 +16,6 @@ from simpar.plan.placement import Role, States
 from simpar.plan.stages import StagePlan
 from simpar.runtime.resharding import DIMS
 
-Tensor = Any
 Placements = tuple[Placement, ...]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from simpar.models.graph import ModelGraph
@@ -25,8 +26,6 @@ from simpar.runtime.measure import Clock
 from simpar.runtime.placed import StageLoss, kept_on
 from simpar.runtime.ranks import StageRanks
 from simpar.runtime.resharding import Held, joint, pieces, within
-
-Tensor = Any
 
 
 @dataclass

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from simpar.errors import UserError
 from simpar.files import write_atomic
@@ -36,8 +37,6 @@ from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.update import Update
 from simpar.runtime.weights import save
 from simpar.tracing.code import own_module
-
-Tensor = Any
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
@@ -32,7 +32,6 @@ from simpar.runtime.rounds import meeting_of
 from simpar.runtime.strategy import Strategy
 from simpar.runtime.tensor_parallel import sum_partial
 
-Tensor = Any
 BETAS, EPS = (0.9, 0.95), 1e-8
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from simpar import files
 from simpar.errors import UserError
@@ -22,7 +23,6 @@ from simpar.runtime.released import CONFIG, INDEX, Released, opener
 from simpar.runtime.sharded import plain
 from simpar.units import GIB
 
-Tensor = Any
 SHARD_BYTES = 4 * GIB
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.uncertainty.joint import JointErrors
-from simpar.uncertainty.ties import Floats
+from simpar.units import Floats
 
 AS_MUCH = 0.5
 """Of the gain of the layout that tells most: a cheaper one that gains so much is taken in its place."""

@@ -15,7 +15,8 @@ from math import log, sqrt
 import numpy as np
 
 from simpar.uncertainty.own_runs import MeasuredLayout
-from simpar.uncertainty.ties import DRAWS, SEED, Floats, covariance, drawn_together
+from simpar.uncertainty.ties import DRAWS, SEED, covariance, drawn_together
+from simpar.units import Floats
 
 NOISE = 0.01
 """By how much the logarithm of a measured step scatters when it is measured again."""

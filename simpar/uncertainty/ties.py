@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from simpar.units import Floats
+
 PART = 8.0
 """The standard deviation of a part's error, in ``layout_spread``, as if a step were that part alone."""
 OWN = 0.8

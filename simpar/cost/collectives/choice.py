@@ -26,8 +26,7 @@ from simpar.cost.collectives.traffic import Edges, concatenate, is_port, occupan
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.levels import Home
-
-Ints = NDArray[np.int64]
+from simpar.units import Ints
 
 
 @dataclass(frozen=True)

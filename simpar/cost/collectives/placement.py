@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
-
-Ints = NDArray[np.int64]
+from simpar.units import Ints
 
 
 @dataclass(frozen=True)

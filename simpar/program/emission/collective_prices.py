@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from simpar.cost.collectives.choice import occupied_s_per_byte, offers_and_loads
 from simpar.cost.collectives.traffic import is_port
@@ -22,10 +22,7 @@ from simpar.program.blocks.phases import TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.flow import NO_CAP, drained_ns, quantise, solo_rates, to_cap
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
-from simpar.units import Numbers, to_ns
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from simpar.units import Floats, Ints, Numbers, to_ns
 
 
 def is_tensor_parallel(kind: str) -> bool:

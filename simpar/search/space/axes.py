@@ -22,9 +22,11 @@ from simpar.plan.mirrored import FOLDED
 from simpar.plan.schedules import SCHEDULES, declared, usual_schedule
 from simpar.plan.sync import apart
 from simpar.search.problem import Problem
-from simpar.units import Ints
+from simpar.units import Flags, Ints
 
-Mask = NDArray[np.bool_]
+Mask = Flags
+Codes = NDArray[np.int8 | np.int16 | np.int32]
+"""Places in the domain of an axis, as narrow as it is short."""
 DEFAULT_ORDER = "tp-cp-dp-pp"
 ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 RECOMPUTE = ("none", "selective", "full", "every:2")
@@ -57,14 +59,14 @@ class Rows:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.domain: dict[str, tuple[Any, ...]] = {}
-        self.code: dict[str, NDArray[Any]] = {}
+        self.code: dict[str, Codes] = {}
         self.count = 1
         self.left_out: dict[str, tuple[Any, ...]] = {}
         self._known: dict[str, Any] = {}
 
     def join(self, name: str, domain: Sequence[Any], keep: Callable[[Rows], Mask] | None = None) -> None:
         """Every row once for each value of another axis, as far as a rule keeps them; so many rows at a time."""
-        step, codes = max(ROWS_AT_ONCE // max(len(domain), 1), 1), dict[str, list[NDArray[Any]]]()
+        step, codes = max(ROWS_AT_ONCE // max(len(domain), 1), 1), dict[str, list[Codes]]()
         for first in range(0, max(self.count, 1), step):
             part = self if self.count <= step else self.some(slice(first, first + step))
             part._multiply(name, tuple(domain))
@@ -143,7 +145,7 @@ class Rows:
         return np.isin(self.code[name], wanted)
 
 
-def numbered(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+def numbered(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
     """The first row of every combination of values there is, in their order, and which of these each row has."""
     rows = len(columns[0])
     code, size = np.zeros(rows, dtype=np.int64), 1

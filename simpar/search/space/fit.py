@@ -170,7 +170,7 @@ def least(rows: Rows, places: Sequence[int | float]) -> Least:
 
 def _of_alike(
     rows: Rows, which: Ints, places: Sequence[int | float], table: Schedule | None = None
-) -> tuple[NDArray[Any], ...]:
+) -> tuple[Floats, ...]:
     """What some pipeline ranks of rows that are alike hold at least: the fields of :class:`Least`.
 
     A single row may have its ``table``, where others are taken to run whatever their schedule makes of any durations.

@@ -19,7 +19,7 @@ from simpar.program.blocks.rank_view import Job
 from simpar.search.problem import Problem
 from simpar.search.space.axes import AXIS_NAMES, PATHS, Rows
 from simpar.simulation import balanced, checked_job
-from simpar.units import Numbers
+from simpar.units import Ints, Numbers
 
 SIZES = ("tp", "ep", "etp", "micro_batch")
 """Axes of which a job may have many values at once, as arrays: sizes alone follow from them, but for 1 against more."""
@@ -115,7 +115,7 @@ class Jobs:
         return replace(job, plan=job.plan.model_copy(update=batch | {"mesh": mesh}))
 
 
-def column(values: NDArray[Any]) -> Numbers:
+def column(values: Ints) -> Numbers:
     """The number that all values are, or else the column of them, [n]."""
     found: Numbers = values if (values != values[0]).any() else values[0].item()
     return found
