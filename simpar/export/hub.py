@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from simpar.models.catalogue import load_model
+from simpar.models.graph import ModelGraph
+
 HUB = {
     "gpt2": "openai-community/gpt2", "gpt2-medium": "openai-community/gpt2-medium",
     "gpt2-large": "openai-community/gpt2-large", "gpt2-xl": "openai-community/gpt2-xl",
@@ -25,3 +30,8 @@ HUB = {
     "glm-4.5-air": "zai-org/GLM-4.5-Air",
     "olmo-2-7b": "allenai/OLMo-2-1124-7B", "olmoe-1b-7b": "allenai/OLMoE-1B-7B-0924",
 }  # fmt: skip
+
+
+def as_shipped(graph: ModelGraph) -> bool:
+    """Whether a model is the shipped one of its name, in sizes and in every detail."""
+    return replace(load_model(graph.name), name="") == replace(graph, name="")

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from math import gcd
 
 from simpar.export import rules
+from simpar.export.hub import as_shipped
 from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.export.yaml_text import yaml_file
-from simpar.models.catalogue import load_model
 
 CONFIG = "maxtext.yml"
 MODELS = {
@@ -42,7 +42,7 @@ _START = """exec {srun}python -m maxtext.trainers.pre_train.train {config} "$@"
 def losses(s: Subject) -> Iterator[Loss]:
     """What the exporter does not say in a MaxText config."""
     name, data = s.graph.name, s.plan.data_parallel
-    if name not in MODELS or load_model(name).dims != s.graph.dims:
+    if name not in MODELS or not as_shipped(s.graph):
         yield Loss("model", name, f"models are named: {', '.join(MODELS)}")
     yield from rules.no_single_process(s)
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")

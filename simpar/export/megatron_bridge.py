@@ -13,11 +13,10 @@ from simpar.export import megatron
 from simpar.export.architecture import architecture
 from simpar.export.bridge_names import PLAIN, SWITCHES
 from simpar.export.bridge_read import read
-from simpar.export.hub import HUB
+from simpar.export.hub import HUB, as_shipped
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
-from simpar.models.catalogue import load_model
 
 MODULE, FUNCTION = "simpar_recipe", "plan"
 PROVIDER = ".models.gpt_provider import GPTModelProvider"
@@ -80,11 +79,8 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 def is_by_name(s: Subject) -> bool:
     """Whether Bridge is told a model by its name on the hub: released mixtures that it has a bridge of its own for."""
-    name = s.graph.name
-    if name not in RELEASED or s.config.get("model_type") not in BRIDGES:
-        return False
-    shipped = load_model(name)
-    return (shipped.dims, shipped.layers) == (s.graph.dims, s.graph.layers)
+    known = s.graph.name in RELEASED and s.config.get("model_type") in BRIDGES
+    return known and as_shipped(s.graph)
 
 
 def _arguments(s: Subject) -> Options:

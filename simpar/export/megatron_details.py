@@ -21,7 +21,7 @@ CLAMPED = {"--quick-geglu": FLAG, "--glu-linear-offset": 1.0, "--activation-func
 def detail_losses(s: Subject) -> Iterator[Loss]:
     """What of a model's details no argument says."""
     details, latent = s.graph.details, "qk_dim" in s.graph.dims
-    rope, gating = details.positions.rope, details.gating
+    rope = details.positions.rope
     known = ("default", "linear", "llama3", "yarn")
     if rope.kind not in known:
         yield Loss("rope_scaling", rope.kind, f"rotary positions are scaled by {', '.join(known[1:])}")
@@ -37,27 +37,51 @@ def detail_losses(s: Subject) -> Iterator[Loss]:
         yield Loss("rope_local_base_freq", details.positions.windowed.theta, "all layers have one base")
     if details.positions.alibi:
         yield Loss("alibi", True, "positions are rotary or learned")
-    scales = details.scales
-    if latent and rope.kind == "yarn":  # its scale follows from mscale_all_dim, there as here
-        scales = Scales(scales.embedding, scales.residual, scales.logits)
-    if scales != Scales():
-        yield Loss("model", "scales of embeddings, residuals or scores", "they are those of a plain decoder")
-    if details.caps != Caps():
-        yield Loss("model", "caps of scores or logits", "scores and logits are not capped")
+    if details.positions.offset:
+        yield Loss("model", f"learned positions from row {details.positions.offset}", "they begin at row 0")
+    if latent and not rope.interleaved:
+        yield Loss("rope_interleave", False, "neighbouring features turn together in latent attention")
+    yield from plain_losses(s)
     if s.graph.is_mixture:
-        if gating.score not in ("softmax", "sigmoid"):
-            yield Loss("router", gating.score, "scores are a softmax or a sigmoid")
-        if gating.score == "sigmoid" and not gating.normalised:
-            yield Loss("norm_topk_prob", False, "sigmoid scores are divided by their sum")
-        added = gating.bias == "added" and "router.bias" in _weights(s)
-        if added != ("mlp" in architecture(s.graph).biases):
-            yield Loss(
-                "router", "a bias" if added else "no bias", "routers have a bias where all products have one"
-            )
+        yield from router_losses(s)
     if sinks(s) and s.plan.mesh.cp > 1 and s.plan.context_parallel.cp_method != "ulysses":
         yield Loss(
             "cp_method", s.plan.context_parallel.cp_method, "sinks of attention are split by heads (ulysses)"
         )
+
+
+def plain_losses(s: Subject) -> Iterator[Loss]:
+    """Scales and caps, which no argument says; of latent attention under YaRN the scale follows from mscale_all_dim."""
+    scales, rope = s.graph.details.scales, s.graph.details.positions.rope
+    if "qk_dim" in s.graph.dims and rope.temperature != 1.0:
+        usual = s.graph.dims["qk_dim"] ** -0.5 * rope.temperature
+        scales = replace(scales, attention=None if scales.attention == usual else scales.attention)
+    if scales != Scales():
+        yield Loss("model", "scales of embeddings, residuals or scores", "they are those of a plain decoder")
+    if s.graph.details.caps != Caps():
+        yield Loss("model", "caps of scores or logits", "scores and logits are not capped")
+
+
+def router_losses(s: Subject) -> Iterator[Loss]:
+    """What no argument says of how a router scores and chooses."""
+    gating, dims = s.graph.details.gating, s.graph.dims
+    if gating.score not in ("softmax", "sigmoid"):
+        yield Loss("router", gating.score, "scores are a softmax or a sigmoid")
+    if gating.score == "sigmoid" and not gating.normalised:
+        yield Loss("norm_topk_prob", False, "sigmoid scores are divided by their sum")
+    added = gating.bias == "added" and "router.bias" in _weights(s)
+    if added != ("mlp" in architecture(s.graph).biases):
+        yield Loss(
+            "router", "a bias" if added else "no bias", "routers have a bias where all products have one"
+        )
+    if groups := dims.get("expert_groups", 0):
+        summed, here = dims["topk"] // dims["chosen_groups"], 2 if gating.pairs else 1
+        if groups > 1 and summed != here:
+            yield Loss(
+                "router",
+                f"groups by their best {here}",
+                f"groups are chosen by the sum of their best {summed}",
+            )
 
 
 def _yarn_losses(rope: Rope, *, latent: bool) -> Iterator[Loss]:

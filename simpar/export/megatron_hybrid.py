@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from simpar.export.megatron_details import plain_losses, router_arguments, router_losses
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options
 from simpar.models.hf_hybrids import PREDICTION
@@ -15,6 +16,8 @@ from simpar.models.hf_hybrids import PREDICTION
 SCRIPT, STAGE_END, PASS = "pretrain_hybrid.py", "|", "/"
 SPEC = ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]
 BUILT_IN = {"conv": 4, "chunk": 128}
+LEAST_STEP = 0.001
+"""Of Mamba mixers' steps as they start (``dt_min``)."""
 FLAG = None
 
 
@@ -35,6 +38,11 @@ def hybrid_losses(s: Subject) -> Iterator[Loss]:
         )
     if s.graph.details.activation != "relu2":
         yield Loss("model", s.graph.details.activation, "the exporter knows the squared ReLU of hybrids")
+    yield from plain_losses(s)
+    if s.graph.is_mixture:
+        yield from router_losses(s)
+    if s.graph.details.least_step not in (0.0, LEAST_STEP):
+        yield Loss("time_step_min", s.graph.details.least_step, f"steps start from {LEAST_STEP}")
 
 
 def hybrid_arguments(s: Subject) -> Options:
@@ -54,17 +62,13 @@ def hybrid_arguments(s: Subject) -> Options:
 
 
 def _experts(s: Subject) -> Options:
-    """Sigmoid scores with a bias that balances loads, a shared expert, and the experts' latent."""
+    """The router, a loss that balances loads along sequences, and the experts' latent."""
     dims = s.graph.dims
     found: Options = {
-        "--moe-router-score-function": "sigmoid",
-        "--moe-router-enable-expert-bias": FLAG,
-        "--moe-router-dtype": "fp32",
+        **router_arguments(s),
         "--moe-router-load-balancing-type": "seq_aux_loss",
         "--moe-aux-loss-coeff": 1e-4,
     }
-    if dims["shared_ffn"]:
-        found["--moe-shared-expert-intermediate-size"] = dims["shared_ffn"]
     if dims.get("expert_hidden"):
         found["--moe-latent-size"] = dims["expert_hidden"]
     return found

@@ -29,7 +29,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("model", s.graph.name, "dense models are Llama decoders without biases")
     elif s.graph.dims["heads"] * s.graph.dims["head_dim"] != s.graph.dims["hidden"]:
         yield Loss("model", s.graph.name, "a head has hidden / heads features")
-    yield from rules.plain_details(s)
+    yield from rules.plain_details(s, neighbours=True)
     yield from rules.no_single_process(s)
     yield from rules.no_axis(s, "ep", "dense models have no experts")
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
@@ -99,6 +99,7 @@ def _model(s: Subject) -> Options:
         f"{prefix}num_hidden_layers": len(s.graph.layers),
         f"{prefix}rms_norm_eps": s.graph.details.norm_eps,
         f"{prefix}rope_theta": s.graph.details.positions.rope.theta,
+        f"{prefix}rope_interleaved": s.graph.details.positions.rope.interleaved,
         f"{prefix}tie_word_embeddings": s.graph.tied_embeddings,
         f"{prefix}vocab_size": dims["vocab"],
         "model.init_method.std": s.graph.details.init_std,

@@ -47,12 +47,17 @@ def chosen(s: Subject, **reasons: str) -> Iterator[Loss]:
 
 
 def plain_details(
-    s: Subject, *, ropes: Collection[str] = ("default",), fraction: bool = False, eps: float | None = None
+    s: Subject,
+    *,
+    ropes: Collection[str] = ("default",),
+    fraction: bool = False,
+    neighbours: bool = False,
+    eps: float | None = None,
 ) -> Iterator[Loss]:
     """Details of a model that a target of plain decoders has no word for.
 
-    It scales rotary positions by one of ``ropes``, turns a ``fraction`` of a head or all of it, and its norms add
-    ``eps`` (None: any).
+    It scales rotary positions by one of ``ropes``, turns a ``fraction`` of a head or all of it, halves of it or
+    ``neighbours`` together, and its norms add ``eps`` (None: any).
     """
     details = s.graph.details
     positions, rope = details.positions, details.positions.rope
@@ -60,6 +65,8 @@ def plain_details(
         yield Loss("rope_scaling", rope.kind, f"the target knows {', '.join(ropes)}")
     if rope.fraction != 1.0 and not fraction:
         yield Loss("partial_rotary_factor", rope.fraction, "heads turn whole")
+    if rope.interleaved and not neighbours:
+        yield Loss("model", "neighbouring features that turn together", "halves of a head turn together")
     if positions.alibi or positions.windowed not in (None, rope):
         yield Loss("model", "positions by distance or by layer", "all layers have one rotary base")
     if details.scales != Scales() or details.caps != Caps() or details.norm_offset:

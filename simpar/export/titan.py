@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from simpar.export import rules
 from simpar.export.architecture import Architecture, architecture
+from simpar.export.hub import as_shipped
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options
 from simpar.models.catalogue import load_model
@@ -37,6 +37,7 @@ LLAMA3 = {
 }  # fmt: skip
 ROPES: dict[str, tuple[float, dict[str, Any]]] = {"llama3": (500_000.0, LLAMA3), "qwen3": (1_000_000.0, {})}
 """Base and scaling of every flavour of a model folder."""
+INIT_STD = 0.02
 EPSILONS = {"llama3": 0.00001, "qwen3": 0.000001}
 SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "breadth-first": "LoopedBFS",
@@ -77,7 +78,7 @@ def mixture(s: Subject) -> tuple[str, str] | None:
     """The model folder and the flavour that a released mixture is; None for every other model."""
     for folder, flavors in MIXTURES.items():
         for found, shipped in flavors.items():
-            if s.graph.name == shipped and replace(load_model(shipped), name="") == replace(s.graph, name=""):
+            if s.graph.name == shipped and as_shipped(s.graph):
                 return folder, found
     return None
 
@@ -89,6 +90,8 @@ def losses(s: Subject, *, named: bool = False) -> Iterator[Loss]:
         yield Loss("model", s.graph.name, "dense models are Llama 3 and Qwen3 decoders")
     elif built is not None:
         yield from rules.plain_details(s, ropes=("default", "llama3"), eps=EPSILONS[built])
+        if s.graph.details.init_std != INIT_STD:
+            yield Loss("initializer_range", s.graph.details.init_std, f"matrices start with {INIT_STD}")
     if module_names(s.plan.memory.recompute):
         yield Loss("recompute", s.plan.memory.recompute, "modules are not chosen by name")
     yield from rules.no_single_process(s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from pathlib import Path
 
 from simpar.export import rules
@@ -11,7 +12,7 @@ from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
-from simpar.models.details import ROPE_TYPES
+from simpar.models.details import ROPE_TYPES, Dropout
 from simpar.plan.check import schedule_of
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.units import MIB
@@ -55,8 +56,8 @@ def _model(s: Subject) -> Iterator[Loss]:
     for name in style.beyond:
         yield Loss("model", name, "the script has no such operator")
     yield from rules.plain_details(s, ropes=ROPE_TYPES, fraction=True)
-    if s.graph.details.positions.rope.interleaved and style.positions == "rope":
-        yield Loss("model", "neighbouring features that turn together", "halves of a head turn together")
+    if s.graph.details.dropout != Dropout():
+        yield Loss("dropout", max(astuple(s.graph.details.dropout)), "the script drops nothing")
     if (
         style.residual != "pre"
         or style.norm not in ("rms", "layer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simpar.export import hugging_face, rules
-from simpar.export.hub import HUB
+from simpar.export.hub import HUB, as_shipped
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options
 from simpar.units import MIB
@@ -51,7 +51,7 @@ def sharded_losses(s: Subject) -> Iterator[Loss]:
 
 def released(s: Subject) -> Iterator[Loss]:
     """A model that the hub has no name for."""
-    if s.graph.name not in HUB:
+    if s.graph.name not in HUB or not as_shipped(s.graph):
         yield Loss("model", s.graph.name, "the target loads a released model by its name on the hub")
 
 
