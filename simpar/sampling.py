@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.engine import choose_engine
 from simpar.errors import UserError
-from simpar.plan.mirrored import MirroredMesh
+from simpar.plan.mirrored import MirroredMesh, unfolded
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.ir.program import OpTable, Program, Timing
 from simpar.program.jitter import Jitter, num_ops, units_of
@@ -93,8 +93,9 @@ def _jitter(lowered: Lowered) -> Jitter:
     mirrored = isinstance(job.plan.mesh, MirroredMesh)
     if mirrored and network.cluster.world_size > MOST_MIRRORED:
         raise UserError(
-            f"perturbation.jitter: plan.schedule = dualpipe is lowered rank by rank, {network.cluster.world_size:,} "
-            f"devices: allowed {MOST_MIRRORED:,}, or another schedule, such as dualpipev"
+            f"perturbation.jitter: plan.schedule = {unfolded(job.plan).schedule} is lowered rank by rank, "
+            f"{network.cluster.world_size:,} devices: allowed {MOST_MIRRORED:,}, or another schedule, such as "
+            f"{job.plan.schedule}"
         )
     fastest_s = at_peak_s(job, network.cluster, "causal")
     if job.plan.pipeline.stages or mirrored or are_shared(network.cluster):

@@ -196,6 +196,33 @@ def test_every_schedule_is_in_the_table():
     assert homes == paths.keys() - silent
 
 
+def test_nothing_downstream_knows_the_name_of_a_schedule_or_an_optimizer():
+    """No text of the code has one as a word, but where they are declared and where targets say it in their own words.
+
+    "naive" is also the key of what people choose without a search.
+    """
+    from simpar.plan.optimizers import OPTIMIZERS
+    from simpar.plan.schedules import SCHEDULES
+
+    homes = [ROOT / "simpar" / home for home in ("plan/schedules", "plan/optimizers", "export")]
+    names, found = {*SCHEDULES, *OPTIMIZERS}, []
+    for path in PACKAGE:
+        texts = () if any(home in path.parents for home in homes) else set(texts_of(tree(path)))
+        for text in texts - {"naive"} if texts else ():
+            found += [
+                f"{path.name}: {word}" for word in set(re.findall(r"[a-z0-9][a-z0-9_-]*", text)) & names
+            ]
+    assert found == []
+
+
+def texts_of(module):
+    """Texts of a module that are no docstrings."""
+    alone = {id(n.value) for n in ast.walk(module) if isinstance(n, ast.Expr)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
+
+
 def test_the_package_lists_itself():
     """__all__, the table of contents and the docstring name the same things, and each can be imported."""
     names = [name for name, _, _ in simpar._CONTENTS]

@@ -13,6 +13,7 @@ from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read as read_config
 from simpar.models.training import Training
+from simpar.plan.optimizers import MOMENTUM
 from simpar.plan.plan import Plan
 from simpar.tracing.code import is_code
 from simpar.units import Count
@@ -53,7 +54,7 @@ class Learning(_Part):
 
     learning_rate: float = Field(1e-4, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
-    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd_momentum")
+    momentum: float = Field(0.9, ge=0, lt=1, description=f"of {MOMENTUM}")
     clip_norm: float | None = Field(None, gt=0, allow_inf_nan=False, description="largest gradient norm")
     seed: int = Field(0, ge=0, lt=2**31)
     schedule: Literal["constant", "cosine", "linear", "wsd"] = "constant"

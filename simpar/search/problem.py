@@ -14,7 +14,7 @@ from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL
 from simpar.models.training import Training
-from simpar.plan.plan import Plan
+from simpar.plan.plan import SLICING, Plan
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import tuned_graph
 from simpar.tracing.load import load_model
@@ -153,7 +153,7 @@ def make_problem(
     base = options.get("base")
     if base is not None and base.pipeline.slices:
         raise UserError(
-            "plan.slices: slices are chosen for every layout; allowed: none of them, and --fix schedule=terapipe"
+            f"plan.slices: slices are chosen for every layout; allowed: none of them, and --fix schedule={SLICING}"
         )
     if "perturbation" in options and options["perturbation"].jitter_sigma > 0:
         raise UserError(

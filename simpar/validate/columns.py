@@ -36,7 +36,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "global_batch_seqs": "sequences of an optimizer step; blank: dp x micro_batch x grad_accum",
     "grad_accum": "microbatches of a step and replica",
     "recompute": "none, selective, full, every other layer or selective modules: NAMES",
-    "schedule": "1F1B, interleaved 1F1B or a name of `simpar list schedules`",
+    "schedule": "a name of `simpar list schedules`, or 1F1B of as many chunks as vpp says",
     "seq_parallel": "true or false; blank: as the stack does it",
     "overlap_notes": "what overlaps, in words",
     "attention_kernel": "flash or unfused; blank: as the stack and device had it",

@@ -24,6 +24,11 @@ BY_VALUE = ", ".join(each.name for each in OPTIMIZERS.values() if not each.by_sh
 IN_TORCH = tuple(each.name for each in OPTIMIZERS.values() if each.in_torch)
 """Those that ``torch.optim`` has, hence the runtime and the exporters."""
 
+MOMENTUM = ", ".join(
+    name for name in IN_TORCH if "momentum" in (OPTIMIZERS[name].in_torch or InTorch("")).options
+)
+"""Those of torch that take a momentum, in words."""
+
 
 def in_torch(name: str) -> InTorch:
     """What ``torch.optim`` has of an optimizer that it has; plans with another are refused before they run."""

@@ -31,7 +31,7 @@ def one_f_one_b(p: int, m: int) -> Schedule:
     """1F1B: p - r - 1 warm-up forwards on rank r, then F and B in turn [arXiv 2006.09503]."""
     ranks = []
     for r in range(p):
-        code, forward, backward = _alternate(min(p - r - 1, m), m)
+        code, forward, backward = alternate(min(p - r - 1, m), m)
         ranks.append(columns(code, r, np.where(code == F, forward, backward)))
     return Schedule("1f1b", m, tuple(range(p)), tuple(ranks))
 
@@ -50,7 +50,7 @@ def interleaved(p: int, m: int, vpp: int) -> Schedule:
     ranks = []
     for r in range(p):
         warmup = min(_warmup(r, p, vpp), total)
-        code, forward, backward = _alternate(warmup, total)
+        code, forward, backward = alternate(warmup, total)
         stage = np.where(code == F, chunk[forward], vpp - 1 - chunk[backward]) * p + r
         ranks.append(columns(code, stage, np.where(code == F, microbatch[forward], microbatch[backward])))
     return Schedule("interleaved", m, tuple(v % p for v in range(p * vpp)), tuple(ranks))
@@ -66,8 +66,8 @@ def breadth_first(p: int, m: int, vpp: int) -> Schedule:
     return Schedule("breadth-first", m, tuple(v % p for v in range(p * vpp)), ranks)
 
 
-def _alternate(warmup: int, total: int) -> tuple[Ints, Ints, Ints]:
-    """Codes of warm-up Fs, then F and B in turn, then the remaining Bs; running F and B indices."""
+def alternate(warmup: int, total: int) -> tuple[Ints, Ints, Ints]:
+    """Codes of warm-up Fs, then F and B in turn, then the remaining Bs; running F and B indices, int64[2 total]."""
     steady = total - warmup
     code = np.concatenate([np.full(warmup, F), np.tile([F, B], steady), np.full(warmup, B)]).astype(np.int64)
     forward = np.cumsum(code == F) - 1
