@@ -24,7 +24,6 @@ BINARY = {
 }  # only where something is multiplied or divided by it: it is a size of tensors, too
 MIRRORED = ("tracing",)
 """Rooms of which every module has a test module of its own; others are tested by what they do together."""
-FOLDERS_WITH_A_TABLE = (("simpar/plan/schedules", "actions"), ("simpar/cost/collectives", "parameters"))
 
 
 @cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.chakra.recording import Collective, Event, Message, Recording
-from simpar.cost.collectives import OPS
+from simpar.cost.collectives.algorithms import OPS
 from simpar.cost.collectives.choice import collective
 from simpar.engine import choose_engine
 from simpar.errors import UserError

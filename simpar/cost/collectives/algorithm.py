@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from simpar.cost.collectives.placement import Placement, Shape
@@ -13,10 +14,11 @@ class Algorithm(ABC):
     """One algorithm.
 
     ``OPS`` is what it can do, ``PROTOCOLS`` go from low latency to full bandwidth, ``RATES`` name the parameters that
-    hold its shares of ports and of NICs.
+    hold its shares of ports and of NICs. Of several equally fast ones that of the lowest ``RANK`` is taken.
     """
 
     NAME: ClassVar[str]
+    RANK: ClassVar[int]
     OPS: ClassVar[tuple[str, ...]]
     PROTOCOLS: ClassVar[tuple[str, ...]] = ("ll", "ll128", "simple")
     RATES: ClassVar[tuple[str, str]] = ("port_efficiency", "nic_efficiency")
@@ -36,6 +38,10 @@ class Algorithm(ABC):
     def rates(self, _op: str) -> tuple[str, str]:
         """The parameters that hold its shares of ports and of NICs in an operation."""
         return self.RATES
+
+    def rate_cap(self, _op: str, _shape: Shape, _values: Mapping[str, float]) -> float | None:
+        """Bytes of size a second that it never exceeds, whatever the links, by the parameters' values; None: any."""
+        return None
 
     @abstractmethod
     def hops(self, op: str, shape: Shape) -> dict[str, float]:

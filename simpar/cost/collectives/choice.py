@@ -9,8 +9,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simpar.cost.collectives import ALGORITHMS, OPS, host
+from simpar.cost.collectives import host
 from simpar.cost.collectives.algorithm import named, rounds
+from simpar.cost.collectives.algorithms import ALGORITHMS, OPS
 from simpar.cost.collectives.lines import (
     Line,
     candidate,

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives import ALGORITHMS
 from simpar.cost.collectives.algorithm import Algorithm, is_exchange, named
+from simpar.cost.collectives.algorithms import ALGORITHMS
 from simpar.cost.collectives.placement import Placement, Shape
 from simpar.cost.collectives.traffic import Edges, is_port, occupancy
 from simpar.errors import UserError
 from simpar.files import choose
-from simpar.plan.routing import Routing
-from simpar.units import GB, GIB, US
+from simpar.units import GIB, US
 
 _OWN_SHARES = {"all_gather": "gather_share", "reduce_scatter": "scatter_share"}
 
@@ -168,17 +167,25 @@ def _bridge_share(candidate: Candidate, values: Mapping[str, float]) -> float:
 
 def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
     """One line per protocol, under given parameters (see :mod:`simpar.cost.collectives.parameters`)."""
+    algorithm = ALGORITHMS[candidate.algorithm]
     port, nic = _shares(candidate, values)
     slope = max(candidate.port_s_per_byte / port, candidate.network_s_per_byte / nic)
     travel_us = sum(values[key] * count for key, count in candidate.hops.items())
     late_us = values["far_member_us" if candidate.shape.num_domains > 1 else "member_us"]
     late_s = candidate.shape.members * late_us * US
     # late members wait for each other once a gibibyte, as tests of that size show
-    caps = [cap for cap in (_rate_cap(candidate, values), GIB / late_s if late_s else None) if cap]
+    caps = [
+        cap
+        for cap in (
+            algorithm.rate_cap(candidate.op, candidate.shape, values),
+            GIB / late_s if late_s else None,
+        )
+        if cap
+    ]
     cap = min(caps, default=None)
     wait_us = values["peer_wait_us"] if candidate.op == "send" else 0.0
     found = []
-    for protocol in ALGORITHMS[candidate.algorithm].PROTOCOLS:
+    for protocol in algorithm.PROTOCOLS:
         # bandwidth and hops of the low-latency protocols are given over those of Simple
         share, hop = values.get(f"{protocol}_efficiency", 1.0), values.get(f"{protocol}_hop_factor", 1.0)
         latency_us = values["base_us"] + wait_us + late_s / US + travel_us * hop
@@ -186,23 +193,6 @@ def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
         name = candidate.algorithm
         found.append(Line(name, protocol, latency_us * US, per_byte, cap, port * share, nic * share))
     return found
-
-
-def _rate_cap(candidate: Candidate, values: Mapping[str, float]) -> float | None:
-    """Channels bound every message between domains, also those that make up an all-to-all.
-
-    The kernels of a dispatch hand on every copy by rank and by domain on the multiprocessors that they hold.
-    """
-    shape = candidate.shape
-    if candidate.algorithm == "dispatch" and shape.num_domains > 1:
-        routing = Routing.of_op(candidate.op)
-        by_rank, by_domain = (n * routing.holds(1 / n) for n in (shape.members, shape.num_domains))
-        near, far = values["dispatch_gb_per_s"] * GB, values["dispatch_far_gb_per_s"] * GB
-        return 1.0 / (1.0 / near + by_domain / by_rank / far)
-    if candidate.algorithm != "direct" or candidate.shape.num_domains == 1:
-        return None
-    messages = candidate.shape.members if candidate.op == "all_to_all" else 1
-    return messages * values["p2p_channels"] * values["p2p_channel_gb_per_s"] * GB
 
 
 def envelope_s(found: Sequence[Line], sizes: NDArray[np.float64]) -> NDArray[np.float64]:

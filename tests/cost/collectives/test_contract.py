@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import simpar.cost.collectives as package
-from simpar.cost.collectives import ALGORITHMS, OPS
+from simpar.cost.collectives import algorithms
+from simpar.cost.collectives.algorithms import ALGORITHMS, OPS
 from simpar.cost.collectives.choice import (
     collective,
     collective_time_s,
@@ -25,17 +25,6 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.units import MIB
 
-SUPPORT = {
-    "__init__",
-    "algorithm",
-    "choice",
-    "host",
-    "lines",
-    "measured",
-    "parameters",
-    "placement",
-    "traffic",
-}
 GROUPS = {
     "node": np.arange(8),
     "pair": np.array([0, 1]),
@@ -66,10 +55,10 @@ CASES = [
 
 
 def test_folder_and_table_agree() -> None:
-    """Every file of the folder is a support file or an algorithm of that name in the table."""
-    names = {path.stem for path in Path(package.__file__).parent.glob("*.py")}
-    assert names - SUPPORT == set(ALGORITHMS)
-    assert all(name == module.NAME for name, module in ALGORITHMS.items())
+    """Every file of the folder declares the algorithm of its name, each with a rank of its own."""
+    names = {path.stem for path in Path(algorithms.__file__).parent.glob("*.py")}
+    assert names - {"__init__"} == set(ALGORITHMS)
+    assert len({each.RANK for each in ALGORITHMS.values()}) == len(ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from simpar.cost.collectives.algorithms.tree import as_ring, binary_parents, binomial_children, two_trees
 from simpar.cost.collectives.choice import collective, collective_time_s
 from simpar.cost.collectives.placement import regular
-from simpar.cost.collectives.tree import as_ring, binary_parents, binomial_children, two_trees
 from simpar.units import US
 
 from .conftest import make_toy

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 
 from simpar.cost.collectives.algorithm import Algorithm
+from simpar.cost.collectives.algorithms.tree import as_ring
 from simpar.cost.collectives.placement import Placement, Shape
 from simpar.cost.collectives.traffic import Edges, spread
-from simpar.cost.collectives.tree import as_ring
 
 
 class Nvls(Algorithm):
     """Reduction in the scale-up switch."""
 
     NAME = "nvls"
+    RANK = 4
     OPS = ("all_reduce",)
     PROTOCOLS = ("simple",)
     RATES = ("nvls_efficiency", "nic_efficiency")
@@ -40,3 +41,6 @@ class Nvls(Algorithm):
         """S + S/g on every port; the two trees on NICs."""
         through = 1.0 + 1.0 / placement.beside
         return spread(placement, through, through, as_ring(placement.num_domains))
+
+
+ALGORITHMS = (Nvls(),)

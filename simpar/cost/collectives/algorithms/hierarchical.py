@@ -7,8 +7,8 @@ across, all-gather inside.
 from __future__ import annotations
 
 from simpar.cost.collectives.algorithm import Algorithm, rounds
+from simpar.cost.collectives.algorithms.ring import Ring, volume
 from simpar.cost.collectives.placement import Placement, Shape
-from simpar.cost.collectives.ring import Ring, volume
 from simpar.cost.collectives.traffic import Edges, round_of, spread
 
 
@@ -16,6 +16,7 @@ class Hierarchical(Algorithm):
     """A ring inside each domain, then one along every rail."""
 
     NAME = "hierarchical"
+    RANK = 3
     OPS = Ring.OPS
 
     def needs(self, _op: str, placement: Placement) -> str | None:
@@ -38,3 +39,6 @@ class Hierarchical(Algorithm):
         """Ring volumes of g members on ports, of n domains on NICs."""
         count, inside = placement.num_domains, volume(op, placement.shape.per_domain)
         return spread(placement, inside, inside, round_of(count, volume(op, count)))
+
+
+ALGORITHMS = (Hierarchical(),)

@@ -11,23 +11,35 @@ which the name of the operation says: :class:`simpar.plan.routing.Routing`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
-from simpar.cost.collectives.direct import far_unequal, mean_hops
+from simpar.cost.collectives.algorithms.direct import far_unequal, mean_hops
 from simpar.cost.collectives.placement import Placement, Shape
 from simpar.cost.collectives.traffic import Edges, concatenate, member_edges
 from simpar.plan.routing import Routing
-from simpar.units import Floats
+from simpar.units import GB, Floats
 
 
 class Dispatch(Algorithm):
     """One copy of a token a domain, forwarded inside it."""
 
     NAME = "dispatch"
+    RANK = 8
     OPS = ("dispatch",)
     PROTOCOLS = ("simple",)
     RATES = ("exchange_efficiency", "exchange_nic_efficiency")
+
+    def rate_cap(self, op: str, shape: Shape, values: Mapping[str, float]) -> float | None:
+        """Its kernels hand on every copy by rank and by domain on the multiprocessors that they hold."""
+        if shape.num_domains == 1:
+            return None
+        routing = Routing.of_op(op)
+        by_rank, by_domain = (n * routing.holds(1 / n) for n in (shape.members, shape.num_domains))
+        near, far = values["dispatch_gb_per_s"] * GB, values["dispatch_far_gb_per_s"] * GB
+        return 1.0 / (1.0 / near + by_domain / by_rank / far)
 
     def hops(self, _op: str, shape: Shape) -> dict[str, float]:
         """One message; neighbours in the domain and the device of the own rail in every other are peers."""
@@ -55,3 +67,6 @@ class Dispatch(Algorithm):
                 member_edges(cluster.link_of(level.down, ranks), received * beyond),
             ]
         return concatenate(pieces)
+
+
+ALGORITHMS = (Dispatch(),)

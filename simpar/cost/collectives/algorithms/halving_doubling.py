@@ -20,6 +20,7 @@ class HalvingDoubling(Algorithm):
     """Recursive halving and doubling."""
 
     NAME = "halving_doubling"
+    RANK = 2
     OPS = ("all_reduce", "all_gather", "reduce_scatter")
     PROTOCOLS = ("simple",)
 
@@ -47,3 +48,6 @@ class HalvingDoubling(Algorithm):
         source, target = np.tile(order, len(step)), (order ^ (1 << step[:, None])).ravel()
         volume = np.repeat(rounds(op) / 2.0 ** (step + 1), len(order))
         return spread(placement, inside, inside, Domains(source, target, volume))
+
+
+ALGORITHMS = (HalvingDoubling(),)

@@ -8,18 +8,21 @@ stays on that rail.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.placement import Placement, Shape, count_equal
 from simpar.cost.collectives.traffic import Edges, concatenate, member_edges, messages
-from simpar.units import Floats, Ints
+from simpar.units import GB, Floats, Ints
 
 
 class Direct(Algorithm):
     """Messages from every sender straight to its receivers."""
 
     NAME = "direct"
+    RANK = 7
     OPS = ("send", "permute", "all_to_all")
     PROTOCOLS = ("ll", "simple")
 
@@ -33,6 +36,13 @@ class Direct(Algorithm):
         """The parameters that hold its shares of ports and of NICs in an operation."""
         exchange = ("exchange_efficiency", "exchange_nic_efficiency")
         return exchange if op == "all_to_all" else ("send_efficiency", "nic_efficiency")
+
+    def rate_cap(self, op: str, shape: Shape, values: Mapping[str, float]) -> float | None:
+        """Channels bound every message between domains, also those that make up an all-to-all."""
+        if shape.num_domains == 1:
+            return None
+        messages = shape.members if op == "all_to_all" else 1
+        return messages * values["p2p_channels"] * values["p2p_channel_gb_per_s"] * GB
 
     def hops(self, op: str, shape: Shape) -> dict[str, float]:
         """One message; every peer of an all-to-all costs its connection."""
@@ -93,3 +103,6 @@ def far_unequal(placement: Placement, key: Ints) -> Ints:
     """Members of other domains with another key."""
     far_equal = count_equal(key) - _near_equal(placement, key)
     return placement.members - placement.beside - far_equal
+
+
+ALGORITHMS = (Direct(),)

@@ -22,6 +22,7 @@ class Tree(Algorithm):
     """Two half trees for all-reduce, a binomial tree for broadcast (and its mirror, reduce)."""
 
     NAME = "tree"
+    RANK = 1
     OPS = ("all_reduce", "broadcast", "reduce")
 
     def automatic(self, op: str, shape: Shape) -> bool:
@@ -90,3 +91,6 @@ def binomial_children(index: Ints, count: Ints) -> Ints:
         children += (step < reach) & (index + step < count)
         step *= 2
     return children
+
+
+ALGORITHMS = (Tree(),)

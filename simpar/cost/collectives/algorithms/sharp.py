@@ -17,6 +17,7 @@ class Sharp(Algorithm):
     """Reduction in the network switches."""
 
     NAME = "sharp"
+    RANK = 5
     OPS = ("all_reduce",)
     PROTOCOLS = ("simple",)
     RATES = ("nvls_efficiency", "nic_efficiency")
@@ -44,3 +45,6 @@ class Sharp(Algorithm):
         if placement.cluster.profile.scale_up.nvls:
             ports = np.where(placement.beside == 1, 0.0, 1.0 + 1.0 / placement.beside)
         return spread(placement, ports, ports, round_of(placement.num_domains, 1.0))
+
+
+ALGORITHMS = (Sharp(),)

@@ -17,6 +17,7 @@ class Ring(Algorithm):
     """Every member sends to the next."""
 
     NAME = "ring"
+    RANK = 0
     OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
     def hops(self, op: str, shape: Shape) -> dict[str, float]:
@@ -45,3 +46,6 @@ class Ring(Algorithm):
 def volume(op: str, members: int) -> float:
     """Bytes a member sends per byte of the tensor: 2(N-1)/N, (N-1)/N, or 1 for a pipelined chain."""
     return 1.0 if op in ("broadcast", "reduce") else rounds(op) * (members - 1) / members
+
+
+ALGORITHMS = (Ring(),)

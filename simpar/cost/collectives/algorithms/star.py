@@ -16,6 +16,7 @@ class Star(Algorithm):
     """Messages between the root and everybody else."""
 
     NAME = "star"
+    RANK = 6
     OPS = ("broadcast", "reduce", "scatter", "gather", "all_reduce")
     PROTOCOLS = ("simple",)
     RATES = ("send_efficiency", "nic_efficiency")
@@ -38,3 +39,6 @@ class Star(Algorithm):
         sources, targets = (np.concatenate(ends, axis=1) for ends in zip(*ways, strict=True))
         each = 1.0 / placement.members if op in ("scatter", "gather") else 1.0
         return messages(placement.cluster, sources, targets, each)
+
+
+ALGORITHMS = (Star(),)
