@@ -180,6 +180,15 @@ def windows_of(config: Config, layers: int, *, default: bool) -> tuple[int | Non
     return (size,) * layers
 
 
+def alternating(config: Config, layers: int, period: int) -> tuple[int | None, ...]:
+    """Every ``period``-th layer sees everything, the others a window."""
+    listed = windows_of(config, layers, default=True)
+    if isinstance(config.data.get("layer_types"), list):
+        return listed
+    window = config.size("sliding_window", default=4096)
+    return tuple(None if (layer + 1) % period == 0 else window for layer in range(layers))
+
+
 def gpt_shape(config: Config, *, kv_heads: int = 0) -> Shape:
     """The shape behind GPT-2's field names, with positions that are learnt. Raises UserError."""
     hidden = config.size("n_embd", "hidden_size")

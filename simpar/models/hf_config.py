@@ -8,7 +8,17 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
-from simpar.models.config import Config, Family, gpt_shape, gpt_style, llama_shape, shape_of, windows_of
+from simpar.models.config import (
+    Config,
+    Family,
+    alternating,
+    gpt_shape,
+    gpt_style,
+    llama_shape,
+    shape_of,
+    windows_of,
+)
+from simpar.models.families import DECLARED
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_dense import DENSE
 from simpar.models.hf_details import details
@@ -87,19 +97,10 @@ def _gemma(config: Config, name: str) -> ModelGraph:
     return build(name, shape, Style(tied=config.tied(default=True)))
 
 
-def _alternating(config: Config, layers: int, period: int) -> tuple[int | None, ...]:
-    """Every ``period``-th layer sees everything, the others a window."""
-    listed = windows_of(config, layers, default=True)
-    if isinstance(config.data.get("layer_types"), list):
-        return listed
-    window = config.size("sliding_window", default=4096)
-    return tuple(None if (layer + 1) % period == 0 else window for layer in range(layers))
-
-
 def _gemma2(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, head_dim=256)
     style = Style(tied=config.tied(default=True), norms=4)
-    return build(name, shape, style, layers=windowed(_alternating(config, shape.layers, 2)))
+    return build(name, shape, style, layers=windowed(alternating(config, shape.layers, 2)))
 
 
 def _gemma3(config: Config, name: str) -> ModelGraph:
@@ -108,7 +109,7 @@ def _gemma3(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config, head_dim=256)
     style = Style(tied=config.tied(default=True), norms=4, qk_norm="head")
     period = config.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return build(name, shape, style, layers=windowed(_alternating(config, shape.layers, period)))
+    return build(name, shape, style, layers=windowed(alternating(config, shape.layers, period)))
 
 
 def _phi3(config: Config, name: str) -> ModelGraph:
@@ -230,5 +231,5 @@ FAMILIES: dict[str, Family] = {
     "gemma3": _gemma3, "gemma3_text": _gemma3, "phi3": _phi3, "phi": _phi, "olmo": _olmo, "olmo2": _olmo2,
     "gpt2": _gpt2, "gpt_neox": _gpt_neox, "falcon": _falcon, "mpt": _mpt, "opt": _opt, "bloom": _bloom,
     "starcoder2": _starcoder2, **DENSE, **MIXTURES, **FURTHER_MIXTURES, **HYBRIDS,
-    **STATE_SPACE,
+    **STATE_SPACE, **{kind: each.read for kind, each in DECLARED.items()},
 }  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.models.config import Config
 from simpar.models.details import Caps, Details, Dropout, Gating, Positions, Rope, Scales
+from simpar.models.families import DECLARED
 from simpar.models.graph import ModelGraph
 
 ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "mlp_hidden_act", "activation_function", "activation")
@@ -123,6 +124,7 @@ def details(config: Config, graph: ModelGraph) -> Details:
     """The details of a config that its family has read as a graph. Raises UserError."""
     kind = config.text("model_type")
     usual = DEFAULTS.get(ALIASES.get(kind, kind)) or Details("silu" if _is_gated(graph) else "gelu")
+    usual = DECLARED[kind].details if kind in DECLARED else usual
     positions = _positions(config, usual.positions, graph.dims["head_dim"])
     found = Details(
         activation=_activation(config, kind, usual.activation),
@@ -238,7 +240,9 @@ def _scales(config: Config, graph: ModelGraph, usual: Details, temperature: floa
         attention = 1.0
     if temperature != 1.0 and "qk_dim" in graph.dims:
         attention = graph.dims["qk_dim"] ** -0.5 * temperature
-    root = math.sqrt(graph.dims["hidden"]) if config.text("model_type") in BY_ROOT else usual.scales.embedding
+    kind = config.text("model_type")
+    scaled = kind in BY_ROOT or (kind in DECLARED and DECLARED[kind].scaled_by_root)
+    root = math.sqrt(graph.dims["hidden"]) if scaled else usual.scales.embedding
     return Scales(
         embedding=config.number("embedding_multiplier", default=root),
         residual=config.number("residual_multiplier", default=1.0),

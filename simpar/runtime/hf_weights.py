@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import UserError
+from simpar.models.families import DECLARED
 from simpar.runtime.hf_layouts import (
     DEPTHWISE,
     GROUPS,
@@ -171,7 +172,7 @@ GPT2 = Names(
         "head.final_norm": "transformer.ln_f", "head.lm_head.parts.0": "lm_head",
     },
 )  # fmt: skip
-FAMILIES: Mapping[str, Names] = {
+FAMILIES: dict[str, Names] = {
     **dict.fromkeys(
         (
             "llama", "mistral", "qwen2", "qwen3", "gemma", "olmo", "qwen3_moe", "olmoe", "granite", "ernie4_5",
@@ -382,6 +383,10 @@ FAMILIES: Mapping[str, Names] = {
         },
     ),
 }  # fmt: skip
+FAMILIES |= {
+    kind: _changed(FAMILIES[each.weights_like], layer={**each.layer}, ends={**each.ends})
+    for kind, each in DECLARED.items()
+}
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from simpar.models.families import DECLARED
+
 LLAMA = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -92,4 +94,5 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {**ENDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.0,
                     "attn_pdrop": 0.0, "embd_pdrop": 0.0},
 }  # fmt: skip
+MODELS |= {kind: {**each.tiny} for kind, each in DECLARED.items()}
 """By model_type, after a dash what is special about a variant."""
