@@ -220,7 +220,9 @@ class MemoryHabits(LossHabits):
     ``extra_saved`` bytes per token and hidden feature. For the whole run:
     ``gather_buffers`` of one full residual stream each under sequence parallelism, ``bucket_bytes`` per parameter
     for gradient buckets apart from the gradients, ``gather_copies`` (flat copies made to gather sharded parameters
-    after the update stay until the next pass), and ``transformer_engine`` (empty weight gradients of its products,
+    after the update stay until the next pass), ``cast_weights`` (parameters that are stored wider than a product reads
+    them are cast once a step, and the copies stay through all passes; fully sharded ones come as they are read), and
+    ``transformer_engine`` (empty weight gradients of its products,
     one of each shape, stay for the run, see :func:`simpar.cost.memory.static.placeholder_bytes`, and 8-bit ones keep
     what they cast inputs to). ``selective`` is what selective recompute means: Megatron drops core attention;
     torchtitan keeps attention and every other matmul and recomputes the rest.
@@ -235,6 +237,7 @@ class MemoryHabits(LossHabits):
     gather_buffers: int = Field(0, ge=0)
     bucket_bytes: float = Field(0.0, ge=0, allow_inf_nan=False)
     gather_copies: bool = False
+    cast_weights: bool = False
     transformer_engine: bool = False
     allocator: AllocatorHabits = AllocatorHabits()
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 from simpar.errors import UserError
 from simpar.models.tuning import PARTS
 from simpar.plan.plan import Tuning
+from simpar.runtime.casts import cast
 from simpar.runtime.decoder import BlockModule, Decoder, Linear, Part, Projection
 
 
@@ -30,8 +31,8 @@ class AdaptedLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape [..., in] to [..., out]."""
-        inner = functional.linear(x, self.lora_down.to(x.dtype))
-        up = self.lora_up.to(x.dtype)
+        inner = functional.linear(x, cast(self.lora_down, x.dtype))
+        up = cast(self.lora_up, x.dtype)
         if isinstance(inner, DTensor) and inner.placements[0].is_partial():
             return super().forward(x) + _partial_product(inner, up)
         return super().forward(x) + functional.linear(inner, up)

@@ -23,6 +23,7 @@ from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
 from simpar.models.recompute import of_layer
 from simpar.runtime import latent, mamba, prediction
 from simpar.runtime.attention import Attention, Place, Rotary
+from simpar.runtime.casts import cast
 from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertClamp, Experts, Router
 
 SHARED_GATE = "shared_gate.weight"
@@ -70,7 +71,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Shape [..., in] to [..., out]."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return functional.linear(x, self.weight.to(x.dtype), bias)
+        return functional.linear(x, cast(self.weight, x.dtype), bias)
 
 
 class Projection(nn.Module):

@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from simpar.plan.plan import Plan
+from simpar.runtime.casts import cast_once
 from simpar.runtime.loss import mean_loss
 from simpar.runtime.measure import Clock
 from simpar.runtime.pipeline import Pipeline
@@ -47,7 +48,7 @@ class Engine:
 
         Targets are int64[batch, seq], or [batch, 1 + further, seq] for a model that predicts further tokens.
         """
-        with self._loss_context():
+        with self._loss_context(), cast_once():
             if self.pipeline is not None:
                 losses = self.pipeline.step(tokens, targets)
                 return (

@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from simpar.models.details import Gating
 from simpar.models.graph import Operator
+from simpar.runtime.casts import cast
 from simpar.runtime.exchange import Exchange, Shared, Spread, Summed
 
 ALIGNED_BYTES = 16
@@ -256,7 +257,7 @@ class Experts(nn.Module):
     def forward(self, copies: tuple[Any, ...]) -> tuple[Any, ...]:
         """([rows, in], routing) to ([rows, out], routing), or with the two outputs of a gate apart."""
         x, routing = copies
-        weight = _local(self.weight).to(x.dtype).flatten(1, -2)
+        weight = _local(cast(self.weight, x.dtype)).flatten(1, -2)
         y = grouped_product(x, weight, self._bias(x), routing.counts)
         return (*y.chunk(self.splits, dim=-1), routing)
 

@@ -335,6 +335,12 @@ CONTINUED_ON_HOST = [
 ]  # fmt: skip
 
 
+CAST = [
+    {"dp": 2, "micro_batch": 1, "recompute": "selective", **ROUNDED},
+    {"pp": 2, "micro_batch": 1, "schedule": "zb-h1", **ROUNDED},
+]
+
+
 def assert_equal(results):
     """Every case within its tolerance; a failure names all cases that differ."""
     differing = []
@@ -354,6 +360,11 @@ def prepared(cases):
 def test_layouts_of_four_ranks_train_like_one_process(run_matrix):
     """Data, tensor, sequence and pipeline parallelism, sharding, recompute and stages of their own only round."""
     assert_equal(run_matrix(prepared([*EVERYDAY, *STAGED]), 4))
+
+
+def test_weights_that_are_cast_once_train_like_one_process(run_matrix):
+    """Microbatches in flight share a copy in bf16, also where backward is split into I and W."""
+    assert_equal(run_matrix(prepared(CAST), 2))
 
 
 def test_checkpoints_continue_in_any_layout(run_matrix):

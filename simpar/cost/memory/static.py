@@ -188,7 +188,7 @@ def held_memory(
     terms = parts_terms(parts, plan, stack, layouts, residual_bytes=residual)
     frozen = Term("parameters", "frozen", _frozen(graph, held, dims, parameter_widths(plan, stack), layouts))
     placeholders = Term("transient", "empty weight gradients", placeholder_bytes(graph, dims, stack))
-    return StaticMemory((*terms, frozen, placeholders))
+    return StaticMemory((*terms, frozen, _casts(held, dims, plan, stack, layouts), placeholders))
 
 
 def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers) -> list[Part]:
@@ -247,6 +247,24 @@ def _weights(block: Block, dims: Dims, expert_shards: Numbers) -> Iterator[tuple
                 experts = np.asarray(own["experts"])
                 rows = np.where(np.asarray(expert_shards) > experts, evaluate(op.columns, own), experts)
             yield rows, size, weight.kind == "expert"
+
+
+def _casts(held: Held, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts) -> Term:
+    """Copies of weights that products read narrower than they are stored, where no gather brings them so."""
+    widths, sharded = (
+        parameter_widths(plan, stack),
+        (np.asarray(layouts.zero) >= 2) & (np.asarray(layouts.width) > 1),
+    )
+    casts = stack.memory.cast_weights and plan.numerics.precision == "bf16" and widths.stored > widths.compute
+    here = ~sharded * float(casts and plan.offload.offload_parameters == "none")
+    matrices: Numbers = 0.0
+    for block, count in held.blocks:
+        own = block.view(dims)
+        products = (op for op in block.operators if op.kind in ("matmul", "grouped_matmul"))
+        weights = (weight for op in products for weight in op.weights if weight.trainable)
+        read = (weight.size for weight in weights if weight.kind in ("matrix", "expert"))
+        matrices = matrices + count * sum(evaluate(size, own) for size in read)
+    return Term("parameters", "cast for all passes", matrices * here, widths.compute, PASSES)
 
 
 def _frozen(graph: ModelGraph, held: Held, dims: Dims, widths: Widths, layouts: Layouts) -> Numbers:

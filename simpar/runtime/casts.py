@@ -1,0 +1,47 @@
+"""Weights in the dtype of the computation, cast once for all microbatches of a step.
+
+The backward of a product reads the weight that its forward read. Cast anew by every microbatch, each of those in flight
+would keep a copy of all weights. One copy is one node of autograd's graph, through which the gradient of every
+microbatch comes back to the parameter in the parameter's own dtype: the numbers are those of a copy each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+Tensor = Any
+_copies: dict[tuple[int, Any, bool], Tensor] = {}
+"""By parameter, dtype and whether gradients are recorded; backward passes may read it in threads of autograd's."""
+_shares: list[bool] = [False]
+
+
+@contextmanager
+def cast_once() -> Iterator[None]:
+    """Inside, :func:`cast` makes one copy of every parameter, which must not change meanwhile."""
+    _shares.append(True)
+    try:
+        yield
+    finally:
+        _shares.pop()
+        _copies.clear()
+
+
+def cast(weight: Tensor, dtype: Any) -> Tensor:
+    """A weight in a dtype, itself where it has that.
+
+    Compiled code casts where it needs the copy: it makes it again in backward by itself. Weights that are computed
+    from parameters are not kept, nor what is no leaf.
+    """
+    if torch.compiler.is_compiling() or weight.dtype == dtype or not _shares[-1]:
+        return weight.to(dtype)
+    if not isinstance(weight, nn.Parameter):
+        return weight.to(dtype)
+    key = (id(weight), dtype, torch.is_grad_enabled())
+    if key not in _copies:
+        _copies[key] = weight.to(dtype)
+    return _copies[key]
