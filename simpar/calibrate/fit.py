@@ -328,7 +328,7 @@ def collectives(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quali
 def wrappers(samples: Samples, machine: Machine, cluster: Cluster) -> Machine:
     """Copies around gathers and reductions, and dispatch of a tensor-parallel collective: what collectives leave over.
 
-    A sharded pass gathers twice and reduces once; a split pair has four collectives, two each way.
+    A sharded pass gathers twice and reduces once; a split layer has eight collectives, four each way.
     """
     found = {each.name: each for each in samples.of("wrapper")}
     if not found:
@@ -342,9 +342,9 @@ def wrappers(samples: Samples, machine: Machine, cluster: Cluster) -> Machine:
     around_gather = seconds["unshard"] - moved("all_gather", size)
     pass_s = seconds["sharded pass"] - seconds["plain pass"]
     around_reduce = pass_s - 2 * seconds["unshard"] - moved("reduce_scatter", size)
-    pair_bytes = found["split pair"].shape[1]
-    four = 2 * (moved("all_gather", pair_bytes) + moved("reduce_scatter", pair_bytes))
-    dispatch = (seconds["split pair"] - seconds["plain pair"] / members - four) / 4
+    rows_bytes = found["split layer"].shape[1]
+    eight = 4 * (moved("all_gather", rows_bytes) + moved("reduce_scatter", rows_bytes))
+    dispatch = (seconds["split layer"] - seconds["plain layer"] / members - eight) / 8
     per_byte = machine.kernels().bandwidth / size
     return _with_launch(
         machine,

@@ -21,12 +21,12 @@ from simpar.calibrate.request import Request, Sample
 from simpar.calibrate.stopwatch import Members, Stopwatch
 
 WIDTH, MATRICES = 512, 8
-ROWS = (2, 256)
-PAIR_BYTES = ROWS[0] * ROWS[1] * WIDTH * 4
+ROWS, LAYER_WIDTH = (2, 256), 256
+LAYER_BYTES = ROWS[0] * ROWS[1] * LAYER_WIDTH * 4
 
 
 def wrappers(request: Request, members: Members, watch: Stopwatch) -> Iterator[Sample]:
-    """Sharded parameters gathered; gradients of a pass over them reduced; a tensor-parallel pair of products."""
+    """Sharded parameters gathered; gradients of a pass over them reduced; the products of a layer, split."""
     mesh = DeviceMesh.from_group(members.group, watch.device.type, mesh_dim_names=("all",))
     plain, sharded = (_stack(WIDTH).to(watch.device) for _ in range(2))
     fully_shard(sharded, mesh=mesh, reshard_after_forward=True)
@@ -38,10 +38,10 @@ def wrappers(request: Request, members: Members, watch: Stopwatch) -> Iterator[S
 
     size = MATRICES * WIDTH**2 * 4
     works = {"unshard": gather, "sharded pass": _pass(sharded, row), "plain pass": _pass(plain, row)}
-    works |= _pair(mesh, members, watch.device)
+    works |= _layer(mesh, members, watch.device)
     for name, work in works.items():
         times = watch.time_together(work, members, request.machine.threads)
-        moved = PAIR_BYTES if "pair" in name else size
+        moved = LAYER_BYTES if "layer" in name else size
         yield Sample(
             kind="wrapper", name=name, shape=(members.size, moved), seconds=times.seconds, spread=times.spread,
             repeats=times.repeats, load=times.load,
@@ -63,15 +63,37 @@ def _pass(model: nn.Module, x: Any) -> Callable[[], None]:
     return both_ways
 
 
-def _pair(mesh: DeviceMesh, members: Members, device: Any) -> dict[str, Callable[[], None]]:
-    """Two products of half a thousand rows forward and backward, as they are, and split with sequence parallelism."""
+class Parallel(nn.Module):
+    """Products of the same input, each with an output of its own; their sum."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(outputs))
+
+    def forward(self, x: Any) -> Any:
+        """Shape [batch, seq, width] in and out."""
+        outputs = [part(x) for part in self.parts]
+        return sum(outputs[1:], start=outputs[0])
+
+
+def _layer(mesh: DeviceMesh, members: Members, device: Any) -> dict[str, Callable[[], None]]:
+    """All products of a layer on half a thousand rows, as they are, and split with sequence parallelism.
+
+    What DTensor does around a collective includes what it does around its products, of which a layer has seven: query,
+    key and value, output, gate and up, down.
+    """
+    gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     plain, split = (
-        nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)).to(device)
+        nn.Sequential(
+            *(Parallel(LAYER_WIDTH, 3), nn.Linear(LAYER_WIDTH, LAYER_WIDTH, bias=False)),
+            *(Parallel(LAYER_WIDTH, 2), nn.Linear(LAYER_WIDTH, LAYER_WIDTH, bias=False)),
+        ).to(device)
         for _ in range(2)
     )
-    gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-    styles = {"": gather, "0": ColwiseParallel(), "1": RowwiseParallel(output_layouts=Shard(1))}
+    styles = dict.fromkeys(("0", "2"), gather)
+    styles |= {f"{each}.parts.*": ColwiseParallel() for each in ("0", "2")}
+    styles |= {each: RowwiseParallel(output_layouts=Shard(1)) for each in ("1", "3")}
     parallelize_module(split, mesh, styles)
-    whole = torch.randn(*ROWS, WIDTH, device=device)
+    whole = torch.randn(*ROWS, LAYER_WIDTH, device=device)
     part = whole.chunk(members.size, dim=1)[0].clone()
-    return {"plain pair": _pass(plain, whole), "split pair": _pass(split, part)}
+    return {"plain layer": _pass(plain, whole), "split layer": _pass(split, part)}
