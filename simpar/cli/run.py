@@ -182,7 +182,7 @@ def _progress(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 def _warn(ready: Any, report: Mapping[str, Any]) -> None:
     """Where the prediction was for another machine than this one: in what, and what measures this one."""
-    from simpar.runtime.request import unlike_this_machine
+    from simpar.runtime.this_machine import unlike_this_machine
 
     if ready.cluster is None or report["machine"]["device"] != "cpu":
         return

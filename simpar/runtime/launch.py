@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +20,12 @@ from simpar.errors import UserError
 from simpar.runtime.failures import RECORDED, OutOfMemory, WorkerFailure, of_torchrun, recorded
 from simpar.runtime.job import Job, Machine
 from simpar.runtime.worker import PORT, die_with_parent, listen
+from simpar.units import KIB
 
 GRACE_S = 10.0
 POLL_S = 0.1
 LOCALHOST = "127.0.0.1"
+LEAST_SPACE_BYTES = 64 * KIB
 MIN_TORCH = (2, 11)
 ORDER = ("user", "memory", "crash")
 RECORDER = {
@@ -193,6 +196,8 @@ def _raise_failure(folder: Path, code: int, nodes: int) -> None:
         if reason["kind"] == "memory":
             raise OutOfMemory(rank, f"{message} {logs}")
         raise WorkerFailure(f"rank {rank}: {message} {logs}{recorded(folder)}")
+    if shutil.disk_usage(folder).free < LEAST_SPACE_BYTES:  # ranks could not even leave a reason
+        raise WorkerFailure(f"{folder}: no space is left on its device; allowed: a folder with space")
     log = folder / "torchrun.log"
     said = of_torchrun(log.read_text(encoding="utf-8", errors="replace"), log, nodes)
     raise WorkerFailure(f"torchrun ended with {code}: {said}{recorded(folder)}")

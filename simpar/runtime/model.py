@@ -117,6 +117,8 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
         if axes := [axis for axis, size in sizes.items() if size > 1]:
             experts.spread(model, ranks.expert_submesh(*axes), same_tokens=not sequence)
     if blueprint.compiled:
+        if plan.mesh.tp > 1:
+            tensor_parallel.settle(model)
         for layer in model.layers.values():
             layer.compile()
     if blueprint.strategy.reduction == "fsdp":

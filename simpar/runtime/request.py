@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +26,11 @@ from simpar.runtime.prepare import STACK, Prepared, prepare
 from simpar.runtime.released import Released, check_target
 from simpar.runtime.saved import check_continuation
 from simpar.runtime.strategy import is_split
+from simpar.runtime.this_machine import usable_cores
 from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
 from simpar.tracing.code import consented
-from simpar.units import format_bytes
 
 DRIVERS = ("nvidia[0-9]*", "kfd", "dxg")
-MEMORY_DIFFERS = 0.1  # what a kernel keeps for itself is less
 NEEDS = ("model", "training.seq_len", "training.global_batch")
 
 
@@ -105,7 +103,7 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
     check_installed(job)
     _check_evaluation(job, prepared, graph)
     if job.machine.compile:
-        _check_compiled(prepared)
+        _check_compiled(prepared, graph)
     _check_weights(job, prepared, graph)
     if graph is not None:
         open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
@@ -132,14 +130,16 @@ def _check_evaluation(job: Job, prepared: Prepared, graph: ModelGraph | None) ->
         held_out(job, graph.dims["vocab"])
 
 
-def _check_compiled(prepared: Prepared) -> None:
+def _check_compiled(prepared: Prepared, graph: ModelGraph | None) -> None:
     """Raise UserError where torch.compile does not take the layers."""
     if prepared.strategy.reduction in ("stages", "one_process"):
         what = "stages of their own" if prepared.strategy.reduction == "stages" else "kind = single_process"
         raise UserError(f"--compile with {what}: layers are not called as they stand; allowed: none")
-    if (tp := prepared.plan.mesh.tp) > 1:
+    tp = prepared.plan.mesh.tp
+    if tp > 1 and graph is not None and (graph.is_mixture or "qk_dim" in graph.dims):
         raise UserError(
-            f"--compile with tp = {tp}: torch loses the mesh of gradients between compiled layers; allowed: 1"
+            f"--compile with tp = {tp} of {graph.name}: experts, and latents that ranks share, are not compiled under "
+            "tensor parallelism; allowed: tp 1"
         )
     if prepared.schedule is not None and is_split(prepared.schedule):
         raise UserError(
@@ -223,11 +223,6 @@ def on_machine(job: Job, processes: int, *, servers: int = 0, devices: int | Non
     return job.model_copy(update={"machine": machine})
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def accelerators() -> int:
     """Devices that torch's CUDA backend sees: NVIDIA's, AMD's, those of WSL.
 
@@ -238,18 +233,6 @@ def accelerators() -> int:
     import torch
 
     return int(torch.cuda.device_count())
-
-
-def unlike_this_machine(cluster: Cluster, ranks: int) -> str:
-    """In what a profile of ranks on a machine's processors is not this machine; empty where nothing shows."""
-    host = cluster.profile.host
-    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    found = []
-    if host.compute_capacity is None and ranks > 1:
-        found.append(f"{ranks} ranks with processors of their own, here on {usable_cores()} cores")
-    if abs(float(host.memory_bytes) / memory - 1) > MEMORY_DIFFERS:
-        found.append(f"{format_bytes(host.memory_bytes)} of memory, here {format_bytes(memory)}")
-    return "; ".join(found)
 
 
 def simulated(ready: Ready) -> Result | None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -70,6 +71,36 @@ def apply(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
             if isinstance(module, Attention):
                 module.part = (mesh.get_local_rank(), mesh.size())
     model.tie()
+
+
+class Settled(torch.autograd.Function):
+    """A tensor that has arrived, and its gradient: code compiled by torch hands back gradients of no other kind."""
+
+    @staticmethod
+    def forward(_: Any, x: Any) -> Any:
+        """Shape in and out."""
+        return _arrived(x).view(x.shape)
+
+    @staticmethod
+    def backward(_: Any, gradient: Any) -> Any:
+        """Shape in and out."""
+        return _arrived(gradient)
+
+
+def _arrived(x: Any) -> Any:
+    return x.wait() if isinstance(x, AsyncCollectiveTensor) else x
+
+
+def settle(model: Decoder) -> None:
+    """Let layers that are compiled, each alone, take and hand on tensors that have arrived, in place.
+
+    What a collective is still bringing is a class of its own; given one, a compiled layer's backward answers with a
+    plain tensor where DTensor waits for one of its own.
+    """
+    if model.embedding is not None:
+        model.embedding.register_forward_hook(lambda _, __, output: Settled.apply(output))
+    if model.head is not None:
+        model.head.register_forward_pre_hook(lambda _, inputs: tuple(map(Settled.apply, inputs)))
 
 
 def _styles(op: Operator, residual: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A rank leaves its measurements, or the reason why it failed, as a file in the jo
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ PR_SET_PDEATHSIG = 1
 PORT = "port{attempt}"
 POLL_S = 0.02
 FAILED = 1
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 BAD_INPUT = 2
 SAME = {"plan", "model", "training", "steps", "learning", "selective"}
 """Fields of a job that every node has alike; folders, files of data and devices are its own."""
@@ -51,15 +53,27 @@ def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
         measured = work()
     except UserError as error:
         return fail(folder, rank, "user", str(error), BAD_INPUT)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            return _crashed(folder, rank, error)
+        where = error.filename or folder
+        return fail(
+            folder, rank, "user", f"{where}: {error.strerror}; allowed: a folder with space", BAD_INPUT
+        )
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - the reason must reach the user; torch's CheckpointException is one
-        traceback.print_exc()
-        if is_memory(error):
-            return fail(folder, rank, "memory", f"out of memory ({first_line(error)[:200]})", FAILED)
-        return fail(folder, rank, "crash", f"{type(error).__name__}: {first_line(error)}", FAILED)
+        return _crashed(folder, rank, error)
     write_atomic(folder / f"rank{rank}.json", json.dumps(measured) + "\n")
     return 0
+
+
+def _crashed(folder: Path, rank: int, error: BaseException) -> int:
+    """Leave why a rank failed that the user cannot mend, or not by what it was given."""
+    traceback.print_exception(error)
+    if is_memory(error):
+        return fail(folder, rank, "memory", f"out of memory ({first_line(error)[:200]})", FAILED)
+    return fail(folder, rank, "crash", f"{type(error).__name__}: {first_line(error)}", FAILED)
 
 
 def run(job: Job) -> dict[str, Any]:

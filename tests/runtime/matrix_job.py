@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from simpar.errors import UserError
@@ -110,13 +111,20 @@ def build(values: dict, rank: int, world: int, dtype: str):
     values = dict(values)
     graph = read(MODELS[values.pop("model", "llama")], "tiny")
     learning = LEARNING.model_copy(update=values.pop("learning", {}))
+    compiled = values.pop("compiled", False)
     prepared = prepare(Plan(**values), graph, TRAINING, world)
     plan = prepared.plan
     dtypes = Dtypes.of(plan) if dtype == "plan" else Dtypes(*(3 * [torch.float64]))
     ranks = ranks_of(plan, rank, torch.device("cpu"), prepared.strategy.replicas)
     recompute = Recompute(plan.memory.recompute, prepared.selective)
-    blueprint = Blueprint(graph, plan, prepared.strategy, dtypes, recompute)
-    return make_engine(blueprint, TRAINING, learning, prepared.schedule, ranks)
+    blueprint = Blueprint(graph, plan, prepared.strategy, dtypes, recompute, compiled=compiled)
+    with mock.patch.object(nn.Module, "compile", traced):
+        return make_engine(blueprint, TRAINING, learning, prepared.schedule, ranks)
+
+
+def traced(module) -> None:
+    """Compile a module for a backend that runs the graphs of both passes as they are: no compiler of C++ is asked."""
+    module._compiled_call_impl = torch.compile(module._call_impl, backend="aot_eager")
 
 
 def steps(engine, first: int, last: int) -> list[float]:

@@ -1,7 +1,10 @@
 """What failed, in one line: which rank and stage ran out of memory, what was predicted, what to change."""
 
+import errno
 import json
+import os
 import re
+import shutil
 
 import pytest
 
@@ -127,6 +130,38 @@ def test_a_worker_leaves_the_kind_of_its_failure(tmp_path, monkeypatch, capsys):
     left = json.loads((tmp_path / "failed2.json").read_text())
     assert (left["kind"], left["message"]) == ("memory", "out of memory (CUDA out of memory. Tried)")
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_for_the_user_to_mend(tmp_path, monkeypatch):
+    """One line that names the file; such a run is not started again. Other errors of the system are crashes."""
+    pytest.importorskip("torch")
+    from simpar.runtime.worker import serve
+
+    monkeypatch.setenv("RANK", "0")
+    for number, (error, code, kind) in enumerate(
+        [(errno.ENOSPC, 2, "user"), (errno.EDQUOT, 2, "user"), (errno.ECONNRESET, 1, "crash")]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+
+        def work(error=error):
+            raise OSError(error, os.strerror(error), "log.jsonl")
+
+        assert serve(folder, work) == code
+        left = json.loads((folder / "failed0.json").read_text())
+        assert left["kind"] == kind
+    assert json.loads((tmp_path / "0" / "failed0.json").read_text())["message"] == (
+        "log.jsonl: No space left on device; allowed: a folder with space"
+    )
+
+
+def test_a_disk_without_room_for_a_reason_is_known(tmp_path, monkeypatch):
+    """Ranks that could leave nothing behind, and torchrun neither."""
+    (tmp_path / "torchrun.log").write_text("")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(launch.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    with pytest.raises(WorkerFailure, match=f"{tmp_path}: no space is left on its device"):
+        launch._raise_failure(tmp_path, 1, 1)
 
 
 def test_nodes_that_disagree_are_told_so(tmp_path, monkeypatch):

@@ -1,12 +1,10 @@
 """What a run takes of a machine: devices that are there and shown, cores shared out."""
 
-from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
 
 from simpar.errors import UserError
-from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.runtime import request
@@ -36,19 +34,6 @@ def test_devices_are_those_that_torch_counts(monkeypatch, driver, count):
     monkeypatch.setattr(Driver, "name", driver)
     monkeypatch.setattr(request, "Path", Driver)
     assert request.accelerators() == count
-
-
-def test_a_profile_that_is_another_machine_is_told(monkeypatch):
-    """Ranks without shared cores, and another memory; a profile with both says nothing."""
-    monkeypatch.setattr(request, "usable_cores", lambda: 2)
-    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 8 * 2**18}
-    monkeypatch.setattr(request.os, "sysconf", pages.get)
-    laptop = load_cluster("laptop-cpu-4", 1)
-    said = request.unlike_this_machine(laptop, 4)
-    assert said == "4 ranks with processors of their own, here on 2 cores; 16.0 GiB of memory, here 8.00 GiB"
-    host = laptop.profile.host.model_copy(update={"compute_capacity": 2.0, "memory_bytes": 8.2 * 2**30})
-    own = replace(laptop, profile=laptop.profile.model_copy(update={"host": host}))
-    assert request.unlike_this_machine(own, 4) == ""
 
 
 def job(**machine):

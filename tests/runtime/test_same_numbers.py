@@ -339,6 +339,7 @@ CAST = [
     {"dp": 2, "micro_batch": 1, "recompute": "selective", **ROUNDED},
     {"pp": 2, "micro_batch": 1, "schedule": "zb-h1", **ROUNDED},
 ]
+COMPILED = [{"tp": 2, "sequence_parallel": rows, "micro_batch": 4} for rows in (True, False)]
 
 
 def assert_equal(results):
@@ -360,6 +361,11 @@ def prepared(cases):
 def test_layouts_of_four_ranks_train_like_one_process(run_matrix):
     """Data, tensor, sequence and pipeline parallelism, sharding, recompute and stages of their own only round."""
     assert_equal(run_matrix(prepared([*EVERYDAY, *STAGED]), 4))
+
+
+def test_compiled_layers_train_like_one_process(run_matrix):
+    """Under tensor parallelism, with sequence parallelism and without."""
+    assert_equal(run_matrix(prepared({**case, "compiled": True} for case in COMPILED), 2))
 
 
 def test_weights_that_are_cast_once_train_like_one_process(run_matrix):

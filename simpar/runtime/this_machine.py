@@ -1,0 +1,60 @@
+"""Whether a hardware profile is of the machine that a run is on: cores, memory, speed of products. No torch here."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from simpar.cost.kernels import KernelModel
+from simpar.hardware.cluster import Cluster
+from simpar.units import GIGA, format_bytes
+
+MEMORY_DIFFERS = 0.1  # what a kernel keeps for itself is less
+SPEED_DIFFERS = 2.0  # libraries and moments of one machine differ by less
+ROWS, ROUNDS = 512, 8
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def unlike_this_machine(cluster: Cluster, ranks: int) -> str:
+    """In what a profile of ranks on a machine's processors is not this machine; empty where nothing shows."""
+    host, cores = cluster.profile.host, usable_cores()
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    found = []
+    if host.compute_capacity is None and ranks > 1:
+        found.append(f"{ranks} ranks with processors of their own, here on {cores} cores")
+    elif (host.compute_capacity or 1.0) > cores:
+        found.append(f"{host.compute_capacity:g} ranks at work at a time, here on {cores} cores")
+    if abs(float(host.memory_bytes) / memory - 1) > MEMORY_DIFFERS:
+        found.append(f"{format_bytes(host.memory_bytes)} of memory, here {format_bytes(memory)}")
+    said, here = profile_flop_per_s(cluster, ranks), product_flop_per_s(cores)
+    if not 1 / SPEED_DIFFERS < here / said < SPEED_DIFFERS:
+        found.append(f"products at {said / GIGA:.0f} GFLOP/s in all, here {here / GIGA:.0f}")
+    return "; ".join(found)
+
+
+def profile_flop_per_s(cluster: Cluster, ranks: int) -> float:
+    """FLOP/s of square fp32 products, on as many of the ranks as work at a time."""
+    model = KernelModel(cluster.device, "fp32")
+    working = min(float(ranks), cluster.profile.host.compute_capacity or float(ranks))
+    return working * 2.0 * ROWS**3 / float(model.gemm_time_s(ROWS, ROWS, ROWS))
+
+
+def product_flop_per_s(cores: int) -> float:
+    """The same of this machine, all cores at it: the best of several rounds, which other work disturbs least."""
+    import numpy as np
+
+    a = np.ones((ROWS, ROWS), dtype=np.float32)
+    best_s = float("inf")
+    with ThreadPoolExecutor(cores) as pool:  # products leave the interpreter's lock
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            for done in [pool.submit(partial(np.matmul, a, a)) for _ in range(cores)]:
+                done.result()
+            best_s = min(best_s, time.perf_counter() - begin)
+    return cores * 2.0 * ROWS**3 / best_s
