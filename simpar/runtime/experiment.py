@@ -43,6 +43,9 @@ def conduct(
     everybody = {"processes": (processes + servers) * nodes.count}
     job = job.model_copy(update={"machine": job.machine.model_copy(update=everybody)})
     result = simulated(ready)
+    traces = [Path(job.folder) / KINETO.format(rank=rank) for rank in range(ready.world_size)]
+    for old in traces if job.measuring.trace_steps else ():
+        old.unlink(missing_ok=True)
     follow = _follow(Path(job.folder), advance, keeps=job.checkpoints is not None) if advance else None
     restarts = (RESTARTS if job.checkpoints else 0) if max_restarts is None else max_restarts
     try:
@@ -56,8 +59,9 @@ def conduct(
     report = make_report(ready, job, ranks, predicted(ready, result))
     write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
     if trace is not None:
-        files = [Path(job.folder) / KINETO.format(rank=rank) for rank in range(ready.world_size)]
-        write_both(trace, result.timeline if result else None, files)
+        # one process may drive several devices, and other nodes may have folders of their own
+        here = [path for path in traces if path.exists()]
+        write_both(trace, result.timeline if result else None, here)
     return report
 
 

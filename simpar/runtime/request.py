@@ -99,7 +99,7 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
             f"--checkpoint with plan.sync = {plan.data_parallel.sync}: a checkpoint keeps one replica's states, and "
             "these differ or are on servers; allowed: no checkpoints"
         )
-    check_continuation(job)
+    _check_traced(job, check_continuation(job))
     check_installed(job)
     _check_evaluation(job, prepared, graph)
     if job.machine.compile:
@@ -108,6 +108,16 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
     if graph is not None:
         open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
     return Ready(job, prepared, world_size, cluster)
+
+
+def _check_traced(job: Job, first: int) -> None:
+    """Raise UserError where a run that begins with step ``first`` ends before its trace does."""
+    traced, warmup = job.measuring.trace_steps, job.measuring.warmup
+    if traced and job.steps - first < warmup + traced:
+        raise UserError(
+            f"--trace-steps {traced} (1 with --trace) after --warmup {warmup}: {job.steps - first} steps are left to "
+            f"run; allowed: {warmup + traced} or more, or a smaller --warmup"
+        )
 
 
 def _check_evaluation(job: Job, prepared: Prepared, graph: ModelGraph | None) -> None:

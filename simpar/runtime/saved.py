@@ -87,16 +87,16 @@ def next_step(path: Path, manifest: Mapping[str, Any], job: Job) -> int:
     return done
 
 
-def check_continuation(job: Job) -> None:
-    """Raise UserError where the job's checkpoints are not what it can go on from, or must not."""
+def check_continuation(job: Job) -> int:
+    """The step that a job goes on with. Raises UserError where it cannot from its checkpoints, or must not."""
     if job.checkpoints is None:
-        return
+        return 0
     folder = Path(job.checkpoints.folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--checkpoint {folder}: is a file; allowed: a folder")
     found = newest(folder)
     if found is None:
-        return
+        return 0
     if not job.checkpoints.resume:
         raise UserError(f"{found[0]}: is already there; allowed: --resume, or another --checkpoint folder")
-    next_step(*found, job)
+    return next_step(*found, job)

@@ -101,6 +101,14 @@ def test_what_cannot_be_compiled_is_refused(tmp_path, settings, words):
         ready(tmp_path, {}, *settings, machine={"compile": True})
 
 
+def test_a_trace_that_would_not_be_written_is_refused(tmp_path):
+    """Steps of the warm-up are not traced: a run that ends before is told so, not after it."""
+    words = r"--trace-steps 2 .* after --warmup 4: 5 steps are left to run; allowed: 6 or more"
+    with pytest.raises(UserError, match=words):
+        ready(tmp_path, {"trace_steps": 2, "warmup": 4})
+    assert ready(tmp_path, {"trace_steps": 2, "warmup": 3}).job.measuring.trace_steps == 2
+
+
 def test_allocations_are_recorded_on_cuda_only(tmp_path):
     """A run on processors that asks for them is refused."""
     from simpar.runtime.request import on_machine
