@@ -57,6 +57,7 @@ def _pass(model: nn.Module, x: Any) -> Callable[[], None]:
 
     def both_ways() -> None:
         model(x).sum().backward()
+        x.grad = None
         for parameter in model.parameters():
             parameter.grad = None
 
@@ -94,6 +95,6 @@ def _layer(mesh: DeviceMesh, members: Members, device: Any) -> dict[str, Callabl
     styles |= {f"{each}.parts.*": ColwiseParallel() for each in ("0", "2")}
     styles |= {each: RowwiseParallel(output_layouts=Shard(1)) for each in ("1", "3")}
     parallelize_module(split, mesh, styles)
-    whole = torch.randn(*ROWS, LAYER_WIDTH, device=device)
-    part = whole.chunk(members.size, dim=1)[0].clone()
+    whole = torch.randn(*ROWS, LAYER_WIDTH, device=device, requires_grad=True)  # there are layers in front
+    part = whole.detach().chunk(members.size, dim=1)[0].clone().requires_grad_()
     return {"plain layer": _pass(plain, whole), "split layer": _pass(split, part)}
