@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-Tensor = Any
 _copies: dict[tuple[int, Any, bool], Tensor] = {}
 """By parameter, dtype and whether gradients are recorded; backward passes may read it in threads of autograd's."""
 _shares: list[bool] = [False]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -77,18 +77,19 @@ class Settled(torch.autograd.Function):
     """A tensor that has arrived, and its gradient: code compiled by torch hands back gradients of no other kind."""
 
     @staticmethod
-    def forward(_: Any, x: Any) -> Any:
+    def forward(_: Any, x: Tensor) -> Tensor:
         """Shape in and out."""
         return _arrived(x).view(x.shape)
 
     @staticmethod
-    def backward(_: Any, gradient: Any) -> Any:
+    def backward(_: Any, gradient: Tensor) -> Tensor:
         """Shape in and out."""
         return _arrived(gradient)
 
 
-def _arrived(x: Any) -> Any:
-    return x.wait() if isinstance(x, AsyncCollectiveTensor) else x
+def _arrived(x: Tensor) -> Tensor:
+    found: Tensor = x.wait() if isinstance(x, AsyncCollectiveTensor) else x
+    return found
 
 
 def settle(model: Decoder) -> None:
