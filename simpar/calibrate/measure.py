@@ -14,7 +14,8 @@ from simpar.calibrate.request import Request, quick, standard
 from simpar.errors import UserError
 from simpar.runtime.job import Machine
 from simpar.runtime.launch import Workers, require_torch, start
-from simpar.runtime.request import accelerators, usable_cores
+from simpar.runtime.request import accelerators
+from simpar.runtime.this_machine import usable_cores
 
 WORKER = "simpar.calibrate.worker"
 
