@@ -14,7 +14,9 @@ from typing import Any
 
 import typing_extensions
 
+from export_checks import core_fields
 from simpar.export import Exported
+from simpar.models.catalogue import load_model
 
 
 @cache
@@ -47,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(exported: Exported) -> None:
-    """Parse the arguments, run Megatron's validation on them and build its TransformerConfig."""
+    """Parse the arguments, validate them as Megatron does, build its config and compare it with the model."""
     from check_exports import arguments_of
 
     environment = [line for line in exported.files["command.sh"].splitlines() if line.startswith("export ")]
@@ -58,7 +60,9 @@ def check(exported: Exported) -> None:
     given.rank, given.world_size = 1, 8
     arguments_module().validate_args(given)
     given.apply_rope_fusion = False  # asks for an installed Transformer Engine
-    importlib.import_module("megatron.training.argument_utils").core_transformer_config_from_args(given)
+    made = importlib.import_module("megatron.training.argument_utils")
+    config, graph = made.core_transformer_config_from_args(given), load_model(exported.plan.model or "")
+    core_fields.compare(graph, core_fields.said(config, given, latent="qk_dim" in graph.dims))
 
 
 def table() -> str:
