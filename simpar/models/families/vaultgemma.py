@@ -26,7 +26,7 @@ FAMILIES = (
         _read,
         Details(
             "gelu_pytorch_tanh",
-            1e-6,
+            0.000001,
             norm_offset=1.0,
             caps=Caps(attention=50.0, logits=30.0),
             scales=Scales(attention=256**-0.5),
