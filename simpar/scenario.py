@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.formats import CHECK, HOW_MANY, RESULT, SEARCH, check_answer
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.models.training import Training
@@ -237,6 +238,7 @@ class _Document:
         file = files.load(path := find_scenario(name))
         if not isinstance(file.data, dict):
             raise UserError(f"{file.source}: a scenario is a mapping with model, cluster, training and plan")
+        check_answer(file.data, str(file.source))
         data = _beside(_wrapped(_chosen(file.data, str(file.source))), path.parent)
         return _Document(data, str(file.source), file)
 
@@ -263,7 +265,7 @@ def find_scenario(name: str | Path) -> Path:
 
 def _chosen(data: dict[str, Any], source: str) -> dict[str, Any]:
     """Of an answer by numbers of nodes the plan of the one that it chose, all else as it is. Raises UserError."""
-    if "budget_schema_version" not in data:
+    if HOW_MANY.key not in data:
         return data
     rows = data.get("rows")
     plans = [
@@ -281,8 +283,8 @@ def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
 
     A result is the scenario it was made from, a checked launch as well; one of a search, with its best plan.
     """
-    simulated = {"schema_version", "check_schema_version"} & data.keys()
-    if (simulated and "plan" in data) or "search_schema_version" in data:
+    simulated = {RESULT.key, CHECK.key} & data.keys()
+    if (simulated and "plan" in data) or SEARCH.key in data:
         return _simulated(data)
     if "plan" in data or not {"mesh", "version"} & data.keys():
         return data

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simpar import formats
 from simpar.budget.nodes import Row, Search, halves, rows_of
 from simpar.budget.wanted import Wanted
 from simpar.errors import Infeasible, UserError
@@ -18,8 +19,6 @@ from simpar.search.problem import Problem
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,7 @@ class HowMany:
         from simpar.report.result import read_object
 
         data = read_object(path)
-        if data.get("budget_schema_version") != SCHEMA_VERSION:
-            raise UserError(
-                f"{path}: is no answer by numbers of nodes (simpar search --objective days --json)"
-            )
+        formats.HOW_MANY.check(data, str(path))
         try:
             wanted = Wanted(data["objective"], data["deadline_days"], data["budget_usd"])
             return HowMany(wanted, tuple(map(Row.from_dict, data["rows"])), data["is_whole"])
@@ -117,7 +113,7 @@ class HowMany:
         """Plain data."""
         named = {name: getattr(self, name) for name in ("chosen", "cheapest", "quickest", "surely")}
         return {
-            "budget_schema_version": SCHEMA_VERSION,
+            formats.HOW_MANY.key: formats.HOW_MANY.version,
             "objective": self.wanted.objective,
             "deadline_days": self.wanted.deadline_days,
             "budget_usd": self.wanted.budget_usd,

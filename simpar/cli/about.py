@@ -19,10 +19,11 @@ def schema(what: Annotated[str, typer.Argument(help="Which file", metavar="|".jo
 
     from simpar.files import choose
 
-    sys.stdout.write(json.dumps(_schema(choose(what, SCHEMAS, "schema")), indent=2) + "\n")
+    sys.stdout.write(json.dumps(json_schema(choose(what, SCHEMAS, "schema")), indent=2) + "\n")
 
 
-def _schema(what: str) -> dict[str, Any]:
+def json_schema(what: str) -> dict[str, Any]:
+    """The JSON Schema of one of :data:`SCHEMAS`."""
     from pydantic import BaseModel
 
     from simpar.cost.stack import Stack

@@ -46,9 +46,10 @@ def report(
 
 def _save_summary(name: str, output: str) -> None:
     """The page of a search, or of an answer by numbers of nodes. Raises UserError for another file."""
+    from simpar.formats import HOW_MANY
     from simpar.report.result import read_object
 
-    if "budget_schema_version" in read_object(name):
+    if HOW_MANY.key in read_object(name):
         from simpar.budget.answer import HowMany
         from simpar.budget.summary import save_summary as save_how_many
 

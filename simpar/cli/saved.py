@@ -15,11 +15,12 @@ def result_of(name: str, tokens: str | None = None) -> Result:
 
     Raises UserError.
     """
+    from simpar.formats import RESULT
     from simpar.report.result import Result, read_object
     from simpar.scenario import find_scenario, load_scenario
 
     path = find_scenario(name)
-    if path.suffix == ".json" and "schema_version" in (data := read_object(path)):
+    if path.suffix == ".json" and RESULT.key in (data := read_object(path)):
         return _of_tokens(Result.from_dict(data, source=str(path)), tokens)
     loaded = load_scenario(name, {"training.tokens": tokens} if tokens else {})
     from simpar.operate.whole_run import operated_run

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simpar import formats
 from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
 from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, with_flags
 from simpar.errors import Infeasible, UserError
@@ -276,7 +277,7 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     problem = cells[0].problem
     training = problem.training
     common = f"{problem.cluster.profile.name}, {training.global_batch} x {training.seq_len} tokens"
-    grid = {"axes": list(axes), "cells": found, "title": common, "grid_schema_version": 1}
+    grid = {"axes": list(axes), "cells": found, "title": common, formats.GRID.key: formats.GRID.version}
     if values["csv"]:
         from simpar.report.frames import save_rows
         from simpar.search.tables import cell_row

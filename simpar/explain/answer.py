@@ -18,10 +18,9 @@ from simpar.explain.logs import LogRun, read_log
 from simpar.explain.measured import AxisUse, Measured, RankAccount, measure
 from simpar.explain.traffic import collective_uses
 from simpar.files import write_atomic
+from simpar.formats import EXPLANATION
 from simpar.scenario import Scenario, load_scenario
 from simpar.simulation import simulate
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, in SI units; ``causes_s`` sums to each rank's step time."""
         return {
-            "schema_version": SCHEMA_VERSION,
+            EXPLANATION.key: EXPLANATION.version,
             "step_time_s": self.step_time_s,
             **({} if self.measured is None else _traced(self.measured)),
             "predicted": None if self.against is None else _predicted(self.against, self.traced),

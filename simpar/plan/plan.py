@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from simpar import files
+from simpar.formats import PLAN
 from simpar.models import recompute
 from simpar.models.training import Training
 from simpar.plan import flat
@@ -31,7 +32,7 @@ from simpar.plan.stages import StagePlan
 from simpar.plan.sync import SCHEMES, problem
 from simpar.units import Bytes, Count
 
-VERSION = "1"
+VERSION = str(PLAN.version)
 SLICING = ", ".join(each.name for each in SCHEDULES.values() if each.sliced)
 """Schedules that cut sequences into slices of tokens."""
 CUSTOM = "custom"

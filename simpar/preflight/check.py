@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simpar import files
+from simpar import files, formats
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
@@ -20,8 +20,6 @@ from simpar.report.result import Result
 from simpar.search.problem import Constraints, Problem, make_problem
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Checked:
         """Plain data, in SI units."""
         best = self.best
         return {
-            "check_schema_version": SCHEMA_VERSION,
+            formats.CHECK.key: formats.CHECK.version,
             "from": self.given.text.target,
             "where": self.given.where,
             "is_sure": self.is_sure,

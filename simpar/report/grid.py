@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simpar import formats
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.report.plots import INK, SUFFIXES, _figure, _render
@@ -27,7 +28,10 @@ DARK = 0.6  # of the scale: letters on darker cells are white
 def load_grid(path: str | Path) -> dict[str, Any] | None:
     """A saved grid, or None where the file holds something else. Raises UserError where it is no JSON file."""
     found = read_object(path)
-    return found if "cells" in found and "axes" in found else None
+    if formats.GRID.key not in found:
+        return None
+    formats.GRID.check(found, str(path))
+    return found
 
 
 def save_grid_plot(grid: Mapping[str, Any], path: str | Path) -> None:

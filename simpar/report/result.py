@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import simpar.report.timeline as timelines
+from simpar import formats
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.report.bill import Bill, WholeRun
@@ -21,8 +22,6 @@ from simpar.scenario import Published
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SCHEMA_VERSION = 1
 
 
 class _Part(BaseModel):
@@ -365,7 +364,9 @@ class Result:
         data["memory"] = list(memory.pop("stages"))
         data |= memory | {"headroom_bytes": self.memory.headroom_bytes}
         data |= {} if self.certainty is None else self.certainty.model_dump(mode="json")
-        data |= self.bill.model_dump() | self.setup.model_dump() | {"schema_version": SCHEMA_VERSION}
+        data |= (
+            self.bill.model_dump() | self.setup.model_dump() | {formats.RESULT.key: formats.RESULT.version}
+        )
         data["why"] = self.why.model_dump(mode="json", exclude={"certainty"})
         data["cooperation"] = None if self.cooperation is None else self.cooperation.model_dump()
         data["published"] = None if self.published is None else self.published.model_dump()
@@ -379,12 +380,7 @@ class Result:
     @staticmethod
     def from_dict(data: Mapping[str, Any], *, source: str = "result") -> Result:
         """Read what :meth:`to_dict` gives. Raises UserError where ``source`` is not such a result."""
-        version = data.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise UserError(
-                f"{source}: schema_version = {version!r}: allowed {SCHEMA_VERSION}; "
-                "write the file with `simpar simulate --json`"
-            )
+        formats.RESULT.check(data, source)
         try:
             return _read(data)
         except ValidationError as error:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpar.files import write_atomic
-from simpar.report.result import SCHEMA_VERSION, Result
+from simpar.formats import SWEEP
+from simpar.report.result import Result
 from simpar.report.terminal import interval_words, probably
 from simpar.units import format_bytes, format_seconds
 
@@ -37,7 +38,7 @@ def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
         whole = row.result.to_dict() if row.result else {}
         figures = {key: whole[key] for key in KEPT} if row.result else {"refused": row.refused}
         found.append({"choice": dict(row.choice), **figures})
-    return {"schema_version": SCHEMA_VERSION, "sweep": found}
+    return {SWEEP.key: SWEEP.version, "sweep": found}
 
 
 def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:

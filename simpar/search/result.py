@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simpar import formats
 from simpar.errors import Infeasible, UserError
 from simpar.files import write_atomic
 from simpar.plan.plan import Plan
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -122,16 +121,10 @@ class SearchResult:
     @staticmethod
     def from_dict(data: Mapping[str, Any], *, source: str = "search") -> SearchResult:
         """A search from its plain data. Raises UserError where that is none, or of another version."""
-        version, rest = data.get("search_schema_version"), dict(data)
-        if version != SCHEMA_VERSION or not isinstance(data.get("candidates"), list):
-            said = (
-                "is no search (simpar search --json)"
-                if version is None
-                else f"search_schema_version = {version}"
-            )
-            raise UserError(
-                f"{source}: {said}; allowed: {SCHEMA_VERSION}" if version is not None else f"{source}: {said}"
-            )
+        formats.SEARCH.check(data, source)
+        rest = dict(data)
+        if not isinstance(data.get("candidates"), list):
+            raise UserError(f"{source}: not a whole search (candidates is no list)")
         own = ("certified_optimal", "gap", "search_seconds", "objective")
         try:
             counts = Counts(**{each.name: rest.pop(each.name) for each in fields(Counts)})
@@ -139,7 +132,7 @@ class SearchResult:
             candidates = tuple(Candidate.from_dict(one) for one in rest.pop("candidates"))
         except (KeyError, TypeError) as error:
             raise UserError(f"{source}: not a whole search ({error})") from None
-        rest.pop("search_schema_version")
+        rest.pop(formats.SEARCH.key)
         return SearchResult(candidates, counts, details=rest, **head)
 
     def saying(self, more: Mapping[str, object]) -> SearchResult:
@@ -155,7 +148,7 @@ class SearchResult:
             "gap": self.gap,
             "search_seconds": self.search_seconds,
             "objective": self.objective,
-            "search_schema_version": SCHEMA_VERSION,
+            formats.SEARCH.key: formats.SEARCH.version,
             **self.details,
         }
 

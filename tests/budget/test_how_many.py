@@ -206,4 +206,4 @@ def _on_one_page(folder, wanted, capsys):
     assert "dollars: " in text
     other = folder / "plan.json"
     assert run(["report", str(other), "--summary", "-o", str(page)]) == 2
-    assert "is no search" in capsys.readouterr().err
+    assert "has no search_schema_version" in capsys.readouterr().err

@@ -383,7 +383,7 @@ def test_schemas_are_printed(what, capsys):
 def test_schemas_take_the_files_that_ship(what, kind):
     """Quantities with units, power as one or by parts; a file that is like another needs its name only."""
     jsonschema = pytest.importorskip("jsonschema", reason="an editor's validator is not installed")
-    schema = jsonschema.Draft202012Validator(about._schema(what))
+    schema = jsonschema.Draft202012Validator(about.json_schema(what))
     for path in (*files.bundled(kind).values(),)[:6]:
         assert not list(schema.iter_errors(files.load(path).data)), path
     assert schema.is_valid({"name": "ours", "like": "another"})

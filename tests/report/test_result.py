@@ -70,7 +70,7 @@ def test_save_and_load(result, tmp_path):
     [
         ("{", "not JSON"),
         ("[1]", "a result is a JSON object"),
-        ('{"schema_version": 99}', "schema_version = 99: allowed 1"),
+        ('{"schema_version": 99}', "schema_version = 99: allowed: 1"),
         ('{"schema_version": 1}', "not a result of"),
     ],
 )

@@ -35,9 +35,9 @@ def test_a_saved_search_is_read_back(found, tmp_path):
     """What is written is read, and nothing else is taken for a search."""
     found.save(tmp_path / "found.json")
     assert SearchResult.load(tmp_path / "found.json").to_json() == found.to_json()
-    with pytest.raises(UserError, match="is no search"):
+    with pytest.raises(UserError, match="has no search_schema_version"):
         SearchResult.from_dict({})
-    with pytest.raises(UserError, match="search_schema_version = 9; allowed: 1"):
+    with pytest.raises(UserError, match="search_schema_version = 9: allowed: 1"):
         SearchResult.from_dict({"search_schema_version": 9})
     with pytest.raises(UserError, match="not a whole search"):
         SearchResult.from_dict({"search_schema_version": 1, "candidates": []})
