@@ -3,7 +3,7 @@
 Usage: python benchmarks/certificate.py [--first 0] [--last 500] [--seconds S] [--jobs N] [--verbose]
 
 A case draws a model, a cluster (with slow links or smaller devices), a software stack, slow ranks, and a few values
-of every axis that docs/searching.md lists as always searched. ``simpar.search`` gets those values; brute force
+of every axis that docs/search_axes.md lists as always searched. ``simpar.search`` gets those values; brute force
 simulates all of their product, of which only those plans count that ``simpar.simulate`` takes and says to fit. A
 certificate holds where none of them is faster than the certified best, and every plan that the answer lists
 (candidates, choices made without a search, points of less memory) fits as simulated with the headroom asked for, is
@@ -296,9 +296,9 @@ def keys_of(case: Case) -> Iterator[dict[str, Any]]:
         else:
             chunks = VPP.get(keys["schedule"], (1,))
         if not keys["overlap_grad_reduce"] and keys["zero"] >= 2:
-            continue  # docs/searching.md: reductions behind the last backward are not searched with ZeRO-2 and 3
+            continue  # docs/search_axes.md: reductions behind the last backward are not searched with ZeRO-2 and 3
         if keys["hsdp"] > 1 and keys["zero"] < 3:
-            continue  # docs/searching.md: replicas of sharded states are searched with ZeRO-3
+            continue  # docs/search_axes.md: replicas of sharded states are searched with ZeRO-3
         for vpp in chunks:
             yield keys | {"vpp": vpp}
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Bad input (exit code 2): names the culprit, its value, the rule and the remedy."""
+    """Bad input (exit code 2): names the culprit, its value, the rule and the remedy.
+
+    >>> import simpar
+    >>> simpar.load_device("h100")
+    Traceback (most recent call last):
+    simpar.errors.UserError: ...
+    """
 
 
 class Infeasible(UserError):
-    """Good input with no feasible answer (exit code 3)."""
+    """Good input with no feasible answer (exit code 3).
+
+    >>> issubclass(Infeasible, UserError)  # one ``except`` takes both
+    True
+    """
 
 
 class TooManyOps(UserError):

@@ -99,7 +99,13 @@ class Published(_Part):
 
 
 class Scenario(_Part):
-    """What is trained (``model``, ``training``), on what (``cluster``) and how it is split (``plan``)."""
+    """What is trained (``model``, ``training``), on what (``cluster``) and how it is split (``plan``).
+
+    >>> import simpar
+    >>> inputs = simpar.load_scenario("gpt2-laptop").inputs()
+    >>> sorted(inputs)  # what simpar.simulate takes
+    ['cluster', 'model', 'noise_scale_tokens', 'perturbation', 'plan', 'stack', 'training']
+    """
 
     description: str = ""
     model: str | dict[str, Any] = Field(
@@ -165,6 +171,10 @@ def load_scenario(
     dotted keys ("plan.tp") to values; ``settings`` are texts "dotted.key=value" whose value is a YAML scalar.
     A model that is code is taken from flags only, never from a file. Published figures are left out where flags
     or settings make it another run. Raises UserError.
+
+    >>> scenario = load_scenario("llama-3.1-405b-16384-h100", {"cluster.nodes": 1024}, ["training.seq_len=4096"])
+    >>> scenario.build_cluster().world_size, scenario.training.seq_len
+    (8192, 4096)
     """
     settings = list(settings)
     found = read_as(Scenario, name, flags, settings)

@@ -65,7 +65,17 @@ def simulate(
 ) -> Result:
     """Simulate one optimizer step of a layout.
 
-    Raises UserError where the plan cannot be on this model and cluster, or an option is unknown.
+    ``stack`` is the training software whose habits apply (by name, or a :class:`Stack`); left out, that of the plan,
+    else Megatron's. ``options`` are ``perturbation`` (slow ranks, jitter), ``engine`` ("auto", "reference", "sweep",
+    "event"), ``flops_convention`` ("full" or "causal": how attention is counted in the MFU), ``with_timeline``, and
+    ``noise_scale_tokens`` where replicas step on their own. Raises UserError where the plan cannot be on this
+    model and cluster, or an option is unknown; that it does not fit in memory is no error: see ``Result.fits``.
+
+    >>> import simpar
+    >>> cluster, training = simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=64)
+    >>> result = simulate("gpt2", cluster, simpar.Plan(zero=1, micro_batch=8), training)
+    >>> result.fits, result.setup.plan["mesh"]["dp"]
+    (True, 8)
     """
     convention = choose(options.get("flops_convention", "full"), CONVENTIONS, "FLOP convention")
     job = make_job(model, cluster, plan, training, stack)

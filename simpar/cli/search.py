@@ -46,7 +46,7 @@ SEARCH_FLAGS = (
         "",
         list[str],
         "axis=value or axis=value,value; may be repeated. Several values of optimizer, tp_method, reduce_dtype, "
-        "bucket_bytes, sync, ... are searched on request (docs/searching.md). micro_batch counts sequences of one "
+        "bucket_bytes, sync, ... are searched on request (docs/search_axes.md). micro_batch counts sequences of one "
         "data-parallel rank, with --space alpa those of all devices of a stage",
     ),
     Flag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),

@@ -296,6 +296,9 @@ def load_stack(name: str) -> Stack:
     """A stack by bundled name or by the path of its YAML, of a learnt file by its part. Raises UserError.
 
     A bundled name may say a release by year and month ("nemo@24.05"); without one it is the newest.
+
+    >>> load_stack("torchtitan").name
+    'torchtitan'
     """
     named, at, release = str(name).partition("@")
     if at and named in files.bundled("stacks"):

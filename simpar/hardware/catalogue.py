@@ -22,6 +22,10 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None)
 
     Left out, ``nodes`` is 1, or what a mixed profile (one with groups of nodes) has. Files named in a profile file
     lie relative to it.
+
+    >>> cluster = load_cluster("dgx-h100", nodes=2)
+    >>> cluster.world_size, cluster.device.name
+    (16, 'h100-sxm-80gb')
     """
     if not isinstance(profile, ClusterProfile):
         document, path = load_profile(profile, "clusters", "hardware")

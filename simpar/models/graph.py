@@ -225,6 +225,11 @@ class ModelGraph:
     ``embedding`` comes before the layers; ``head`` (final norm, output projection, loss) after them. ``details`` are
     what no cost depends on. ``auxiliary`` names blocks that only training has (multi-token prediction): parameter
     counts leave them out, as published.
+
+    >>> import simpar
+    >>> model = simpar.Model("mixtral-8x7b")
+    >>> model.is_mixture, model.num_parameters(), model.num_active_parameters()
+    (True, 46702792704, 12879925248)
     """
 
     name: str

@@ -47,7 +47,11 @@ class Documents(_Part):
 class Training(_Part):
     """``seq_len`` tokens a sequence and ``global_batch`` sequences an optimizer step, of ``documents`` if they vary.
 
-    ``tokens`` are those of the whole run ("15T"), where it is known how long it is.
+    ``tokens`` are those of the whole run ("15T"), where it is known how long it is. Raises pydantic's ValidationError.
+
+    >>> training = Training(seq_len=4096, global_batch=256, tokens="2T")
+    >>> training.seq_len * training.global_batch  # tokens of a step
+    1048576
     """
 
     seq_len: Annotated[Count, Field(le=MOST_TOKENS)]

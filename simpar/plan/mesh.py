@@ -20,6 +20,12 @@ class Mesh(BaseModel):
     The world size is tp x cp x dp x pp. Experts fold the same tp x cp x dp ranks of a stage in their own way, as
     etp x ep x edp with etp varying fastest [Liu et al. 2025, arXiv 2504.14960]. In a plan file a mesh is a mapping
     whose key order is the rank order.
+
+    >>> mesh = Mesh(tp=2, dp=2, pp=2)
+    >>> mesh.world_size, mesh.rank(tp=1, cp=0, dp=0, pp=1)
+    (8, 5)
+    >>> mesh.groups("dp").tolist()  # ranks of every group, int64[groups, members]
+    [[0, 2], [1, 3], [4, 6], [5, 7]]
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

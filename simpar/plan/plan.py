@@ -12,13 +12,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     ValidationError,
     WithJsonSchema,
     field_serializer,
     field_validator,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from simpar import files
 from simpar.formats import PLAN
@@ -358,7 +358,18 @@ class Record(_Part):
 
 
 class Plan(Record):
-    """One layout. Flat keys (``Plan(tp=8, pp=4, micro_batch=1, zero=1)``) and sections mean the same."""
+    """One layout. Flat keys (``Plan(tp=8, pp=4, micro_batch=1, zero=1)``) and sections mean the same.
+
+    What a plan leaves open (the data-parallel degree, what the software stack decides) is settled where it is
+    simulated. Raises pydantic's ValidationError for keys and values that no plan has; whether a plan can be on a model
+    and a cluster, :func:`simpar.simulate` says.
+
+    >>> plan = Plan(tp=8, pp=4, micro_batch=1, zero=1)
+    >>> plan.mesh.tp, plan.schedule, plan.data_parallel.zero
+    (8, '1f1b', 1)
+    >>> plan.with_values(vpp=2).schedule
+    'interleaved'
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_add_flat_keys)
 

@@ -26,6 +26,9 @@ class Perturbation:
     standard deviation of the logarithm of a factor of mean 1 on the kernels of every pass of every rank
     (:mod:`simpar.program.jitter`), drawn for each of ``seeds`` seeds from ``seed`` on. Without ``fold`` every rank
     is a class of its own, which changes no time: what folding is compared with. Raises pydantic's ValidationError.
+
+    >>> Perturbation(slow_ranks={5: 1.2}).slow_ranks  # the kernels of rank 5 take 1.2 times as long
+    {5: 1.2}
     """
 
     slow_ranks: dict[Rank, SlowFactor] = Field(default_factory=dict)

@@ -76,7 +76,11 @@ SUFFIXES = (".png", ".svg", ".html")
 
 
 def save_plot(result: Result, kind: str, path: str | Path) -> None:
-    """Draw ``kind`` (one of KINDS_OF_PLOT) to ``path``. Raises UserError for another kind or suffix."""
+    """Draw ``kind`` (timeline, memory, breakdown or heatmap) to a .png, .svg or .html. Raises UserError for others.
+
+    >>> import simpar
+    >>> save_plot(simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs()), "memory", "memory.png")
+    """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(

@@ -284,6 +284,11 @@ class Result:
 
     ``timeline`` is the full record and stays in memory; ``overview`` is its compact form, kept in the JSON.
     Values are SI: seconds, bytes, FLOP, USD, joule, fractions of one.
+
+    >>> import simpar
+    >>> result = simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs())
+    >>> sorted(result.to_frame().columns)[:3], Result.from_json(result.to_json()).mfu == result.mfu
+    (['activations', 'capacity', 'device'], True)
     """
 
     speed: Speed

@@ -112,6 +112,14 @@ class Timeline:
 
     ``arrows`` int64[k, 2] are pairs of slice rows: a message and the slice that waited for it. ``memory`` has
     one curve per class, or is empty. ``inner`` are the distinct insides of ops that stand for several steps.
+
+    >>> import simpar
+    >>> result = simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs())
+    >>> timeline = result.timeline
+    >>> sum(each.multiplicity for each in timeline.classes)  # ranks
+    4
+    >>> timeline.span_ns <= result.step_time_s * 1e9
+    True
     """
 
     slices: Slices

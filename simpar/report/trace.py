@@ -39,7 +39,11 @@ SHORT_KINDS = {
 def write_trace(timeline: Timeline, path: str | Path, *, metadata: Mapping[str, Any] | None = None) -> None:
     """Write the trace as JSON, whole or not at all, compressed where the name ends with .gz.
 
-    ``metadata`` is shown by the viewer's info page.
+    ``metadata`` is shown by the viewer's info page. Open it in https://ui.perfetto.dev or chrome://tracing.
+
+    >>> import simpar
+    >>> result = simpar.simulate(**simpar.load_scenario("gpt2-laptop").inputs())
+    >>> write_trace(result.timeline, "trace.json.gz")
     """
     text = json.dumps(trace(timeline, metadata=metadata))
     write_atomic(path, gzip.compress(text.encode(), mtime=0) if str(path).endswith(".gz") else text)

@@ -52,6 +52,14 @@ def search(
     (-1: all cores) of a ``backend`` ("fork", on Linux; joblib's "loky", "dask", "ray") simulate plans side by side: the
     answer is the same with any number of them. ``progress`` has a limit and workers of its own. Raises UserError for
     bad input and Infeasible where no plan meets the constraints.
+
+    >>> import simpar
+    >>> from simpar.search.problem import Constraints
+    >>> few = Constraints(fixed={"tp": 1, "cp": 1, "pp": 1, "micro_batch": 8})
+    >>> training = simpar.Training(seq_len=1024, global_batch=64)
+    >>> found = search("gpt2", simpar.Cluster("dgx-h100"), training, constraints=few)
+    >>> found.certified_optimal, found.best.plan.mesh.dp
+    (True, 8)
     """
     searcher = find_space(space, cluster)
     problem = make_problem(model, cluster, training, **options)

@@ -64,7 +64,7 @@ class SearchResult:
     ``certified_optimal`` says that no plan of the space can beat the best as predicted (with objective "regret" the
     ``shortest``); else ``gap`` is the share of the objective by which one still might. ``details`` holds what more
     there is to tell: problem, naive choices, Pareto front. ``not_shown`` are further candidates that those were
-    compared with.
+    compared with. Steps are in s, memory in bytes, shares in 0..1 (:class:`Candidate`).
     """
 
     candidates: tuple[Candidate, ...]

@@ -12,7 +12,12 @@ DEFAULT_SEQ_LEN = 256
 def load_model(name: str, *, seq_len: int = DEFAULT_SEQ_LEN) -> ModelGraph:
     """A model of the catalogue, the path of a config.json, or ``module:function``, which runs the user's code.
 
-    What the function returns is traced with sequences of ``seq_len`` tokens. Raises UserError.
+    What the function returns is traced with sequences of ``seq_len`` tokens. Raises UserError for an unknown name, a
+    file that cannot be read and a module that cannot be traced.
+
+    >>> model = load_model("llama-3-8b")
+    >>> len(model.layers), model.num_parameters()
+    (32, 8030261248)
     """
     if not is_code(name):
         return load_known(name)

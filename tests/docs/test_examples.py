@@ -1,4 +1,4 @@
-"""Examples in docstrings do what they show."""
+"""Examples in docstrings do what they show, and what users call has some."""
 
 import doctest
 from importlib import import_module
@@ -6,15 +6,29 @@ from pathlib import Path
 
 import pytest
 
+import simpar
+
 ROOT = Path(__file__).parents[2]
 SHOWN = [path for path in sorted((ROOT / "simpar").rglob("*.py")) if ">>> " in path.read_text()]
+WITHOUT = {"explain", "SearchResult"}  # what reads traces of profilers, and what the example of search gives
 
 
 @pytest.mark.parametrize("path", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_examples_run(path):
+def test_examples_run(path, tmp_path, monkeypatch):
     """Every ``>>>`` of a module, to the letter."""
+    monkeypatch.chdir(tmp_path)
     found = path.relative_to(ROOT).with_suffix("").parts
     module = import_module(".".join(found[:-1] if found[-1] == "__init__" else found))
     failed, tried = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     assert tried > 0
     assert failed == 0
+
+
+def test_every_entry_point_shows_an_example():
+    """In its own docstring."""
+    bare = set()
+    for name, home, _ in simpar._CONTENTS:
+        module, _, attribute = home.partition(":")
+        if ">>> " not in (getattr(import_module(f"simpar.{module}"), attribute).__doc__ or ""):
+            bare.add(name)
+    assert bare == WITHOUT

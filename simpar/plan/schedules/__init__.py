@@ -88,6 +88,12 @@ def make_schedule(
 
     ``costs`` are durations of F, I and W of one stage, in any unit; schedules that are fixed orders ignore
     them. Raises UserError for an unknown name or an impossible shape.
+
+    >>> schedule = make_schedule("1f1b", num_ranks=4, num_microbatches=8)
+    >>> [str(action) for action in schedule.actions[3][:4]]  # of the last rank
+    ['3F0', '3B0', '3F1', '3B1']
+    >>> schedule.peak_in_flight(0)  # microbatches whose activations the first rank holds at most
+    4
     """
     producer = declared(name)
     chunks = producer.chunks if vpp is None else vpp

@@ -31,7 +31,13 @@ _PAIR = re.compile(r"\((.*);(.*)\)OVERLAP_F_B")
 
 @dataclass(frozen=True)
 class Action:
-    """One entry of a table: kind F, B, I or W of a virtual stage for a microbatch."""
+    """One entry of a table: kind F, B, I or W of a virtual stage for a microbatch.
+
+    F is a forward pass, B a full backward pass, I its gradient of the input alone and W that of the weights.
+
+    >>> str(Action("F", stage=2, microbatch=0))
+    '2F0'
+    """
 
     kind: str
     stage: int
@@ -80,6 +86,11 @@ class Schedule:
     In a bidirectional schedule the last ``num_mirrored`` microbatches enter at the other end: every rank also
     holds a copy of the mirrored rank's stages, and runs stage v of those microbatches on rank p - 1 -
     rank_of_stage[v].
+
+    >>> import simpar
+    >>> schedule = simpar.make_schedule("interleaved", num_ranks=2, num_microbatches=4, vpp=2)
+    >>> schedule.num_stages, schedule.rank_of_stage
+    (4, (0, 1, 0, 1))
     """
 
     name: str
