@@ -169,7 +169,7 @@ def folding() -> Figure:
     cases: tuple[tuple[str, dict[str, float], dict[str, Any]], ...] = (
         ("all alike", {}, {}),
         ("GPU 27 is 1.2 times slower", {}, {"slow_ranks": {27: 1.2}}),
-        ("network cards of node 5 at half speed", {"node:5": 0.5}, {}),
+        ("the network of node 5 at half speed", {"node:5": 0.5}, {}),
     )
     for axes, (title, damage, perturbation) in zip(panels, cases, strict=False):
         lowered = _folded(8, damage, perturbation)
@@ -297,9 +297,7 @@ def _draw_bounds(axes: Axes, frontier: Frontier, kernels_s: Floats, best_s: floa
         if mine:
             axes.plot(*zip(*mine, strict=True), marker, ms=9, color=COMM, mec="white", label=name, zorder=5)
     axes.axhline(best_s, color=UPDATE, lw=1.2)
-    axes.text(
-        place[-1], best_s * 0.98, f"best simulated step: {best_s:.2f} s", ha="right", va="top", color=UPDATE
-    )
+    axes.text(1.3, best_s * 0.98, f"best simulated step: {best_s:.2f} s", ha="left", va="top", color=UPDATE)
     axes.set_xscale("log")
     axes.set_ylim(best_s * 0.75, best_s * 2)
     axes.set_xlabel("plans that may fit in memory, by their last lower bound", color=INK)

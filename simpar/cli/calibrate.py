@@ -21,7 +21,8 @@ def calibrate(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one)")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few sizes in seconds: no numbers to rely on")
+        bool,
+        typer.Option("--quick", help="Measure a few sizes only, in seconds; the numbers are not reliable"),
     ] = False,
     date: Annotated[str | None, typer.Option(help="Day to note in the profile")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,

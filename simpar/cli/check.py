@@ -13,13 +13,13 @@ CHECK_FLAGS = (
     Flag("--model", "", str, "Model, where the command names none: a shipped name or a config.json"),
     Flag("--seq-len", "", int, "Tokens per sequence, where the command does not say"),
     Flag("--global-batch", "", int, "Sequences per optimizer step, where the command does not say"),
-    Flag("--stack", "", str, "Software stack, in place of the framework's"),
+    Flag("--stack", "", str, "Software stack (default: the framework's)"),
     *RUN_FLAGS,
-    Flag("--reliability", "", str, "How often things fail in a run of --tokens (simpar list reliability)"),
-    Flag("--from", "", str, "Framework, where the text alone does not tell"),
     Flag(
-        "--fits-with", "", float, "Probability of fitting that is wanted: exit with 3 below it; default 0.95"
+        "--reliability", "", str, "Profile of failure rates, for a run of --tokens (simpar list reliability)"
     ),
+    Flag("--from", "", str, "Framework, where the text alone does not tell"),
+    Flag("--fits-with", "", float, "Wanted probability of fitting; exit code 3 below it (default: 0.95)"),
     Flag("--output,-o", "", str, "Write the text with the best neighbour's flags"),
     Flag("--json", "", str, JSON_HELP),
 )

@@ -15,10 +15,10 @@ EXPLAIN_FLAGS = (
     Flag("--plan", "", str, "Plan, scenario file or shipped scenario of the run: what is predicted of it"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
-    Flag("--html", "", str, "Write a page: both timelines above each other, parts, changes, ranks"),
-    Flag("--steps", "", int, "Optimizer steps in a trace whose steps are not marked (1)"),
-    Flag("--kernel-classes", "", str, "File of patterns: what your kernels are (docs/explain.md)"),
-    Flag("--no-changes", "", bool, "Leave out what single changes would gain, which is simulated"),
+    Flag("--html", "", str, "Write a page with both timelines, parts of the step, changes and ranks"),
+    Flag("--steps", "", int, "Optimizer steps in a trace without step marks (1)"),
+    Flag("--kernel-classes", "", str, "File of patterns that name your kernels (docs/explain.md)"),
+    Flag("--no-changes", "", bool, "Do not simulate what single changes would gain"),
 )
 
 
@@ -43,7 +43,7 @@ def explain(measured: list[str], **values: Any) -> None:
     """Explain where the time of a real run went.
 
     Compute by kind of kernel, exposed communication by axis, waiting for other ranks, bubbles, launches. With the run's
-    plan (--plan, or flags) also where it parts from what is predicted, and what single changes would gain.
+    plan (--plan, or flags) also where it departs from the prediction, and what single changes would gain.
     """
     from simpar.explain.answer import explain as explained
     from simpar.explain.page import save_page

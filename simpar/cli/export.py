@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXPORT_FLAGS = (
     Flag("--to", "", str, "Target (simpar list targets)"),
     Flag("--output,-o", "", str, "Folder for the files"),
-    Flag("--lossy", "", bool, "Export even what loses a part of the plan; the loss is listed"),
+    Flag("--lossy", "", bool, "Export even if a part of the plan is lost; what is lost is listed"),
     Flag("--nearest", "", bool, "Where the target cannot express the plan: export the nearest that it can"),
     Flag(
         "--fit-probability",
@@ -28,7 +28,7 @@ EXPORT_FLAGS = (
         float,
         "How probable it must be that the plan fits as the target runs it; default: what its search wanted, else 0.95",
     ),
-    Flag("--force", "", bool, "Export even what does not fit so surely"),
+    Flag("--force", "", bool, "Export even a plan that does not fit with that probability"),
     Flag("--model", "", str, "Model, where the plan names none"),
     Flag("--seq-len", "", int, "Tokens per sequence, where the plan does not say"),
     Flag("--global-batch", "", int, "Sequences per optimizer step, where the plan does not say"),

@@ -69,9 +69,9 @@ PERTURBATION_FLAGS = (
         "--jitter",
         "perturbation.jitter.sigma",
         float,
-        "Independent jitter of every rank: deviation of the logarithm, such as 0.03",
+        "Independent jitter of every rank: standard deviation of the logarithm of kernel times, such as 0.03",
     ),
-    Flag("--seeds", "perturbation.jitter.seeds", int, "Samples of the step under jitter, one a seed"),
+    Flag("--seeds", "perturbation.jitter.seeds", int, "Number of seeds: samples of the step under jitter"),
 )
 
 RUN_FLAGS = (
@@ -85,7 +85,7 @@ RUN_FLAGS = (
         "--price-per-gpu-hour",
         "cluster.price_per_device_hour",
         float,
-        "Dollars of a device and hour (default: as the hardware profile says)",
+        "US dollars per GPU-hour (default: as the hardware profile says)",
         unit="USD/h",
     ),
 )
@@ -95,11 +95,11 @@ OPERATION_FLAGS = (
         "--days",
         "operation.days",
         float,
-        "Operate for so many days: failures, checkpoints, restarts, goodput",
+        "Simulate this many days of operation: failures, checkpoints, restarts, goodput",
     ),
-    Flag("--reliability", "operation.reliability", str, "How often things fail (simpar list reliability)"),
+    Flag("--reliability", "operation.reliability", str, "Profile of failure rates (simpar list reliability)"),
     Flag("--checkpoint", "operation.checkpoint", str, "sync, async or memory"),
-    Flag("--spares", "operation.spares", int, "Nodes in reserve; default as many as it takes"),
+    Flag("--spares", "operation.spares", int, "Nodes in reserve (default: as many as it takes)"),
 )
 FAILURE_FLAGS = OPERATION_FLAGS[1:]
 """Those of operation that a run of so many tokens has: it says itself how long it is."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 group = typer.Typer(
     name="hardware",
-    help="Profiles of clusters of your own.",
+    help="Show and make profiles of hardware.",
     epilog="Example: simpar hardware show dgx-h100",
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -35,7 +35,10 @@ def show(
     device: Annotated[bool, typer.Option("--device", help="Show its device instead")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Print a hardware profile as it is read, with what it takes from the one that it is like."""
+    """Print a hardware profile, and where its values come from.
+
+    What a profile takes from the one that it is like is marked.
+    """
     from simpar.hardware.catalogue import load_cluster
     from simpar.profiles import annotated, load_profile
 
@@ -92,10 +95,10 @@ def import_profile(
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Read what a cluster says of itself into a profile, and list what cannot be read.
+    """Make a profile from what a cluster reports about itself.
 
-    All files are of one cluster; what they are is seen in them. Nothing is guessed: the rest is as in the profile
-    that it is like.
+    All files are of one cluster; their contents tell what they are. Nothing is guessed: what they do not tell is as in
+    the profile given with --like, and what cannot be read is listed.
     """
     from pathlib import Path
 

@@ -33,7 +33,7 @@ def learn(
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Update a stack and a cluster profile with a few measured runs.
+    """Adapt a stack and a cluster profile to a few measured runs.
 
     Three runs are enough to begin with; docs/measured.md names the columns of a table. One file holds what was learnt:
     name it as --stack and as --hardware, or as --using of simpar validate.

@@ -25,7 +25,8 @@ def report(
     summary: Annotated[
         bool,
         typer.Option(
-            "--summary", help="Of a search: one page that says why this plan, or so many nodes, to hand on"
+            "--summary",
+            help="For a search: one page to hand on that says why this plan, or this number of nodes",
         ),
     ] = False,
 ) -> None:

@@ -32,15 +32,18 @@ SEARCH_FLAGS = (
         "--objective",
         "",
         str,
-        "regret (default: of what cannot be told apart from the shortest step what has the least expected regret), "
-        "time (the shortest as predicted), cost, energy or devices (fewest for --deadline); days or dollars of a run "
-        "of --tokens: how many devices, over the halves of --nodes or --over nodes=8,16,32",
+        "regret (default: of the plans that cannot be told apart from the shortest, the one with the least expected "
+        "regret), time (shortest predicted step), cost, energy or devices (fewest that meet --deadline); with --tokens "
+        "also days or dollars: how many GPUs, over --nodes and its halves or --over nodes=8,16,32",
     ),
     Flag(
-        "--deadline", "", str, "Longest step, such as 5 s; with days and dollars the longest run, such as 60d"
+        "--deadline",
+        "",
+        str,
+        "Longest step allowed, such as 5 s; with objective days or dollars the longest run, such as 60d",
     ),
-    Flag("--budget", "", str, "With days and dollars: what the run may cost, such as 2M"),
-    Flag("--top", "", int, "Candidates to show; default 5"),
+    Flag("--budget", "", str, "With objective days or dollars: US dollars that the run may cost, such as 2M"),
+    Flag("--top", "", int, "Number of candidates to show (default: 5)"),
     Flag(
         "--fix",
         "",
@@ -61,15 +64,14 @@ SEARCH_FLAGS = (
         "--fit-probability",
         "",
         float,
-        "How probable it must be that a plan fits; default 0.95, the margin that measured runs ask for; 0.5: as "
-        "predicted",
+        "Wanted probability that a plan fits; default 0.95, the margin that measured runs ask for; 0.5: as predicted",
     ),
-    Flag("--headroom", "", float, "Fraction of device memory to leave free besides"),
+    Flag("--headroom", "", float, "Fraction of device memory to leave free in addition"),
     Flag(
         "--over",
         "",
         list[str],
-        "Search each of several: axis=value,value with model, hardware, nodes, nvls, ...",
+        "Search for every value: axis=value,value, with axis one of model, hardware, nodes, nvls, ...",
     ),
     Flag(
         "--jobs",
@@ -81,13 +83,18 @@ SEARCH_FLAGS = (
     Flag(
         "--backend", "", str, "How --jobs are made: fork (default on Linux), or by joblib: loky, dask or ray"
     ),
-    Flag("--time-limit", "", str, "Answer after so long with the best so far and its gap: 60, 10min, 2 h"),
+    Flag(
+        "--time-limit",
+        "",
+        str,
+        "Stop after this time with the best plan so far and its gap: 60 (s), 10min, 2 h",
+    ),
     Flag("--output,-o", "", str, "Write the best plan as plan.json"),
     Flag(
         "--suggest",
         "",
         int,
-        "Name so many layouts that are worth measuring before one is decided on, in a table that simpar learn reads",
+        "Name this many layouts that are worth measuring before you decide, in a table that simpar learn reads",
     ),
     Flag("--suggest-to", "", str, "The table of --suggest; default suggested.csv, with plan files beside it"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
@@ -111,9 +118,12 @@ SWITCHES = ("nvls", "sharp")
 
 @app.command(epilog="Example: simpar search --model gpt3-175b --hardware dgx-a100-80gb --nodes 512 --seq-len 2048 "
              "--global-batch 1536 -o plan.json")  # fmt: skip
-@with_flags((*FLAGS, *SEARCH_FLAGS), "A shipped scenario or a scenario file; its layout is left aside")
+@with_flags((*FLAGS, *SEARCH_FLAGS), "A shipped scenario or a scenario file; its layout is ignored")
 def search(scenario: str | None, **values: Any) -> int:
-    """Find the best layout, certified, with what the others lose by. Layout flags fix an axis."""
+    """Find the best layout, certified, and say why others are slower.
+
+    Flags of the layout, such as --tp 8, fix an axis.
+    """
     if _is_of_run(values):
         from simpar.cli.how_many import how_many_devices
 

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 SIMULATE_FLAGS = (
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
-    Flag("--over", "", list[str], "Simulate each of several: key=value,value; repeated, every combination"),
+    Flag(
+        "--over",
+        "",
+        list[str],
+        "Simulate every value of a key: key=value,value; repeat it for every combination",
+    ),
     Flag("--json", "", str, JSON_HELP),
     Flag("--csv", "", str, "Write the table of --over as CSV, in SI"),
     Flag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),

@@ -106,9 +106,11 @@ def test_list_says_what_there_is_to_list(capsys):
     assert "models       for --model" in capsys.readouterr().out
 
 
-def test_the_summary_of_every_command_is_whole(capsys):
-    """Nothing in the list of commands is cut off."""
-    assert cli.run(["--help"]) == 0
+@pytest.mark.parametrize("group", [[], ["hardware"]])
+def test_the_summary_of_every_command_is_whole(group, capsys, monkeypatch):
+    """Nothing in a list of commands is cut off, in a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.run([*group, "--help"]) == 0
     assert "..." not in capsys.readouterr().out.replace("[ARGS]...", "")
 
 

@@ -144,7 +144,7 @@ def held_of(graph: ModelGraph, flight: Flight) -> Held:
 
 
 @dataclass(frozen=True)
-class Scheme:
+class ParameterBytes:
     """Bytes a parameter that data parallelism and offloading bring to a pass, arrays over layouts.
 
     ``gathered`` and ``gathered_experts`` come for a pass (0: nothing comes), ``ahead`` for the layer after it;
@@ -159,7 +159,7 @@ class Scheme:
     sent: Floats
 
     @staticmethod
-    def of(layouts: Layouts, plan: Plan, stack: Stack) -> Scheme:
+    def of(layouts: Layouts, plan: Plan, stack: Stack) -> ParameterBytes:
         """Of resolved plans that differ in the columns of ``layouts``."""
         width, zero = parameter_widths(plan, stack), np.asarray(layouts.zero)
         together = not apart(plan) and plan.data_parallel.kind != "single_process"
@@ -176,18 +176,18 @@ class Scheme:
         made = (makes & dense, makes & experts)
         sent = away * width.gradient * together * ~later
         there = (np.where(each, width.compute, 0.0) for each in (*whole, *made))
-        return Scheme(*np.broadcast_arrays(*there, sent))
+        return ParameterBytes(*np.broadcast_arrays(*there, sent))
 
-    def where(self, which: Ints) -> Scheme:
+    def where(self, which: Ints) -> ParameterBytes:
         """Some of the layouts."""
-        return Scheme(*(column[which] for column in astuple(self)))
+        return ParameterBytes(*(column[which] for column in astuple(self)))
 
 
 def least_moving_bytes(
     graph: ModelGraph,
     flight: Flight,
     dims: RankDims,
-    scheme: Scheme,
+    scheme: ParameterBytes,
     habits: tuple[Plan, Stack],
     expand: Ints,
 ) -> tuple[Floats, Floats]:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simpar.program.blocks.segments import Segment
-from simpar.program.structure.hooks import Unit
+from simpar.program.structure.hooks import StageBlock
 from simpar.program.structure.templates import MemoryChange, Template, compute_node, forward_memory
 
 
-def live(units: Sequence[Unit]) -> list[Unit]:
+def live(units: Sequence[StageBlock]) -> list[StageBlock]:
     """Units as their backward finds them: what was recomputed is there, and is released with what was saved."""
     return [
         replace(unit, saved_bytes=unit.saved_bytes + unit.recomputed_bytes, recomputed_bytes=0.0)
@@ -27,7 +27,7 @@ def live(units: Sequence[Unit]) -> list[Unit]:
 
 
 def with_early_recompute(
-    kind: str, template: Template, units: Sequence[Unit], again: Sequence[Segment]
+    kind: str, template: Template, units: Sequence[StageBlock], again: Sequence[Segment]
 ) -> Template:
     """A backward template (of :func:`live` units) behind the forward that its units run ``again``, in model order.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, EXPERT, Phase, Step
 from simpar.program.blocks.segments import Priced, Segment
-from simpar.program.structure.hooks import Unit
+from simpar.program.structure.hooks import StageBlock
 from simpar.program.structure.templates import Node, Template, backward_memory, forward_memory
 from simpar.units import NS_PER_S
 
@@ -30,7 +30,7 @@ class Pass:
     """One pass over a stage in the order of its blocks: what they hold, and their segments alone."""
 
     kind: str
-    units: tuple[Unit, ...]
+    units: tuple[StageBlock, ...]
     segments: tuple[Segment, ...]
 
 

@@ -28,7 +28,7 @@ from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.blocks.segments import Priced, Segment, make_segment, slowed_beside
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.structure.early_recompute import live, with_early_recompute
-from simpar.program.structure.hooks import SyncPolicy, Unit
+from simpar.program.structure.hooks import StageBlock, SyncPolicy
 from simpar.program.structure.pairs import AHEAD, Pass, merged, pair_template
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import Template, backward_template, forward_template
@@ -155,8 +155,8 @@ class ActionBuilder(ABC):
     view: RankView | StageView
     rank_of_stage: tuple[int, ...]
     _steps: dict[tuple[str, str], BlockSteps] = field(init=False, default_factory=dict)
-    _units: dict[tuple[str, str], Unit] = field(init=False, default_factory=dict)
-    _units_of: dict[int, list[Unit]] = field(init=False, default_factory=dict)
+    _units: dict[tuple[str, str], StageBlock] = field(init=False, default_factory=dict)
+    _units_of: dict[int, list[StageBlock]] = field(init=False, default_factory=dict)
     _pairs: dict[tuple[object, ...], tuple[Phase, float]] = field(init=False, default_factory=dict)
 
     @property
@@ -258,13 +258,13 @@ class ActionBuilder(ABC):
             self._steps[piece.kind] = self._make_steps(piece)
         return self._steps[piece.kind]
 
-    def unit(self, piece: Piece, *, first: int = 0) -> Unit:
+    def unit(self, piece: Piece, *, first: int = 0) -> StageBlock:
         """Bytes that a piece holds and moves on one rank; its layer is counted from ``first``."""
         if piece.kind not in self._units:
             block = piece.block
             saved, again, ahead, back = map(float, astuple(self._activations(piece)))
             held = self._moved(block), self._frozen(block), block.still
-            self._units[piece.kind] = Unit(piece.layer, block.name, saved, again, ahead, back, *held)
+            self._units[piece.kind] = StageBlock(piece.layer, block.name, saved, again, ahead, back, *held)
         # the embedding stays in front of all
         layer = piece.layer - first if piece.layer >= 0 else piece.layer
         return replace(self._units[piece.kind], layer=layer)
@@ -338,7 +338,9 @@ class ActionBuilder(ABC):
             )
         return pricing.segments[key]
 
-    def segment(self, piece: Piece, unit: Unit, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
+    def segment(
+        self, piece: Piece, unit: StageBlock, kind: str, sync: SyncPolicy, pricing: Pricing
+    ) -> Segment:
         """A pass over one block, slowed by what its data parallelism moves beside it."""
         asked = (*piece.kind, kind, sync)
         if asked in pricing.segments:

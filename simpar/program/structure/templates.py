@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.blocks.segments import Segment
 from simpar.program.structure.buckets import Bucket
-from simpar.program.structure.hooks import Copies, SyncPolicy, Unit
+from simpar.program.structure.hooks import Copies, StageBlock, SyncPolicy
 
 HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
 DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
@@ -105,7 +105,7 @@ class Template:
     exit: int
 
 
-def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
+def forward_template(units: Sequence[StageBlock], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
     """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
     if not any(each.arrives for each in sync.copies) and not sync.activations:
         node = compute_node("forward", units, segments, memory=forward_memory(units))
@@ -130,7 +130,7 @@ def forward_template(units: Sequence[Unit], segments: Sequence[Segment], sync: S
 
 
 def backward_template(
-    kind: str, units: Sequence[Unit], segments: Sequence[Segment], sync: SyncPolicy
+    kind: str, units: Sequence[StageBlock], segments: Sequence[Segment], sync: SyncPolicy
 ) -> Template:
     """Backward (B), input-gradient (I) or weight-gradient (W) pass of one virtual stage, units in reverse.
 
@@ -197,7 +197,7 @@ def _reduce(nodes: Nodes, bucket: Bucket, copies: Copies, *, after: int) -> int:
     return after
 
 
-def forward_memory(units: Sequence[Unit]) -> tuple[MemoryChange, ...]:
+def forward_memory(units: Sequence[StageBlock]) -> tuple[MemoryChange, ...]:
     """Memory of a forward pass over ``units`` as one op: saved tensors stay, the workspace peak goes.
 
     The workspace is what the running sum of saved bytes plus each unit's own workspace exceeds the final
@@ -210,7 +210,7 @@ def forward_memory(units: Sequence[Unit]) -> tuple[MemoryChange, ...]:
     return (MemoryChange(False, saved, "activations"), *_transient(peak - saved, saved - peak))
 
 
-def backward_memory(kind: str, units: Sequence[Unit]) -> tuple[MemoryChange, ...]:
+def backward_memory(kind: str, units: Sequence[StageBlock]) -> tuple[MemoryChange, ...]:
     """Memory of a backward-type pass over ``units`` (in backward order) as one op, peak-exact as in forward.
 
     A full backward and a weight-gradient pass release what forward saved; an input-gradient pass keeps it.
@@ -250,7 +250,7 @@ def two_buffers(buffer: str, index: int, used: object = True) -> tuple[Await, ..
 
 
 def _arrivals(
-    nodes: Nodes, unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], index: int
+    nodes: Nodes, unit: StageBlock, sync: SyncPolicy, *, after: tuple[int, ...], index: int
 ) -> tuple[int, ...]:
     """Append how the ``index``-th unit's parameters come: from drives, the host, other ranks; what to wait for."""
     ready = []
@@ -277,7 +277,7 @@ def _arrivals(
 
 
 def _returns(
-    nodes: Nodes, unit: Unit, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
+    nodes: Nodes, unit: StageBlock, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
 ) -> tuple[int, ...]:
     """Append the way back of a unit's activations.
 
@@ -300,13 +300,13 @@ class _Outbox:
         self._sync, self._waits = sync, waits
         self._size, self._held = 0.0, 0.0
 
-    def held(self, unit: Unit) -> tuple[MemoryChange, ...]:
+    def held(self, unit: StageBlock) -> tuple[MemoryChange, ...]:
         """Gradients that the pass of a unit makes and that have no place of their own on the device."""
         size = self._sync.held_bytes * sum(each.parameters(unit) for each in self._sync.copies)
         self._held += size if self._sync.sends else 0.0
         return _transient(size * self._sync.sends, 0.0)
 
-    def send(self, nodes: Nodes, unit: Unit, *, closed: bool) -> int | None:
+    def send(self, nodes: Nodes, unit: StageBlock, *, closed: bool) -> int | None:
         """Append the copy of what is ready once a unit is done; its position, None where nothing is."""
         self._size += sum(each.parameters(unit) * each.sent_bytes for each in self._sync.copies)
         if not self._size or (self._waits and not closed):
@@ -320,14 +320,14 @@ class _Outbox:
         return sent
 
 
-def _made(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
+def _made(unit: StageBlock, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Whole gradients that the pass of a unit makes, then leaves in a buffer of their own or adds to earlier ones."""
     each = [(copies.parameters(unit), copies.whole) for copies in sync.copies]
     made = sum(count * whole.made_bytes for count, whole in each)
     return _transient(made, sum(count * whole.kept_bytes for count, whole in each if not whole.adds) - made)
 
 
-def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
+def _freed(unit: StageBlock, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Parameters that came for a pass and go again after it."""
     freed = (each for each in sync.copies if each.arrives and each.reshard)
     return _transient(0.0, -sum(each.arriving(unit) * each.buffer_bytes for each in freed))
@@ -335,7 +335,7 @@ def _freed(unit: Unit, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
 
 def compute_node(
     kind: str,
-    units: Sequence[Unit],
+    units: Sequence[StageBlock],
     segments: Sequence[Segment],
     *,
     memory: tuple[MemoryChange, ...],

@@ -42,7 +42,7 @@ UNCHANGED = ("F", "W")
 
 
 @dataclass(frozen=True)
-class Kind:
+class BlockPolicy:
     """A block and how it is recomputed."""
 
     block: Block
@@ -70,15 +70,18 @@ class BlockCosts(Keys):
     _kept: dict[tuple[int, int, str], Passes] = field(default_factory=dict)
 
     @cached_property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[BlockPolicy, ...]:
         """Embedding and head, then every block of a layer under every recompute choice in use."""
         graph = self.jobs.problem.graph
         policies = self.jobs.rows.domain["recompute"]
         blocks = [graph.blocks[name] for name in dict.fromkeys(graph.layers)]
         layers = dict.fromkeys(
-            Kind(block, how) for policy in policies for block in blocks for how in _choices(policy, block)
+            BlockPolicy(block, how)
+            for policy in policies
+            for block in blocks
+            for how in _choices(policy, block)
         )
-        return (Kind(graph.embedding, "none"), Kind(graph.head, "none"), *layers)
+        return (BlockPolicy(graph.embedding, "none"), BlockPolicy(graph.head, "none"), *layers)
 
     @cached_property
     def index(self) -> dict[tuple[str, str], int]:
@@ -90,7 +93,7 @@ class BlockCosts(Keys):
         """Position of the head."""
         return self.index[self.jobs.problem.graph.head.name, "none"]
 
-    def _of(self, value: Callable[[RankView, Kind], Numbers]) -> Floats:
+    def _of(self, value: Callable[[RankView, BlockPolicy], Numbers]) -> Floats:
         """A number of every key and kind, float64[keys, kinds]."""
         found = np.zeros((len(self.row), len(self.kinds)))
         for batch, (at, kind) in product(self.all_batches, enumerate(self.kinds)):
@@ -109,9 +112,9 @@ class BlockCosts(Keys):
 
     @cached_property
     def still(self) -> dict[str, Floats]:
-        """Those that are not trained, by their bytes as in a Unit, by who holds copies: float64[keys, kinds]."""
+        """Those that are not trained, by their bytes as in a StageBlock, by who holds copies: float64[keys, kinds]."""
 
-        def held(view: RankView, kind: Kind, expert: bool) -> Numbers:
+        def held(view: RankView, kind: BlockPolicy, expert: bool) -> Numbers:
             width = view.compute_bytes if view.job.plan.numerics.precision == "fp32" else DTYPE_BYTES["bf16"]
             return kind.block.frozen_bytes(view.tensor, width)[expert] / width
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
-from simpar.cost.memory.bound import Scheme, flights, held_of, least_moving_bytes
+from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_moving_bytes
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
@@ -187,7 +187,7 @@ def _of_alike(
     shape, shape_of = numbered(*(columns[name] for name in SHAPED))
     layout, layout_of = numbered(*(columns[name] for name in columns if name not in stream), looped)
     layouts = _some(columns, layout)
-    schemes = Scheme.of(layouts, plan, stack)
+    schemes = ParameterBytes.of(layouts, plan, stack)
     _, scheme_of = numbered(*(np.unique(column, return_inverse=True)[1] for column in astuple(schemes)))
     moving, moving_of = numbered(pipe_of, shape_of, scheme_of[layout_of])
     scheme = schemes.where(layout_of[moving])

@@ -29,7 +29,7 @@ from simpar.search.problem import Problem
 from simpar.search.stages.cuts import before, cuts_within, fastest_cut
 from simpar.units import NS_PER_S, Floats, Ints
 
-Place = tuple[int, int, float]
+RankHardware = tuple[int, int, float]
 """Kind of device, part of the cluster, and how many times slower than its kind the rank is."""
 CUTS_AT_ONCE = 2048
 
@@ -137,7 +137,7 @@ class Pricing:
     """Prices skeletons of a problem; what they share is priced once."""
 
     problem: Problem
-    _known: dict[tuple[Place, str], Mapping[str, Floats]] = field(default_factory=dict)
+    _known: dict[tuple[RankHardware, str], Mapping[str, Floats]] = field(default_factory=dict)
 
     def skeleton(self, plan: Plan) -> Skeleton | None:
         """A plan with the times of its blocks, None where the layout cannot be."""
@@ -152,20 +152,20 @@ class Pricing:
             found.append([np.stack([stage[name] for name in names], axis=1) for stage in priced])
         return Skeleton(job, np.moveaxis(np.array(found), 2, 1))
 
-    def _columns(self, job: Job) -> dict[tuple[Place, ...], tuple[int, ...]]:
+    def _columns(self, job: Job) -> dict[tuple[RankHardware, ...], tuple[int, ...]]:
         """Where the ranks of a column are, stage by stage, and one column of ranks that are there."""
         cluster, mesh = self.problem.cluster, job.plan.mesh
         ranks = np.arange(cluster.world_size)
         part = np.searchsorted(np.cumsum([each.world_size for each in cluster.parts]), ranks, side="right")
         device, slow = cluster.device_of(ranks), self.problem.perturbation.slow_ranks
         first = ranks[mesh.coordinates(ranks)["pp"] == 0]
-        found: dict[tuple[Place, ...], tuple[int, ...]] = {}
+        found: dict[tuple[RankHardware, ...], tuple[int, ...]] = {}
         for column in mesh.at_stage(first[:, None], np.arange(mesh.pp)[None, :]).tolist():
             places = tuple((int(device[r]), int(part[r]), slow.get(r, 1.0)) for r in column)
             found.setdefault(places, tuple(column))
         return found
 
-    def _blocks(self, job: Job, place: Place, rank: int) -> Mapping[str, Floats]:
+    def _blocks(self, job: Job, place: RankHardware, rank: int) -> Mapping[str, Floats]:
         """Nanoseconds of every pass through every kind of block on a rank, collectives alone on their links."""
         mesh = job.plan.mesh  # tensor ranks are as far apart as the axes ahead of theirs make them
         ahead = mesh.model_copy(update={"order": mesh.order[: mesh.order.index("tp") + 1]})
