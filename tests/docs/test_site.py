@@ -40,8 +40,9 @@ def test_every_document_and_notebook_has_its_page(site):
 
 def test_the_page_of_searches_is_not_that_of_sphinx(site):
     """What is written about searches is in the site, beside the page that searches it."""
-    assert "Always searched" in (site / "searching.html").read_text()
-    assert "Always searched" not in (site / "search.html").read_text()
+    assert "Always searched" in (site / "search_axes.html").read_text()
+    assert "What stands beside the winner" in (site / "searching.html").read_text()
+    assert "What stands beside the winner" not in (site / "search.html").read_text()
 
 
 def test_the_api_page_lists_what_the_package_exports(site):
