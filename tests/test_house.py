@@ -22,7 +22,7 @@ BINARY = {
     "1024",
     "1024.0",
 }  # only where something is multiplied or divided by it: it is a size of tensors, too
-MIRRORED = ("tracing",)
+MIRRORED = ("search", "tracing")
 """Rooms of which every module has a test module of its own; others are tested by what they do together."""
 
 

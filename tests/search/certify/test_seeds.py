@@ -2,20 +2,17 @@
 
 import itertools
 import threading
-from typing import Annotated
 
 import pytest
-from pydantic import BaseModel, PlainSerializer
 
 import simpar
-from simpar.errors import UserError
 from simpar.search import uniform
 from simpar.search.answer import baselines
 from simpar.search.certify import frontier as frontier_module
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.certify.seeds import first_plan
-from simpar.search.progress import Progress, TimeIsUp
+from simpar.search.progress import Progress
 from simpar.search.space.axes import Rows
 from simpar.search.uniform import search_uniform
 from simpar.simulation import simulate
@@ -114,37 +111,6 @@ def test_a_time_limit_ends_a_search_with_an_answer(inside_a_thread, problem):
     assert run_again(problem, found) == found.best.step_time_s
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, TimeIsUp])
-def test_a_stop_while_python_makes_a_class_is_a_stop(stop):
-    """Python raises a RuntimeError of it; any other error is raised on."""
-
-    class Stopping:
-        def __set_name__(self, owner, name):
-            raise stop
-
-    progress = Progress()
-    with progress.stoppable():
-        type("Made", (), {"field": Stopping()})
-    assert progress.stopped == ("time limit" if stop is TimeIsUp else "interrupted")
-    with pytest.raises(RuntimeError, match="ours"), progress.stoppable():
-        raise RuntimeError("ours")
-
-
-def test_a_stop_while_a_plan_is_written_is_a_stop():
-    """Serialisers wrap what is raised inside of them into an error of their own."""
-
-    def stops(value):
-        raise KeyboardInterrupt
-
-    class Written(BaseModel):
-        field: Annotated[int, PlainSerializer(stops)] = 1
-
-    progress = Progress()
-    with progress.stoppable():
-        Written().model_dump()
-    assert progress.interrupted
-
-
 @pytest.mark.parametrize("space", ["alpa", "uneven"])
 def test_a_time_limit_ends_other_spaces_alike(space):
     """What the uniform space had found so far, and whose limit it was."""
@@ -161,14 +127,6 @@ def test_a_limit_that_is_not_reached_changes_nothing(problem):
     usual = search_uniform(problem, Progress(top=2, brief=True))
     assert found.certified_optimal
     assert [one.to_dict() for one in found.candidates] == [one.to_dict() for one in usual.candidates]
-
-
-def test_a_limit_must_be_above_zero():
-    """Refused where the progress is made; a progress behind its limit says so."""
-    with pytest.raises(UserError, match="time limit = 0"):
-        Progress(time_limit_s=0)
-    with pytest.raises(TimeIsUp):
-        Progress(time_limit_s=1e-9).check()
 
 
 @pytest.mark.parametrize("number", [1, 4, 9])

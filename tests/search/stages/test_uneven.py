@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster, make_mixed
@@ -27,17 +25,11 @@ from simpar.search.certify.exact import measure
 from simpar.search.problem import Constraints, Problem, make_problem
 from simpar.search.progress import Progress
 from simpar.search.stages import uneven
-from simpar.search.stages.cuts import cuts_within, fastest_cut, moves
 from simpar.search.stages.skeletons import Pricing
 from simpar.search.stages.uneven import rules_out, search_uneven
 from simpar.simulation import simulate
 from tests.gate import some
-
-
-def every_cut(blocks: int, stages: int) -> list[tuple[int, ...]]:
-    """All numbers of blocks by stage, at least one each."""
-    bounds = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
-    return [tuple(end - begin for begin, end in pairwise(each)) for each in bounds]
+from tests.search.stages.test_cuts import every_cut
 
 
 def layers_of(cut: tuple[int, ...]) -> tuple[int, ...]:
@@ -46,35 +38,6 @@ def layers_of(cut: tuple[int, ...]) -> tuple[int, ...]:
     layers[0] -= 1
     layers[-1] -= 1
     return tuple(layers)
-
-
-def slowest(cut: tuple[int, ...], costs: np.ndarray) -> float:
-    """Time of the slowest stage of a cut."""
-    bounds = [0, *np.cumsum(cut)]
-    return float(max(costs[stage, begin:end].sum() for stage, (begin, end) in enumerate(pairwise(bounds))))
-
-
-@given(
-    stages=st.integers(1, 4), blocks=st.integers(4, 9), seed=st.integers(0, 10_000), limited=st.booleans()
-)  # fmt: skip
-@settings(max_examples=80, deadline=None)
-def test_dynamic_programming_is_brute_force(stages: int, blocks: int, seed: int, limited: bool) -> None:
-    """The slowest stage of the found cut is the fastest possible, under limits too."""
-    random = np.random.default_rng(seed)
-    costs = random.uniform(1, 9, (stages, blocks))
-    most = random.integers(1, blocks + 1, stages) if limited else np.full(stages, blocks)
-    allowed = [cut for cut in every_cut(blocks, stages) if (np.array(cut) <= most).all()]
-    found = fastest_cut(costs, most)
-    if not allowed:
-        assert found is None
-        return
-    assert found in allowed
-    assert slowest(found, costs) == pytest.approx(min(slowest(cut, costs) for cut in allowed))
-
-
-def test_moves_keep_blocks_and_stages() -> None:
-    """A block moves from one stage to another, none is lost, no stage empties."""
-    assert set(moves((2, 1, 3))) == {(1, 2, 3), (1, 1, 4), (3, 1, 2), (2, 2, 2)}
 
 
 def mixed() -> Cluster:
@@ -141,21 +104,6 @@ def test_what_the_space_does_not_know_is_refused(options: dict[str, object], wor
     """One line that says what is allowed."""
     with pytest.raises(UserError, match=words):
         search(GRAPH, mixed(), TRAINING, **options)  # type: ignore[arg-type]
-
-
-def test_cuts_within_a_limit_are_all_of_them() -> None:
-    """Enumerated cuts are those of trying everything whose slowest stage stays below the limit, unless too many."""
-    random = np.random.default_rng(3)
-    costs = random.uniform(1, 9, (3, 9))
-    times = {cut: slowest(cut, costs) for cut in every_cut(9, 3)}
-    for limit in np.quantile(list(times.values()), (0.0, 0.1, 0.5, 1.0)) + 1e-9:
-        wanted = {cut for cut, taken in times.items() if taken < limit}
-        found = cuts_within(costs, float(limit), len(times))
-        assert found is not None
-        assert {tuple(cut) for cut in found.tolist()} == wanted
-        assert len(found) == len(wanted)
-        if wanted:
-            assert cuts_within(costs, float(limit), len(wanted) - 1) is None
 
 
 def brute_force(problem: Problem, rank_orders: tuple[str, ...]) -> list[Result]:
@@ -237,19 +185,6 @@ def test_bounds_are_below_steps_and_hardly_below(name: str) -> None:
             assert skeleton.plan(cut).pipeline.layers == layers_of(tuple(cut))
             step_s = measure(problem, skeleton.plan(cut)).step_time_s
             assert 0.85 * step_s < bound_s <= step_s
-
-
-@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "tp-cp-pp-dp", "dp-tp-cp-pp"])
-def test_prices_are_shared_where_they_are_equal(order: str) -> None:
-    """Skeletons priced one after the other are those priced alone, wherever tensor ranks stand."""
-    problem = make_problem(GRAPH, mixed(), TRAINING)
-    shared = Pricing(problem)
-    for pp in (1, 2, 4):
-        plan = Plan(tp=2, pp=pp, micro_batch=1, zero=1, rank_order=order)
-        one, alone = shared.skeleton(plan), Pricing(problem).skeleton(plan)
-        assert one is not None
-        assert alone is not None
-        assert np.array_equal(one.blocks_ns, alone.blocks_ns)
 
 
 @pytest.mark.parametrize(
