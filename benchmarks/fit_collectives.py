@@ -43,17 +43,17 @@ PORT = ("port_efficiency", "exchange_efficiency")
 CHANNELS = ("p2p_channel_gb_per_s",)
 # where a parameter still means what its name says; a fit at an end says that the model lacks something
 RANGES = {
-    "base_us": (8.0, 60.0), "port_hop_us": (0.5, 12.0), "far_hop_us": (0.2, 20.0), "nic_hop_us": (2.0, 100.0),
-    "tree_hop_us": (10.0, 500.0), "nvls_us": (10.0, 100.0), "send_us": (2.0, 100.0),
-    "near_peer_us": (0.05, 4.0), "peer_us": (0.2, 20.0),
+    "base_us": (3.0, 60.0), "port_hop_us": (0.5, 12.0), "far_hop_us": (0.2, 20.0), "nic_hop_us": (2.0, 100.0),
+    "tree_hop_us": (10.0, 500.0), "nvls_us": (10.0, 300.0), "send_us": (0.5, 100.0),
+    "near_peer_us": (0.05, 12.0), "peer_us": (0.2, 20.0),
     "ll_hop_factor": (0.05, 0.9), "ll_efficiency": (0.03, 0.5),
-    "ll128_hop_factor": (0.1, 1.0), "ll128_efficiency": (0.3, 0.95), "port_efficiency": (0.3, 1.0),
-    "pair_loss": (0.0, 0.5), "far_port_share": (0.5, 1.0),
-    "host_bridge_share": (0.2, 1.0), "host_bridge_flows": (0.1, 2.0), "nvls_efficiency": (0.3, 0.9),
+    "ll128_hop_factor": (0.1, 1.0), "ll128_efficiency": (0.3, 1.0), "port_efficiency": (0.3, 1.0),
+    "pair_loss": (0.02, 0.9), "far_port_share": (0.5, 1.0),
+    "host_bridge_share": (0.2, 1.0), "host_bridge_flows": (0.1, 2.0), "nvls_efficiency": (0.15, 0.95),
     "exchange_efficiency": (0.3, 1.0), "nic_efficiency": (0.3, 1.0), "exchange_nic_efficiency": (0.3, 1.0),
     "nic_scale_loss": (0.0, 0.3), "send_efficiency": (0.3, 1.0), "p2p_channel_gb_per_s": (5.0, 30.0),
 }  # fmt: skip
-PRIOR = 0.05  # weight of the pull towards the start: settles what the data leave open, moves nothing else
+PRIOR = 0.1  # weight of the pull towards the start: settles what the data leave open, moves nothing else
 
 
 @dataclass(frozen=True)
@@ -76,33 +76,37 @@ class Derived:
 
 ALL = tuple(PARAMETERS)
 FITS = (
-    Fit("dgx-h100", NODE + SWITCH + SEND + NETWORK + CHANNELS),
-    Fit("hgx-h200", NODE[:-3] + SWITCH, (("dgx-h100", ALL),)),
-    Fit("aws-p5", NETWORK + NODE[2:6], (("dgx-h100", ALL),)),
-    Fit("gcp-a3-mega", ("tree_hop_us", "nic_efficiency", *FACTORS), (("dgx-h100", ALL),)),
-    Fit("dgx-a100-80gb", (*NODE, "nic_efficiency", "exchange_nic_efficiency"), (("dgx-h100", ALL),)),
-    Fit("aws-p4d", ("nic_efficiency",), (("dgx-a100-80gb", ALL), ("aws-p5", NETWORK))),
-    Fit("dgx-v100", NODE[:-2], (("dgx-a100-80gb", ALL),)),
-    Fit("a100-pcie-8", (*PORT, "pair_loss", "host_bridge_share", "host_bridge_flows"), (("dgx-a100-80gb", ALL),)),
-    Fit("hgx-b200", NODE + SWITCH + SEND, (("dgx-h100", ALL),)),
+    Fit("hgx-h100", NODE + SWITCH + SEND + NETWORK + CHANNELS),
+    Fit("hgx-h200", NODE[:-3] + SWITCH, (("hgx-h100", ALL),)),
+    Fit("aws-p5", NETWORK + NODE[2:6], (("hgx-h100", ALL),)),
+    Fit("gcp-a3-mega", ("tree_hop_us", "nic_efficiency", *FACTORS), (("hgx-h100", ALL),)),
+    Fit("hgx-a100-80gb", (*NODE, "nic_efficiency", "exchange_nic_efficiency"), (("hgx-h100", ALL),)),
+    Fit("aws-p4d", ("nic_efficiency",), (("hgx-a100-80gb", ALL), ("aws-p5", NETWORK))),
+    Fit("dgx-v100", NODE[:7], (("hgx-a100-80gb", ALL),)),
+    Fit("a100-pcie-8", (*PORT, "pair_loss", "host_bridge_share", "host_bridge_flows"), (("hgx-a100-80gb", ALL),)),
+    Fit("hgx-b200", NODE + SWITCH + SEND, (("hgx-h100", ALL),)),
     Fit("hgx-b300", ("nvls_efficiency", *PORT[1:], "exchange_nic_efficiency"), (("hgx-b200", ALL),)),
     Fit("gb200-nvl72", (*NODE, *SWITCH, *SEND, "exchange_nic_efficiency"), (("hgx-b200", ALL),)),
     Fit("gb300-nvl72", NODE + SWITCH + SEND, (("gb200-nvl72", ALL),)),
-    Fit("mi300x-8", ("port_efficiency", "nic_efficiency"), (("dgx-a100-80gb", ALL), ("dgx-h100", NETWORK))),
+    Fit("mi300x-8", ("port_efficiency", "nic_efficiency"), (("hgx-a100-80gb", ALL), ("hgx-h100", NETWORK))),
     Fit("mi355x-8", (*PORT, "exchange_nic_efficiency"), (("mi300x-8", ALL),)),
 )  # fmt: skip
 # no peer-to-peer between these cards: every byte crosses host memory twice, and is as slow between sockets
 STAGED = {"port_efficiency": 0.42, "host_bridge_share": 0.36}
 DERIVED = (
-    Derived("grand-teton-h100", (("dgx-h100", ALL),)),
-    Derived("h100-roce-400", (("dgx-h100", ALL),)),
-    Derived("hgx-h800", (("dgx-h100", ALL),)),
-    Derived("hgx-h20", (("dgx-h100", ALL),)),
-    Derived("hgx-a800", (("dgx-a100-80gb", ALL),)),
-    Derived("meta-llama3-h100", (("dgx-h100", ALL),)),
-    Derived("dgx-a100-40gb", (("dgx-a100-80gb", ALL),)),
-    Derived("a100-roce-1600", (("dgx-a100-80gb", ALL),)),
-    Derived("a100-800", (("dgx-a100-80gb", ALL),)),
+    Derived("dgx-h100", (("hgx-h100", ALL),)),
+    Derived("grand-teton-h100", (("hgx-h100", ALL),)),
+    Derived("h100-roce-400", (("hgx-h100", ALL),)),
+    Derived("hgx-h800", (("hgx-h100", ALL),)),
+    Derived("hgx-h20", (("hgx-h100", ALL),)),
+    Derived("hgx-a800", (("hgx-a100-80gb", ALL),)),
+    Derived("meta-llama3-h100", (("hgx-h100", ALL),)),
+    Derived("dgx-a100-80gb", (("hgx-a100-80gb", ALL),)),
+    Derived("dgx-a100-40gb", (("hgx-a100-80gb", ALL),)),
+    Derived("a100-roce-1600", (("hgx-a100-80gb", ALL),)),
+    Derived("a100-800", (("hgx-a100-80gb", ALL),)),
+    Derived("hgx-b200-limited", (("hgx-b200", ALL),)),
+    Derived("hgx-b200-throttled", (("hgx-b200", ALL),)),
     Derived("mi325x-8", (("mi300x-8", ALL),)),
     Derived("mi250x-8", (("mi300x-8", ALL),)),
     Derived("l40s-8", (("a100-pcie-8", ALL),)),
@@ -180,7 +184,11 @@ def fit(task: Fit, cases: Sequence[Case], known: Mapping[str, Mapping[str, float
                        loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=200)
          for shift in (0.0, 0.2, -0.2)), key=lambda found: float(found.cost),
     )  # fmt: skip
-    values |= {name: _value(name, x) for name, x in zip(task.free, best.x, strict=True)}
+    for name, x, ends in zip(task.free, best.x, zip(low, high, strict=True), strict=True):
+        # a loss of nothing is a finding; at any other end the model lacks something
+        if min(abs(x - end) for end in ends if end) < 1e-2:
+            raise SystemExit(f"{task.profile}: {name} = {_value(name, x):.3g}, an end of {RANGES[name]}")
+        values[name] = _value(name, x)
     return {name: _rounded(value) for name, value in values.items()}
 
 
@@ -190,12 +198,12 @@ def _weighted(problem: Problem, values: Mapping[str, float]) -> np.ndarray:
 
 
 def _coordinate(name: str, value: float) -> float:
-    """Losses are fitted as they are, everything else as a logarithm."""
-    return value if name.endswith("_loss") else math.log(value)
+    """What may be zero is fitted as it is, everything else as a logarithm."""
+    return math.log(value) if RANGES[name][0] else value
 
 
 def _value(name: str, coordinate: float) -> float:
-    return coordinate if name.endswith("_loss") else math.exp(coordinate)
+    return math.exp(coordinate) if RANGES[name][0] else coordinate
 
 
 def _bounds(name: str) -> tuple[float, float]:
@@ -260,8 +268,11 @@ def provenance(task: Fit, cases: Sequence[Case], values: Mapping[str, float]) ->
     )
 
 
-def write(profile: str, values: Mapping[str, float], origin: str, *, check: bool) -> bool:
-    """Put parameters and their origin into a profile, comments kept; True if the file changed."""
+def write(profile: str, known: Mapping[str, Mapping[str, float]], origin: str | None, *, check: bool) -> bool:
+    """Put what differs from the profile that one is like, and its origin, into a profile; True if the file changed.
+
+    Comments are kept. Who differs in nothing has no origin of its own either.
+    """
     from io import StringIO
 
     from ruamel.yaml import YAML
@@ -272,17 +283,24 @@ def write(profile: str, values: Mapping[str, float], origin: str, *, check: bool
     yaml.width = 4096
     yaml.indent(mapping=2, sequence=4, offset=2)
     data = yaml.load(path.read_text(encoding="utf-8"))
-    known = {name: _rounded(value) for name, value in values.items() if value != PARAMETERS[name][0]}
-    if "collectives" in data:
-        data["collectives"].clear()
-        data["collectives"].update(known)
-    else:
-        data.insert(list(data).index("sources") if "sources" in data else len(data), "collectives", known)
-    if "provenance" in data:
-        _, mark, runs = str(data["provenance"]).partition("; in training")  # fitted to runs, by fit_runs.py
-        data["provenance"] = origin + mark + runs
-    else:
-        data.insert(list(data).index("collectives") + 1, "provenance", origin)
+    base = (
+        known[data["like"]]
+        if "like" in data
+        else {name: default for name, (default, _) in PARAMETERS.items()}
+    )
+    own = {name: value for name, value in known[profile].items() if value != base[name]}
+    data.pop("collectives", None)
+    if own:
+        place = next(
+            (list(data).index(key) for key in ("jobs", "provenance", "sources") if key in data), len(data)
+        )
+        data.insert(place, "collectives", own)
+    _, mark, runs = str(data.pop("provenance", "")).partition(
+        "; in training"
+    )  # fitted to runs, by fit_runs.py
+    said = (origin or "" if own else "") + mark + runs
+    if said:
+        data.insert(list(data).index("sources") if "sources" in data else len(data), "provenance", said)
     buffer = StringIO()
     yaml.dump(data, buffer)
     changed = buffer.getvalue() != path.read_text(encoding="utf-8")
@@ -308,13 +326,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _list_skipped(skipped)
     changed = [
         task.profile for task in FITS
-        if write(task.profile, results[task.profile], provenance(task, cases, results[task.profile]),
-                 check=options.check)
+        if write(task.profile, results, provenance(task, cases, results[task.profile]), check=options.check)
     ]  # fmt: skip
     for each in DERIVED:
         siblings = ", ".join(f"{name} (network)" if names == NETWORK else name for name, names in each.start)
         origin = f"collectives: no published measurements; taken from {siblings}"
-        if write(each.profile, {**inherited(each, results), **each.changes}, origin, check=options.check):
+        results[each.profile] = {
+            name: _rounded(value) for name, value in {**inherited(each, results), **each.changes}.items()
+        }
+        if write(each.profile, results, origin, check=options.check):
             changed.append(each.profile)
     print(f"changed: {', '.join(changed) or 'none'}")
     return 1 if options.check and changed else 0

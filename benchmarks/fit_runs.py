@@ -202,7 +202,7 @@ def _update(path: Path, kind: str, values: dict[str, float], note: str) -> None:
             *sections, field = key.split(".")
             part = document
             for section in sections:
-                part = part[section]
+                part = part.setdefault(section, {})
             part[field] = float(f"{value:.3g}")
         kept = str(document.get("provenance") or "").split("; in training")[0]
         document["provenance"] = f"{kept}; in training {note}"

@@ -60,7 +60,10 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "gather_scale_loss": (0.0, "the same of gathers and scatters alone, beside nic_scale_loss"),
     "send_efficiency": (0.81, "share of the scale-up port that a point-to-point message reaches"),
     "p2p_channel_gb_per_s": (14.0, "rate of one channel of a point-to-point message between domains"),
-    "p2p_channels": (2.0, "channels of a point-to-point message between domains (NCCL 2.29: 2)"),
+    "p2p_channels": (
+        2.0,
+        "channels of a point-to-point message between domains; one for every NIC of a device where those are more",
+    ),
 }
 
 
@@ -87,7 +90,19 @@ def parameters(cluster: Cluster) -> Mapping[str, float]:
     if cluster.is_mixed:
         return _worst(cluster)
     profile = cluster.profile
-    return _merged((*profile.collectives.items(), *cluster.state.items()), profile.name)
+    said = {**profile.collectives, **cluster.state}
+    return _merged((*(_channels(cluster) | said).items(),), profile.name)
+
+
+def _channels(cluster: Cluster) -> dict[str, float]:
+    """Channels of a message where a device has more NICs than the default: NCCL opens one for every NIC.
+
+    Source: NCCL 2.28, ncclTopoGetNchannels (graph/paths.cc), the larger of the NICs that a device's bandwidth needs
+    and of 2, which large communicators halve (not modelled: a pipeline's has two ranks).
+    """
+    out = cluster.profile.scale_out
+    nics = out.nics_per_node / cluster.rails if out else 1.0
+    return {"p2p_channels": max(PARAMETERS["p2p_channels"][0], nics)}
 
 
 def _worst(cluster: Cluster) -> Mapping[str, float]:
