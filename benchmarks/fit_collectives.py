@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from fit_collectives_rows import Case, Skipped, read_cases
+from intervals import NINE_IN_TEN, deviations, write_intervals
 
 from simpar import files
 from simpar.cost.collectives.lines import Candidate, candidates, envelope_s, lines
@@ -53,6 +54,7 @@ RANGES = {
     "exchange_efficiency": (0.3, 1.0), "nic_efficiency": (0.3, 1.0), "exchange_nic_efficiency": (0.3, 1.0),
     "nic_scale_loss": (0.0, 0.3), "send_efficiency": (0.3, 1.0), "p2p_channel_gb_per_s": (5.0, 30.0),
 }  # fmt: skip
+FAR = 0.1  # errors beyond this count by their size, not its square
 PRIOR = 0.1  # weight of the pull towards the start: settles what the data leave open, moves nothing else
 
 
@@ -165,8 +167,10 @@ def inherited(task: Fit | Derived, known: Mapping[str, Mapping[str, float]]) -> 
     return values
 
 
-def fit(task: Fit, cases: Sequence[Case], known: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Parameters of a profile: robust least squares on the logarithm of time."""
+def fit(
+    task: Fit, cases: Sequence[Case], known: Mapping[str, Mapping[str, float]]
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """Parameters of a profile and intervals of the fitted ones: robust least squares on the logarithm of time."""
     from scipy.optimize import least_squares
 
     values = inherited(task, known)
@@ -181,15 +185,22 @@ def fit(task: Fit, cases: Sequence[Case], known: Mapping[str, Mapping[str, float
 
     best = min(
         (least_squares(residuals, np.clip(start + shift, low + 1e-6, high - 1e-6), bounds=(low, high),
-                       loss="soft_l1", f_scale=0.1, diff_step=1e-3, max_nfev=200)
+                       loss="soft_l1", f_scale=FAR, diff_step=1e-3, max_nfev=200)
          for shift in (0.0, 0.2, -0.2)), key=lambda found: float(found.cost),
     )  # fmt: skip
+    groups = [at for at, problem in enumerate(work) for _ in problem.cases]
+    spread = NINE_IN_TEN * deviations(residuals, best.x, groups, FAR)
+    ends_of = np.clip([best.x - spread, best.x + spread], low, high).T
+    intervals = {
+        f"collectives.{name}": (_value(name, ends[0]), _value(name, ends[1]))
+        for name, ends in zip(task.free, ends_of, strict=True)
+    }
     for name, x, ends in zip(task.free, best.x, zip(low, high, strict=True), strict=True):
         # a loss of nothing is a finding; at any other end the model lacks something
         if min(abs(x - end) for end in ends if end) < 1e-2:
             raise SystemExit(f"{task.profile}: {name} = {_value(name, x):.3g}, an end of {RANGES[name]}")
         values[name] = _value(name, x)
-    return {name: _rounded(value) for name, value in values.items()}
+    return {name: _rounded(value) for name, value in values.items()}, intervals
 
 
 def _weighted(problem: Problem, values: Mapping[str, float]) -> np.ndarray:
@@ -320,8 +331,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cases, skipped = read_cases(options.table)
     results: dict[str, dict[str, float]] = {}
+    intervals: dict[str, dict[str, tuple[float, float]]] = {}
     for task in FITS:
-        results[task.profile] = fit(task, cases, results)
+        results[task.profile], intervals[task.profile] = fit(task, cases, results)
     report(results, cases, verbose=options.verbose)
     _list_skipped(skipped)
     changed = [
@@ -336,6 +348,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         if write(each.profile, results, origin, check=options.check):
             changed.append(each.profile)
+    if not options.check:
+        write_intervals("clusters", intervals)
     print(f"changed: {', '.join(changed) or 'none'}")
     return 1 if options.check and changed else 0
 

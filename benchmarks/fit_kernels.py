@@ -22,15 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from intervals import NINE_IN_TEN, deviations, write_intervals
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from simpar.cost.kernels import DEFAULTS, QUERY_ROWS
 from simpar.hardware.device import Device, load_device
+from simpar.profiles import load_profile
 from simpar.units import MS
 from simpar.validate.cells import Unmodelled
 from simpar.validate.kernels import LAUNCH_BOUND_S, Kernel, beyond_peak, kernel, times_s
 
+Intervals = dict[str, tuple[float, float]]
 CHARTS = Path(__file__).resolve().parent / "published_attention.csv"
 PROFILES = Path(__file__).resolve().parent.parent / "hardware_profiles" / "devices"
 DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
@@ -44,6 +47,8 @@ SYSTEMS = {
 }  # fmt: skip
 """Devices of that database by its own names."""
 NARROW_TOO = ("l40s",)  # elsewhere tables without casts in front of the product tell 8-bit products
+LEAST = 1e-6  # what is below is nothing
+FAR = 0.1  # errors beyond this count by their size, not its square
 MOST = 800  # rows of a device and kind of kernel
 LONGEST_S = 10 * MS  # what is repeated for longer runs at a throttled clock in that database
 LEAST_SEQ = 4096
@@ -133,8 +138,8 @@ def _database_attention(row: Mapping[str, str]) -> Kernel | None:
 
 def fit(
     device: Device, kernels: Sequence[Kernel], bounds: Mapping[str, tuple[float, float]]
-) -> dict[str, float]:
-    """Parameters that minimise the robust sum of squared log errors, every source counting as much."""
+) -> tuple[dict[str, float], Intervals]:
+    """Parameters that minimise the robust sum of squared log errors, every source counting as much; intervals."""
     count = Counter(kernel.source for kernel in kernels)
     weight = np.sqrt([len(kernels) / len(count) / count[kernel.source] for kernel in kernels])
     measured = np.log([kernel.time_s for kernel in kernels])
@@ -148,18 +153,24 @@ def fit(
 
     start = (np.array([STARTS.get(name, DEFAULTS[name]) for name in names]) - low) / (high - low)
     best = least_squares(
-        residuals, np.clip(start, 0.02, 0.98), bounds=(0, 1), loss="soft_l1", f_scale=0.1, diff_step=1e-3
+        residuals, np.clip(start, 0.02, 0.98), bounds=(0, 1), loss="soft_l1", f_scale=FAR, diff_step=1e-3
     )
-    return {name: float(f"{v:.4g}") for name, v in zip(names, low + best.x * (high - low), strict=True)}
+    spread = NINE_IN_TEN * deviations(residuals, best.x, [kernel.source for kernel in kernels], FAR)
+    ends = low[:, None] + np.clip([best.x - spread, best.x + spread], 0, 1).T * (high - low)[:, None]
+    values = {
+        name: float(f"{v:.4g}") if v > LEAST else 0.0
+        for name, v in zip(names, low + best.x * (high - low), strict=True)
+    }
+    return values, {name: (float(a), float(b)) for name, (a, b) in zip(names, ends, strict=True)}
 
 
-def fit_device(device: Device, kernels: Sequence[Kernel]) -> dict[str, float]:
-    """GEMM parameters in bf16, then the fp8 efficiency, then attention, each on its own rows.
+def fit_device(device: Device, kernels: Sequence[Kernel]) -> tuple[dict[str, float], Intervals]:
+    """Values and intervals: GEMM parameters in bf16, then the fp8 efficiency, then attention, each on its own rows.
 
     The database tells how attention depends on the dim of a head, and all that no other table measured.
     """
     clocks = {name: device.kernels[name] for name in CLOCKS if name in device.kernels}
-    values = dict(clocks)
+    values, intervals = dict(clocks), dict[str, tuple[float, float]]()
     flash = [k for k in kernels if ":" in k.op and not second_best(device, k) and not k.op.startswith(NEWEST)]
     by_dim = [k for k in flash if k.source == DATABASE]
     many = [k for k in by_dim if np.prod(k.shape[:3]) >= MANY_BLOCKS * QUERY_ROWS * device.num_sms]
@@ -191,9 +202,11 @@ def fit_device(device: Device, kernels: Sequence[Kernel]) -> dict[str, float]:
     )  # fmt: skip
     for name, bounds in steps:
         if len(rows[name]) > len(bounds):
-            found = fit(device.model_copy(update={"kernels": values}), rows[name], bounds)
-            values |= {key: found[key] for key in {"tail": (TAIL,), "dims": tuple(dims)}.get(name, bounds)}
-    return values
+            found, ends = fit(device.model_copy(update={"kernels": values}), rows[name], bounds)
+            kept = {"tail": (TAIL,), "dims": tuple(dims)}.get(name, tuple(bounds))
+            values |= {key: found[key] for key in kept}
+            intervals |= {key: ends[key] for key in kept}
+    return values, intervals
 
 
 def varies_blocks(kernels: Sequence[Kernel]) -> bool:
@@ -244,13 +257,14 @@ def main() -> None:
         replace(k, time_s=k.time_s * clock, in_step=False) for k in table["h200-sxm"] if k.in_step
     ]
     fitted: dict[str, dict[str, float]] = {}
+    intervals: dict[str, Intervals] = {}
     notes: dict[str, str] = {}
     for name, kernels in sorted(table.items()):
         if arguments.only not in (None, name):
             continue
         device = load_device(name)
         kernels = possible(device, kernels)
-        values = fit_device(device, kernels)
+        values, intervals[name] = fit_device(device, kernels)
         changed = device.model_copy(update={"kernels": values})
         print(f"\n{name}: {values}")
         errors = np.abs(times_s(changed, kernels) / np.array([k.time_s for k in kernels]) - 1)
@@ -269,18 +283,24 @@ def main() -> None:
             f"median error {np.median(errors):.1%}"
         )
     if arguments.write:
-        for name, values in fitted.items():
-            if name in SIBLINGS:
-                continue  # the sibling's; its own in the database are other libraries', and no backward
-            write(name, values, notes[name])
+        # siblings have the other's: their own in the database are other libraries', and no backward; what others
+        # are like is written before them
+        for name in sorted(fitted.keys() - SIBLINGS.keys(), key=lambda name: name not in SIBLINGS.values()):
+            write(name, fitted[name], notes[name])
         for name, sibling in SIBLINGS.items():
             if sibling not in fitted:
                 continue
+            intervals[name] = intervals[sibling]
             write(
                 name,
                 fitted[sibling],
                 f"kernels derived from {sibling}: same architecture, same shares of peak",
             )
+        named = {
+            name: {f"kernels.{key}": ends for key, ends in values.items()}
+            for name, values in intervals.items()
+        }
+        write_intervals("devices", named)
 
 
 def write(name: str, values: Mapping[str, Any], note: str) -> None:
@@ -293,7 +313,11 @@ def write(name: str, values: Mapping[str, Any], note: str) -> None:
     document = parser.load(path.read_text())
     kept = dict(document.get("kernels") or {})
     ours = {*GEMM, *ATTENTION, *DIMS, *TAILS, *FLASH2, "gemm_efficiency_fp8"}
-    document["kernels"] = {**values, **{k: v for k, v in kept.items() if k not in ours}}
+    base = (
+        load_profile(document["like"], "devices", "device")[0].data["kernels"] if "like" in document else {}
+    )
+    own = {key: value for key, value in values.items() if value != base.get(key)}
+    document["kernels"] = {**own, **{k: v for k, v in kept.items() if k not in ours}}
     told = str(document.get("provenance", "")).partition("; sustained clock")
     document["provenance"] = note + told[1] + told[2]
     with path.open("w") as stream:

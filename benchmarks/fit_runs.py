@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from calibrate_uncertainty_rows import ROOT, Run, errors_under, kept_runs
+from intervals import NINE_IN_TEN, write_intervals
 from numpy.typing import NDArray
 from pooled import BY_KIND, Fitted, Pool, architecture, effects_of, like_measured
 
@@ -61,6 +62,7 @@ def main() -> None:
         write(pool)
         write_alike(pool, found)
         write_spreads(found)
+        write_sure(pool, found)
 
 
 def improved(pool: Pool, found: Fitted) -> Pool:
@@ -176,6 +178,19 @@ def write_spreads(found: Fitted) -> None:
         wider = known[clock] = float(np.hypot(wider, known[clock]))
     rounded = {key: round(value, 3) for key, value in sorted(known.items())}
     SPREADS.write_text(json.dumps(rounded, indent=1) + "\n")
+
+
+def write_sure(pool: Pool, found: Fitted) -> None:
+    """Intervals of the values, in the units of parameters: seconds, shares and factors."""
+    of_kind: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
+    widths = np.exp(NINE_IN_TEN * found.deviations)
+    for (kind, part, key), value, width in zip(
+        pool.names, pool.values.tolist(), widths.tolist(), strict=True
+    ):
+        name = f"kernels.{key}" if kind == "device" else key
+        of_kind.setdefault(f"{kind}s", {}).setdefault(part, {})[name] = (value / width, value * width)
+    for kind, intervals in of_kind.items():
+        write_intervals(kind, intervals)
 
 
 def _written(values: dict[str, float]) -> dict[str, float]:

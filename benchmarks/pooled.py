@@ -216,12 +216,13 @@ class Pool:
         for _ in range(ROUNDS if spreads is None else 1):
             effects, sure, told = self._solved(used, effects, spread)
             if spreads is None:
-                spread = self._spreads(effects, sure, spread)
+                spread = self._spreads(effects, np.diag(sure), spread)
         found = {key: float(spread[at]) for at, key in enumerate(self.keys) if self.departs[at]}
-        return Fitted(np.exp(self.sums @ effects), effects, found, told)
+        variances = np.diag(self.sums @ sure @ self.sums.T)
+        return Fitted(np.exp(self.sums @ effects), np.sqrt(variances), effects, found, told)
 
     def _solved(self, used: Bools, effects: Floats, spread: Floats) -> tuple[Floats, Floats, float]:
-        """Gauss-Newton from some effects: the most probable ones, their variances, and how many numbers runs tell."""
+        """Gauss-Newton from some effects: the most probable ones, their covariance, and how many numbers runs tell."""
         mean = self.prior[0]
         usual = spread
         for _ in range(PASSES):
@@ -235,7 +236,7 @@ class Pool:
             pull = (table * weight[:, None]).T @ left + (mean - effects) / spread**2
             effects = effects + np.clip(np.linalg.solve(normal, pull), -MOST, MOST)
         sure = np.linalg.inv(normal)
-        return effects, np.diag(sure), float(np.trace(sure @ told))
+        return effects, sure, float(np.trace(sure @ told))
 
     def _spreads(self, effects: Floats, sure: Floats, spread: Floats) -> Floats:
         found = spread.copy()
@@ -288,12 +289,13 @@ class Pool:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit found: values of parameters, effects, spreads of departures by key.
+    """What a fit found: values of parameters, standard deviations of their logarithms, effects, spreads by key.
 
     ``told`` is how many numbers the runs tell: that of free ones that would fit as well.
     """
 
     values: Floats
+    deviations: Floats
     effects: Floats
     spreads: Mapping[str, float]
     told: float

@@ -91,7 +91,7 @@ def test_several_problems_are_a_line_each(tmp_path: Path) -> None:
 
 def test_suggestions_reach_into_optional_sections(tmp_path: Path) -> None:
     """A misspelt key of an optional section is suggested from that section's keys."""
-    text = Path(bundled("clusters")["dgx-h100"]).read_text().replace("nics_per_node", "nics_pernode")
+    text = Path(bundled("clusters")["hgx-h100"]).read_text().replace("nics_per_node", "nics_pernode")
     with pytest.raises(
         UserError, match=r":\d+: unknown key scale_out.nics_pernode; did you mean 'nics_per_node'"
     ):

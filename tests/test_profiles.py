@@ -141,9 +141,9 @@ def test_stacks_and_learnt_profiles_can_be_built_on(tmp_path):
 def test_what_is_shown_is_what_is_read(tmp_path):
     """The resolved profile, written out, is the same profile; it says what comes from where."""
     path = profile(tmp_path, "ours", like="dgx-h100", host={"memory_bytes": "1 TiB"})
-    text = annotated(load_profile(path, "clusters", "hardware")[0])
+    text = annotated(load_profile(path, "clusters", "hardware")[0], "clusters")
     assert "  memory_bytes: 1 TiB\n" in text
-    assert "  latency: 2 us # like dgx-h100\n" in text
+    assert "  latency: 2 us # like hgx-h100\n" in text
     (tmp_path / "whole.yaml").write_text(text)
     assert load_cluster(tmp_path / "whole.yaml").profile == load_cluster(path).profile
 

@@ -35,9 +35,9 @@ def show(
     device: Annotated[bool, typer.Option("--device", help="Show its device instead")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Print a hardware profile, and where its values come from.
+    """Print a hardware profile, where its values come from, and how sure they are.
 
-    What a profile takes from the one that it is like is marked.
+    What a profile takes from the one that it is like is marked; fitted constants have the range that holds nine in ten.
     """
     from simpar.hardware.catalogue import load_cluster
     from simpar.profiles import annotated, load_profile
@@ -47,7 +47,7 @@ def show(
     if device:
         document = _device(document, str(path))
     if not json_out(document.data, json_):
-        sys.stdout.write(annotated(document))
+        sys.stdout.write(annotated(document, "devices" if device else "clusters"))
 
 
 def _device(document: Document, source: str) -> Document:

@@ -66,11 +66,10 @@ def _models() -> dict[str, str]:
 
 
 def _hardware() -> dict[str, str]:
-    from simpar.files import bundled, load, parse
-    from simpar.hardware.profile import ClusterProfile
+    from simpar.files import bundled
+    from simpar.hardware.catalogue import load_cluster
 
-    profiles = {name: parse(ClusterProfile, load(path)) for name, path in bundled("clusters").items()}
-    return {name: _fabric(profile) for name, profile in profiles.items()}
+    return {name: _fabric(load_cluster(name).profile) for name in bundled("clusters")}
 
 
 def _fabric(profile: ClusterProfile) -> str:

@@ -86,10 +86,14 @@ def load_device(name: str | Path) -> Device:
     path = files.find(name, "devices", "device")
     if path in files.bundled("devices").values():
         return _shipped(path)
-    return files.parse(Device, load_profile(path, "devices", "device")[0], also=(LIKE,))
+    return _read(path)
 
 
 @lru_cache(maxsize=64)
 def _shipped(path: Path) -> Device:
     """Shipped files do not change while simpar runs, those of users do."""
-    return files.parse(Device, files.load(path))
+    return _read(path)
+
+
+def _read(path: Path) -> Device:
+    return files.parse(Device, load_profile(path, "devices", "device")[0], also=(LIKE,))

@@ -137,6 +137,7 @@ def _detail(outcome: Outcome) -> dict[str, Any]:
     detail: dict[str, Any] = {"row": outcome.row, "source": outcome.source, "label": outcome.label}
     if outcome.prediction is None or outcome.measured is None:
         return {**detail, "reason": outcome.reason}
+    detail["read_as"] = outcome.read_as
     if outcome.measured.fits is None:  # a single kernel or collective
         return {
             **detail,

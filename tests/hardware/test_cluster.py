@@ -287,7 +287,7 @@ def test_the_fabric_repeats_in_blocks() -> None:
 def test_a_link_beyond_integers_is_one_line(tmp_path):
     """A capacity that engines cannot count names file, field and what is allowed."""
     text = (
-        bundled("clusters")["dgx-h100"].read_text().replace("bandwidth: 450 GB/s", "bandwidth: 1000000 GB/s")
+        bundled("clusters")["hgx-h100"].read_text().replace("bandwidth: 450 GB/s", "bandwidth: 1000000 GB/s")
     )
     path = tmp_path / "fast.yaml"
     path.write_text(text)

@@ -84,12 +84,12 @@ def changed(tmp_path: Path, name: str, old: str, new: str) -> Path:
     [
         ("tpu-v5e-pod", "dims: [16, 16]", "dims: [16, 8]", r"scale_up.dims = \[16, 8\]: must hold 256 devices"),
         ("tpu-v5e-pod", "dims: [16, 16]", "dims: []", "a torus needs its sides"),
-        ("dgx-h100", "nvls: true", "dims: [4, 2]", r"dims = \[4, 2\]: a torus needs its sides.*others have none"),
+        ("hgx-h100", "nvls: true", "dims: [4, 2]", r"dims = \[4, 2\]: a torus needs its sides.*others have none"),
         ("gb200-nvl72", "domain: 72", "domain: 70", "scale_up.domain = 70: allowed: multiples of 4"),
-        ("dgx-h100", "kind: nvswitch", "kind: nvlink", r"mine.yaml:\d+: scale_up.kind = 'nvlink'"),
-        ("dgx-h100", "nic_bandwidth: 400 Gb/s", "nic_bandwidth: 400", r"nic_bandwidth = 400: needs a unit"),
+        ("hgx-h100", "kind: nvswitch", "kind: nvlink", r"mine.yaml:\d+: scale_up.kind = 'nvlink'"),
+        ("hgx-h100", "nic_bandwidth: 400 Gb/s", "nic_bandwidth: 400", r"nic_bandwidth = 400: needs a unit"),
         ("meta-llama3-h100", "oversubscription: 7", "oversubscription: 0.5", r"greater than or equal to 1"),
-        ("dgx-h100", "device: h100-sxm-80gb", "device: h100", "unknown device 'h100'; did you mean"),
+        ("hgx-h100", "device: h100-sxm-80gb", "device: h100", "unknown device 'h100'; did you mean"),
     ],
 )  # fmt: skip
 def test_contradictions_are_refused(tmp_path: Path, name: str, old: str, new: str, message: str) -> None:
@@ -100,7 +100,7 @@ def test_contradictions_are_refused(tmp_path: Path, name: str, old: str, new: st
 
 def test_device_files_lie_beside_the_profile(tmp_path: Path) -> None:
     """A profile may name its own device file, relative to itself."""
-    path = changed(tmp_path, "dgx-h100", "device: h100-sxm-80gb", "device: my-gpu.yaml")
+    path = changed(tmp_path, "hgx-h100", "device: h100-sxm-80gb", "device: my-gpu.yaml")
     (tmp_path / "my-gpu.yaml").write_text(bundled("devices")["h100-sxm-80gb"].read_text())
     assert load_cluster(path, 2).device.num_sms == 132
 
@@ -116,7 +116,7 @@ def test_a_profile_is_as_good_as_its_name() -> None:
 def test_impossible_numbers_of_nodes(nodes: int) -> None:
     """Numbers of nodes out of range are refused."""
     with pytest.raises(UserError, match=r"nodes = .*: allowed: 1 to 262144"):
-        load_cluster("dgx-h100", nodes)
+        load_cluster("hgx-h100", nodes)
 
 
 @pytest.mark.parametrize(

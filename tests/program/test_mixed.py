@@ -55,7 +55,7 @@ def slowed(folder: Path, factor: float) -> str:
     device["kernels"]["kernel_latency_us"] *= factor
     device["name"] = f"h100/{factor}"
     (folder / f"device-{factor}.yaml").write_text(json.dumps(device))
-    cluster = load(bundled("clusters")["dgx-h100"]).data | {"devices_per_node": 1}
+    cluster = load(bundled("clusters")["hgx-h100"]).data | {"devices_per_node": 1}
     cluster["scale_out"]["nics_per_node"] = 1
     (folder / f"cluster-{factor}.yaml").write_text(json.dumps(cluster | {"device": f"device-{factor}.yaml"}))
     return str(folder / f"cluster-{factor}.yaml")
