@@ -26,7 +26,8 @@ from simpar.learn.parameters import ATTENTION, EXPERTS, Name, names_of, paramete
 from simpar.program.footprint import footprints
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import traits_of
-from simpar.report.summarise import Context, summarise
+from simpar.report.context import Context
+from simpar.report.summarise import summarise
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
 from simpar.units import FOUR_BITS

@@ -24,8 +24,8 @@ from simpar.plan.schedules import SCHEDULES, declared
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty
 from simpar.report.result import Result, Trial
-from simpar.report.terminal import probably
 from simpar.report.waits import WORTH_A_HINT
+from simpar.report.words import probably
 from simpar.scenario import ClusterChoice, Scenario, chosen_cluster, parse_setting
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import WANTED

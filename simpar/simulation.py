@@ -16,11 +16,12 @@ from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import MOST_TOKENS, Training
 from simpar.models.tuning import TUNED, tuned
-from simpar.plan.check import Target, check, layers_by_cost, schedule_of
+from simpar.plan.check import Target, check, schedule_of
 from simpar.plan.mirrored import folded
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
+from simpar.plan.stage_layers import layers_by_cost
 from simpar.plan.sync import apart
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
@@ -30,8 +31,9 @@ from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.checkpointing import with_checkpoints
 from simpar.program.resolve.pass_costs import pass_costs
 from simpar.program.resolve.token_slices import choose_slices
+from simpar.report.context import Context
 from simpar.report.result import Result
-from simpar.report.summarise import Context, summarise
+from simpar.report.summarise import summarise
 from simpar.sampling import sample
 from simpar.tracing.load import load_model
 from simpar.uncertainty.memory import AS_PREDICTED

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simpar.budget.answer import HowMany
 from simpar.budget.nodes import Row
 from simpar.report.run_rows import NO_FAILURES, amount, figure
-from simpar.report.terminal import layout, probably
+from simpar.report.words import layout, probably
 from simpar.units import format_count, format_seconds
 
 if TYPE_CHECKING:

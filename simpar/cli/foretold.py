@@ -13,7 +13,7 @@ from simpar.export.nearest import Job, Near, nearest, saving
 from simpar.export.source import Source
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
-from simpar.report.terminal import memory_state
+from simpar.report.words import memory_state
 from simpar.simulation import simulate
 from simpar.units import format_seconds
 

@@ -212,7 +212,7 @@ def _print_interrupted(report: Mapping[str, Any], folder: Path) -> None:
 
 
 def _print(report: Mapping[str, Any], folder: Path) -> None:
-    from simpar.report.terminal import layout
+    from simpar.report.words import layout
     from simpar.runtime.summary import table
 
     screen, found = console(), report["measured"]

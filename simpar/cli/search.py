@@ -201,7 +201,7 @@ def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
 def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Scenario) -> list[str]:
     """Write what is worth measuring to a table; lines that say so."""
     from simpar.learn.suggest import STEPS, learned_from, write
-    from simpar.report.terminal import layout
+    from simpar.report.words import layout
     from simpar.units import HOUR_S, format_seconds
 
     lines = ["\nWorth measuring"]

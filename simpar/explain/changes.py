@@ -22,8 +22,8 @@ from simpar.hardware.profile import MixedProfile
 from simpar.learn.fit import Learned, Observed, Quantity, learn
 from simpar.learn.parameters import names_of
 from simpar.neighbours import Change, as_flags, following, neighbours
-from simpar.plan.check import spread_layers, stage_layers
 from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.report.result import TimeBreakdown
 from simpar.simulation import simulate
 from simpar.uncertainty.ties import drawn_together

@@ -10,7 +10,7 @@ from simpar.export.launch import launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.export.yaml_text import yaml_file
-from simpar.plan.check import layers_by_cost
+from simpar.plan.stage_layers import layers_by_cost
 from simpar.units import MIB
 
 CONFIG = "nanotron.yaml"

@@ -18,9 +18,9 @@ from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.check import stage_layers
 from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
+from simpar.plan.stage_layers import stage_layers
 
 STACK_FIELDS = {
     "data_parallel": (

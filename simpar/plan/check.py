@@ -22,6 +22,7 @@ from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
 from simpar.plan.schedules.terapipe import sliced
+from simpar.plan.stage_layers import stage_layers
 from simpar.plan.staged import divide_batch, refuse_in_roles, refuse_staged, stage_plan
 from simpar.plan.stages import check_stages
 from simpar.plan.sync import apart, decided, num_replicas
@@ -117,30 +118,6 @@ def _whole_table(plan: Plan, training: Training) -> Schedule:
     return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
 
 
-def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
-    """Layers of every stage when the output projection counts with its parameters, as nanotron spreads them.
-
-    A stage is full once the running cost passes its share of the total. Where the head alone fills more than the last
-    stage, nanotron leaves the stages behind it without layers; here each of them but the last takes one from the
-    nearest stage before it that has more, which the head outlasts. None where there are too few.
-    """
-    costs = [int(graph.blocks[name].parameters(graph.dims)) for name in graph.layers]
-    share = (sum(costs) + int(graph.head.parameters(graph.dims))) / stages
-    counts, running, stage = [0] * stages, 0.0, 0
-    for cost in costs:
-        counts[stage] += 1
-        running += cost
-        if running > share * (stage + 1) and stage < stages - 1:
-            stage += 1
-    for empty in range(stages - 2, 0, -1):
-        if not counts[empty]:
-            full = next((before for before in range(empty - 1, -1, -1) if counts[before] > 1), None)
-            if full is None:
-                return None
-            counts[empty], counts[full] = 1, counts[full] - 1
-    return tuple(counts)
-
-
 def _recompute(plan: Plan, target: Target) -> None:
     """What is chosen layer by layer is chosen for all of them, and what is recomputed together is on one stage."""
     policy, count = plan.memory.recompute, len(target.graph.layers)
@@ -160,23 +137,6 @@ def _recompute(plan: Plan, target: Target) -> None:
                     f"plan.recompute = {policy}: layer {layer} is recomputed with layers of another stage: allowed: "
                     "segments within a stage"
                 )
-
-
-def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:
-    """Transformer layers of every virtual stage, in model order; embedding and head come on top."""
-    return plan.pipeline.layers or spread_layers(num_layers, plan.mesh.pp * plan.pipeline.vpp)
-
-
-def spread_layers(num_layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of every stage, as even as possible.
-
-    A remainder goes to the stages after the first, one each, so that the first and last stage, which also hold
-    embedding and head, are the last to get one (first before last).
-    """
-    base, extra = divmod(num_layers, stages)
-    order = [*range(1, stages - 1), 0, stages - 1] if stages > 1 else [0]
-    more = set(order[:extra])
-    return tuple(base + (stage in more) for stage in range(stages))
 
 
 def _fill(plan: Plan, target: Target) -> Plan:

@@ -7,10 +7,10 @@ from math import prod
 
 from simpar.errors import UserError
 from simpar.models.graph import Block, ModelGraph
-from simpar.plan.check import spread_layers, stage_layers
 from simpar.plan.megatron_roles import in_roles, megatron_sharding
 from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
+from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.plan.stages import BlockSharding, StagePlan
 
 DATA, ROWS, WHOLE = "data parallelism", "tensor and sequence parallelism", "tensor parallelism"

@@ -20,8 +20,9 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp, usual_schedule
 from simpar.program.lower import Outline
 from simpar.program.perturbation import Perturbation
+from simpar.report.context import Context
 from simpar.report.result import Result
-from simpar.report.summarise import Context, summarise
+from simpar.report.summarise import summarise
 from simpar.search.certify.exact import is_allowed, job_of
 from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import ANY, Framework, Problem

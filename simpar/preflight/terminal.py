@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simpar.preflight.check import Checked, Neighbour
 from simpar.report.run_rows import run_rows
-from simpar.report.terminal import headline, memory_state, probably, step_time_words
+from simpar.report.words import headline, memory_state, probably, step_time_words
 from simpar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import StaticMemory
 from simpar.cost.offload import HostMemory, host_memory
 from simpar.hardware.cluster import Cluster
-from simpar.plan.check import stage_layers
 from simpar.plan.plan import CUSTOM
 from simpar.plan.schedules import looks_at_costs
+from simpar.plan.stage_layers import stage_layers
 from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.memory import MemoryUse, memory_uses
 from simpar.program.ir.program import Timing

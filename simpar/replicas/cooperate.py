@@ -10,9 +10,10 @@ from simpar.replicas.efficiency import efficiency, noise_scale_tokens, of_local_
 from simpar.replicas.setting import Setting, setting_of
 from simpar.replicas.staleness import MeanStep
 from simpar.report.bill import Bill
+from simpar.report.context import Context
 from simpar.report.explain import explained
 from simpar.report.result import Communication, Cooperation, Efficiency, Result, Speed, TimeBreakdown
-from simpar.report.summarise import Context, with_whole_run
+from simpar.report.summarise import with_whole_run
 
 if TYPE_CHECKING:
     from simpar.program.perturbation import Perturbation

@@ -13,7 +13,7 @@ from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.report.plots import INK, SUFFIXES, _figure, _render
 from simpar.report.result import read_object
-from simpar.report.terminal import probably
+from simpar.report.words import probably
 from simpar.units import GIB, GIGA, format_seconds
 
 if TYPE_CHECKING:

@@ -369,13 +369,13 @@ def _draw_interval(panel: Axes, result: Result) -> tuple[float, ...]:
 
 
 def _sure(result: Result) -> str:
-    from simpar.report.terminal import probably
+    from simpar.report.words import probably
 
     return "" if result.certainty is None else f", {probably(result.certainty.fit_probability)} to fit"
 
 
 def _step_words(result: Result) -> str:
-    from simpar.report.terminal import step_time_words
+    from simpar.report.words import step_time_words
 
     return step_time_words(result)
 
@@ -449,7 +449,7 @@ def _stage_axis(axes: Axes, view: Overview) -> None:
 
 def _titles(figure: Figure, result: Result, detail: str) -> None:
     """The headline, in a size that fits the width, and one line of detail under it."""
-    from simpar.report.terminal import headline
+    from simpar.report.words import headline
 
     title = headline(result)
     size = min(12.0, 72 * figure.get_figwidth() / (0.66 * len(title)))
@@ -493,6 +493,6 @@ def _render(figure: Figure, suffix: str) -> bytes:
 
 
 def _html(result: Result, kind: str, svg: str) -> str:
-    from simpar.report.terminal import html_page
+    from simpar.report.notebook import html_page
 
     return html_page(result, title=kind, picture=svg[svg.index("<svg") :])

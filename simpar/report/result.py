@@ -436,12 +436,12 @@ class Result:
         save_plot(self, "memory", path)
 
     def __repr__(self) -> str:
-        from simpar.report.terminal import short
+        from simpar.report.words import short
 
         return short(self)
 
     def _repr_html_(self) -> str:
-        from simpar.report.terminal import to_html
+        from simpar.report.notebook import to_html
 
         return to_html(self)
 

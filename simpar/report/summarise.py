@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isnan, nan
 from typing import Any
 
@@ -24,18 +24,17 @@ from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_deviation, fullest_load, has_sampled_loads, sampled_loads
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint, HostUse, footprints, host_use
-from simpar.program.ir.program import MEMORY_CATEGORIES, Label, Timing
+from simpar.program.ir.program import MEMORY_CATEGORIES, Label
 from simpar.program.lower import Lowered
-from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import CAUSES, Accounts, account
 from simpar.report.bill import Amount, Bill, Step, whole_run
 from simpar.report.certainty import certainty_of
+from simpar.report.context import Context
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
 from simpar.report.result import (
     Communication,
     HostReport,
-    JitterReport,
     MemoryReport,
     Result,
     Setup,
@@ -63,31 +62,6 @@ _KIND_OF_GROUP = {
 }  # fmt: skip
 BETWEEN_STEPS = "the gather of updated parameters"
 REDUCTIONS = ("reduce_scatter", "all_reduce")
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a summary is made from.
-
-    ``nominal_ns`` is the step without slow ranks, where there are any; ``asked`` the plan before it was resolved;
-    ``held`` what every class holds, where that is known already.
-    """
-
-    lowered: Lowered
-    timing: Timing
-    cluster: Cluster
-    engine: str
-    convention: str
-    perturbation: Perturbation
-    jitter: JitterReport | None = None
-    nominal_ns: int | None = None
-    asked: Plan | None = None
-    held: tuple[Footprint, ...] = ()
-
-    @property
-    def job(self) -> Job:
-        """The job behind the Program."""
-        return self.lowered.job
 
 
 def summarise(context: Context, *, with_timeline: bool = True) -> Result:

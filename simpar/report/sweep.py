@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.files import write_atomic
 from simpar.formats import SWEEP
 from simpar.report.result import Result
-from simpar.report.terminal import interval_words, probably
+from simpar.report.words import interval_words, probably
 from simpar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -5,15 +5,13 @@ Tables have lines and bars only on a terminal; piped output is plain text. NO_CO
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from simpar.report.run_rows import run_rows
 from simpar.report.timeline import MEMORY_PARTS
+from simpar.report.words import figures, headline, how_sure, three, verdict
 from simpar.scenario import Published
-from simpar.units import GIB, format_bytes, format_count, format_energy, format_figure, format_seconds
+from simpar.units import GIB, format_bytes, format_count, format_figure, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,75 +23,8 @@ BAR_WIDTH = 32
 WRAPPED = "wrapped"
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
 MAX_MEMORY_ROWS = 12
-CAUSES = {
-    "allocator": "gaps of the allocator and workspaces", "stack": "what the stack keeps unseen",
-    "experts": "uneven experts",
-}  # fmt: skip
 UNTRIED = "--advise simulates layouts one or two changes away and says what each would gain."
 MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
-
-
-def headline(result: Result) -> str:
-    """Model with its parameter count, cluster, layout and software stack in one line."""
-    model, cluster, setup = result.setup.model, result.setup.cluster, result.setup
-    count = model.get("parameters")
-    size = f" ({format_count(count)})" if count else ""
-    nodes, devices = cluster.get("nodes"), cluster.get("devices")
-    where = f"{nodes} x {cluster.get('hardware')}" + (
-        f" ({devices:,} {cluster.get('device', 'devices')})" if devices else ""
-    )
-    stack = setup.plan.get("stack")
-    return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}" + (
-        f", {stack} stack" if stack else ""
-    )
-
-
-def short(result: Result) -> str:
-    """A result in one line, for a shell."""
-    step, state = format_seconds(result.step_time_s), memory_state(result)
-    return f"<Result {headline(result)}; {step} a step, MFU {result.mfu:.1%}, {state}>"
-
-
-def layout(plan: dict[str, Any]) -> str:
-    """The plan in a few words: axes above one, schedule, ZeRO, recompute."""
-    mesh, pipeline = plan.get("mesh", {}), plan.get("pipeline", {})
-    axes = [f"{axis}{mesh[axis]}" for axis in ("tp", "cp", "ep", "pp", "dp") if (mesh.get(axis) or 1) > 1]
-    words = [" ".join(axes) or "one device"]
-    stages = pipeline.get("stages") or ()
-    if stages:
-        words = [_stages(stages)]
-    if (mesh.get("pp") or 1) > 1:
-        chunks = pipeline.get("vpp") or 1
-        words.append(str(pipeline.get("schedule")) + (f" vpp{chunks}" if chunks > 1 else ""))
-    words.append(f"micro-batch {plan.get('micro_batch')}")
-    zero = plan.get("data_parallel", {}).get("zero")
-    if zero:
-        words.append(f"ZeRO-{zero}")
-    recompute = plan.get("memory", {}).get("recompute", "none")
-    if recompute != "none":
-        words.append("recompute by layer" if recompute.startswith("layers:") else f"recompute {recompute}")
-    words.append(str(plan.get("numerics", {}).get("precision", "")))
-    return ", ".join(word for word in words if word)
-
-
-def _stages(stages: Sequence[Mapping[str, Any]]) -> str:
-    """Stages with devices of their own: how many layers are on how many devices, in order."""
-    each = [
-        f"{stage['layers']} on {' x '.join(map(str, stage['mesh']))}{_shared_out(stage['sharding'])}"
-        for stage in stages
-    ]
-    runs = [(words, len(list(group))) for words, group in groupby(each)]
-    said = ", ".join(words if count == 1 else f"{count} times {words}" for words, count in runs)
-    return f"stages of their own (layers on devices: {said})"
-
-
-def _shared_out(sharding: Mapping[str, Any]) -> str:
-    """By what the operators of a stage are shared out, and whether weights are gathered for their use."""
-    words = dict.fromkeys(
-        word for block in sharding.values() for words in block["operators"].values() for word in words
-    )
-    gathered = ", weights gathered" if any(block["gathered"] for block in sharding.values()) else ""
-    return (f" by {' and '.join(words)}" if words else "") + gathered
 
 
 def print_report(result: Result, console: Console) -> None:
@@ -146,13 +77,6 @@ def _trials(result: Result, console: Console) -> Table:
     return table
 
 
-def verdict(trial: Trial) -> str:
-    """Whether a neighbouring layout fits, and how sure that is."""
-    if not trial.fits:
-        return "does not fit"
-    return "fits" if trial.fit_probability is None else f"fits, {probably(trial.fit_probability)}"
-
-
 def worth_showing(result: Result) -> list[Trial]:
     """Of the trials, best first: the fastest that fit, then the few faster ones that do not."""
     ran = [trial for trial in result.why.trials if trial.step_time_s is not None]
@@ -174,87 +98,6 @@ def print_names(names: Mapping[str, str], console: Console) -> None:
     for name, description in names.items():
         table.add_row(name, description)
     console.print(table)
-
-
-def figures(result: Result) -> list[tuple[str, str]]:
-    """The headline figures as (name, value with unit)."""
-    speed = result.speed
-    rows = [
-        ("step time", step_time_words(result)),
-        (
-            "tokens/s",
-            f"{format_count(speed.tokens_per_s)} ({format_count(speed.tokens_per_s_per_device)} per device)",
-        ),
-        ("MFU / HFU", f"{speed.mfu:.1%} / {speed.hfu:.1%} (attention counted {speed.flops_convention})"),
-        ("model TFLOP/s per device", format_figure(speed.tflops_per_device)),
-        ("bubble", result.bubble_text),
-        ("memory", memory_state(result)),
-    ]
-    if result.bill.cost_usd_per_step is not None:
-        rows.append(("cost per step", f"{format_figure(result.bill.cost_usd_per_step)} USD"))
-    if result.bill.energy_j_per_step is not None:
-        rows.append(("energy per step", format_energy(result.bill.energy_j_per_step)))
-    return [*rows, *run_rows(result.whole_run)]
-
-
-def memory_state(result: Result, misfit: str = "DOES NOT FIT") -> str:
-    """Whether a step fits, into how much, and how sure that is; ``misfit`` says that it does not."""
-    memory = result.memory
-    sure = ""
-    if result.certainty is not None:
-        sure = f", {probably(result.certainty.fit_probability)}" + " to fit all the same" * (not memory.fits)
-    size = f"{format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}"
-    return f"{'fits' if memory.fits else misfit}: {size}{sure}"
-
-
-def probably(fit_probability: float) -> str:
-    """How sure it is that a layout fits, in words that never claim more than the number."""
-    percent = 100 * fit_probability
-    return (
-        "over 99 % sure" if percent > 99 else "less than 1 % sure" if percent < 1 else f"{percent:.0f} % sure"
-    )
-
-
-def step_time_words(result: Result) -> str:
-    """The step time and between what nine of ten measured ones lie."""
-    step = format_seconds(result.step_time_s)
-    if result.certainty is None:
-        return step
-    return f"{step} ({interval_words(result.certainty.step_time_interval_s)} in nine of ten cases)"
-
-
-def interval_words(interval_s: Sequence[float]) -> str:
-    """Two times, one to the other."""
-    low_s, high_s = interval_s
-    return f"{format_seconds(low_s)} to {format_seconds(high_s)}"
-
-
-def how_sure(result: Result) -> list[str]:
-    """What the intervals rest on, a sentence each: measured runs, what none of them shows, and what a fit hangs on."""
-    known = result.certainty
-    if known is None:
-        return []
-    runs = (
-        f"{known.support} pairs of source and model family"
-        if known.support != 1
-        else "one source and model family"
-    )
-    shared = "in stack, device, kind of model, bits and lengths"
-    first = (
-        f"{runs} of measured runs are like this one {shared}"
-        if known.support
-        else f"no measured run is like this one {shared}"
-    )
-    own = f"{known.own_runs} layout{'s' * (known.own_runs > 1)} like it taught its profiles"
-    return [first, *([own] if known.own_runs else []), *known.unsupported, *_hangs_on(known.fit_causes)]
-
-
-def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:
-    """What part every cause has in what must stay free for a fit, the largest first; below 1 % is left out."""
-    parts = sorted(causes.items(), key=lambda item: -item[1])
-    words = ", ".join(f"{CAUSES.get(name, name)} {100 * part:.0f} %" for name, part in parts if part >= 0.01)
-    if words:
-        yield f"what must stay free for it: {words}"
 
 
 def _figures(result: Result, console: Console) -> Table:
@@ -464,37 +307,3 @@ def table_of(console: Console, *columns: tuple[str, Any], header: bool = True) -
         wraps = justify == WRAPPED
         table.add_column(name, justify="left" if wraps else justify, no_wrap=not wraps)
     return table
-
-
-def three(value: float) -> str:
-    """Three significant digits without an exponent, or fewer where the rest are zeros."""
-    text = f"{value:.3g}"
-    return format_figure(value) if "e" in text else text
-
-
-def to_html(result: Result) -> str:
-    """The figures and the time breakdown as HTML, for notebooks and pages."""
-    rows = [*figures(result)]
-    rows += [
-        (name.replace("_", " "), f"{format_seconds(value)} ({value / result.step_time_s:.1%})")
-        for name, value in result.time_breakdown_s.model_dump().items()
-        if value > 0
-    ]
-    cells = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows
-    )
-    reasons = "".join(f"<li>{html.escape(line)}</li>" for line in (*result.why.binds, *result.why.hints))
-    return f"<p><b>{html.escape(headline(result))}</b></p><table>{cells}</table><ul>{reasons}</ul>"
-
-
-def html_page(result: Result, *, title: str, picture: str) -> str:
-    """One self-contained page: picture (inline SVG) above the figures."""
-    style = (
-        "body{font:15px/1.45 system-ui,sans-serif;color:#333;max-width:1200px;margin:2em auto;padding:0 1em}"
-        "svg{width:100%;height:auto}th{text-align:left;font-weight:500;padding-right:2em}td{padding:.1em 0}"
-    )
-    name = html.escape(f"simpar: {title}")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f"<style>{style}</style></head><body>{picture}{to_html(result)}</body></html>\n"
-    )

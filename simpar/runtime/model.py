@@ -15,8 +15,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
-from simpar.plan.check import stage_layers
 from simpar.plan.plan import Plan
+from simpar.plan.stage_layers import stage_layers
 from simpar.runtime import adapters, eight_bits, experts, placed, tensor_parallel
 from simpar.runtime.attention import Place
 from simpar.runtime.context import Context

@@ -28,11 +28,11 @@ from simpar.errors import UserError
 from simpar.models.details import ROPE_TYPES, SCORES
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL
-from simpar.plan.check import stage_layers
 from simpar.plan.mirrored import FOLDED
 from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
+from simpar.plan.stage_layers import stage_layers
 from simpar.plan.sync import apart
 from simpar.plan.torch_roles import refuse_roles
 from simpar.simulation import tuned_graph

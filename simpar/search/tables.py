@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
-from simpar.report.terminal import layout, probably
+from simpar.report.words import layout, probably
 from simpar.units import GIB, format_seconds
 
 if TYPE_CHECKING:

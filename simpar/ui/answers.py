@@ -11,7 +11,7 @@ from simpar.operate.whole_run import operated_run
 from simpar.report.html import sections
 from simpar.report.html.data import page_data, series
 from simpar.report.result import Result
-from simpar.report.terminal import layout
+from simpar.report.words import layout
 from simpar.simulation import simulate
 from simpar.ui.choices import choices
 from simpar.ui.state import Asked, as_state

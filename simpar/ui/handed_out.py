@@ -14,7 +14,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.export import export
 from simpar.export.source import Facts, load_source
-from simpar.report.terminal import memory_state
+from simpar.report.words import memory_state
 from simpar.scenario import Scenario, load_scenario
 from simpar.simulation import simulate
 from simpar.ui.state import SOURCE, Allowed, as_state, read_state

@@ -14,7 +14,7 @@ from simpar.errors import Infeasible, UserError
 from simpar.neighbours import advise
 from simpar.operate.whole_run import operated_run
 from simpar.report.html import render
-from simpar.report.terminal import layout
+from simpar.report.words import layout
 from simpar.search.api import find_space
 from simpar.search.problem import BY_REGRET, OBJECTIVES, Constraints, make_problem
 from simpar.search.progress import Progress

@@ -31,8 +31,9 @@ from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty, certainty_of
+from simpar.report.context import Context
 from simpar.report.result import Result
-from simpar.report.summarise import Context, summarise
+from simpar.report.summarise import summarise
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from simpar.validate.cells import Unmodelled

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, predict
-from simpar.validate.rows import MEGATRONS, Case, Measured
+from simpar.validate.row_plan import MEGATRONS
+from simpar.validate.rows import Case, Measured
 
 UNLIKELY = 0.05
 """How likely printed settings are to fit, by what is known of errors of memory, from where on they are believed."""

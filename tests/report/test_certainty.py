@@ -10,7 +10,8 @@ from rich.console import Console
 
 import simpar
 from simpar.report.result import Result
-from simpar.report.terminal import how_sure, print_report, probably
+from simpar.report.terminal import print_report
+from simpar.report.words import how_sure, probably
 
 
 def _result(stack: str, **plan: object) -> Result:

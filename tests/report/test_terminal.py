@@ -6,8 +6,10 @@ import pytest
 from rich.console import Console
 
 from simpar.report.explain import explained
+from simpar.report.notebook import to_html
 from simpar.report.result import Result
-from simpar.report.terminal import headline, memory_rows, print_report, published_rows, shortened, to_html
+from simpar.report.terminal import memory_rows, print_report, published_rows, shortened
+from simpar.report.words import headline
 from simpar.scenario import Published, load_scenario
 from simpar.simulation import simulate
 

@@ -18,10 +18,10 @@ from simpar.cost.memory.static import Held, StaticMemory, held_memory
 from simpar.cost.optimizers import Matrix, inner_matrices
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate, is_row_parallel
-from simpar.plan.check import stage_layers
 from simpar.plan.layouts import Layouts
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.schedules.actions import LETTERS, B, F, W
+from simpar.plan.stage_layers import stage_layers
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import Job, RankView

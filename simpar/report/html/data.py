@@ -20,18 +20,9 @@ from simpar.report.plots import (
     idle_causes,
 )
 from simpar.report.result import Result, TimeBreakdown
-from simpar.report.terminal import (
-    cooperation_rows,
-    figures,
-    headline,
-    how_sure,
-    jitter_rows,
-    layout,
-    published_rows,
-    verdict,
-    worth_showing,
-)
+from simpar.report.terminal import cooperation_rows, jitter_rows, published_rows, worth_showing
 from simpar.report.timeline import IDLE_CAUSES, KINDS, MEMORY_PARTS, Blocks, Idle, MemoryCurve, StageView
+from simpar.report.words import figures, headline, how_sure, layout, verdict
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
 
 EQUAL = 0.0005  # gains below this print as zero

@@ -8,7 +8,7 @@ from typing import Any
 
 from simpar.files import write_atomic
 from simpar.report.html import environment, filled
-from simpar.report.terminal import interval_words, probably
+from simpar.report.words import interval_words, probably
 from simpar.search.answer.terminal import certificate, describe, headline, ties, whole_run_words
 from simpar.search.result import SearchResult
 from simpar.units import format_bytes, format_energy, format_seconds

@@ -9,7 +9,7 @@ from simpar.plan import flat
 from simpar.program.emission.emit import MOST_OPS
 from simpar.report.bill import WholeRun
 from simpar.report.run_rows import run_rows
-from simpar.report.terminal import interval_words, layout, probably
+from simpar.report.words import interval_words, layout, probably
 from simpar.search.certify.scope import listed, usual_values
 from simpar.search.problem import BY_REGRET
 from simpar.search.result import Candidate, SearchResult

@@ -17,8 +17,9 @@ from simpar.plan.plan import Plan
 from simpar.plan.sync import apart
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints, host_use
+from simpar.report.context import Context
 from simpar.report.result import Result
-from simpar.report.summarise import Context, summarise
+from simpar.report.summarise import summarise
 from simpar.search.problem import Problem
 from simpar.simulation import lower_job, make_job, outline_job, simulate
 from simpar.uncertainty.memory import AS_PREDICTED

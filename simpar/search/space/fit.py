@@ -21,7 +21,6 @@ from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL
-from simpar.plan.check import layers_by_cost, spread_layers
 from simpar.plan.layouts import Layouts
 from simpar.plan.mirrored import FOLDED, folded
 from simpar.plan.offload import decided_offload
@@ -29,6 +28,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules import declared
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sharding import dims_of
+from simpar.plan.stage_layers import layers_by_cost, spread_layers
 from simpar.search.problem import Problem
 from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
 from simpar.search.space.jobs import counted

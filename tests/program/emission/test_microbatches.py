@@ -19,9 +19,10 @@ from simpar.program.emission import emit
 from simpar.program.emission import microbatches as merging
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
+from simpar.report.context import Context
 from simpar.report.html.data import page_data
 from simpar.report.result import Result
-from simpar.report.summarise import Context, summarise
+from simpar.report.summarise import summarise
 from simpar.report.trace import check_trace, trace
 from simpar.simulation import make_job
 

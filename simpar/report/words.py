@@ -1,0 +1,176 @@
+"""What a result says in words: for the terminal, pages, lists and one-line answers alike. Three significant digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from simpar.report.run_rows import run_rows
+from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds
+
+if TYPE_CHECKING:
+    from simpar.report.result import Result, Trial
+
+
+CAUSES = {
+    "allocator": "gaps of the allocator and workspaces", "stack": "what the stack keeps unseen",
+    "experts": "uneven experts",
+}  # fmt: skip
+
+
+def headline(result: Result) -> str:
+    """Model with its parameter count, cluster, layout and software stack in one line."""
+    model, cluster, setup = result.setup.model, result.setup.cluster, result.setup
+    count = model.get("parameters")
+    size = f" ({format_count(count)})" if count else ""
+    nodes, devices = cluster.get("nodes"), cluster.get("devices")
+    where = f"{nodes} x {cluster.get('hardware')}" + (
+        f" ({devices:,} {cluster.get('device', 'devices')})" if devices else ""
+    )
+    stack = setup.plan.get("stack")
+    return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}" + (
+        f", {stack} stack" if stack else ""
+    )
+
+
+def short(result: Result) -> str:
+    """A result in one line, for a shell."""
+    step, state = format_seconds(result.step_time_s), memory_state(result)
+    return f"<Result {headline(result)}; {step} a step, MFU {result.mfu:.1%}, {state}>"
+
+
+def layout(plan: dict[str, Any]) -> str:
+    """The plan in a few words: axes above one, schedule, ZeRO, recompute."""
+    mesh, pipeline = plan.get("mesh", {}), plan.get("pipeline", {})
+    axes = [f"{axis}{mesh[axis]}" for axis in ("tp", "cp", "ep", "pp", "dp") if (mesh.get(axis) or 1) > 1]
+    words = [" ".join(axes) or "one device"]
+    stages = pipeline.get("stages") or ()
+    if stages:
+        words = [_stages(stages)]
+    if (mesh.get("pp") or 1) > 1:
+        chunks = pipeline.get("vpp") or 1
+        words.append(str(pipeline.get("schedule")) + (f" vpp{chunks}" if chunks > 1 else ""))
+    words.append(f"micro-batch {plan.get('micro_batch')}")
+    zero = plan.get("data_parallel", {}).get("zero")
+    if zero:
+        words.append(f"ZeRO-{zero}")
+    recompute = plan.get("memory", {}).get("recompute", "none")
+    if recompute != "none":
+        words.append("recompute by layer" if recompute.startswith("layers:") else f"recompute {recompute}")
+    words.append(str(plan.get("numerics", {}).get("precision", "")))
+    return ", ".join(word for word in words if word)
+
+
+def _stages(stages: Sequence[Mapping[str, Any]]) -> str:
+    """Stages with devices of their own: how many layers are on how many devices, in order."""
+    each = [
+        f"{stage['layers']} on {' x '.join(map(str, stage['mesh']))}{_shared_out(stage['sharding'])}"
+        for stage in stages
+    ]
+    runs = [(words, len(list(group))) for words, group in groupby(each)]
+    said = ", ".join(words if count == 1 else f"{count} times {words}" for words, count in runs)
+    return f"stages of their own (layers on devices: {said})"
+
+
+def _shared_out(sharding: Mapping[str, Any]) -> str:
+    """By what the operators of a stage are shared out, and whether weights are gathered for their use."""
+    words = dict.fromkeys(
+        word for block in sharding.values() for words in block["operators"].values() for word in words
+    )
+    gathered = ", weights gathered" if any(block["gathered"] for block in sharding.values()) else ""
+    return (f" by {' and '.join(words)}" if words else "") + gathered
+
+
+def verdict(trial: Trial) -> str:
+    """Whether a neighbouring layout fits, and how sure that is."""
+    if not trial.fits:
+        return "does not fit"
+    return "fits" if trial.fit_probability is None else f"fits, {probably(trial.fit_probability)}"
+
+
+def figures(result: Result) -> list[tuple[str, str]]:
+    """The headline figures as (name, value with unit)."""
+    speed = result.speed
+    rows = [
+        ("step time", step_time_words(result)),
+        (
+            "tokens/s",
+            f"{format_count(speed.tokens_per_s)} ({format_count(speed.tokens_per_s_per_device)} per device)",
+        ),
+        ("MFU / HFU", f"{speed.mfu:.1%} / {speed.hfu:.1%} (attention counted {speed.flops_convention})"),
+        ("model TFLOP/s per device", format_figure(speed.tflops_per_device)),
+        ("bubble", result.bubble_text),
+        ("memory", memory_state(result)),
+    ]
+    if result.bill.cost_usd_per_step is not None:
+        rows.append(("cost per step", f"{format_figure(result.bill.cost_usd_per_step)} USD"))
+    if result.bill.energy_j_per_step is not None:
+        rows.append(("energy per step", format_energy(result.bill.energy_j_per_step)))
+    return [*rows, *run_rows(result.whole_run)]
+
+
+def memory_state(result: Result, misfit: str = "DOES NOT FIT") -> str:
+    """Whether a step fits, into how much, and how sure that is; ``misfit`` says that it does not."""
+    memory = result.memory
+    sure = ""
+    if result.certainty is not None:
+        sure = f", {probably(result.certainty.fit_probability)}" + " to fit all the same" * (not memory.fits)
+    size = f"{format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    return f"{'fits' if memory.fits else misfit}: {size}{sure}"
+
+
+def probably(fit_probability: float) -> str:
+    """How sure it is that a layout fits, in words that never claim more than the number."""
+    percent = 100 * fit_probability
+    return (
+        "over 99 % sure" if percent > 99 else "less than 1 % sure" if percent < 1 else f"{percent:.0f} % sure"
+    )
+
+
+def step_time_words(result: Result) -> str:
+    """The step time and between what nine of ten measured ones lie."""
+    step = format_seconds(result.step_time_s)
+    if result.certainty is None:
+        return step
+    return f"{step} ({interval_words(result.certainty.step_time_interval_s)} in nine of ten cases)"
+
+
+def interval_words(interval_s: Sequence[float]) -> str:
+    """Two times, one to the other."""
+    low_s, high_s = interval_s
+    return f"{format_seconds(low_s)} to {format_seconds(high_s)}"
+
+
+def how_sure(result: Result) -> list[str]:
+    """What the intervals rest on, a sentence each: measured runs, what none of them shows, and what a fit hangs on."""
+    known = result.certainty
+    if known is None:
+        return []
+    runs = (
+        f"{known.support} pairs of source and model family"
+        if known.support != 1
+        else "one source and model family"
+    )
+    shared = "in stack, device, kind of model, bits and lengths"
+    first = (
+        f"{runs} of measured runs are like this one {shared}"
+        if known.support
+        else f"no measured run is like this one {shared}"
+    )
+    own = f"{known.own_runs} layout{'s' * (known.own_runs > 1)} like it taught its profiles"
+    return [first, *([own] if known.own_runs else []), *known.unsupported, *_hangs_on(known.fit_causes)]
+
+
+def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:
+    """What part every cause has in what must stay free for a fit, the largest first; below 1 % is left out."""
+    parts = sorted(causes.items(), key=lambda item: -item[1])
+    words = ", ".join(f"{CAUSES.get(name, name)} {100 * part:.0f} %" for name, part in parts if part >= 0.01)
+    if words:
+        yield f"what must stay free for it: {words}"
+
+
+def three(value: float) -> str:
+    """Three significant digits without an exponent, or fewer where the rest are zeros."""
+    text = f"{value:.3g}"
+    return format_figure(value) if "e" in text else text

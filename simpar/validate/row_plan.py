@@ -1,0 +1,294 @@
+"""The plan of a measured run: from the words of a row's columns, through the few patterns below and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from simpar.cost.stack import load_stack
+from simpar.models.graph import ModelGraph
+from simpar.models.recompute import MODULES
+from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp, usual_schedule
+from simpar.validate.cells import Row, Unmodelled, is_primus, number, text, whole
+from simpar.validate.dense import is_mixture, unfused
+from simpar.validate.mixtures import (
+    expert_plan,
+    most_ep,
+    overlap_words,
+    usual_ep,
+)
+from simpar.validate.stacks import copies_of_batch, is_nemo, stack_of
+from simpar.validate.words import (
+    adapters,
+    forward_again,
+    gradient_dtypes,
+    is_of_contest,
+)
+
+OFF, ON = (
+    frozenset(["no", "off", "false", "0", "disabled", "-", "n/a"]),
+    frozenset(["yes", "on", "true", "1"]),
+)
+
+
+_OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
+
+
+MEGATRONS = frozenset(
+    ["megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21"]
+)
+
+
+SPREAD_EXPERTS = frozenset(["nemo", "nemo-24", "automodel", "maxtext"])
+"""Stacks whose recipes spread experts over ranks: where a row leaves ep blank, it is not 1."""
+
+
+def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
+    """Fields of the plan that a row's run had, on so many devices. Raises Unmodelled with the reason."""
+    if not text(row, "tp") and not text(row, "pp") and stack_of(row)[0] in MEGATRONS and devices > 1:
+        raise Unmodelled("tp and pp not published")
+    tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
+    if devices % (tp * cp * pp):
+        raise Unmodelled("tp x cp x pp does not divide n_gpus")
+    replicas = devices // (tp * cp * pp)
+    if whole(row, "dp", replicas) != replicas:
+        raise Unmodelled("tp x cp x pp x dp is not n_gpus")
+    vpp = whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1
+    plan: dict[str, object] = {
+        "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "micro_batch": _micro_batch(row, replicas) or 1,
+        "recompute": _recompute(row), "precision": _precision(row), "schedule": _schedule(row, vpp),
+    }  # fmt: skip
+    plan |= _sharding(
+        row, devices // (tp * pp), per_node=whole(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
+    )
+    if graph.is_mixture:
+        sliced = expert_plan(row)  # experts have tp slices, or ranks of their own
+        spread = stack_of(row)[0] in SPREAD_EXPERTS
+        ranks = devices // (pp * int(str(sliced.get("etp", 1))))
+        plan |= expert_plan(row, usual_ep(graph.dims["num_experts"], ranks, spread=spread))
+        plan["ep"] = most_ep(int(str(plan["ep"])), ranks)
+    stack = load_stack(stack_of(row)[0])
+    said = gradient_dtypes(row, one_buffer=stack.name in MEGATRONS)
+    plan |= {name: dtype for name, dtype in said.items() if dtype != getattr(stack.numerics, name)}
+    if "lora" in text(row, "model_name").lower():
+        eight_bits = plan["precision"] == "fp8" and stack.name in MEGATRONS
+        plan |= adapters(row, recipe=stack.name, eight_bits=eight_bits)
+    if offloaded := _OFFLOADED.fullmatch(text(row, "recompute").lower()):
+        plan["offload_activations"] = int(offloaded.group(1)) / whole(row, "n_layers")
+    if cp > 1 and "cp all-to-all" in overlap_words(row):
+        plan["cp_method"] = "ulysses"
+    sequence = text(row, "seq_parallel").lower()
+    if sequence in ("true", "false"):
+        plan["sequence_parallel"] = sequence == "true" and tp > 1
+    elif unfused(row):
+        plan["sequence_parallel"] = False
+    notes = overlap_words(row)
+    if re.search(r"tp comm overlap on|tp-comm-overlap|asynctp|async tp", notes):
+        plan["tensor_parallel"] = {"overlap": True}
+    elif re.search(r"tp comm overlap off", notes) or is_mixture(row):  # recipes of mixtures leave it off
+        plan["tensor_parallel"] = {"overlap": False}
+    if re.search(r"not overlapped|no tp/dp overlap", notes):
+        plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
+    if "ddp impl torch" in notes:
+        plan["overlap_grad_reduce"] = True
+    if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
+        plan["reduce_dtype"] = "fp32"  # as Composer's FSDP by default; its "pure" precision reduces in bf16
+    return plan
+
+
+def _usual_vpp(row: Row, pp: int) -> int:
+    """Where a table has no column for it.
+
+    Notes of overlap say it, or a schedule; NeMo's recipes of dense models interleave single layers, torchtitan's two
+    stages a rank.
+    """
+    if said := re.search(r"\bvpp ?=? ?(\d+)", text(row, "overlap_notes").lower()):
+        return int(said[1])
+    if named := _named_schedule(text(row, "schedule").lower()):
+        return natural_vpp(named)
+    if text(row, "stack") == "torchtitan" and usual_schedule(chunks=2) in text(row, "schedule").lower():
+        return 2
+    layers = whole(row, "n_layers", 0)
+    return layers // pp if is_nemo(row) and not is_mixture(row) and layers % pp == 0 else 1
+
+
+def _micro_batch(row: Row, dp: int) -> int | None:
+    if number(row, "micro_batch") is not None:
+        return whole(row, "micro_batch")
+    largest = re.search(r"max batch that fits = (\d+)", text(row, "notes"))
+    if largest:  # a chart over the largest batch
+        return int(largest.group(1))
+    batch, accumulation = number(row, "global_batch_seqs"), number(row, "grad_accum")
+    stages = whole(row, "pp", 1)
+    if text(row, "stack") == "torchtitan" and stages > 1 and not accumulation:
+        accumulation = stages  # as many microbatches as stages unless a config says otherwise
+    if batch and accumulation and batch % (dp * accumulation) == 0:
+        return int(batch // (dp * accumulation))
+    return None
+
+
+def open_settings(row: Row) -> tuple[str, ...]:
+    """What a tuner would choose: the micro-batch where no column tells it, and what else is blank then.
+
+    Submissions to MLPerf tune the kernels and settings that the benchmark's rules leave free: how ranks share keys too.
+    """
+    stages, cp = whole(row, "pp", 1), whole(row, "cp", 1)
+    free = (
+        ["cp_method"] if is_of_contest(row) and cp > 1 and "cp all-to-all" not in overlap_words(row) else []
+    )
+    if _micro_batch(row, whole(row, "n_gpus") // (whole(row, "tp", 1) * stages * cp)):
+        return tuple(free)
+    if is_mixture(row):
+        raise Unmodelled("micro_batch not published")  # its dispatch depends on it, and on how it is done
+    found = ["micro_batch", *free]
+    if number(row, "global_batch_seqs") is None and number(row, "grad_accum") is None:
+        found.append("global_batch")
+    if number(row, "vpp") is None and stages > 1:
+        found.append("vpp")
+    if not text(row, "recompute") and _recompute(row) == "none":
+        found.append("recompute")
+    return tuple(found)
+
+
+def global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
+    """Sequences of a step: as printed, or by microbatches of the plan."""
+    known = number(row, "global_batch_seqs")
+    if known is not None:
+        return whole(row, "global_batch_seqs") * copies_of_batch(row)
+    dp = devices // (int(str(plan["tp"])) * int(str(plan["cp"])) * int(str(plan["pp"])))
+    once = 1 if plan["pp"] == 1 else None  # microbatches are for pipelines where nothing else is said
+    return dp * int(str(plan["micro_batch"])) * whole(row, "grad_accum", once)
+
+
+def _stages(row: Row) -> int:
+    """Model chunks of all pipeline ranks."""
+    pp = whole(row, "pp", 1)
+    return pp * (whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1)
+
+
+def _first_layers(row: Row, count: int) -> str:
+    """So many layers of every virtual stage, as Megatron counts them (recompute_num_layers)."""
+    stages = _stages(row)
+    kept = whole(row, "n_layers") // stages - count
+    if kept <= 0:
+        return "full"
+    return "layers:" + ",".join([f"full*{count},none*{kept}"] * stages)
+
+
+def _recompute(row: Row) -> str:
+    words = text(row, "recompute").lower()
+    if not words and text(row, "stack") == "torchtitan":
+        return "selective"  # its default
+    if not words and stack_of(row)[0] == "maxtext":
+        return "full"  # its remat_policy
+    if not words and stack_of(row)[0] == "automodel" and whole(row, "n_gpus") > 1:
+        return "full"  # activation_checkpointing of its recipes but those for one device
+    if not words and is_primus(row) and "fsdp" in text(row, "zero_stage_or_fsdp").lower():
+        return "full"  # use_torch_fsdp2 and recompute_granularity of its configs (llama3.1_70B-BF16-pretrain.yaml)
+    if not words or words.startswith("none") or words in OFF:
+        return "none"
+    if re.search(r"every other|every n-th", words):
+        return "every:2"
+    share = re.search(r"(\d+) of (\d+)\b", words)
+    if share and words.startswith("full"):
+        return f"every:{max(round(int(share.group(2)) / int(share.group(1))), 1)}"
+    if words == "minimal":  # products with weights are kept, MaxText's remat_policy
+        return "modules:core_attn+layernorm"
+    if some := re.fullmatch(r"full recompute of (\d+) layers(?: \(per virtual stage\))?", words):
+        return _first_layers(row, int(some.group(1)))
+    if _OFFLOADED.fullmatch(words):
+        return "none"
+    if "partial" in words and (share_again := forward_again(row)):
+        return _first_layers(row, max(1, round(share_again * whole(row, "n_layers") / _stages(row))))
+    if "offload" in words or re.search(r"of \d+ layers|remateri", words):
+        raise Unmodelled("partial recompute or offload")
+    named = set(re.findall(r"[a-z_]+", words.partition("selective")[2])) - {
+        "modules",
+        "op",
+        "attention",
+        "core",
+    }
+    modules = [name for name in MODULES if name in named]
+    if named and len(modules) < len(named):
+        raise Unmodelled("recompute of chosen modules")
+    if modules:
+        return f"modules:{'+'.join(modules)}"
+    if "selective" in words:
+        return "selective"
+    if words.startswith("full") or words in ON:
+        return "full"
+    raise Unmodelled(f"recompute {words!r} is no word that is known")
+
+
+def _precision(row: Row) -> str:
+    words = text(row, "precision").lower()
+    if re.search(r"fp4", words):
+        return "mxfp4" if "mxfp4" in words else "nvfp4"
+    if re.search(r"fp8|float8", words):
+        blackwell = re.search(r"\bg?b[23]00", text(row, "gpu_type").lower())
+        if "mx" in words or ("fine-grained" in words and blackwell):
+            return "mxfp8"
+        return "fp8_blockwise" if re.search("fine-grained|block|subchannel", words) else "fp8"
+    if words and not re.search(r"bf16|fp16|bfloat16|float16|half|mixed|amp", words):
+        if words in ("fp32", "float32"):
+            return "fp32"
+        raise Unmodelled(f"precision {words!r} is no word that is known")
+    return "fp16" if words.startswith("fp16") and "v100" in text(row, "gpu_type").lower() else "bf16"
+
+
+def _schedule(row: Row, vpp: int) -> str:
+    words = text(row, "schedule").lower()
+    if named := _named_schedule(words):
+        return named
+    usual = "|".join(each.names.pattern for each in SCHEDULES.values() if each.usual)
+    if words and words not in OFF and not re.search(usual, words):
+        raise Unmodelled(f"schedule {words!r} is no word that is known")
+    return usual_schedule(vpp)
+
+
+def _named_schedule(words: str) -> str | None:
+    """A schedule that words name, None where that is the usual one of as many chunks as the row says.
+
+    Later ones first: the word for a family is in the pattern of its first.
+    """
+    others = [each for each in reversed(SCHEDULES.values()) if each.names.pattern and not each.usual]
+    known = next((each.name for each in others if re.search(each.names.pattern, words)), None)
+    known = known or known_name(words.partition("(")[0])
+    return None if known is None or SCHEDULES[known].usual else known
+
+
+def _shards_by_default(row: Row) -> bool:
+    """Whether a silent row has a distributed optimizer: today's Megatron recipes all switch it on."""
+    return text(row, "stack") == "megatron" and not unfused(row)
+
+
+def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, object]:
+    """ZeRO stage and replicas from the words of the sharding column; unknown is the stack's usual."""
+    words = text(row, "zero_stage_or_fsdp").lower()
+    if words in ("", "fsdp 1") and "megatron fsdp" in overlap_words(row):
+        words = "fsdp"  # the column is a flag
+    stage = re.search(r"zero[- ]?(?:stage )?([0-3])|^(?:stage )?([0-3])$", words)
+    slices = re.search(r"(\d+) slice\(s\)", text(row, "notes"))
+    if "inside the slice" in words and slices:
+        return {"zero": 3, "hsdp": int(slices.group(1))}
+    if "hybrid shard" in words:
+        return {"zero": 3, "hsdp": max(1, dp // per_node)}
+    if re.search(r"zero-2-like|grad-op|without reshard", words):
+        return {"zero": 2, "kind": "fsdp"}
+    if stage and "fsdp" not in words:
+        return {"zero": int(stage[stage.lastindex or 1])} if dp > 1 else {"zero": 0}
+    if re.search("[fh]sdp", words) or (stage and stage[stage.lastindex or 1] == "3"):
+        width = re.search(r"(?:fsdp[ =]|degree )(\d+)|(\d+)-way fsdp", words)
+        shards = int(width[1] or width[2]) if width else dp
+        if shards * whole(row, "ep", 1) == dp:
+            shards = dp  # beside experts: what is not spread over their ranks is sharded over both
+        if "hsdp" in words:
+            raise Unmodelled("HSDP degree not published")
+        if dp % shards:
+            raise Unmodelled("FSDP degree does not divide dp")
+        return {"zero": 3, "hsdp": dp // shards} if dp > 1 else {"zero": 0}
+    if "optimizer" in words or (sharded and not words):
+        return {"zero": 1} if dp > 1 else {"zero": 0}
+    if words and words not in OFF and not re.search("ddp|none", words):
+        raise Unmodelled(f"sharding {words!r} is no word that is known")
+    return {"zero": 0}
