@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -246,38 +246,6 @@ def _inner_dimension(annotation: Any) -> str | None:
         if found := dimension_of(getattr(part, "__metadata__", ())):
             return found
     return None
-
-
-def annotated(document: Document, kind: str) -> str:
-    """A profile as YAML, resolved: what it takes from one that it is like says from which, what was fitted how sure.
-
-    ``kind`` is "clusters" or "devices". Intervals hold nine in ten of what a constant may be.
-    """
-    from ruamel.yaml.comments import CommentedMap
-
-    from simpar.hardware.intervals import interval_of
-
-    shipped = files.bundled(kind)
-
-    def notes(at: tuple[str | int, ...]) -> Iterator[str]:
-        where = document.elsewhere.get(at) if at not in document.line_of else None
-        home = Path(where.rpartition(":")[0] if where else document.source)
-        if where:
-            yield f"like {home.stem}"
-        known = home.stem in shipped and home.resolve() == Path(shipped[home.stem]).resolve()
-        if ends := interval_of(kind, home.stem, ".".join(map(str, at))) if known else None:
-            yield f"{ends[0]:g} to {ends[1]:g}"
-
-    def commented(data: Mapping[str, Any], at: tuple[str | int, ...]) -> CommentedMap:
-        found = CommentedMap()
-        for key, value in data.items():
-            here = (*at, key)
-            found[key] = commented(value, here) if isinstance(value, dict) and value else value
-            if key not in ORIGIN and not isinstance(value, dict | list) and (said := ", ".join(notes(here))):
-                found.yaml_add_eol_comment(said, key)
-        return found
-
-    return yaml_text(commented(document.data, ()))
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:

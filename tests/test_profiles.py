@@ -6,7 +6,8 @@ from simpar.cost.stack import load_stack
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
-from simpar.profiles import LEARNED, REVISION, annotated, as_written, base_name, load_profile, yaml_text
+from simpar.hardware.shown import annotated
+from simpar.profiles import LEARNED, REVISION, as_written, base_name, load_profile, yaml_text
 from simpar.units import GIB
 
 

@@ -40,7 +40,8 @@ def show(
     What a profile takes from the one that it is like is marked; fitted constants have the range that holds nine in ten.
     """
     from simpar.hardware.catalogue import load_cluster
-    from simpar.profiles import annotated, load_profile
+    from simpar.hardware.shown import annotated
+    from simpar.profiles import load_profile
 
     load_cluster(profile)  # says what is wrong with it
     document, path = load_profile(profile, "clusters", "hardware")
