@@ -32,7 +32,11 @@ from simpar.models.transformer import Style, build, windowed
 WRAPPERS = ("text_config", "language_config", "llm_config")
 UNMODELLED = {
     **dict.fromkeys(("jamba", "mamba", "falcon_mamba"), "Mamba-1 state-space layers"),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "minimax", "kimi_linear"), "layers of linear attention"),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "minimax", "kimi_linear"),
+        "layers of linear attention",
+    ),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "keys that an indexer chooses"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), "short convolutions between layers of attention"),
     **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), "recurrent layers"),
     "zamba2": "layers that share the weights of others", "deepseek_v4": "compressed sparse attention",

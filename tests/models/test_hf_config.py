@@ -28,6 +28,16 @@ def test_what_is_not_modelled_says_so(kind: str) -> None:
         read({**LLAMA, "model_type": kind}, "config.json")
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("deepseek_v32", "keys that an indexer chooses"), ("qwen3_5_text", "layers of linear attention")],
+)
+def test_kinds_of_layers_that_are_not_modelled_are_named(kind, words):
+    """The reason is what the layers are, not that the name is unknown."""
+    with pytest.raises(UserError, match=f"model_type = '{kind}': {words} are not modelled"):
+        read({"model_type": kind}, "x")
+
+
 def test_more_experts_a_token_than_there_are() -> None:
     """A token cannot go to more experts than there are."""
     mixture = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5}
