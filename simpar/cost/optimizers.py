@@ -159,7 +159,7 @@ def _work_time_s(matrix: Matrix, by_matrix: ByMatrix, kernels: KernelModel) -> f
         known = work.precision in ("fp32", *kernels.device.peak_flop_per_s)
         model = replace(kernels, precision=work.precision if known else kernels.precision)
         spent = sum(float(model.gemm_time_s(*shape, batch=work.pieces)) for shape in work.products)
-        if work.passed_values:
+        if work.kernels:
             passed = work.passed_values * model.activation_bytes
             spent += float(model.memory_time_s(passed, kernels=work.kernels))
         spent += work.decomposition_flop / (model.peak("fp32") * DECOMPOSITION_SHARE)

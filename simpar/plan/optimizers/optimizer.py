@@ -21,15 +21,15 @@ class Work:
     """Products of one step for some equal pieces of a matrix, in the ``precision`` where the device computes in it.
 
     ``products`` are sizes m, n, k of (m x k)(k x n), each run ``pieces`` times in a batch; ``passed_values`` are read
-    or written beside them by ``kernels``; ``decomposition_flop`` are eigendecompositions and the like, in fp32. All
-    of it is ``repeated``.
+    or written beside them by so many ``kernels``; ``decomposition_flop`` are eigendecompositions and the like, in
+    fp32. All of it is ``repeated``.
     """
 
     products: tuple[tuple[float, float, float], ...]
     precision: Literal["bf16", "fp32"]
     pieces: float = 1.0
     passed_values: float = 0.0
-    kernels: int = 1
+    kernels: int = 0
     decomposition_flop: float = 0.0
     repeated: int = 1
 
