@@ -35,7 +35,7 @@ def show(
     device: Annotated[bool, typer.Option("--device", help="Show its device instead")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Print a hardware profile, where its values come from, and how sure they are.
+    """Print a hardware profile, and where its values come from.
 
     What a profile takes from the one that it is like is marked; fitted constants have the range that holds nine in ten.
     """

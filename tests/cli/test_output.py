@@ -152,7 +152,7 @@ def test_a_scenario_needs_no_suffix(tmp_path, monkeypatch, capsys):
         "model: gpt2\ncluster: {hardware: laptop-cpu-4}\ntraining: {seq_len: 128, global_batch: 8}\n"
     )
     assert cli.run(["simulate", str(file)]) == 0
-    assert cli.run(["export", str(file), "--to", "torch", "-o", str(file)]) == 2
+    assert cli.run(["export", str(file), "--to", "torch", "--lossy", "-o", str(file)]) == 2
     assert f"--output {file}: is a file; allowed: a folder" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
