@@ -363,6 +363,7 @@ def test_layouts_of_four_ranks_train_like_one_process(run_matrix):
     assert_equal(run_matrix(prepared([*EVERYDAY, *STAGED]), 4))
 
 
+@pytest.mark.slow
 def test_compiled_layers_train_like_one_process(run_matrix):
     """Under tensor parallelism, with sequence parallelism and without."""
     assert_equal(run_matrix(prepared({**case, "compiled": True} for case in COMPILED), 2))
