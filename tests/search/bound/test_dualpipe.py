@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from tests.search.certify.test_certificate import NARROW, assert_certified
 
 import simpar
 from simpar.search import Constraints, make_problem
 from simpar.search.space.axes import both_ends
 from simpar.search.space.rows import enumerate_space
 from tests.gate import some
+from tests.search.certify.test_branch_and_bound import NARROW, assert_certified
 from tests.search.certify.test_token_slices import assert_memory_of_programs, assert_own_bounds
 
 BOTH = ("1f1b", "dualpipe")

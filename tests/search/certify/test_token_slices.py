@@ -17,7 +17,7 @@ from simpar.search.space.rows import enumerate_space
 from simpar.simulation import make_job
 from simpar.units import NS_PER_S
 from tests.gate import some
-from tests.search.certify.test_certificate import NARROW, assert_certified
+from tests.search.certify.test_branch_and_bound import NARROW, assert_certified
 
 BOTH = ("1f1b", "terapipe")
 

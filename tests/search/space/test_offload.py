@@ -13,7 +13,7 @@ from simpar.search.space.jobs import plan_of
 from simpar.search.space.optional_axes import offered
 from simpar.search.space.rows import enumerate_space
 from tests.gate import some
-from tests.search.bound.test_bounds import bounds_of
+from tests.search.bound.test_steps import bounds_of
 
 TRAINING = simpar.Training(seq_len=1024, global_batch=8)
 

@@ -16,8 +16,8 @@ from simpar.search.space.jobs import plan_of
 from simpar.search.space.optional_axes import REQUESTED, REQUESTED_NAMES, offered
 from simpar.search.space.rows import enumerate_space
 from tests.gate import some
-from tests.search.bound.test_bounds import bounds_of
-from tests.search.certify.test_certificate import NARROW, assert_certified
+from tests.search.bound.test_steps import bounds_of
+from tests.search.certify.test_branch_and_bound import NARROW, assert_certified
 from tests.search.space.test_tuning import mixture
 
 CASES = {

@@ -22,7 +22,7 @@ from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from tests.gate import some
-from tests.search.certify.test_certificate import NARROW
+from tests.search.certify.test_branch_and_bound import NARROW
 
 HELD = {
     **NARROW, "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "zero": (0, 1), "micro_batch": (4, 8),

@@ -17,8 +17,8 @@ from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job, make_job
 from tests.gate import some
-from tests.search.bound.test_bounds import bounds_of
-from tests.search.certify.test_certificate import NARROW, assert_certified, few_rows
+from tests.search.bound.test_steps import bounds_of
+from tests.search.certify.test_branch_and_bound import NARROW, assert_certified, few_rows
 
 HELD = {"micro_batch": 2, "recompute": ("none", "full"), "schedule": ("1f1b", "interleaved", "zb-h1")}
 
