@@ -114,7 +114,9 @@ def test_failures_make_it_longer(inputs, result):
     mean_s, blocking_s = DAY_S / per_day, job.size_bytes / (64 * 10**9)
     closed = efficiency(daly(blocking_s, mean_s), blocking_s, mean_s, 600 + blocking_s)
     assert failures.effective_time == pytest.approx(closed, abs=0.002)
-    expected = per_day * found.days.value  # of a Poisson process: three standard errors of the mean of all runs
+    expected = (
+        per_day * found.days.value
+    )  # of a Poisson process: three standard errors of the mean of all runs
     assert failures.interruptions == pytest.approx(expected, abs=3 * (expected / operation.runs) ** 0.5)
     assert found.cost_usd.value / ideal.cost_usd.value == pytest.approx(found.days.value / ideal.days.value)
     assert 1 < found.energy_mwh.value / ideal.energy_mwh.value < found.days.value / ideal.days.value

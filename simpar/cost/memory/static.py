@@ -22,7 +22,7 @@ from simpar.cost.activations import activation_bytes
 from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.optimizers import moment_bytes, state_bytes
 from simpar.cost.stack import Stack
-from simpar.models.graph import Block, Dims, ModelGraph, evaluate
+from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES, Ints, Numbers
@@ -250,20 +250,28 @@ def _weights(block: Block, dims: Dims, expert_shards: Numbers) -> Iterator[tuple
 
 
 def _casts(held: Held, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts) -> Term:
-    """Copies of weights that products read narrower than they are stored, where no gather brings them so."""
-    widths, sharded = (
-        parameter_widths(plan, stack),
-        (np.asarray(layouts.zero) >= 2) & (np.asarray(layouts.width) > 1),
-    )
-    casts = stack.memory.cast_weights and plan.numerics.precision == "bf16" and widths.stored > widths.compute
-    here = ~sharded * float(casts and plan.offload.offload_parameters == "none")
+    """Copies of weights of a rank's blocks, see :func:`cast_term`."""
     matrices: Numbers = 0.0
     for block, count in held.blocks:
         own = block.view(dims)
-        products = (op for op in block.operators if op.kind in ("matmul", "grouped_matmul"))
+        products = (op for op in block.operators if is_cast(op))
         weights = (weight for op in products for weight in op.weights if weight.trainable)
         read = (weight.size for weight in weights if weight.kind in ("matrix", "expert"))
         matrices = matrices + count * sum(evaluate(size, own) for size in read)
+    sharded = (np.asarray(layouts.zero) >= 2) & (np.asarray(layouts.width) > 1)
+    return cast_term(plan, stack, matrices, sharded=sharded)
+
+
+def is_cast(op: Operator) -> bool:
+    """Whether an operator reads its weights in the dtype of products."""
+    return op.kind in ("matmul", "grouped_matmul")
+
+
+def cast_term(plan: Plan, stack: Stack, matrices: Numbers, *, sharded: Numbers | bool) -> Term:
+    """Copies of matrices that products read narrower than they are stored, where no gather brings them so."""
+    widths = parameter_widths(plan, stack)
+    casts = stack.memory.cast_weights and plan.numerics.precision == "bf16" and widths.stored > widths.compute
+    here = np.logical_not(sharded) * float(casts and plan.offload.offload_parameters == "none")
     return Term("parameters", "cast for all passes", matrices * here, widths.compute, PASSES)
 
 

@@ -12,7 +12,15 @@ from functools import cached_property
 from math import prod
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.static import StaticMemory, Term, buffer_terms, flat_shard, weight_terms
+from simpar.cost.memory.static import (
+    StaticMemory,
+    Term,
+    buffer_terms,
+    cast_term,
+    flat_shard,
+    is_cast,
+    weight_terms,
+)
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.operators import OperatorTime
 from simpar.cost.sharded import (
@@ -426,4 +434,11 @@ class RolesBuilder(ActionBuilder):
         )
         buffers = buffer_terms(job.plan, job.stack, copied=count["copied"], rows_bytes=rows)
         placeholders = Term("transient", "empty weight gradients", self._placeholder_bytes())
-        return StaticMemory((*weights, *buffers, placeholders))
+        sharded = any(each.zero >= 2 and each.width > 1 for each in self.sync.replicas)
+        cast = cast_term(job.plan, job.stack, self._cast_matrices(pipeline_rank), sharded=sharded)
+        return StaticMemory((*weights, *buffers, cast, placeholders))
+
+    def _cast_matrices(self, pipeline_rank: int) -> float:
+        """Elements on one rank of the matrices that products of all its stages read."""
+        views = [self._views[piece.block.name] for piece in self.held(pipeline_rank)]
+        return sum(self._matrix(view, op) for view in views for op in view.block.operators if is_cast(op))
