@@ -13,6 +13,7 @@ from simpar.chakra.fabric import dimensions, network_text, unsaid
 from simpar.chakra.write import export_traces
 from simpar.cli.app import app
 from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 from simpar.simulation import make_job, simulate
@@ -45,9 +46,10 @@ def test_the_network_mirrors_the_profile():
     found = network("dgx-h100", nodes=4)
     assert (found["topology"], found["npus_count"]) == (["Switch", "Switch"], [8, 4])
     port, nic = (rate * 2**30 for rate in found["bandwidth"])
-    assert port == pytest.approx(450e9 * 0.793, rel=1e-6)
-    assert nic == pytest.approx(50e9 * 0.985, rel=1e-6)
-    assert found["latency"] == [3290 / 2, 7020 / 2]
+    fitted = load_cluster("dgx-h100").profile.collectives
+    assert port == pytest.approx(450e9 * fitted["port_efficiency"], rel=1e-6)
+    assert nic == pytest.approx(50e9 * fitted["nic_efficiency"], rel=1e-6)
+    assert found["latency"] == pytest.approx([fitted["port_hop_us"] * 500, fitted["nic_hop_us"] * 500])
     assert network("mi300x-8")["topology"] == ["FullyConnected"]
     assert network("gb200-nvl72", nodes=18)["npus_count"] == [72]
 
