@@ -398,7 +398,7 @@ def test_a_profile_is_shown_as_it_is_read(tmp_path, capsys):
     assert cli.run(["hardware", "show", str(path)]) == 0
     said = capsys.readouterr().out
     assert "memory_bytes: 1 TiB\n" in said
-    assert "nics_per_node: 8 # like dgx-h100" in said
+    assert "nics_per_node: 8 # like hgx-h100" in said
     assert cli.run(["hardware", "show", str(path), "--device", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "h100-sxm-80gb"
     path.write_text("name: ours\nlike: dgx-h101\n")
