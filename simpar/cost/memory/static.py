@@ -25,7 +25,7 @@ from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
-from simpar.units import DTYPE_BYTES, Ints, Numbers
+from simpar.units import DTYPE_BYTES, Flags, Ints, Numbers
 
 ALWAYS, PASSES, BETWEEN = "always", "passes", "between"
 """When a term is alive: the whole step, from its first forward to its last backward, or from its end to its begin."""
@@ -267,7 +267,7 @@ def is_cast(op: Operator) -> bool:
     return op.kind in ("matmul", "grouped_matmul")
 
 
-def cast_term(plan: Plan, stack: Stack, matrices: Numbers, *, sharded: Numbers | bool) -> Term:
+def cast_term(plan: Plan, stack: Stack, matrices: Numbers, *, sharded: Flags | bool) -> Term:
     """Copies of matrices that products read narrower than they are stored, where no gather brings them so."""
     widths = parameter_widths(plan, stack)
     casts = stack.memory.cast_weights and plan.numerics.precision == "bf16" and widths.stored > widths.compute
