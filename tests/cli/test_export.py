@@ -103,7 +103,7 @@ def test_what_is_found_for_a_stack_is_what_its_framework_has(stack, tmp_path, ca
 def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, capsys):
     """One line with the numbers of both and exit code 2; forced, they are a note; where it fits, too."""
     plan, out = tmp_path / "plan.json", tmp_path / "out"
-    assert cli.run([*SEARCH, "-o", str(plan)]) == 0
+    assert cli.run([*SEARCH, "--seq-len", "6144", "-o", str(plan)]) == 0
     found = Plan.load(plan)
     assert (found.stack, found.cluster["hardware"]) == ("megatron", "dgx-h100")
     capsys.readouterr()

@@ -35,7 +35,7 @@ def test_a_result_is_simulated_again_as_it_was(saved, capsys):
 def test_a_result_is_exported(saved, tmp_path, capsys):
     """A result goes where its plan goes."""
     path, _ = saved
-    assert cli.run(["export", str(path), "--to", "torch", "-o", str(tmp_path / "out")]) == 0
+    assert cli.run(["export", str(path), "--to", "torch", "--lossy", "-o", str(tmp_path / "out")]) == 0
     assert "wrote" in capsys.readouterr().out
 
 
