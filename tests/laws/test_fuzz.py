@@ -25,10 +25,21 @@ def test_every_case_is_a_lawful_result_or_a_refusal(seed: int) -> None:
     assert not findings
 
 
-@pytest.mark.parametrize("seed", [1009])
-def test_cases_that_were_findings(seed: int) -> None:
-    """Launches behind a slow rank made steps longer on faster links."""
-    assert FUZZ["outcome"](seed) == ("result", [])
+FOUND = {
+    "model": "tiny-llama", "cluster": {"hardware": "a100-800", "nodes": 1, "scale": {}}, "stack": "megatron-sc21",
+    "plan": {
+        "tp": 8, "micro_batch": 1, "zero": 1, "schedule": "dualpipev", "sequence_parallel": False, "optimizer": "lion",
+        "offload_activations": 0.5,
+    },
+    "training": {"seq_len": 128, "global_batch": 32}, "perturbation": {"slow_ranks": {5: 3.0}},
+}  # fmt: skip
+
+
+def test_a_case_that_was_a_finding() -> None:
+    """Launches behind a slow rank made steps longer on faster links. Written out: lists that seeds draw from grow."""
+    result = FUZZ["run"](FOUND)
+    assert not FUZZ["broken"](result)
+    assert not FUZZ["disagreements"](FOUND, result)
 
 
 @pytest.mark.parametrize(
