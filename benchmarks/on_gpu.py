@@ -177,10 +177,10 @@ class Here:
 
 def resized(name: str, devices: int, folder: Path) -> Path:
     """A shipped profile with so many devices a node, as a file."""
-    from simpar import files
+    from simpar.profiles import load_profile
 
     path = folder / f"{name}-{devices}.json"
-    as_written = files.load(files.find(name, "clusters", "hardware")).data
+    as_written = load_profile(name, "clusters", "hardware")[0].data
     mine = {**as_written, "name": path.stem, "devices_per_node": devices}
     if "devices_per_switch" in (host := dict(mine.get("host", {}))):
         mine["host"] = {**host, "devices_per_switch": math.gcd(host["devices_per_switch"], devices)}
