@@ -290,7 +290,6 @@ def main() -> None:
         for name, sibling in SIBLINGS.items():
             if sibling not in fitted:
                 continue
-            intervals[name] = intervals[sibling]
             write(
                 name,
                 fitted[sibling],
@@ -299,6 +298,7 @@ def main() -> None:
         named = {
             name: {f"kernels.{key}": ends for key, ends in values.items()}
             for name, values in intervals.items()
+            if name not in SIBLINGS  # theirs stand with the device that they are like
         }
         write_intervals("devices", named)
 

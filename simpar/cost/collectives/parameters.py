@@ -90,8 +90,8 @@ def parameters(cluster: Cluster) -> Mapping[str, float]:
     if cluster.is_mixed:
         return _worst(cluster)
     profile = cluster.profile
-    said = {**profile.collectives, **cluster.state}
-    return _merged((*(_channels(cluster) | said).items(),), profile.name)
+    said = _channels(cluster) | profile.collectives | cluster.state
+    return _merged(tuple(said.items()), profile.name)
 
 
 def _channels(cluster: Cluster) -> dict[str, float]:
