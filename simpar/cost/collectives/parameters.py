@@ -90,7 +90,7 @@ def parameters(cluster: Cluster) -> Mapping[str, float]:
     if cluster.is_mixed:
         return _worst(cluster)
     profile = cluster.profile
-    said = _channels(cluster) | profile.collectives | cluster.state
+    said = {**_channels(cluster), **profile.collectives, **cluster.state}
     return _merged(tuple(said.items()), profile.name)
 
 
