@@ -68,7 +68,7 @@ JOBS: dict[str, dict[str, float]] = {
 """Latencies of clusters that only runs show, and how far they are moved."""
 FITTED = frozenset(
     ["launch.host_time_per_kernel_s", "launch.kernel_overhead", "launch.step_overhead_s", "launch.message_s",
-     "launch.host_time_per_collective_s", *EXPERTS]
+     "launch.host_time_per_collective_s", "launch.shard_copy_s", *EXPERTS]
 )  # fmt: skip
 """Parameters of stacks that whole runs tell: those of which a profile says that they are nothing stay nothing."""
 FAMILIES = (

@@ -60,6 +60,7 @@ GENERAL = {
     "launch.step_overhead_s": General(40 * MS, 0.7, "clipping, logging, data"),
     "launch.host_time_per_collective_s": General(250 * US, 1.0, ""),
     "launch.message_s": General(1 * MS, 1.0, ""),
+    "launch.shard_copy_s": General(5 * US, 0.5, "PyTorch takes a few microseconds to launch a copy"),
     "experts.overhead": General(1.15, 0.15, "copies, casts and weighting of routed tokens"),
     "experts.sync_s": General(0.2 * MS, 1.0, "a read back from the device"),
     "experts.row_s": General(2 * NS, 1.0, "rows that are moved one by one"),

@@ -67,8 +67,9 @@ class Launch(_Part):
     meanwhile, because the host is the device; ``kernel_overhead`` multiplies kernel times for the copies,
     casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's
     states; ``gather_passes`` and ``reduce_passes`` over memory around a gather of sharded parameters and a reduction of
-    their gradients, per byte of them; ``pipeline_balance`` "cost" counts the output projection when layers are spread
-    over stages; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
+    their gradients, per byte of them; ``shard_copy_s`` to copy the part of one rank in one tensor out of what was
+    gathered, where that is done tensor by tensor; ``pipeline_balance`` "cost" counts the output projection when layers
+    are spread over stages; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
     """
 
     host_time_per_kernel_s: Seconds = 0.0
@@ -80,6 +81,7 @@ class Launch(_Part):
     optimizer_passes: float = Field(1.0, gt=0, allow_inf_nan=False)
     gather_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
     reduce_passes: float = Field(0.0, ge=0, allow_inf_nan=False)
+    shard_copy_s: Seconds = 0.0
     step_overhead_s: Seconds = 0.0
     pipeline_balance: Literal["layers", "cost"] = "layers"
 

@@ -45,12 +45,15 @@ class Parameter:
 CLOCK = Parameter(0.05, 1.3, 0.03)
 CLOCKS = ("sustained_clock", "sustained_clock_fp8", "sustained_clock_fp4")
 ATTENTION = "fusion.attention_rate"
+SHARD_COPY = "launch.shard_copy_s"
+"""Most stacks gather flat buffers, of which nothing is copied tensor by tensor."""
 STACK = {
     "launch.host_time_per_kernel_s": Parameter(0.0, 100 * US, 4 * US),
     "launch.kernel_overhead": Parameter(0.7, 2.5, 0.04),
     "launch.step_overhead_s": Parameter(0.0, 0.5, 5 * MS),
     "launch.host_time_per_collective_s": Parameter(0.0, 1 * MS, 20 * US),
     "launch.message_s": Parameter(0.0, 10 * MS, 0.3 * MS),
+    SHARD_COPY: Parameter(0.0, 50 * US, 0.5 * US),
     "overlap.compute_slowdown_while_comm": Parameter(1.0, 1.6, 0.03),
     ATTENTION: Parameter(0.3, 1.5, 0.03),
 }
@@ -110,6 +113,8 @@ def names_of(case: Case, tuning: Tuning) -> Iterator[Name]:
         yield "device", device.name, key
     kinds = (STACK, EXPERTS if case.graph.is_mixture else {}, ON_CPU if device.kind == "cpu" else {})
     for key in (key for kind in kinds for key in kind):
+        if key == SHARD_COPY and not (case.plan.get("zero") and load_stack(case.stack).launch.shard_copy_s):
+            continue
         if case.plan.get(_ONLY_WITH.get(key, ""), 2) != 1:
             yield "stack", case.stack, f"{key}.{device.name}" if key == ATTENTION else key
     if case.num_devices > 1:

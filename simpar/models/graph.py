@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -255,6 +256,19 @@ class ModelGraph:
         """Parameters that a token is multiplied with: matrices of layers, and the output projection."""
         blocks = [self.embedding, *(self.blocks[name] for name in self.layers), self.head]
         return int(sum(block.matmul_parameters(self.dims) for block in blocks))
+
+    @cached_property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """Parameters of every trained tensor that is no expert's, in the order of the model; shared ones count once."""
+        blocks = (self.embedding, *(self.blocks[name] for name in self.layers), self.head)
+        tied = self.head.operator("lm_head").weights if self.tied_embeddings else ()
+        return tuple(
+            int(evaluate(weight.size, block.view(self.dims)))
+            for block in blocks
+            for op in block.operators
+            for weight in op.weights
+            if weight.trainable and weight.kind not in ("expert", "shared") and weight not in tied
+        )
 
     @property
     def is_mixture(self) -> bool:

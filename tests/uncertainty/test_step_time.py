@@ -33,7 +33,8 @@ def test_no_spread_is_below_that_of_its_own_runs() -> None:
 
 
 def test_the_shipped_table_says_what_spreads_most() -> None:
-    """Each spread seen is wider than the base, which needs none."""
+    """Each spread seen is wider than the base, which needs none; the grid of one source spreads most."""
     time = shipped().time
-    assert all(spread > time.base for devices in time.seen.values() for spread in devices.values())
-    assert time.seen["nanotron"]["h100-sxm-80gb"] > 2 * time.base
+    seen = [spread for devices in time.seen.values() for spread in devices.values()]
+    assert min(seen) > time.base
+    assert time.seen["nanotron"]["h100-sxm-80gb"] == max(seen)

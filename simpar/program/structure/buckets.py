@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -35,3 +36,19 @@ def buckets(
         found.append(Bucket(at, pending, max(1, round(pending / bucket_bytes)) if flat else 1))
         pending, limit = 0.0, bucket_bytes
     return found
+
+
+@lru_cache(maxsize=1024)
+def mean_bucket(tensors: tuple[int, ...], least: float) -> float:
+    """Parameters of a bucket in the mean: tensors are never cut, so that it closes with the one that fills it.
+
+    ``tensors`` are their sizes in the order of the model, which buckets take from its end; ``least`` is from where on
+    one is full, and what is returned where nothing fills one [PyTorch, reducer.cpp, compute_bucket_assignment_by_size;
+    Megatron-Core, param_and_grad_buffer.py].
+    """
+    closed, pending, count = 0.0, 0.0, 0
+    for size in reversed(tensors):
+        pending += size
+        if pending >= least:
+            closed, pending, count = closed + pending, 0.0, count + 1
+    return closed / count if count else least

@@ -283,7 +283,9 @@ class RolesBuilder(ActionBuilder):
             kind, size = self._kind(axes, gathered), prod(self.view.mesh[axis] for axis in axes)
             usual = Replicas.of(kind, size, self.job.plan)
             found[kind] = Replicas(kind, size, size, 3, gathered=True) if gathered else usual
-        return Synchronisation(self.job, tuple(found.values()) or (Replicas(OWN, 1, 1, 0),))
+        replicas = tuple(found.values()) or (Replicas(OWN, 1, 1, 0),)
+        cut = prod(self.view.mesh) // min(each.width for each in replicas)
+        return Synchronisation(self.job, replicas, cut)
 
     @staticmethod
     def _kind(axes: Axes, gathered: bool = False) -> str:

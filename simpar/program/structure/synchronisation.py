@@ -30,6 +30,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import Job
+from simpar.program.structure.buckets import mean_bucket
 from simpar.program.structure.hooks import Copies, SyncPolicy, Whole
 from simpar.program.structure.host_update import HostUpdate
 from simpar.program.structure.templates import DELAYED, GATHER, HOST_OPS, REDUCE, Node
@@ -82,11 +83,13 @@ class Replicas:
 class Synchronisation:
     """The data-parallel behaviour of a job inside a step: of what all ranks of a stage hold, and of its experts.
 
-    Replicas that step on their own (:mod:`simpar.plan.sync`) share nothing inside a step.
+    Replicas that step on their own (:mod:`simpar.plan.sync`) share nothing inside a step. A tensor is cut over ``cut``
+    ranks by other axes than those.
     """
 
     job: Job
     replicas: tuple[Replicas, ...]
+    cut: int = 1
 
     @staticmethod
     def of(job: Job) -> Synchronisation:
@@ -95,7 +98,7 @@ class Synchronisation:
         found = [Replicas.of(DENSE, int(mesh.dp or 1) * mesh.cp // apart_in, job.plan)]
         if job.graph.is_mixture:
             found.append(Replicas.of(EXPERTS, mesh.expert_data_parallel // apart_in, job.plan))
-        return Synchronisation(job, tuple(found))
+        return Synchronisation(job, tuple(found), mesh.tp)
 
     @property
     def alone(self) -> bool:
@@ -179,12 +182,35 @@ class Synchronisation:
                 (self.compute_bytes, self.parameter_bytes, 1), (grad, self.gradient_bytes, 2),
             )
         )  # fmt: skip
-        launch, pass_s = self.job.stack.launch, self.per_unit / self.job.kernels.bandwidth
+        launch, own_way = (
+            self.job.stack.launch,
+            self.job.plan.data_parallel.kind == self.job.stack.data_parallel,
+        )
+        pass_s = own_way / self.job.kernels.bandwidth
         return {
-            "all_gather": gathered + launch.gather_passes * pass_s,
+            "all_gather": gathered + launch.gather_passes * pass_s + own_way * self._shard_copies_s_per_byte,
             "reduce_scatter": reduced + launch.reduce_passes * pass_s,
             "all_reduce": reduced,
         }
+
+    @property
+    def _shard_copies_s_per_byte(self) -> float:
+        """Seconds a gathered byte of copies by tensor and rank that the host launches: of tensors of the mean size."""
+        copy_s, sizes = self.job.stack.launch.shard_copy_s, self.job.graph.tensor_sizes
+        if not (copy_s and sizes):
+            return 0.0
+        tensor_bytes = sum(sizes) / len(sizes) / self.cut * self.parameter_bytes
+        most_cut = min((each for each in self.replicas if each.kind != EXPERTS), key=lambda each: each.width)
+        return copy_s * most_cut.shards / tensor_bytes
+
+    @property
+    def _bucket_bytes(self) -> float:
+        """Bytes of a bucket in the mean, which closes with the tensor that fills it."""
+        least = float(self.job.plan.data_parallel.bucket_bytes or 0)
+        if not least or least == ALL_AT_ONCE:
+            return least
+        scale = self.gradient_bytes / self.cut
+        return mean_bucket(self.job.graph.tensor_sizes, least / scale) * scale
 
     @property
     def by_runs(self) -> bool:
@@ -212,7 +238,7 @@ class Synchronisation:
             held_bytes=host.gradient_bytes * offload.ratio if offload.offload_gradients else 0.0,
             accumulates=host.accumulation if several else 0.0,
             copies=tuple(self._copies(each, kind, boundary=boundary, opens=opens) for each in self.replicas),
-            bucket_bytes=float(data.bucket_bytes or 0),
+            bucket_bytes=self._bucket_bytes,
             first_bucket_bytes=float(data.first_bucket_bytes or 0),
         )
 
@@ -232,7 +258,7 @@ class Synchronisation:
         made = kept * opens if in_place else self.compute_bytes
         first = kind == "forward" and boundary and (self.per_unit or data.overlap_param_gather)
         gathers = kind != "weight_gradient" and zero > 0 and (frees or first)
-        bucket = float(data.bucket_bytes or 0) / self.gradient_bytes  # parameters; all at once fill none
+        bucket = self._bucket_bytes / self.gradient_bytes  # parameters; all at once fill none
         in_buckets = not own_units and data.bucket_bytes != ALL_AT_ONCE
         return Copies(
             kind=replicas.kind,
@@ -295,7 +321,7 @@ class Synchronisation:
         plan = self.job.plan
         if plan.data_parallel.overlap_grad_reduce or self.single_process:
             return []
-        found, bucket = [], float(plan.data_parallel.bucket_bytes or 0)
+        found, bucket = [], self._bucket_bytes
         units = float(len(self.job.graph.layers) // plan.mesh.pp)
         for each in (each for each in self.replicas if not each.gathered):
             size = held[each.kind] * self.gradient_bytes

@@ -10,12 +10,28 @@ from simpar.cost.collectives.choice import fastest, offers
 from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
 from simpar.program.lower import Lowered
+from simpar.program.structure.buckets import mean_bucket
 from simpar.simulation import lower_job, make_job
 from simpar.units import MB, NS_PER_S
 
 CLUSTER = load_cluster("dgx-h100", 8)
 TRAINING = simpar.Training(seq_len=4096, global_batch=64)
 SIZES = (100 * MB, 200 * MB, 400 * MB, 1000 * MB, 4000 * MB)
+
+
+TABLE, LAYER = 128256 * 4096, (4096, 4096 * 6144, 4096 * 4096, 4096, 4096 * 28672, 14336 * 4096)
+TENSORS = (TABLE, *LAYER * 32, 4096, TABLE)
+"""Parameters of the tensors of Llama 3 8B in their order, of which projections of one input are one."""
+
+
+def whole_buckets(least: float) -> list[int]:
+    """Buckets that close with the tensor that fills them, from the end of the model on."""
+    found, pending = [], 0
+    for size in TENSORS[::-1]:
+        pending += size
+        if pending >= least:
+            found, pending = [*found, pending], 0
+    return [*found, pending] if pending else found
 
 
 def lowered(bucket_bytes: float) -> Lowered:
@@ -33,17 +49,30 @@ def reductions(entry: Lowered) -> list[tuple[float, int]]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_buckets_hold_all_gradients_and_no_more_than_they_may(size: float) -> None:
-    """Bytes add up; a bucket closes with the block that fills it, and larger ones are cut into equal calls."""
+def test_buckets_hold_all_gradients_in_as_many_calls_as_whole_tensors_fill(size: float) -> None:
+    """Bytes add up; a bucket closes with the block that fills it, and is cut into calls of one tensor or more."""
     found = reductions(lowered(size))
     parameters = simpar.Model("llama-3-8b").num_parameters()
+    assert sum(TENSORS) == parameters
     width = sum(each * count for each, count in found) / parameters
     assert width == pytest.approx(4)  # fp32
-    layer = width * (parameters - 2 * 128256 * 4096) / 32
-    for each, _ in found[1:-1]:
-        assert 0.65 * size <= each <= max(size + layer, 1.5 * size)
+    expected = whole_buckets(size / width)
     calls = sum(count for _, count in found)
-    assert calls == pytest.approx(width * parameters / size, rel=0.35, abs=1)
+    whole_blocks = (
+        0.25 if size > width * sum(LAYER) else 0.15
+    )  # a call of more than a layer waits for the next one
+    assert calls == pytest.approx(len(expected), rel=whole_blocks, abs=1)
+    assert all(0.65 * size <= each <= size + width * TABLE for each, _ in found[:-1])
+
+
+@pytest.mark.parametrize("least", [1.0, 5e6, 3e7, 1e8, 2e9])
+def test_the_mean_is_that_of_full_buckets(least: float) -> None:
+    """By brute force, the rest that fills none left out; nothing that can be filled is asked for where none is full."""
+    *full, last = whole_buckets(least)
+    full = [*full, last] if last >= least else full
+    assert mean_bucket(TENSORS, least) == pytest.approx(sum(full) / len(full))
+    assert mean_bucket(TENSORS, 2.0 * sum(TENSORS)) == 2.0 * sum(TENSORS)
+    assert simpar.Model("llama-3-8b").tensor_sizes == TENSORS
 
 
 @pytest.mark.parametrize("size", [10 * MB, *SIZES])
@@ -81,10 +110,11 @@ def test_blocks_of_few_parameters_are_gathered_in_full_buckets() -> None:
     uses = [node.collective for node in nodes if node.name == "all_gather parameters" and node.collective]
     trained = sum(each.moved_bytes for each in uses)
     assert len(uses) == 32
-    assert {use.size_bytes for use in uses} == {
-        size * 2 / 4
-    }  # as many parameters, of two bytes instead of four
-    assert sum(float(use.count) for use in uses) == pytest.approx(trained / (size / 2))
+    (call,) = {use.size_bytes for use in uses}
+    assert (
+        size / 2 <= call < 1.1 * size / 2
+    )  # as many parameters, of two bytes instead of four; tensors are whole
+    assert sum(float(use.count) for use in uses) == pytest.approx(trained / call)
     whole = make_job(
         "llama-3-8b", CLUSTER, plan.model_copy(update={"tuning": simpar.Plan().tuning}), TRAINING
     )
