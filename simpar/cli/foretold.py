@@ -77,7 +77,8 @@ class Foretelling:
         """The nearest plan that the target can express: of those that fit the one that keeps most of what saves memory.
 
         Among equals it is the quickest. Where none of the nearest fits, more is sharded or recomputed; where that does
-        not help either, the nearest is not allowed. None where no change helps.
+        not help either, the nearest is not allowed, and of equals it is the one of least memory. None where no change
+        helps.
         """
         job = Job(self.source.graph, self.source.training, self.target, self.source.devices_per_node)
         found = nearest(self.source.plan, job)
@@ -94,7 +95,12 @@ class Foretelling:
                 sure = self._surely(timed)
         if not (sure or first):
             return None
-        near, result = min(sure or first, key=lambda each: (len(each[0].given_up), each[1].step_time_s))
+
+        def order(each: tuple[Near, Result]) -> tuple[int, float]:
+            kept, there = each
+            return len(kept.given_up), there.step_time_s if sure else there.peak_memory_bytes
+
+        near, result = min(sure or first, key=order)
         said = f"{'; '.join(near.changes)}: {numbers(result)} under {near.plan.stack}, {self._beside(result)}"
         if result.fits and not sure:
             said += f"; --fit-probability {self.wanted:g} is wanted"
