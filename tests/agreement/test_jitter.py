@@ -17,6 +17,7 @@ from simpar.program.jitter import Jitter, num_ops, slowest, units_of
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import make_job
+from tests.gate import some
 from tests.rules import verify
 
 EVERY_RANK = {
@@ -93,7 +94,7 @@ def test_units_equal_ranks(name: str) -> None:
     assert spans[0] > reference.run(folded.program).makespan_ns
 
 
-@pytest.mark.parametrize("name", LOCKSTEP)
+@pytest.mark.parametrize("name", some(LOCKSTEP, 3))
 def test_lockstep_bounds_every_rank_on_its_own(name: str) -> None:
     """Ranks that wait within blocks: the slowest decides, but for what lies around the last collective of a pass."""
     folded, alone = lowered(name), lowered(name, fold=False)

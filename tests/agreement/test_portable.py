@@ -79,7 +79,7 @@ def comes_back(target, problem, plan):
     return simpar.simulate(problem.graph, problem.cluster, back, problem.training, stack=problem.stack)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", some(TARGETS, ["megatron", "torchtitan", "deepspeed"]))
 def test_search_export_and_import_agree(target):
     """For every target, and models of all kinds; each target has some."""
     assert sum(agree(target, model) for model in FEW) >= 1
@@ -90,7 +90,7 @@ def test_search_export_and_import_agree(target):
     some(
         [(target, "qwen3-8b") for target in FILES]
         + [("megatron", "mixtral-8x7b"), ("megatron", "gpt3-1.3b")],
-        len(FILES),
+        1,
         tuples=True,
     ),
 )

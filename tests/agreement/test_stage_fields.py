@@ -15,6 +15,7 @@ from simpar.plan.plan import Plan, Record
 from simpar.plan.schedules import make_schedule
 from simpar.plan.uniform_stages import as_stages
 from simpar.simulation import make_job, simulate
+from tests.gate import some
 
 TRAINING = simpar.Training(seq_len=512, global_batch=32)
 CLUSTER = simpar.Cluster("dgx-h100", nodes=2)
@@ -146,7 +147,7 @@ def beside(plan, graph, *, roles):
     )
 
 
-@pytest.mark.parametrize("section", CASES)
+@pytest.mark.parametrize("section", some(CASES, ["micro_batch", "pipeline", "data_parallel"]))
 def test_nothing_beside_stages_is_dropped(section):
     """What changes a uniform plan, or is refused there, changes its stages, or is refused; each counts somewhere."""
     counting = set()

@@ -18,11 +18,13 @@ from simpar.plan.stages import StagePlan
 from simpar.plan.uniform_stages import as_stages
 from simpar.program.lower_stages import messages
 from simpar.simulation import make_job, simulate
+from tests.gate import some
 
 TRAINING = simpar.Training(seq_len=1024, global_batch=32)
 
 
 STACKS = sorted(set(bundled("stacks")) - {"kempnerforge"})
+GATE = ("deepspeed", "maxtext", "megatron", "nanotron", "simpar", "torchtitan")
 """All but the one that keeps the vocabulary whole, which operators in roles of their own split."""
 MODELS = ("llama-3.2-1b", "gpt2-medium", "gemma-3-1b")
 """Grouped queries; positions and biases; tied tables, windows and a vocabulary of 262,000 words."""
@@ -113,7 +115,7 @@ def wider_plans(draw):
     return model, {"tp": tp, "pp": pp, "zero": zero, **drawn(draw, keys)}
 
 
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", some(STACKS, GATE))
 @given(
     flat=plans(),
     model=st.sampled_from(MODELS),
@@ -136,7 +138,7 @@ def test_a_vocabulary_that_is_kept_whole_has_no_roles():
         both(small("llama-3.2-1b"), plan, stack="kempnerforge")
 
 
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", some(STACKS, GATE))
 @given(drawn=wider_plans(), hardware=st.sampled_from(["dgx-h100", "rtx-3090-8", "a100-pcie-8"]))
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
 def test_a_stage_in_megatrons_roles_is_a_rank_of_the_uniform_plan(stack, drawn, hardware):

@@ -10,6 +10,7 @@ import pytest
 from simpar.chakra.messages import COLLECTIVES
 from simpar.plan.plan import Plan
 from simpar.simulation import simulate
+from tests.gate import some
 
 from .conftest import PLANS, TRAINING, exported, job_and_cluster
 from .replayer import COLLECTIVE, COMPUTE, RECEIVE, SEND, read, replay
@@ -29,7 +30,7 @@ def folded_step_us(label, **kinds):
     )
 
 
-@pytest.mark.parametrize("label", PLANS)
+@pytest.mark.parametrize("label", some(PLANS, 6))
 def test_a_replay_of_the_files_ends_with_the_step(label):
     """To the rounding of a time to microseconds, with one kernel at a time on every device."""
     ended = replay(exported(label).files)

@@ -125,6 +125,7 @@ scale_up: {bandwidth: 7 GB/s}
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_of_ones_own_goes_along(tmp_path, monkeypatch, capsys):
     """Results, searches and plans of a profile's file are taken without it, to the same step; flags name another."""
     monkeypatch.chdir(tmp_path)

@@ -116,6 +116,7 @@ def test_axes_on_request_are_searched_and_said(capsys):
     assert "certified: no plan of the space is predicted to be faster than" in said
 
 
+@pytest.mark.slow
 def test_switches_are_an_axis_of_a_grid(capsys):
     """With and without switches that reduce; the fastest algorithm is taken in both."""
     assert cli.run([*SMALL, "--over", "nvls=true,false", "--json", "-"]) == 0
@@ -142,6 +143,7 @@ def test_what_cannot_fit_says_why(capsys):
 GIVEN = {"zero": "0", "tp": "1", "pp": "1", "cp": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", some([{"--fix": GIVEN}, {"--headroom": "0.9", "--fix": {"cp": "1", "micro_batch": "1"}}], 1)
 )
@@ -232,6 +234,7 @@ def test_a_time_limit_is_no_error(tmp_path, capsys):
     assert "stopped" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_grid_of_searches_is_drawn_as_a_heat_map(tmp_path, capsys):
     """Every cell is what its own search finds; what does not fit says so; the picture is written."""
     grid, picture = tmp_path / "grid.json", tmp_path / "grid.svg"

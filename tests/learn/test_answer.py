@@ -105,6 +105,7 @@ def test_what_was_learnt_can_be_learnt_on(tmp_path, learnt):
     assert list(Chosen.learned(str(tmp_path / "more.yaml")).stacks) == ["nemo"]
 
 
+@pytest.mark.slow
 def test_several_stacks_are_learnt_apart(tmp_path):
     """Rows name theirs; the file holds all, and a table is predicted with the one that a row names."""
     rows = [*LAYOUTS, {"stack": "fsdp", "zero_stage_or_fsdp": "FSDP", "tp": "1", "micro_batch": "2"}]
@@ -118,6 +119,7 @@ def test_several_stacks_are_learnt_apart(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_repeats_are_one_layout_and_tell_the_noise(tmp_path):
     """Two runs of a layout that differ by 4 % are one, with noise; by 40 % they are named."""
     time_s = predict_time_s(case({**ROW, "stack": "nemo"}), TRUTH)
@@ -190,6 +192,7 @@ def test_what_was_learnt_under_another_version_is_refused(tmp_path, learnt, caps
             assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_device_in_other_words_is_what_the_user_says_it_is(tmp_path):
     """Words that name no profile, or none, are those of --hardware; a stack left blank is that of --stack."""
     path = table(tmp_path / "runs.csv", LAYOUTS, gpu_type="our accelerator", stack="nemo")

@@ -52,12 +52,14 @@ def test_runs_that_agree_with_the_profiles_change_nothing():
     assert np.abs(found.after).max() < 1e-9
 
 
+@pytest.mark.slow
 def test_noise_moves_parameters_little():
     """Errors of 3 % one way and the other are what layouts differ by."""
     found = learn(measured({}, noise=0.03))
     assert np.all(np.abs(found.values - found.prior.values) < 0.5 * found.prior.spread)
 
 
+@pytest.mark.slow
 def test_one_odd_run_does_not_decide():
     """Of five runs one three times too slow: the others stay where they were."""
     every = measured({})
@@ -66,6 +68,7 @@ def test_one_odd_run_does_not_decide():
     assert found.after[0] > 0.9
 
 
+@pytest.mark.slow
 def test_what_all_runs_share_is_learnt_however_large():
     """All half as fast: a shared error is no reason to distrust them."""
     every = [replace(run, time_s=1.8 * run.time_s) for run in measured({}, LAYOUTS[:3])]
@@ -74,6 +77,7 @@ def test_what_all_runs_share_is_learnt_however_large():
     assert np.median(np.abs(found.after)) < 0.12
 
 
+@pytest.mark.slow
 def test_values_stay_within_their_bounds():
     """However fast the runs are."""
     found = learn([replace(run, time_s=0.3 * run.time_s) for run in measured({}, LAYOUTS[:2])])

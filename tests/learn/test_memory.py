@@ -85,6 +85,7 @@ def test_what_a_stack_keeps_is_learnt_back():
     )
 
 
+@pytest.mark.slow
 def test_peaks_of_tensors_say_nothing_of_the_allocator():
     """What is saved is found back from allocated peaks as well; gaps stay as they were."""
     learned = learn_memory(observed((*LAYOUTS, *DEEP), counts="allocated")).learned
@@ -114,6 +115,7 @@ def test_spreads_are_those_of_shipped_stacks():
     assert 0.02 < spread_of("stack", "memory.allocator.fragmentation") < 0.08
 
 
+@pytest.mark.slow
 def test_a_profile_predicts_the_memory_of_others(tmp_path, capsys):
     """Rows with and without peaks: the file predicts peaks of other layouts; the command prints errors."""
     rows = rows_of(LAYOUTS, slower=1.2)
@@ -134,6 +136,7 @@ def test_a_profile_predicts_the_memory_of_others(tmp_path, capsys):
     assert "of peak memory 1" in load_stack(str(ours)).provenance
 
 
+@pytest.mark.slow
 def test_runs_without_memory_teach_what_they_did(tmp_path):
     """No parameter of memory moves, nothing is said of it, and step times teach the same with peaks and without."""
     with_peaks = rows_of(LAYOUTS[:2], slower=1.2)
@@ -182,6 +185,7 @@ def test_folders_of_runs_on_processors_have_no_peak(tmp_path):
     assert reported(path, Chosen("simpar", "dgx-h100")).peak == Peak(5e9)
 
 
+@pytest.mark.slow
 def test_own_peaks_make_the_risk_smaller(tmp_path):
     """A stack whose memory nobody published: three peaks tell part of what is not known."""
     path, ours = table(tmp_path / "runs.csv", rows_of(LAYOUTS, stack="fsdp")), tmp_path / "ours.yaml"

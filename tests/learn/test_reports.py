@@ -52,6 +52,7 @@ def test_a_folder_is_the_layout_that_ran(tmp_path):
     assert reported(f"{path}/report.json", HERE) == found
 
 
+@pytest.mark.slow
 def test_three_runs_teach_a_processor(tmp_path):
     """Cores that are slower and shared: a fourth layout is predicted where the shipped estimate is far off."""
     truth = Tuning(

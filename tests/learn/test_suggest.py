@@ -50,6 +50,7 @@ def _fill(table, times):
         writer.writerows(rows)
 
 
+@pytest.mark.slow
 def test_what_was_suggested_is_learnt_known_and_not_suggested_again(tmp_path):
     """A runner-up that was measured to be the fastest is chosen then, and says what was measured."""
     problem, found = _searched()

@@ -205,6 +205,7 @@ def losses(folder):
     return {row["step"]: row["loss"] for row in read_log(folder / "log.jsonl")}
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_nothing_but_time(simpar_run, tmp_path):
     """SIGKILL between two checkpoints: all ranks start again from the last, and repeat its steps to the last bit."""
     command = [

@@ -218,6 +218,7 @@ def test_a_failing_rank_ends_all_of_them(simpar_run, tmp_path):
     assert alive(tmp_path / "out") == []
 
 
+@pytest.mark.slow
 def test_stopping_the_command_stops_the_ranks(tmp_path):
     """However the launcher ends, its workers end with it."""
     import signal

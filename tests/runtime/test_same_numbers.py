@@ -100,21 +100,21 @@ CONTINUED_STAGED = [
 ]
 
 EVERYDAY = [
-    {"dp": 4},
-    {"dp": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
     {"dp": 4, "zero": 3, "hsdp": 2, **ROUNDED},
     {"dp": 2, **SEQUENCE, "zero": 3, **CLIPPED},
     {"pp": 2, "dp": 2, "schedule": "gpipe", "zero": 3, "recompute": "selective"},
     {"pp": 2, "dp": 2, "schedule": "zb-v", "model": "gpt2"},
-    {"pp": 4, "layers": [1, 2, 1, 0], "schedule": "zb-h1"},
     {"cp": 4, "cp_method": "ring", "cp_balance": "zigzag", "ulysses": 2, "model": "gpt2"},
-    {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", "model": "mixtral", **CLIPPED},
-    {"dp": 4, "zero": 3, "lora_rank": 2, "recompute": "full"},
     {"dp": 2, "pp": 2, "ep": 2, "zero": 2, "model": "further", **CLIPPED},
     {"dp": 2, **SLICED, "ep": 2, "model": "sinks", "capacity_factor": 1.0},
     {"pp": 2, "tp": 2, "sequence_parallel": True, "lora_rank": 2, "frozen_layers": 2},
 ]
 WIDE_FOUR = [
+    {"dp": 4},
+    {"dp": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
+    {"pp": 4, "layers": [1, 2, 1, 0], "schedule": "zb-h1"},
+    {"dp": 4, "zero": 3, "lora_rank": 2, "recompute": "full"},
+    {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", "model": "mixtral", **CLIPPED},
     {"dp": 4, "ep": 2, "zero": 3, "model": "mixtral"},
     {"cp": 2, "dp": 2, "cp_method": "ring", "zero": 3, "recompute": "full"},
     {"pp": 2, "tp": 2, "schedule": "1f1b"},
@@ -374,6 +374,7 @@ def test_weights_that_are_cast_once_train_like_one_process(run_matrix):
     assert_equal(run_matrix(prepared(CAST), 2))
 
 
+@pytest.mark.slow
 def test_checkpoints_continue_in_any_layout(run_matrix):
     """Another layout goes on where one stopped; the same layout goes on to the last bit."""
     assert_equal(run_matrix(prepared(CONTINUED), 4))
@@ -404,6 +405,7 @@ def test_layouts_of_eight_ranks_train_like_one_process(run_matrix):
     assert_equal(run_matrix(prepared(WIDE_EIGHT), 8))
 
 
+@pytest.mark.slow
 def test_offloaded_layouts_train_like_one_process(run_matrix):
     """Under every way to reduce gradients; late updates like those of one process that is as late."""
     assert_equal(run_matrix(prepared(OFFLOADED), 4))

@@ -38,6 +38,7 @@ def test_what_is_listed_fits_as_probably_as_asked_for_and_the_margin_is_told() -
     assert predicted.details["margin"] is None
 
 
+@pytest.mark.slow
 def test_recomputation_by_layer_is_chosen_again_for_what_the_margin_costs() -> None:
     """The same layout with more kept, where less must stay free: 2.9 % faster, as the search without a margin finds."""
     fixed = {
@@ -67,6 +68,7 @@ def test_recomputation_by_layer_is_chosen_again_for_what_the_margin_costs() -> N
     assert sure.best.plan.memory.recompute != predicted.best.plan.memory.recompute
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.85])
 def test_cuts_into_uneven_stages_tell_what_the_margin_costs(share: float) -> None:
     """The gain is that of the search that asks for no margin, whether stages are even there or not."""

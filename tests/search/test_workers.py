@@ -47,6 +47,7 @@ def test_two_processes_find_what_one_finds(problem_of, alone, monkeypatch, backe
     assert asked
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_finds_what_one_process_finds(problem_of, monkeypatch):
     """A scheduler named by its address, with a worker that has its own process."""
@@ -72,6 +73,7 @@ def test_ray_finds_what_one_process_finds(problem_of):
         ray.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", some([13, 18, 21], 1))
 def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, seed):
     """No row is simulated twice, and a search that asks for eight at once takes the same way."""

@@ -14,6 +14,7 @@ from simpar.models.flops import attention_flop_per_token, matmul_flop_per_token
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.tracing.code import own_model
+from tests.gate import some
 
 torch = pytest.importorskip("torch")
 
@@ -68,7 +69,7 @@ def counted(name: str) -> tuple[int, int, int]:
     return sum(each.numel() for each in module.parameters()), counter.get_total_flops(), 2 * SEQ
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, 3))
 def test_parameters_and_flop_are_torchs_own(name: str) -> None:
     """Exactly, for every model: numel of all parameters, and the FLOP that torch counts while it runs forward."""
     graph = traced(name)

@@ -47,6 +47,7 @@ def test_points_of_less_memory_are_among_rows_that_are_bounded_already(monkeypat
     assert others[-1]["needed_bytes"] < 0.75 * first["needed_bytes"]
 
 
+@pytest.mark.slow
 def test_runners_up_are_ranked_as_they_were_simulated():
     """With contention: no choice made without a search that fits comes before the second of the answer."""
     model, cluster = simpar.Model("olmoe-1b-7b"), simpar.Cluster("dgx-h100")
@@ -60,6 +61,7 @@ def test_runners_up_are_ranked_as_they_were_simulated():
     assert all(times[0] + one["loses_s"] >= times[1] for one in naive if one["loses_s"] > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedules", some([("1f1b", "interleaved"), None], 1))
 def test_runners_up_are_the_best_variants_of_their_layouts(schedules):
     """No other choice of data parallelism is quicker, where the certificate swept some variants and bounded others."""
@@ -102,6 +104,7 @@ def small_search(*pp):
     )
 
 
+@pytest.mark.slow
 def test_plans_of_too_many_ops_leave_a_gap(monkeypatch):
     """They are not simulated, nor forgotten: the answer is the best of the others, with the gap that they leave."""
     best = small_search(2, 4)

@@ -121,6 +121,7 @@ def test_memory_is_that_of_the_program():
     assert_memory_of_programs(problem)
 
 
+@pytest.mark.slow
 def test_one_long_sequence_over_pcie_is_sliced():
     """A batch of one sequence has nothing else to pipeline; the plan found has its slices and is simulated so."""
     fixed = {"schedule": BOTH, "cp": 1, "recompute": "full", "tp": (1, 2)}

@@ -97,7 +97,7 @@ def test_what_the_plan_has_stays_without_a_request(problem_of):
 
 
 @pytest.mark.parametrize("seed", some([2, 5], 1))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(CASES, 5))
 def test_bounds_hold(case, seed, problem_of, frontier_of):
     """No bound of any row is above its executed step, whatever is asked for."""
     problem = problem_of(seed, **{"micro_batch": 2, **CASES[case]})
@@ -111,7 +111,7 @@ def test_bounds_hold(case, seed, problem_of, frontier_of):
 
 
 @pytest.mark.parametrize("seed", some([3, 8, 11], 1))
-@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("case", some(FEW, 6))
 def test_search_finds_what_brute_force_finds(case, seed, problem_of):
     """The certified best step is the best of all rows, each run by the reference engine."""
     held = {**NARROW, "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), **FEW[case]}

@@ -37,7 +37,7 @@ def layout(rows, row):
 
 
 @pytest.mark.parametrize("stack", some([None, "megatron"], 1))
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", some(TARGETS, ["megatron", "torchtitan", "nanotron", "maxtext", "torch"]))
 def test_no_layout_that_a_target_can_express_is_left_out(target, stack):
     """Of the whole space those that it takes are rows, with schedules that it takes without replicas alone."""
     scaled = "llama-3.1-8b"  # whose positions are scaled, as those of torchtitan 0.2's flavours

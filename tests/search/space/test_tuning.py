@@ -111,6 +111,7 @@ def test_memory_is_that_of_the_program(dtype, zero):
     assert Frontier.of(rows, needed).bound_s[0] <= exact.step_time_s
 
 
+@pytest.mark.slow
 def test_adapters_fit_where_the_whole_model_does_not():
     """70B on one node: adapters over 4-bit weights; the plan says so and is simulated as predicted."""
     shape = "llama-3-70b", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=2048, global_batch=16)
