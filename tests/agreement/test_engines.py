@@ -12,7 +12,7 @@ from simpar.units import GB
 from tests.rules import verify
 
 SEEDS = st.integers(0, 2**32 - 1)
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=15, deadline=None)
 
 
 def same(one, other) -> bool:

@@ -60,6 +60,7 @@ def jittered(entry: Lowered, seed: int = SEED) -> Program:
     return replace(jitter.program, ops=jitter.ops(SIGMA, seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*EVERY_RANK, *LOCKSTEP])
 def test_every_unit_does_what_its_class_does(name: str) -> None:
     """Without jitter every stream of a unit starts and finishes its ops when that of its class does."""

@@ -90,6 +90,7 @@ def test_figures_compared_read_as_in_a_report(saved, capsys):
         assert word in said
 
 
+@pytest.mark.slow
 def test_an_answer_by_numbers_of_nodes_is_its_choice(tmp_path, capsys):
     """How many nodes a run needs, saved, stands for the plan that was chosen; without one that is said."""
     path = tmp_path / "days.json"

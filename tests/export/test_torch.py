@@ -117,6 +117,7 @@ def losses(folder, steps=3, **values):
     return [float(found) for found in re.findall(r"loss ([\d.]+),", done.stdout)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_the_script_trains_on_one_process(tmp_path):
     """The loss starts at about log(vocabulary) and is a number for every step."""

@@ -62,6 +62,7 @@ def test_three_runs_make_a_profile_that_predicts_others(tmp_path):
     assert after < 3
 
 
+@pytest.mark.slow
 def test_intervals_are_those_that_were_promised(tmp_path, learnt):
     """Predictions with the file are as sure as the answer says; with one of its two profiles they are not."""
     (_, answer), ours = learnt, tmp_path / "ours.yaml"
@@ -95,6 +96,7 @@ def test_the_file_predicts_what_was_learnt(tmp_path, learnt):
     assert cluster.device.name == "h100-sxm-80gb"
 
 
+@pytest.mark.slow
 def test_what_was_learnt_can_be_learnt_on(tmp_path, learnt):
     """A learnt file is a stack and hardware like any other, and the new one goes back to the same names."""
     (path, answer), ours = learnt, tmp_path / "ours.yaml"
@@ -201,6 +203,7 @@ def test_a_device_in_other_words_is_what_the_user_says_it_is(tmp_path):
         learn(path)
 
 
+@pytest.mark.slow
 def test_learning_that_does_not_help_is_said(tmp_path, capsys):
     """Errors of opposite signs that nothing explains: runs left out are no better predicted."""
     rows = []

@@ -71,6 +71,7 @@ def test_a_run_reports_measured_beside_predicted(forked, tmp_path):
     assert {"forward", "backward", "optimizer", "aten::mm"} <= spans
 
 
+@pytest.mark.slow
 def test_one_process_that_drives_all_replicas_trains_as_ddp_does(forked, tmp_path):
     """torch.nn.DataParallel's way, replicas in turn in one process, gives the losses of two processes under DDP."""
     losses, held_out = [], []

@@ -100,16 +100,16 @@ CONTINUED_STAGED = [
 ]
 
 EVERYDAY = [
-    {"dp": 4, "zero": 3, "hsdp": 2, **ROUNDED},
     {"dp": 2, **SEQUENCE, "zero": 3, **CLIPPED},
     {"pp": 2, "dp": 2, "schedule": "gpipe", "zero": 3, "recompute": "selective"},
-    {"pp": 2, "dp": 2, "schedule": "zb-v", "model": "gpt2"},
     {"cp": 4, "cp_method": "ring", "cp_balance": "zigzag", "ulysses": 2, "model": "gpt2"},
     {"dp": 2, "pp": 2, "ep": 2, "zero": 2, "model": "further", **CLIPPED},
     {"dp": 2, **SLICED, "ep": 2, "model": "sinks", "capacity_factor": 1.0},
     {"pp": 2, "tp": 2, "sequence_parallel": True, "lora_rank": 2, "frozen_layers": 2},
 ]
 WIDE_FOUR = [
+    {"dp": 4, "zero": 3, "hsdp": 2, **ROUNDED},
+    {"pp": 2, "dp": 2, "schedule": "zb-v", "model": "gpt2"},
     {"dp": 4},
     {"dp": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
     {"pp": 4, "layers": [1, 2, 1, 0], "schedule": "zb-h1"},

@@ -22,6 +22,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_servers_hold_what_one_process_has(run_servers):
     """Synchronous servers train as one process; asynchronous ones as one that applies their pushes in their order."""
     results = run_servers(CASES, 4)

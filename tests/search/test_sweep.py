@@ -27,6 +27,7 @@ def test_processes_find_what_one_process_finds(cells):
     assert counts == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_finds_what_one_process_finds(cells, monkeypatch):
     """A scheduler named by its address, with a worker that has its own process."""

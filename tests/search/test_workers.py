@@ -133,6 +133,7 @@ def test_large_reports_are_made_by_several_processes(problem_of, alone, monkeypa
     assert answer(problem, workers=Workers(2, FORK)) == expected
 
 
+@pytest.mark.slow
 def test_only_rows_that_may_fit_are_sent_ahead(problem_of, monkeypatch):
     """Those of which the very table holds too much are neither simulated nor dropped before their turn."""
     problem, sent = problem_of(13, **HELD), []

@@ -95,6 +95,7 @@ def test_without_a_batch_one_micro_batch_a_step() -> None:
     assert measured.step_time_s == pytest.approx(found.training.tokens_per_step / 16 / 9000)
 
 
+@pytest.mark.slow
 def test_virtual_stages_are_chosen_with_the_micro_batch() -> None:
     """Only where no column tells them."""
     row = {**OPEN, "pp": "4", "tp": "2", "dp": "2", "vpp": ""}

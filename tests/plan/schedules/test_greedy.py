@@ -10,6 +10,7 @@ from simpar.plan.schedules import SCHEDULES, greedy, make_schedule
 NAMES = [name for name, each in SCHEDULES.items() if each.looks_at_costs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_tables_are_the_plain_ones(name, monkeypatch):
     """Random durations, odd and even ranks, fewer and more microbatches than ranks."""

@@ -30,6 +30,7 @@ def test_no_point_of_the_front_is_beaten():
         assert less["step_time_s"] > more["step_time_s"]
 
 
+@pytest.mark.slow
 def test_points_of_less_memory_are_among_rows_that_are_bounded_already(monkeypatch):
     """Where no row is promising for itself, one is found among those that the certificate has looked at."""
 

@@ -60,6 +60,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     assert_certified(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", some(["dgx-h100", "a100-pcie-8"], 1))
 def test_pairs_that_exchange_tokens_are_bounded(cluster):
     """On links of their own and on shared ones: what the other pass leaves of an exchange is in the certified best."""

@@ -92,6 +92,7 @@ def test_bounds_are_lower_bounds_of_the_contended_step(seed, problem_of, frontie
         assert max(step, swept, alone) <= exact + tiny, plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", some(["interleaved", "dualpipev", "breadth-first", "zb-h1"], 2))
 def test_bounds_hold_where_gradients_are_reduced_by_runs(schedule, problem_of, frontier_of):
     """Of time as above, and of memory."""
@@ -177,6 +178,7 @@ def test_one_microbatch_goes_through_all_virtual_stages_and_back(frontier_of):
     assert (passes / swept).max() < 0.75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", some([2, 8, 16], [8]))
 def test_gathers_and_reductions_of_sharded_blocks_fill_the_middle_of_a_pass(tp, frontier_of):
     """Where replicas reduce over NICs what a pass must move outlasts its blocks, and the bound is still one."""
@@ -244,6 +246,7 @@ def test_a_slow_rank_only_makes_things_slower(problem_of, frontier_of):
         assert frontier.bound_s[row] <= exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.2, 30.0])
 @pytest.mark.parametrize("seed", some(range(4), 2))
 def test_kernels_of_a_slow_rank_are_a_bound(seed, factor, problem_of, frontier_of):
@@ -291,6 +294,7 @@ def test_what_shares_a_nic_adds_up(frontier_of):
     assert sharper, "tensor parallelism adds to what data parallelism takes of a link"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "stack"),
     some([(21, "megatron"), (24, "nemo"), (27, "nemo"), (32, "torchtitan")], 1, tuples=True),

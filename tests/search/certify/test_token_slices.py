@@ -22,6 +22,7 @@ from tests.search.certify.test_branch_and_bound import NARROW, assert_certified
 BOTH = ("1f1b", "terapipe")
 
 
+@pytest.mark.slow
 def test_slices_are_where_they_can_be(problem_of):
     """Only on request, in pipelines whose ranks hold whole sequences of causal models; also of one microbatch."""
     assert "terapipe" not in enumerate_space(problem_of(2)).domain["schedule"]
@@ -109,6 +110,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     assert_certified(problem)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_program():
     """What waits for its backward is that of whole sequences: the closed form, and a little above the Program."""
     fixed = {"schedule": "terapipe", "micro_batch": 1, "recompute": ("none", "full"), "tp": 1, "pp": (2, 4)}

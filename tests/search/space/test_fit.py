@@ -91,6 +91,7 @@ MOVING = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["small-mixture", "gpt2"])
 def test_rows_need_together_what_they_need_alone(model):
     """Whatever says how something moves, and whichever rows share the evaluation of a term."""
@@ -105,6 +106,7 @@ def test_rows_need_together_what_they_need_alone(model):
     assert needs(rows).needed_bytes.tolist() == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", ["megatron", "torchtitan", "nanotron", "deepspeed"])
 def test_static_memory_of_rows_is_that_of_plans(stack):
     """To the byte, whatever the layers of a rank and the padding of its shards."""
@@ -164,6 +166,7 @@ def test_a_table_says_what_is_in_flight_in_it(name):
                     assert flying.sum() >= moment(name, rank, p, np.array([m]), vpp).flying.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", some(["llama-3.2-1b", "small-mixture", "deepseek-v2-lite"], 1))
 def test_rows_need_what_their_own_tables_hold(model):
     """More than any durations leave, never above the simulated step, and little below."""

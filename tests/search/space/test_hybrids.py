@@ -60,6 +60,7 @@ def test_bounds_are_below_the_executed_step(config, frontier_of):
         assert 0 < bound <= exact * (1 + 1e-12), plan
 
 
+@pytest.mark.slow
 def test_search_finds_what_brute_force_finds():
     """The certified best step of a hybrid is the best of all plans that fit, every one simulated."""
     fixed = {

@@ -134,6 +134,7 @@ EXPERTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EXPERTS)
 def test_choices_of_experts_are_searched_as_brute_force_does(case, frontier_of):
     """Slices, capacity and exchange of experts: bounds hold, the best is the best of all rows."""

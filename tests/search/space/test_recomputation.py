@@ -111,6 +111,7 @@ def test_the_hull_is_convex_and_below():
     assert all(np.interp(px, x, y) <= py + 1e-12 for px, py in points)
 
 
+@pytest.mark.slow
 def test_headroom_counts_for_the_choice():
     """A search that leaves room chooses for what is left."""
     fixed = {"tp": 1, "pp": 1, "zero": 0, "micro_batch": 8, "recompute": "optimal"}

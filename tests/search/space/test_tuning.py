@@ -91,6 +91,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     assert_certified(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("dtype", ["bf16", "nf4"])
 def test_memory_is_that_of_the_program(dtype, zero):
@@ -124,6 +125,7 @@ def test_adapters_fit_where_the_whole_model_does_not():
     assert again.step_time_s == found.best.step_time_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", some(range(8), 3))
 def test_bounds_hold_with_frozen_layers(seed, problem_of, frontier_of):
     """No bound is above the executed step, whatever the schedule and wherever the frozen prefix ends."""
@@ -144,6 +146,7 @@ def test_search_finds_what_brute_force_finds_with_frozen_layers(seed, problem_of
     assert_certified(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stack", "frozen_layers"), [("megatron", 8), ("nanotron", 20), ("fsdp", 31)])
 def test_the_fullest_rank_of_frozen_layers_is_found(stack, frozen_layers):
     """The bound is near what the Program needs on its fullest rank, which need not be an end of the pipeline."""
@@ -184,6 +187,7 @@ def test_nothing_goes_back_to_stages_below_what_is_trained():
     assert half < 0.8 * all_trained
 
 
+@pytest.mark.slow
 def test_frozen_layers_let_layouts_fit_that_would_not():
     """Half of Llama 3 8B frozen fits where all of it trained does not; the plan found is simulated as predicted."""
     fixed = {"tp": 2, "pp": 1, "zero": 0, "micro_batch": 1, "recompute": "full"}
@@ -219,6 +223,7 @@ def test_bounds_and_memory_hold_in_mixtures(base, stack, frontier_of):
         assert 0.95 < needed[row] / exact.memory.peak_reserved_bytes <= 1.0, plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [{"lora_rank": 8}, {"frozen_layers": 2}], ids=str)
 def test_search_finds_what_brute_force_finds_in_mixtures(base):
     """The certified best step is the best of all rows by the reference engine."""

@@ -84,6 +84,7 @@ def test_the_search_chooses_by_simulated_time_and_bounds_it() -> None:
     assert found.best.step_time_s < even
 
 
+@pytest.mark.slow
 def test_on_equal_nodes_it_is_never_worse_than_the_uniform_space() -> None:
     """The optimum of the uniform space is among the candidates."""
     cluster = load_cluster("dgx-h100")
@@ -187,6 +188,7 @@ def test_bounds_are_below_steps_and_hardly_below(name: str) -> None:
             assert 0.85 * step_s < bound_s <= step_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stack", "layout"),
     [

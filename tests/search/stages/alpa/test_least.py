@@ -24,6 +24,7 @@ CONFIG = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hardware", "stack"), [("laptop-cpu-4", "simpar"), ("dgx-h100", "megatron")])
 def test_every_plan_with_stages_takes_longer(hardware: str, stack: str) -> None:
     """Megatron's layouts written as stages are plans of the space; none is below the bound, the best is near it."""

@@ -91,6 +91,7 @@ def test_the_answer_is_never_worse_than_the_uniform_optimum():
     assert 0 < answer.details["lower_bound_s"] <= answer.best.step_time_s
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_gets_stages_of_its_own_length(alone):
     """With a head as heavy as several layers, the last stage holds fewer layers than the others."""
     heavy = {**SMALL, "vocab_size": 256000, "num_hidden_layers": 14}
@@ -115,6 +116,7 @@ PAIR = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", some([VISION_FIRST, PAIR], 1), ids=["vision tower", "encoder-decoder"])
 def test_unlike_towers_get_stages_of_their_own_length(config):
     """Cuts where the towers are unlike beat the best uniform plan of as many stages, whose stages have equal layers."""
@@ -151,6 +153,7 @@ def test_what_stages_do_not_have_is_refused(options, words):
         search_alpa(problem_of(**options), Progress())
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_infeasible(alone):
     """A headroom that leaves nothing finds nothing."""
     with pytest.raises(Infeasible):
