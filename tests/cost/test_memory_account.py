@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from simpar import files
-from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, Held, held_memory
+from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, Held, flat_shard, held_memory
 from simpar.cost.stack import load_stack, resolve
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
+from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
@@ -117,6 +118,50 @@ def test_fsdp_gathers_for_its_passes_only() -> None:
     assert held.bytes_of("parameters", PASSES) == 2 * size
     assert held.total_bytes == held.resident_bytes - held.bytes_of("parameters", PASSES)
     assert held.bytes_of("gradients") == pytest.approx(4 * size / 8, rel=1e-4)
+
+
+def held_bytes(
+    graph: ModelGraph, stage: int, stack: str = "megatron", **plan: object
+) -> tuple[int, int, int]:
+    """(parameters, gradients, optimizer) bytes of a pipeline rank."""
+    habits = load_stack(stack)
+    held = stage_static_memory(graph, resolve(Plan(**plan), habits), TRAINING, habits, stage)
+    return held.bytes_of("parameters"), held.bytes_of("gradients"), held.bytes_of("optimizer_states")
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-3.2-1b"])
+def test_a_tied_table_counts_once_where_both_ends_meet(model: str) -> None:
+    """2 + 4 + 12 bytes of every parameter; the ends of a pipeline have a table each."""
+    graph = load_model(model)
+    count, table = graph.num_parameters(), graph.dims["vocab"] * graph.dims["hidden"]
+    assert held_bytes(graph, 0) == (2 * count, 4 * count, 12 * count)
+    ends = np.array([held_bytes(graph, stage, pp=2) for stage in (0, 1)]).sum(axis=0)
+    assert ends.tolist() == [width * (count + table) for width in (2, 4, 12)]
+
+
+def test_a_frozen_tied_table_counts_once_too() -> None:
+    """Under adapters: the whole model in bf16, and nothing of it but adapters has gradients."""
+    graph, rank = load_model("llama-3.2-1b"), 4
+    adapted = simulate(graph, load_cluster("dgx-h100", 1), Plan(lora_rank=rank, dp=8), TRAINING)
+    known = adapted.memory.stages[0]
+    trained = known.optimizer_states / 12
+    assert 0 < trained < 0.01 * graph.num_parameters()
+    assert known.parameters == pytest.approx(2 * (graph.num_parameters() + trained), rel=1e-9)
+
+
+def test_a_flat_buffer_is_padded_where_it_is_cut() -> None:
+    """To a multiple of lcm(ranks, 128) elements; one rank's is as long as its parameters."""
+    assert [int(flat_shard(101, shards)) for shards in (1, 2, 3)] == [101, 64, 128]
+
+
+def test_casts_are_of_what_products_read() -> None:
+    """Two bytes of every matrix of a product, whatever else is stored wider: no table that is looked up, no norm."""
+    graph, habits = load_model("small-llama"), load_stack("simpar")
+    assert habits.memory.cast_weights
+    assert not graph.tied_embeddings
+    held = stage_static_memory(graph, resolve(Plan(), habits), TRAINING, habits, 0)
+    cast = [term for term in held.terms if term.name == "cast for all passes"]
+    assert [float(term.elements) for term in cast] == [graph.num_matmul_parameters()]
 
 
 def test_more_ranks_than_experts_cut_experts_apart() -> None:

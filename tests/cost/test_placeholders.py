@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from simpar.cost.memory.static import placeholder_bytes
-from simpar.cost.stack import load_stack
+from simpar.cost.stack import load_stack, resolve
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import rank_dims
+from tests.cost.account import stage_static_memory
 
 TRAINING = Training(seq_len=4096, global_batch=8)
 
@@ -32,6 +33,17 @@ def test_experts_share_one_of_their_shape() -> None:
     few, many = (kept("mixtral-8x7b", ep=ep) for ep in (8, 2))
     assert few == many
     assert few == 2 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
+
+
+def test_they_are_in_the_account_of_a_rank() -> None:
+    """Beside parameters, gradients and states, on every stage."""
+    habits, graph = load_stack("megatron"), load_model("llama-3-70b")
+    for stage in (0, 3):
+        plan = resolve(Plan(tp=4, pp=4), habits)
+        terms = stage_static_memory(graph, plan, TRAINING, habits, stage).terms
+        assert [int(each.size_bytes) for each in terms if each.name == "empty weight gradients"] == [
+            kept("llama-3-70b", tp=4)
+        ]
 
 
 def test_stacks_without_them() -> None:
