@@ -324,8 +324,23 @@ def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) 
 
 def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Floats]:
     """Durations that include the message behind a pass, and messages that take nothing more."""
+    messages = np.zeros((2 * len(table.schedule.rank_of_stage) - 1, durations.shape[1]))
+    return durations + _sent(table, durations.shape, hops), messages
+
+
+def computed_ns(table: Table, finish: Floats, hops: Hops) -> Floats:
+    """When the kernels of every action end, before what blocks its sender, float64[actions, n]."""
+    if not hops.blocking:
+        return finish
     stages = len(table.schedule.rank_of_stage)
-    sent = np.zeros_like(durations)
+    shape = len(LETTERS) * 2 * stages + len(table.pairs) + stages, finish.shape[1]
+    return np.asarray(finish - _sent(table, shape, hops)[table.column])
+
+
+def _sent(table: Table, shape: tuple[int, ...], hops: Hops) -> Floats:
+    """What the messages behind passes take, by the table's columns."""
+    stages = len(table.schedule.rank_of_stage)
+    sent = np.zeros(shape)
     for code, ahead in ((F, True), (B, False), (I, False)):
         for boundary in (0, 1):
             first = (code * 2 + boundary) * stages
@@ -338,4 +353,4 @@ def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Float
         if stage + 1 < stages:
             sent[first + at] = hops.ahead[:, stage]
     sent[first + len(table.pairs) + 1 :] = hops.back.T
-    return durations + sent, np.zeros((2 * stages - 1, durations.shape[1]))
+    return sent

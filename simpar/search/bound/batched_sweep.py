@@ -15,7 +15,7 @@ import numpy as np
 from simpar.plan.schedules import EVEN_COSTS, declared, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
 from simpar.program.resolve.pass_costs import relative_costs
-from simpar.search.bound.action_tables import Blocked, Pairs, Table, finishes_ns
+from simpar.search.bound.action_tables import Blocked, Pairs, Table, computed_ns, finishes_ns
 from simpar.search.bound.batches import Batch
 from simpar.search.bound.data_parallel import Configuration, Cut
 from simpar.search.bound.overlapped_passes import OverlappedPasses
@@ -174,7 +174,7 @@ class Sweeps:
             _floors(charge, table, times["F", True]),
         )
         finish = finishes_ns(table, times, hops, floors, self._pairs(shape, charge.keys, table))
-        ends = _reduced(charge, table, finish)
+        ends = _reduced(charge, table, computed_ns(table, finish, hops))
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])
         ready, again = np.maximum(last, ends[:, 0]).T, ends[:, 1].T
         linked = np.maximum(charge.linked() + charge.update, charge.crowded())
@@ -227,7 +227,10 @@ def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
 
 
 def _reduced(charge: RowCharge, table: Table, finish: Floats) -> Floats:
-    """When the first and the second reductions beside the backwards of ranks have ended, [ranks, 2, n]."""
+    """When the first and the second reductions beside the backwards of ranks have ended, [ranks, 2, n].
+
+    They need not wait for the messages that backwards send, so ``finish`` is when kernels end.
+    """
     ends = np.zeros((charge.shape.num_ranks, 2, len(charge.mine)))
     for configuration, mine in charge.by_configuration():
         for letter in charge.shape.letters[1:]:
