@@ -20,7 +20,7 @@ from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
-from simpar.search.space.axes import fully_sharded, numbered
+from simpar.search.space.axes import Rows, fully_sharded, numbered
 from simpar.search.space.jobs import SIZES, Jobs, column
 from simpar.units import Floats, Ints
 
@@ -44,6 +44,22 @@ class Batch:
     costs: dict[object, tuple[Ints, Floats]] = field(default_factory=dict)
 
 
+def _strides(rows: Rows) -> list[Ints]:
+    """How far apart neighbours in the groups of every axis of a block are, int64[rows] each: ranks have an order.
+
+    Experts are spread over data-parallel ranks.
+    """
+    orders = [flat.axes(order) for order in rows.domain["order"]]
+    found = []
+    for axis in ("tp", "cp", "dp"):
+        stride = np.ones(rows.count, dtype=np.int64)
+        for other in ("tp", "cp", "dp", "pp"):
+            before = np.array([order.index(other) < order.index(axis) for order in orders])
+            stride = np.where(before[rows.code["order"]], stride * rows[other], stride)
+        found.append(np.where(rows["ep" if axis == "dp" else axis] > 1, stride, 0))
+    return found
+
+
 @dataclass
 class Keys:
     """Keys of all rows: ``key`` int64[rows] is the key of every row, ``row`` one row of every key."""
@@ -59,7 +75,8 @@ class Keys:
         """Keys of all rows."""
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # gradients accumulate in place without it
-        row, key = numbered(code)
+        _, code = np.unique(np.stack([code, *_strides(rows)], axis=1), axis=0, return_inverse=True)
+        row, key = numbered(code.ravel())
         return cls(jobs, prices, key, row)
 
     def view(self, key: int) -> RankView:

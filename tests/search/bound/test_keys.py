@@ -124,3 +124,21 @@ def test_a_key_without_an_axis_is_found_out(where, key, axis, monkeypatch):
     monkeypatch.setattr(where, key, tuple(name for name in getattr(where, key) if name != axis))
     rows = rows_of(axis)
     assert not np.allclose(bounds_of(rows), alone(rows), rtol=1e-12)
+
+
+def test_ranks_of_another_order_have_keys_of_their_own():
+    """Groups of experts that cross nodes cost what they cost there, whatever row stands beside theirs."""
+    problem = make_problem(
+        "olmoe-1b-7b",
+        simpar.Cluster("dgx-a100-80gb", 8),
+        simpar.Training(seq_len=512, global_batch=64),
+        stack="torchtitan",
+        constraints=Constraints(
+            portable="any",
+            fixed={"tp": 4, "pp": 2, "ep": 8, "schedule": "1f1b", "order": ("tp-cp-dp-pp", "tp-cp-pp-dp")},
+        ),
+    )
+    rows = enumerate_space(problem)
+    assert len(set(rows.code["order"].tolist())) == 2
+    rows = rows.some(list(range(min(rows.count, 12))))
+    np.testing.assert_allclose(bounds_of(rows), alone(rows), rtol=1e-12)
