@@ -164,5 +164,5 @@ def test_a_key_without_an_axis_is_noticed(axis, monkeypatch):
     """Rows that differ in it would share kernels."""
     kept = tuple(name for name in of_keys.KEY_AXES if name != axis)
     monkeypatch.setattr(of_keys, "KEY_AXES", kept)
-    monkeypatch.setattr(of_keys, "_strides", lambda rows: [])  # which tell sizes apart, too
+    monkeypatch.setattr(of_keys, "_strides", lambda _: [])  # which tell sizes apart, too
     assert shared_wrongly(frontier_of(axis))
