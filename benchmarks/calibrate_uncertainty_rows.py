@@ -22,7 +22,7 @@ import numpy as np
 from joblib import Parallel, delayed
 from numpy.typing import NDArray
 
-from simpar.learn.parameters import ATTENTION, EXPERTS, Name, names_of, parameter, tuning_of, value_of
+from simpar.learn.parameters import ATTENTION, EXPERTS, SHARDS, Name, names_of, parameter, tuning_of, value_of
 from simpar.program.footprint import footprints
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import traits_of
@@ -68,7 +68,7 @@ JOBS: dict[str, dict[str, float]] = {
 """Latencies of clusters that only runs show, and how far they are moved."""
 FITTED = frozenset(
     ["launch.host_time_per_kernel_s", "launch.kernel_overhead", "launch.step_overhead_s", "launch.message_s",
-     "launch.host_time_per_collective_s", "launch.shard_copy_s", *EXPERTS]
+     "launch.host_time_per_collective_s", *SHARDS, *EXPERTS]
 )  # fmt: skip
 """Parameters of stacks that whole runs tell: those of which a profile says that they are nothing stay nothing."""
 FAMILIES = (

@@ -45,15 +45,12 @@ class Parameter:
 CLOCK = Parameter(0.05, 1.3, 0.03)
 CLOCKS = ("sustained_clock", "sustained_clock_fp8", "sustained_clock_fp4")
 ATTENTION = "fusion.attention_rate"
-SHARD_COPY = "launch.shard_copy_s"
-"""Most stacks gather flat buffers, of which nothing is copied tensor by tensor."""
 STACK = {
     "launch.host_time_per_kernel_s": Parameter(0.0, 100 * US, 4 * US),
     "launch.kernel_overhead": Parameter(0.7, 2.5, 0.04),
     "launch.step_overhead_s": Parameter(0.0, 0.5, 5 * MS),
     "launch.host_time_per_collective_s": Parameter(0.0, 1 * MS, 20 * US),
     "launch.message_s": Parameter(0.0, 10 * MS, 0.3 * MS),
-    SHARD_COPY: Parameter(0.0, 50 * US, 0.5 * US),
     "overlap.compute_slowdown_while_comm": Parameter(1.0, 1.6, 0.03),
     ATTENTION: Parameter(0.3, 1.5, 0.03),
 }
@@ -63,6 +60,8 @@ EXPERTS = {
     "experts.row_s": Parameter(0.0, 20 * NS, 0.5 * NS),
     "experts.exchange_host_s": Parameter(0.0, 5 * MS, 0.1 * MS),
 }
+SHARDS = {"launch.shard_copy_s": Parameter(0.0, 50 * US, 0.5 * US)}
+"""Where what was gathered is copied tensor by tensor; most stacks gather flat buffers."""
 DISPATCH = "launch.dispatch_s"
 ON_CPU = {DISPATCH: Parameter(0.0, 20 * MS, 0.2 * MS, 1 * MS)}
 """Where the host is the device; no shipped profile was measured on one."""
@@ -96,6 +95,7 @@ def parameter(key: str) -> Parameter:
     known = {
         **STACK,
         **EXPERTS,
+        **SHARDS,
         **ON_CPU,
         **MEMORY,
         **RESERVED,
@@ -111,10 +111,12 @@ def names_of(case: Case, tuning: Tuning) -> Iterator[Name]:
     narrow = (precision in CAST_DTYPES) + (precision in FOUR_BITS)
     for key in CLOCKS[: 1 + narrow]:
         yield "device", device.name, key
-    kinds = (STACK, EXPERTS if case.graph.is_mixture else {}, ON_CPU if device.kind == "cpu" else {})
+    copies = case.plan.get("zero") and load_stack(case.stack).launch.shard_copy_s
+    kinds = (
+        STACK, SHARDS if copies else {}, EXPERTS if case.graph.is_mixture else {},
+        ON_CPU if device.kind == "cpu" else {},
+    )  # fmt: skip
     for key in (key for kind in kinds for key in kind):
-        if key == SHARD_COPY and not (case.plan.get("zero") and load_stack(case.stack).launch.shard_copy_s):
-            continue
         if case.plan.get(_ONLY_WITH.get(key, ""), 2) != 1:
             yield "stack", case.stack, f"{key}.{device.name}" if key == ATTENTION else key
     if case.num_devices > 1:

@@ -254,17 +254,15 @@ class ModelGraph:
 
     def num_matmul_parameters(self) -> int:
         """Parameters that a token is multiplied with: matrices of layers, and the output projection."""
-        blocks = [self.embedding, *(self.blocks[name] for name in self.layers), self.head]
-        return int(sum(block.matmul_parameters(self.dims) for block in blocks))
+        return int(sum(block.matmul_parameters(self.dims) for block in self._in_order))
 
     @cached_property
     def tensor_sizes(self) -> tuple[int, ...]:
         """Parameters of every trained tensor that is no expert's, in the order of the model; shared ones count once."""
-        blocks = (self.embedding, *(self.blocks[name] for name in self.layers), self.head)
         tied = self.head.operator("lm_head").weights if self.tied_embeddings else ()
         return tuple(
             int(evaluate(weight.size, block.view(self.dims)))
-            for block in blocks
+            for block in self._in_order
             for op in block.operators
             for weight in op.weights
             if weight.trainable and weight.kind not in ("expert", "shared") and weight not in tied
@@ -299,8 +297,12 @@ class ModelGraph:
     @property
     def scopes(self) -> tuple[Mapping[str, int], ...]:
         """The dims of every tower: those of the model's own blocks first."""
-        used = (self.embedding, *(self.blocks[name] for name in self.layers), self.head)
-        return tuple({block.scope: block.view(self.dims) for block in used}.values())
+        return tuple({block.scope: block.view(self.dims) for block in self._in_order}.values())
+
+    @property
+    def _in_order(self) -> tuple[Block, ...]:
+        """The blocks that a token passes, from the embedding to the head."""
+        return (self.embedding, *(self.blocks[name] for name in self.layers), self.head)
 
 
 def is_row_parallel(op: Operator) -> bool:

@@ -182,26 +182,31 @@ class Synchronisation:
                 (self.compute_bytes, self.parameter_bytes, 1), (grad, self.gradient_bytes, 2),
             )
         )  # fmt: skip
-        launch, own_way = (
-            self.job.stack.launch,
-            self.job.plan.data_parallel.kind == self.job.stack.data_parallel,
-        )
-        pass_s = own_way / self.job.kernels.bandwidth
+        around_gather, around_reduce = self._copies_s_per_byte
         return {
-            "all_gather": gathered + launch.gather_passes * pass_s + own_way * self._shard_copies_s_per_byte,
-            "reduce_scatter": reduced + launch.reduce_passes * pass_s,
+            "all_gather": gathered + around_gather,
+            "reduce_scatter": reduced + around_reduce,
             "all_reduce": reduced,
         }
 
     @property
-    def _shard_copies_s_per_byte(self) -> float:
-        """Seconds a gathered byte of copies by tensor and rank that the host launches: of tensors of the mean size."""
-        copy_s, sizes = self.job.stack.launch.shard_copy_s, self.job.graph.tensor_sizes
-        if not (copy_s and sizes):
-            return 0.0
-        tensor_bytes = sum(sizes) / len(sizes) / self.cut * self.parameter_bytes
-        most_cut = min((each for each in self.replicas if each.kind != EXPERTS), key=lambda each: each.width)
-        return copy_s * most_cut.shards / tensor_bytes
+    def _copies_s_per_byte(self) -> tuple[float, float]:
+        """Seconds a byte of a stack's own copies around a gather and a reduction, where it is of the stack's own kind.
+
+        Passes over memory, and a launch for each rank's part of each tensor: of tensors of the mean size.
+        """
+        launch, sizes = self.job.stack.launch, self.job.graph.tensor_sizes
+        if self.job.plan.data_parallel.kind != self.job.stack.data_parallel:
+            return 0.0, 0.0
+        pass_s = 1.0 / self.job.kernels.bandwidth
+        gather_s, reduce_s = launch.gather_passes * pass_s, launch.reduce_passes * pass_s
+        if launch.shard_copy_s and sizes:
+            tensor_bytes = sum(sizes) / len(sizes) / self.cut * self.parameter_bytes
+            most_cut = min(
+                (each for each in self.replicas if each.kind != EXPERTS), key=lambda each: each.width
+            )
+            gather_s += launch.shard_copy_s * most_cut.shards / tensor_bytes
+        return gather_s, reduce_s
 
     @property
     def _bucket_bytes(self) -> float:

@@ -308,9 +308,7 @@ DEPTHS = Loop(_depths)
 
 def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) -> tuple[Floats, Floats]:
     """Durations by the table's columns and messages, float64[..., n]: what blocks its sender lengthens the pass."""
-    stages = len(table.schedule.rank_of_stage)
-    count = hops.ahead.shape[0]
-    durations = np.zeros((len(LETTERS) * 2 * stages + len(table.pairs) + stages, count))
+    stages, durations = len(table.schedule.rank_of_stage), _columns(table, hops)
     for (letter, boundary), values in times.items():
         first = (LETTERS.index(letter) * 2 + boundary) * stages
         durations[first : first + stages] = values.T
@@ -319,28 +317,29 @@ def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) 
         durations[len(LETTERS) * 2 * stages + at] = pairs[pair]
     if hops.blocking:
         return _blocked(table, durations, hops)
-    return durations, np.concatenate([hops.ahead.T, hops.back.T, np.zeros((1, count))])
+    return durations, np.concatenate([hops.ahead.T, hops.back.T, np.zeros_like(durations[:1])])
+
+
+def _columns(table: Table, hops: Hops) -> Floats:
+    """A zero for every column of a table and every row: passes by letter, boundary and stage, pairs, stages."""
+    stages = len(table.schedule.rank_of_stage)
+    return np.zeros((len(LETTERS) * 2 * stages + len(table.pairs) + stages, len(hops.ahead)))
 
 
 def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Floats]:
     """Durations that include the message behind a pass, and messages that take nothing more."""
     messages = np.zeros((2 * len(table.schedule.rank_of_stage) - 1, durations.shape[1]))
-    return durations + _sent(table, durations.shape, hops), messages
+    return durations + _sent(table, hops), messages
 
 
 def computed_ns(table: Table, finish: Floats, hops: Hops) -> Floats:
     """When the kernels of every action end, before what blocks its sender, float64[actions, n]."""
-    if not hops.blocking:
-        return finish
-    stages = len(table.schedule.rank_of_stage)
-    shape = len(LETTERS) * 2 * stages + len(table.pairs) + stages, finish.shape[1]
-    return np.asarray(finish - _sent(table, shape, hops)[table.column])
+    return np.asarray(finish - _sent(table, hops)[table.column]) if hops.blocking else finish
 
 
-def _sent(table: Table, shape: tuple[int, ...], hops: Hops) -> Floats:
-    """What the messages behind passes take, by the table's columns."""
-    stages = len(table.schedule.rank_of_stage)
-    sent = np.zeros(shape)
+def _sent(table: Table, hops: Hops) -> Floats:
+    """What the messages behind passes take, by the table's columns, float64[..., n]."""
+    stages, sent = len(table.schedule.rank_of_stage), _columns(table, hops)
     for code, ahead in ((F, True), (B, False), (I, False)):
         for boundary in (0, 1):
             first = (code * 2 + boundary) * stages

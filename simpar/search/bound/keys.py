@@ -1,8 +1,9 @@
 """Keys: combinations of what decides the passes over a block, and batches of them that are walked at once.
 
-Many rows share their kernels: what a rank computes depends on its shares of the tensors, not on the pipeline or on
-data parallelism. Keys that differ in sizes only (SIZES) are a batch: one walk through a block makes the phases of all
-of them, with arrays of durations and of sizes of collectives. Where it would have to branch on such an array it fails.
+Many rows share their kernels: what a rank computes depends on its shares of the tensors, and what it exchanges on
+where its groups lie, otherwise not on the pipeline or on data parallelism. Keys that differ in sizes only (SIZES) are a
+batch: one walk through a block makes the phases of all of them, with arrays of durations and of sizes of collectives.
+Where it would have to branch on such an array it fails.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
-from simpar.search.space.axes import Rows, fully_sharded, numbered
+from simpar.search.space.axes import Rows, fully_sharded, numbered, stride
 from simpar.search.space.jobs import SIZES, Jobs, column
 from simpar.units import Floats, Ints
 
@@ -45,19 +46,9 @@ class Batch:
 
 
 def _strides(rows: Rows) -> list[Ints]:
-    """How far apart neighbours in the groups of every axis of a block are, int64[rows] each: ranks have an order.
-
-    Experts are spread over data-parallel ranks.
-    """
-    orders = [flat.axes(order) for order in rows.domain["order"]]
-    found = []
-    for axis in ("tp", "cp", "dp"):
-        stride = np.ones(rows.count, dtype=np.int64)
-        for other in ("tp", "cp", "dp", "pp"):
-            before = np.array([order.index(other) < order.index(axis) for order in orders])
-            stride = np.where(before[rows.code["order"]], stride * rows[other], stride)
-        found.append(np.where(rows["ep" if axis == "dp" else axis] > 1, stride, 0))
-    return found
+    """How far apart ranks are in groups of more than one that blocks talk in, int64[rows] by axis; experts over dp."""
+    sizes = {"tp": "tp", "cp": "cp", "dp": "ep"}
+    return [np.where(rows[size] > 1, stride(rows, axis), 0) for axis, size in sizes.items()]
 
 
 @dataclass
@@ -75,8 +66,7 @@ class Keys:
         """Keys of all rows."""
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # gradients accumulate in place without it
-        _, code = np.unique(np.stack([code, *_strides(rows)], axis=1), axis=0, return_inverse=True)
-        row, key = numbered(code.ravel())
+        row, key = numbered(code, *_strides(rows))
         return cls(jobs, prices, key, row)
 
     def view(self, key: int) -> RankView:

@@ -12,7 +12,7 @@ from simpar.program.emission.collective_prices import FREE, Price, Prices
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.bound.paths import Hops, Passes, Path, Stages, path_bound
 from simpar.search.bound.shapes import Shape, Shapes, weigh
-from simpar.search.space.axes import numbered, together
+from simpar.search.space.axes import numbered, stride, together
 from simpar.search.space.jobs import Jobs
 from simpar.units import Flags, Floats, Ints
 
@@ -201,7 +201,7 @@ class Pipelines:
 
     def _priced(self, shape: Shape, pipe: int) -> tuple[list[Price], Floats, Ints]:
         """Distinct prices of a pipeline's messages, what a byte takes of port and NIC, and which each message takes."""
-        ranks = self._ranks(int(self.row[pipe]), shape.num_ranks)
+        ranks = np.arange(shape.num_ranks) * self._strides[self.row[pipe]]
         cached = shape.rank_of_stage, tuple(ranks[:2].tolist())
         if cached not in self._messages:
             at = ranks[np.array(shape.rank_of_stage)]
@@ -217,11 +217,7 @@ class Pipelines:
             self._messages[cached] = prices, np.array(slopes), index.reshape(2, -1)
         return self._messages[cached]
 
-    def _ranks(self, row: int, num_ranks: int) -> Ints:
-        """The ranks of the first pipeline: a stride apart, the product of the faster axes."""
-        rows, stride = self.jobs.rows, 1
-        for axis in str(rows.domain["order"][rows.code["order"][row]]).split("-"):
-            if axis == "pp":
-                break
-            stride *= int(rows.at(axis, row))
-        return np.arange(num_ranks) * stride
+    @cached_property
+    def _strides(self) -> Ints:
+        """How far apart the ranks of a pipeline are, int64[rows]."""
+        return stride(self.jobs.rows, "pp")

@@ -161,6 +161,17 @@ def numbered(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
     return first, code
 
 
+def stride(rows: Rows, axis: str) -> Ints:
+    """How far apart neighbours along an axis of the mesh are, int64[rows]: the product of the faster axes."""
+    orders = [flat.axes(order) for order in rows.domain["order"]]
+    found = np.ones(rows.count, dtype=np.int64)
+    for other in orders[0]:
+        faster = np.array([order.index(other) < order.index(axis) for order in orders])
+        if faster.any():
+            found *= np.where(faster[rows.code["order"]], rows[other], 1)
+    return found
+
+
 def together(number: Ints) -> Iterator[Ints]:
     """Positions of equal numbers in groups, the lowest number first; in order within each."""
     order, first = np.argsort(number, kind="stable"), 0

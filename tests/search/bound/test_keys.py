@@ -12,6 +12,7 @@ from simpar.models.hf_config import read
 from simpar.search import Constraints, make_problem
 from simpar.search.bound import data_parallel, keys
 from simpar.search.certify.frontier import STEP, SWEPT, Frontier
+from simpar.search.space.axes import numbered
 from simpar.search.space.fit import needs
 from simpar.search.space.rows import ALL_NAMES, enumerate_space
 
@@ -126,19 +127,22 @@ def test_a_key_without_an_axis_is_found_out(where, key, axis, monkeypatch):
     assert not np.allclose(bounds_of(rows), alone(rows), rtol=1e-12)
 
 
-def test_ranks_of_another_order_have_keys_of_their_own():
+def test_ranks_of_another_order_are_bounded_as_they_are_alone():
     """Groups of experts that cross nodes cost what they cost there, whatever row stands beside theirs."""
+    orders = "tp-cp-dp-pp", "tp-cp-pp-dp"
+    fixed = {"tp": 4, "pp": 2, "ep": 8, "token_dispatch": "per_rank", "schedule": "1f1b", "order": orders}
     problem = make_problem(
         "olmoe-1b-7b",
-        simpar.Cluster("dgx-a100-80gb", 8),
-        simpar.Training(seq_len=512, global_batch=64),
+        simpar.Cluster("dgx-a100-80gb", 2),
+        simpar.Training(seq_len=512, global_batch=16),
         stack="torchtitan",
-        constraints=Constraints(
-            portable="any",
-            fixed={"tp": 4, "pp": 2, "ep": 8, "schedule": "1f1b", "order": ("tp-cp-dp-pp", "tp-cp-pp-dp")},
-        ),
+        constraints=Constraints(portable="any", fixed=fixed),
     )
-    rows = enumerate_space(problem)
-    assert len(set(rows.code["order"].tolist())) == 2
-    rows = rows.some(list(range(min(rows.count, 12))))
-    np.testing.assert_allclose(bounds_of(rows), alone(rows), rtol=1e-12)
+    every = enumerate_space(problem)
+    _, kind = numbered(*(column for name, column in every.code.items() if name != "order"))
+    pair = np.flatnonzero(kind == 0)
+    assert [every.domain["order"][code] for code in every.code["order"][pair]] == list(orders)
+    rows = every.some(pair)
+    each = alone(rows)
+    np.testing.assert_allclose(bounds_of(rows), each, rtol=1e-12)
+    assert len(set(each[-1].tolist())) == 2, "a step of one order is longer"
