@@ -58,14 +58,15 @@ def shipped(name: str) -> dict[str, Any] | None:
     return next((config for _, config in _some_configs(lambda _, own: bool(start.match(own)))), None)
 
 
-def with_sizes(hidden: int, heads: int) -> Iterator[str]:
+@cache
+def with_sizes(hidden: int, heads: int) -> tuple[str, ...]:
     """Names of the shipped models whose configs have both numbers, in the catalogue's order."""
     words = [re.compile(rf"\b(?:{names}): {size}\b") for names, size in ((WIDTHS, hidden), (HEADS, heads))]
 
     def near(shared: str, own: str) -> bool:
         return all(word.search(own) or word.search(shared) for word in words)
 
-    return (name for name, config in _some_configs(near) if {hidden, heads} <= _numbers(config))
+    return tuple(name for name, config in _some_configs(near) if {hidden, heads} <= _numbers(config))
 
 
 def _numbers(config: Mapping[str, Any]) -> set[int]:

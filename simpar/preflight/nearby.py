@@ -58,6 +58,7 @@ FOLLOWS = {
     "schedule": ("vpp",),
 }
 """Choices that come with another one, and count as one change with it."""
+_Looked = tuple[int, Plan, Outline]
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,8 @@ def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Res
     those that need as much are passed by. Rows that were simulated, or that the framework refuses, are no longer open.
     """
     problem = frontier.rows.problem
-    outlined = list(_outlined(frontier, open_rows))
-    short = [one for one in outlined if len(one[2]) <= MOST_OPS]
     spent, count, most_bytes = 0, 0, np.inf
-    for row, plan, run in short or sorted(outlined, key=lambda one: len(one[2]))[:1]:
+    for row, plan, run in _short(_outlined(frontier, open_rows)):
         if frontier.needed_bytes[row] > most_bytes or (spent and spent + len(run) > MOST_OPS):
             continue
         open_rows[row] = False
@@ -120,7 +119,21 @@ def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Res
             return
 
 
-def _outlined(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[int, Plan, Outline]]:
+def _short(outlined: Iterable[_Looked]) -> Iterator[_Looked]:
+    """Those of few ops, as they come; that of the fewest where all have many."""
+    many: list[_Looked] = []
+    found = False
+    for one in outlined:
+        if len(one[2]) <= MOST_OPS:
+            found = True
+            yield one
+        else:
+            many.append(one)
+    if many and not found:
+        yield min(many, key=lambda one: len(one[2]))
+
+
+def _outlined(frontier: Frontier, open_rows: Flags) -> Iterator[_Looked]:
     """The rows of the lowest bounds that may fit, with their plans and Programs in outline."""
     left = open_rows.copy()
     for _ in range(MOST_LOOKED_AT):
