@@ -113,6 +113,11 @@ def refuse_whole_vocabulary(stack: Stack) -> None:
         )
 
 
+def stack_for(plan: Plan, stack: Stack | str | None = None) -> Stack:
+    """The software stack that runs a plan: the one that is given, else the plan's own, else the usual one."""
+    return stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
+
+
 def make_job(
     model: ModelGraph | str,
     cluster: Cluster,
@@ -123,7 +128,7 @@ def make_job(
 ) -> Job:
     """Everything decided before lowering; recomputation by layer fits as probably as asked for. Raises UserError."""
     graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
-    habits = stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
+    habits = stack_for(plan, stack)
     if cluster.is_mixed and (apart(plan) or plan.data_parallel.kind == "single_process"):
         raise UserError(
             f"hardware {cluster.profile.name}: replicas on several kinds of nodes step together; allowed: "

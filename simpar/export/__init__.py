@@ -23,6 +23,7 @@ from simpar.export.target import Imported, Target
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
+from simpar.plan.optimizers import USUAL
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
 from simpar.units import BLOCK_SCALED, FOUR_BITS
@@ -70,7 +71,7 @@ def load_target(name: str) -> Target:
 def targets_of(stack: str) -> list[str]:
     """Targets whose framework a stack is."""
     found = ((name, load_target(name)) for name in TARGETS)
-    return [name for name, target in found if stack in (target.stack, *target.also)]
+    return [name for name, target in found if stack in target.stacks]
 
 
 def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) -> list[str]:
@@ -107,7 +108,7 @@ def losses(
     an unknown target or stack, NotOneLayout for a plan that is none.
     """
     found = load_target(target)
-    plan, unknown = _expressible(_one_layout(plan, model), found)
+    plan, unknown = expressible(_one_layout(plan, model), found)
     return (
         *unknown,
         *_losses(found, subject(plan, model, training, found.habits(plan), devices_per_node, own)),
@@ -148,13 +149,18 @@ def _of_data(training: Training) -> Iterator[Loss]:
         )
 
 
-def _expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
+def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
     """The plan without what its target has no word for, and what stands in its place.
 
-    Nobody says which layers recompute, nor 4-bit products; few say what of 8-bit floats shares a scale.
+    Nobody says which layers recompute, nor 4-bit products; few say what of 8-bit floats shares a scale, or have many
+    optimizers.
     """
-    policy, precision = plan.memory.recompute, plan.numerics.precision
+    policy, precision, optimizer = plan.memory.recompute, plan.numerics.precision, plan.numerics.optimizer
     lost: list[Loss] = []
+    if optimizer not in target.optimizers:
+        known = ", ".join(target.optimizers)
+        lost.append(Loss("optimizer", optimizer, f"the target has {known}: {USUAL} in its place"))
+        plan = plan.with_values(optimizer=USUAL)
     if policy == OPTIMAL or chosen_layers(policy) is not None:
         lost.append(Loss("recompute", policy, "all layers are treated alike: full in its place"))
         plan = plan.with_values(recompute="full")
@@ -187,7 +193,7 @@ def export(
         plan = _one_layout(plan, model)
     except NotOneLayout as error:
         raise UserError(f"{target} cannot express {error}") from None
-    plan, unknown = _expressible(plan, found)
+    plan, unknown = expressible(plan, found)
     s = _said_gradients(subject(plan, model, training, found.habits(plan), devices_per_node), plan)
     lost = (*unknown, *_losses(found, s), *_of_data(training))
     if lost and not lossy:
@@ -202,7 +208,7 @@ def export(
 
 
 def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
-    if plan.stack in (None, target.stack, *target.also):
+    if plan.stack in (None, *target.stacks):
         return ()
     return (
         (
@@ -237,6 +243,7 @@ __all__ = [
     "Loss",
     "Target",
     "export",
+    "expressible",
     "load_target",
     "losses",
     "read",

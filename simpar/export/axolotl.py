@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from simpar.export import hugging_face, rules, trainer_arguments
+from simpar.export import hugging_face, placeholders, rules, trainer_arguments
 from simpar.export.hub import HUB
 from simpar.export.launch import launchers
 from simpar.export.subject import Loss, Subject
@@ -39,10 +39,10 @@ def options(s: Subject) -> Options:
         "micro_batch_size": s.plan.micro_batch,
         "gradient_accumulation_steps": s.microbatches,
         "max_steps": 100,
-        "optimizer": trainer_arguments.OPTIMIZERS.get(numerics.optimizer, "adamw_torch_fused"),
-        "learning_rate": 3e-4,
+        "optimizer": trainer_arguments.OPTIMIZERS[numerics.optimizer],
+        "learning_rate": placeholders.LEARNING_RATE,
         "lr_scheduler": "cosine",
-        "weight_decay": 0.1,
+        "weight_decay": placeholders.WEIGHT_DECAY,
         "max_grad_norm": 1.0,
         "bf16": numerics.precision == "bf16",
         "fp16": numerics.precision == "fp16",
@@ -72,10 +72,11 @@ AXOLOTL = Target(
     name="axolotl",
     description="Axolotl: its YAML, full parameters under FSDP",
     version="Axolotl 0.19.0 (AxolotlInputConfig)",
-    stack="fsdp",
+    stacks=("fsdp",),
     losses=losses,
     options=options,
     files=files,
     notes=trainer_arguments.notes,
     features=("offload", "a part"),
+    optimizers=trainer_arguments.OPTIMIZERS,
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from simpar.export import hugging_face, rules
+from simpar.export import hugging_face, placeholders, rules
 from simpar.export.deepspeed_read import PARTS, read
 from simpar.export.launch import launchers
 from simpar.export.recipes import nested
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Options, Target
+from simpar.export.target import OF_TORCH, Options, Target
 from simpar.units import DTYPE_BYTES
 
 CONFIG = "ds_config.json"
@@ -126,10 +126,14 @@ def options(s: Subject) -> Options:
 
 def _optimizer(s: Subject) -> Options:
     name = s.plan.numerics.optimizer
-    found: Options = {"optimizer.type": "AdamW" if name == "adamw" else "SGD", "optimizer.params.lr": 3e-4}
-    if name == "adamw":
-        return found | {"optimizer.params.betas": [0.9, 0.95], "optimizer.params.weight_decay": 0.1}
-    momentum = 0.9 if name == "sgd_momentum" else 0.0
+    found: Options = {
+        "optimizer.type": OF_TORCH[name], "optimizer.params.lr": placeholders.LEARNING_RATE,
+    }  # fmt: skip
+    if (momentum := placeholders.momentum(name)) is None:
+        return found | {
+            "optimizer.params.betas": list(placeholders.BETAS),
+            "optimizer.params.weight_decay": placeholders.WEIGHT_DECAY,
+        }
     return found | {"optimizer.params.momentum": momentum, "zero_allow_untested_optimizer": True}
 
 
@@ -164,7 +168,7 @@ DEEPSPEED = Target(
     name="deepspeed",
     description="DeepSpeed: the JSON config and a script for a Hugging Face model",
     version="DeepSpeed 0.19.8",
-    stack="deepspeed",
+    stacks=("deepspeed",),
     losses=losses,
     options=options,
     files=files,

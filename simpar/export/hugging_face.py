@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from simpar.export import rules
+from simpar.export import placeholders, rules
 from simpar.export.launch import comment
 from simpar.export.subject import Loss, Subject
+from simpar.export.target import OF_TORCH
 
 _HEAD = '''"""Train a causal language model on random tokens."""
 
@@ -75,9 +76,10 @@ def losses(s: Subject) -> Iterator[Loss]:
 def optimizer(s: Subject) -> str:
     """The constructor of the optimizer, from ``parameters``."""
     name = s.plan.numerics.optimizer
-    if name == "adamw":
-        return "torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)"
-    return f"torch.optim.SGD(model.parameters(), lr=3e-4, momentum={0.9 if name == 'sgd_momentum' else 0.0})"
+    momentum = placeholders.momentum(name)
+    decay = f"betas={placeholders.BETAS}, weight_decay={placeholders.WEIGHT_DECAY}"
+    own = decay if momentum is None else f"momentum={momentum}"
+    return f"torch.optim.{OF_TORCH[name]}(model.parameters(), lr={placeholders.LEARNING_RATE}, {own})"
 
 
 def notes(_: Subject) -> Iterator[str]:

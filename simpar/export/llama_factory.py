@@ -43,11 +43,12 @@ LLAMA_FACTORY = Target(
     name="llama-factory",
     description="LLaMA-Factory: the YAML of llamafactory-cli train, full parameters",
     version="LLaMA-Factory 0.9.5 (hparams)",
-    stack="fsdp",
+    stacks=("fsdp",),
     losses=trainer_arguments.released_losses,
     options=options,
     files=files,
     notes=trainer_arguments.notes,
     how="The data set `c4_demo` is in the folder `data` of its repository; name your own with `dataset_dir`.",
     features=("offload", "a part"),
+    optimizers=trainer_arguments.OPTIMIZERS,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import gcd
 
-from simpar.export import rules
+from simpar.export import placeholders, rules
 from simpar.export.hub import as_shipped
 from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD
 from simpar.export.subject import Loss, Subject
@@ -34,6 +34,7 @@ ROWS = {
 """Rows of tables of tokens that MaxText's own configs pad or cut; a config file cannot say others."""
 REMAT = {"full": "full", "modules:core_attn+layernorm": "minimal"}
 """What is computed again: all, or all but products with weights."""
+OPTIMIZERS = {"adamw": "adamw"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
 _START = """exec {srun}python -m maxtext.trainers.pre_train.train {config} "$@"
 """
@@ -66,8 +67,6 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss(
             "precision", numerics.precision, "dtype is bfloat16 or float32, products have 16 or 8 bits"
         )
-    if numerics.optimizer != "adamw":
-        yield Loss("optimizer", numerics.optimizer, "the optimizer is AdamW")
     offload = s.plan.offload
     if offload.is_used:
         yield Loss(
@@ -142,7 +141,7 @@ def options(s: Subject) -> Options:
         "dtype": DTYPES.get(s.plan.numerics.precision, "bfloat16"),
         "weight_dtype": "float32",
         "steps": 100,
-        "learning_rate": 3e-4,
+        "learning_rate": placeholders.LEARNING_RATE,
         "dataset_type": "synthetic",
         "enable_checkpointing": False,
         "base_output_directory": "output",
@@ -177,11 +176,12 @@ MAXTEXT = Target(
     name="maxtext",
     description="MaxText: a config over its base, for TPUs and GPUs",
     version="MaxText 0.2.5 (configs/base.yml, configs/models)",
-    stack="maxtext",
+    stacks=("maxtext",),
     losses=losses,
     options=options,
     files=files,
     notes=notes,
     features=("a part",),
+    optimizers=OPTIMIZERS,
     how="Its `base.yml` is found in the installed package.",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from simpar.export import rules
+from simpar.export import placeholders, rules
 from simpar.export.architecture import Architecture, architecture
 from simpar.export.decoder import megatron_core_losses, period
 from simpar.export.launch import launchers, words
@@ -27,6 +27,7 @@ FLAG = None
 ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
 CP_TYPES = {"ring": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "sgd_momentum": "sgd"}
 FP8_RECIPES = {
     "fp8": ("hybrid", "delayed"),
     "fp8_blockwise": ("e4m3", "blockwise"),
@@ -281,9 +282,9 @@ def _numerics(s: Subject) -> Options:
     if numerics.precision != "fp32":
         low = numerics.grad_dtype == "bf16"
         found["--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32"] = FLAG
-    found["--optimizer"] = "adam" if numerics.optimizer == "adamw" else "sgd"
-    if numerics.optimizer != "adamw":
-        found["--sgd-momentum"] = 0.9 if numerics.optimizer == "sgd_momentum" else 0.0
+    found["--optimizer"] = OPTIMIZERS[numerics.optimizer]
+    if (momentum := placeholders.momentum(numerics.optimizer)) is not None:
+        found["--sgd-momentum"] = momentum
     return found
 
 
@@ -293,7 +294,7 @@ def _training(s: Subject) -> Options:
         "--global-batch-size": s.training.global_batch,
         "--seq-length": s.training.seq_len,
         "--train-iters": 100,
-        "--lr": 3e-4,
+        "--lr": placeholders.LEARNING_RATE,
         "--mock-data": FLAG,
         "--tokenizer-type": "NullTokenizer",
         "--transformer-impl": "transformer_engine",
@@ -338,7 +339,7 @@ MEGATRON = Target(
     name="megatron",
     description="Megatron-LM pretrain_gpt.py and pretrain_hybrid.py: command-line arguments",
     version="Megatron-LM / megatron-core 0.19.2 (megatron/training/arguments.py)",
-    stack="megatron",
+    stacks=("megatron",),
     losses=losses,
     options=options,
     files=files,
@@ -346,4 +347,5 @@ MEGATRON = Target(
     how="Set `MEGATRON` to a checkout of Megatron-LM.",
     read=read,
     features=("block scales",),
+    optimizers=OPTIMIZERS,
 )

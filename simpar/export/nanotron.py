@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from simpar.export import nanotron_read, rules
+from simpar.export import nanotron_read, placeholders, rules
 from simpar.export.architecture import architecture
 from simpar.export.launch import launchers
 from simpar.export.subject import Loss, Subject
@@ -14,6 +14,8 @@ from simpar.plan.stage_layers import layers_by_cost
 from simpar.units import MIB
 
 CONFIG = "nanotron.yaml"
+ADAM = "adamW"
+OPTIMIZERS = {"adamw": ADAM, "sgd": "sgd", "sgd_momentum": "sgd"}
 ENGINES = {ours: theirs for theirs, ours in nanotron_read.ENGINES.items()}
 DTYPES = {ours: theirs for theirs, ours in nanotron_read.DTYPES.items()}
 
@@ -135,19 +137,21 @@ def _tokens(s: Subject) -> Options:
 
 def _optimizer(s: Subject) -> Options:
     numerics, factory = s.plan.numerics, "optimizer.optimizer_factory."
+    first, second = placeholders.BETAS
     adam: Options = {
-        f"{factory}adam_beta1": 0.9, f"{factory}adam_beta2": 0.95, f"{factory}adam_eps": 1e-8,
+        f"{factory}adam_beta1": first, f"{factory}adam_beta2": second, f"{factory}adam_eps": placeholders.EPS,
         f"{factory}torch_adam_is_fused": True,
     }  # fmt: skip
+    name = OPTIMIZERS[numerics.optimizer]
     schedule = "optimizer.learning_rate_scheduler."
     return {
-        **(adam if numerics.optimizer == "adamw" else {}),
-        f"{factory}name": "adamW" if numerics.optimizer == "adamw" else "sgd",
+        **(adam if name == ADAM else {}),
+        f"{factory}name": name,
         "optimizer.zero_stage": min(s.plan.data_parallel.zero, 1),
-        "optimizer.weight_decay": 0.1,
-        "optimizer.clip_grad": 1.0,
+        "optimizer.weight_decay": placeholders.WEIGHT_DECAY,
+        "optimizer.clip_grad": placeholders.CLIPPED_NORM,
         "optimizer.accumulate_grad_in_fp32": numerics.precision != "fp32" and numerics.grad_dtype == "fp32",
-        f"{schedule}learning_rate": 3e-4,
+        f"{schedule}learning_rate": placeholders.LEARNING_RATE,
         f"{schedule}lr_warmup_steps": 2,
         f"{schedule}lr_warmup_style": "linear",
         f"{schedule}lr_decay_style": "cosine",
@@ -176,11 +180,12 @@ NANOTRON = Target(
     name="nanotron",
     description="nanotron: the YAML config of run_train.py",
     version="nanotron git main (src/nanotron/config, 2025)",
-    stack="nanotron",
+    stacks=("nanotron",),
     losses=losses,
     options=options,
     files=files,
     notes=notes,
     read=nanotron_read.read,
+    optimizers=OPTIMIZERS,
     how="Set `NANOTRON` to a checkout of nanotron.",
 )

@@ -18,7 +18,6 @@ from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import stage_layers
 
@@ -212,8 +211,6 @@ def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Itera
             usual = (getattr(getattr(blank, section), name), getattr(getattr(habit, section), name))
             if name not in UNDERSTOOD.get(section, ()) and getattr(part, name) not in usual:
                 yield Loss(f"{section}.{name}", getattr(part, name), "the exporters do not know this field")
-    if plan.numerics.optimizer not in IN_TORCH:
-        yield Loss("optimizer", plan.numerics.optimizer, f"the exporters know {', '.join(IN_TORCH)}")
 
 
 def _short(value: Any) -> str:

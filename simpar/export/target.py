@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from simpar.export.subject import Loss, Subject
+from simpar.plan.optimizers import IN_TORCH, in_torch
 from simpar.plan.plan import Plan
 
 Options = dict[str, Any]
@@ -17,6 +18,8 @@ FEATURES = {
     "a part": "something else runs more of what its stack does: it does not decide what is searched for that",
 }
 """What a target may have beside files."""
+OF_TORCH = {name: in_torch(name).name for name in IN_TORCH}
+"""Optimizers of targets that train with those of ``torch.optim``."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +71,32 @@ def plan_said(values: Mapping[str, Any]) -> Plan:
 class Target:
     """One framework at one version.
 
-    ``stack`` is the software stack whose habits it has. ``losses`` yields what it cannot express, ``options`` the
-    options it is given by their own names, ``files`` the text of every file from a subject and its options. ``notes``
-    tells what the user should know, ``how`` what to do before it is started. ``read`` takes the text of one of its
-    files, and the file's name, back to a plan. ``also`` are stacks that it starts too: plans made for them are told
-    with their habits. ``features`` are of :data:`FEATURES`.
+    ``stacks`` are software stacks: first the one whose habits it has, then others that it starts, with whose habits
+    plans made for them are told. ``losses`` yields what it cannot express, ``options`` the options it is given by
+    their own names, ``files`` the text of every file from a subject and its options. ``notes`` tells what the user
+    should know, ``how`` what to do before it is started. ``read`` takes the text of one of its files, and the file's
+    name, back to a plan. ``features`` are of :data:`FEATURES`, ``optimizers`` its names of those that it has, by
+    simpar's.
     """
 
     name: str
     description: str
     version: str
-    stack: str
+    stacks: tuple[str, ...]
     losses: Callable[[Subject], Iterable[Loss]]
     options: Callable[[Subject], Options]
     files: Callable[[Subject, Options], Mapping[str, str]]
     notes: Callable[[Subject], Iterable[str]] = lambda _: ()
     how: str = ""
     read: Callable[[str, str], Imported] | None = field(default=None)
-    also: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    optimizers: Mapping[str, str] = field(default_factory=lambda: OF_TORCH)
+
+    @property
+    def stack(self) -> str:
+        """The software stack whose habits it has."""
+        return self.stacks[0]
 
     def habits(self, plan: Plan) -> str:
         """The stack whose habits a plan has there: its own where the target starts it, else that of the target."""
-        return plan.stack if plan.stack in self.also else self.stack
+        return plan.stack if plan.stack in self.stacks else self.stack

@@ -43,6 +43,7 @@ SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "breadth-first": "LoopedBFS",
     "zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV",
 }  # fmt: skip
+OPTIMIZERS = {"adamw": "AdamW"}
 LOAD_BALANCERS = ("zigzag",)
 CSV = "schedule.csv"
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
@@ -112,8 +113,6 @@ def losses(s: Subject, *, named: bool = False) -> Iterator[Loss]:
     numerics = s.plan.numerics
     if numerics.precision == "fp16":
         yield Loss("precision", "fp16", "mixed precision is bf16 or fp32")
-    if numerics.optimizer != "adamw":
-        yield Loss("optimizer", numerics.optimizer, "the optimizer is AdamW")
 
 
 def _data_parallel(s: Subject) -> Iterator[Loss]:

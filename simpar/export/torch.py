@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from pathlib import Path
 
-from simpar.export import rules
+from simpar.export import placeholders, rules
 from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Options, Target
+from simpar.export.target import OF_TORCH, Options, Target
 from simpar.models.details import ROPE_TYPES, Dropout
 from simpar.plan.check import schedule_of
 from simpar.plan.schedules.actions import B, F, Schedule
@@ -135,7 +135,8 @@ def options(s: Subject) -> Options:
         "bucket_mib": max(1, round(float(data.bucket_bytes or 25 * MIB) / MIB)),
         "recompute_every": _every(s.plan.memory.recompute),
         "precision": s.plan.numerics.precision,
-        "optimizer": s.plan.numerics.optimizer,
+        "optimizer": OF_TORCH[s.plan.numerics.optimizer],
+        "momentum": placeholders.momentum(s.plan.numerics.optimizer),
     }
 
 
@@ -197,7 +198,7 @@ TORCH = Target(
     name="torch",
     description="plain torch: a script that stands alone, with torchrun and SLURM launchers",
     version="torch 2.11 to 2.15",
-    stack="simpar",
+    stacks=("simpar",),
     losses=losses,
     options=options,
     files=files,

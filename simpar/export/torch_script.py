@@ -272,12 +272,11 @@ class Update:
         self.s, self.group = s, group
         self.parameters = [p for stage in stages for p in stage.parameters()]
         self.locals = [nn.Parameter(local(p).detach()) for p in self.parameters]
-        adam = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
-        momentum = 0.9 if s["optimizer"] == "sgd_momentum" else 0.0
-        adamw = s["optimizer"] == "adamw"
-        kind, options = (
-            (torch.optim.AdamW, adam) if adamw else (torch.optim.SGD, {"lr": 3e-4, "momentum": momentum})
-        )
+        kind = getattr(torch.optim, s["optimizer"])
+        options: dict[str, Any] = {
+            "AdamW": {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1},
+            "SGD": {"lr": 3e-4, "momentum": s["momentum"]},
+        }[s["optimizer"]]
         self.optimizer: Any = kind(self.locals, **options)
         if s["zero"] == 1 and group is not None:
             self.optimizer = ZeroRedundancyOptimizer(

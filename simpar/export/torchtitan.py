@@ -194,11 +194,12 @@ TORCHTITAN = Target(
     name="torchtitan",
     description="torchtitan: a Python module that returns the Trainer's config",
     version="torchtitan 0.3.0",
-    stack="torchtitan",
+    stacks=("torchtitan",),
     losses=losses,
     options=options,
     files=files,
     notes=titan.notes,
     features=("offload",),
+    optimizers=titan.OPTIMIZERS,
     read=read,
 )

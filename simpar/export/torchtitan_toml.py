@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from simpar.export import placeholder_data, titan
+from simpar.export import placeholder_data, placeholders, titan
 from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
@@ -53,7 +53,11 @@ def options(s: Subject) -> Options:
     if found["activation_checkpoint.mode"] == "selective":
         every = kind.removeprefix("every:") if kind.startswith("every:") else "op"
         found["activation_checkpoint.selective_ac_option"] = every
-    return found | {"compile.enable": True, "optimizer.name": "AdamW", "optimizer.lr": 3e-4}
+    return found | {
+        "compile.enable": True,
+        "optimizer.name": titan.OPTIMIZERS[s.plan.numerics.optimizer],
+        "optimizer.lr": placeholders.LEARNING_RATE,
+    }
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
@@ -85,11 +89,12 @@ TORCHTITAN_TOML = Target(
     name="torchtitan-0.2",
     description="torchtitan 0.2: a TOML job config",
     version="torchtitan 0.2.2",
-    stack="torchtitan",
+    stacks=("torchtitan",),
     losses=losses,
     options=options,
     files=files,
     notes=titan.notes,
     features=("offload",),
+    optimizers=titan.OPTIMIZERS,
     read=read,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simpar.export import hugging_face, rules
+from simpar.export import hugging_face, placeholders, rules
 from simpar.export.hub import HUB, as_shipped
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options
@@ -35,8 +35,6 @@ def sharded_losses(s: Subject) -> Iterator[Loss]:
         yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
     if numerics.precision == "fp8":
         yield Loss("precision", "fp8", "precision is bf16, fp16 or fp32")
-    if numerics.optimizer not in OPTIMIZERS:
-        yield Loss("optimizer", numerics.optimizer, f"the exporter knows {', '.join(OPTIMIZERS)}")
     yield from rules.offload_of_shards(s)
     where_sharded = "a layer is the unit of communication"
     yield from rules.chosen(
@@ -70,10 +68,10 @@ def arguments(s: Subject) -> Options:
         "per_device_train_batch_size": s.plan.micro_batch,
         "gradient_accumulation_steps": s.microbatches,
         "max_steps": 100,
-        "learning_rate": 3e-4,
-        "weight_decay": 0.1,
+        "learning_rate": placeholders.LEARNING_RATE,
+        "weight_decay": placeholders.WEIGHT_DECAY,
         "max_grad_norm": 1.0,
-        "optim": OPTIMIZERS.get(numerics.optimizer, "adamw_torch_fused"),
+        "optim": OPTIMIZERS[numerics.optimizer],
         "bf16": numerics.precision == "bf16",
         "fp16": numerics.precision == "fp16",
         "logging_steps": 1,

@@ -67,10 +67,11 @@ TRANSFORMERS = Target(
     name="transformers",
     description="Hugging Face's Trainer: TrainingArguments with FSDP, and a script",
     version=trainer_arguments.PARSER,
-    stack="fsdp",
+    stacks=("fsdp",),
     losses=trainer_arguments.losses,
     options=trainer_arguments.arguments,
     files=files,
     notes=notes,
     features=("offload", "a part"),
+    optimizers=trainer_arguments.OPTIMIZERS,
 )

@@ -35,10 +35,11 @@ TRL = Target(
     name="trl",
     description="TRL: the YAML of supervised fine-tuning (trl sft)",
     version="TRL 1.16.0 (SFTConfig, ScriptArguments, ModelConfig)",
-    stack="fsdp",
+    stacks=("fsdp",),
     losses=trainer_arguments.released_losses,
     options=options,
     files=files,
     notes=trainer_arguments.notes,
     features=("offload", "a part"),
+    optimizers=trainer_arguments.OPTIMIZERS,
 )

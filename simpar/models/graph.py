@@ -248,6 +248,10 @@ class ModelGraph:
         """Exact number of parameters; tied embeddings and tables that several blocks look up count once."""
         return self._count(self.dims)
 
+    def num_trained_parameters(self) -> int:
+        """Those of them that have gradients."""
+        return self._count(self.dims, trained=True)
+
     def num_active_parameters(self) -> int:
         """Parameters that one token meets: of the routed experts only as many as it is sent to."""
         return self._count({**self.dims, "experts": self.dims["topk"]} if self.is_mixture else self.dims)
@@ -259,13 +263,12 @@ class ModelGraph:
     @cached_property
     def tensor_sizes(self) -> tuple[int, ...]:
         """Parameters of every trained tensor that is no expert's, in the order of the model; shared ones count once."""
-        tied = self.head.operator("lm_head").weights if self.tied_embeddings else ()
         return tuple(
             int(evaluate(weight.size, block.view(self.dims)))
             for block in self._in_order
             for op in block.operators
             for weight in op.weights
-            if weight.trainable and weight.kind not in ("expert", "shared") and weight not in tied
+            if weight.trainable and weight.kind not in ("expert", "shared") and weight not in self._tied
         )
 
     @property
@@ -283,16 +286,22 @@ class ModelGraph:
         """Whether some layers carry a state along the sequence."""
         return "state" in self.dims
 
-    def _count(self, dims: Dims) -> int:
+    def _count(self, dims: Dims, *, trained: bool = False) -> int:
         layers = [self.blocks[name] for name in self.layers if name not in self.auxiliary]
-        blocks = [self.embedding, *layers, self.head]
-        total = sum(block.parameters(dims) for block in blocks)
-        shared = (w for block in blocks for op in block.operators for w in op.weights if w.kind == "shared")
-        total -= sum(evaluate(weight.size, dims) for weight in shared)
-        return int(total - (self._output_projection() if self.tied_embeddings else 0))
+        return int(
+            sum(
+                evaluate(weight.size, block.view(dims))
+                for block in (self.embedding, *layers, self.head)
+                for op in block.operators
+                for weight in op.weights
+                if weight.kind != "shared" and weight not in self._tied and (weight.trainable or not trained)
+            )
+        )
 
-    def _output_projection(self) -> int:
-        return int(evaluate(self.head.operator("lm_head").weights[0].size, self.dims))
+    @property
+    def _tied(self) -> tuple[Weight, ...]:
+        """The output projection where it is the embedding's table."""
+        return self.head.operator("lm_head").weights[:1] if self.tied_embeddings else ()
 
     @property
     def scopes(self) -> tuple[Mapping[str, int], ...]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from simpar.cost.optimizers import moment_bytes
+from simpar.cost.memory.widths import kept_widths
+from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
+from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Plan
-from simpar.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,15 @@ class Saving:
     load_s: float
 
 
-def checkpoint_bytes(parameters: int, plan: Plan) -> float:
-    """Bytes of a checkpoint: weights as they train, fp32 master weights where there are any, optimizer states.
+def checkpoint_bytes(graph: ModelGraph, plan: Plan, stack: Stack) -> float:
+    """Bytes of a checkpoint: weights as they are stored, and states of those that are trained. Adapters go alone.
 
-    Of matrix optimizers the states of matrices count for all parameters, factors of theirs for none.
+    ``graph`` has frozen what the resolved plan freezes. Of matrix optimizers the states of matrices count for all
+    parameters, factors of theirs for none.
     """
-    numerics = plan.numerics
-    low = numerics.precision != "fp32"
-    weights = DTYPE_BYTES["bf16"] if low else DTYPE_BYTES["fp32"]
-    master = DTYPE_BYTES["fp32"] if low and numerics.master_weights is not False else 0.0
-    return parameters * (weights + master + moment_bytes(numerics))
+    widths, trained = kept_widths(plan, stack), graph.num_trained_parameters()
+    frozen = 0 if plan.tuning.lora_rank is not None else graph.num_parameters() - trained
+    return trained * (widths.stored + widths.states) + frozen * widths.stored
 
 
 def _network_rate(cluster: Cluster) -> float:

@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from simpar.cost.stack import Stack
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
 from simpar.hardware.reliability import PLANNED, Rate, load_reliability
+from simpar.models.graph import ModelGraph
 from simpar.operate.campaign import Campaign, Setting, run_campaign
 from simpar.operate.checkpoint import Saving, checkpoint_bytes, daly, efficiency, saving, young
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
+from simpar.simulation import stack_for, tuned_graph
 from simpar.units import DAY_S
 
 CONFIDENCE = 1.959964  # two-sided 95 % of the normal distribution
@@ -105,15 +108,16 @@ class Job:
     size_bytes: float
 
     @staticmethod
-    def of(result: Result, cluster: Cluster, parameters: int, plan: Any) -> Job:
-        """From a simulated step of a plan."""
-        return Job(cluster, result, checkpoint_bytes(parameters, plan))
+    def of(result: Result, cluster: Cluster, model: ModelGraph, stack: Stack | str | None = None) -> Job:
+        """From a simulated step of a model on a software stack; the result says its resolved plan."""
+        plan = Plan.model_validate(result.setup.plan)
+        size_bytes = checkpoint_bytes(tuned_graph(plan, model), plan, stack_for(plan, stack))
+        return Job(cluster, result, size_bytes)
 
     @staticmethod
     def from_inputs(result: Result, inputs: Mapping[str, Any]) -> Job:
         """From a simulated step and what :func:`simpar.simulate` took for it, the model as a graph."""
-        plan = Plan.model_validate(result.setup.plan)
-        return Job.of(result, inputs["cluster"], inputs["model"].num_parameters(), plan)
+        return Job.of(result, inputs["cluster"], inputs["model"], inputs.get("stack"))
 
 
 def operate(job: Job, operation: Operation, *, seed: int = 0) -> Outcome:

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.engine import choose_engine
-from simpar.plan.optimizers import OPTIMIZERS
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label, Timing
 from simpar.replicas.setting import Setting
 from simpar.replicas.staleness import MeanStep, staleness
-from simpar.units import DTYPE_BYTES, NS_PER_S, Ints, to_ns
+from simpar.units import NS_PER_S, Ints, to_ns
 
 Gate = Callable[["Exchange"], None]
 
@@ -118,8 +117,7 @@ def _latency_s(setting: Setting) -> float:
 
 def update_bytes(setting: Setting) -> float:
     """Bytes that a server's memory moves for every byte of gradient: the gradient in and out, states both ways."""
-    sync, moments = setting.sync, OPTIMIZERS[setting.plan.numerics.optimizer].moments
-    states = 2 * DTYPE_BYTES["fp32"] * (1 + moments)
+    sync, states = setting.sync, 2 * setting.served_bytes
     return (2 * sync.gradient_bytes + states + sync.parameter_bytes) / sync.gradient_bytes
 
 
@@ -177,7 +175,7 @@ def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> MeanStep:
         staleness=staleness(
             finish[exchange.push], start[exchange.pull], start[exchange.compute], int(first.max())
         ),
-        server_memory_bytes=setting.state_bytes / float(served.servers or 1),
+        server_memory_bytes=setting.num_parameters * setting.served_bytes / float(served.servers or 1),
     )
 
 

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from simpar.cost.optimizers import moment_bytes
 from simpar.hardware.cluster import Cluster
-from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.sync import num_replicas
 from simpar.program.ir.program import Timing
@@ -85,10 +85,9 @@ class Setting:
         return self.num_parameters * self.sync.parameter_bytes
 
     @property
-    def state_bytes(self) -> float:
-        """Bytes of master weights and moments that parameter servers keep."""
-        moments = OPTIMIZERS[self.plan.numerics.optimizer].moments
-        return self.num_parameters * DTYPE_BYTES["fp32"] * (1 + moments)
+    def served_bytes(self) -> float:
+        """Bytes that servers keep a parameter: itself in fp32, and its optimizer states."""
+        return DTYPE_BYTES["fp32"] + moment_bytes(self.plan.numerics)
 
 
 def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation: Perturbation) -> Setting:

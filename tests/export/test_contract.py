@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.export import TARGETS, export, load_target, read, unsupported
+from simpar.export import TARGETS, export, expressible, load_target, read, unsupported
 from simpar.export.launch import STARTS
 from simpar.export.subject import subject
 from simpar.export.target import FEATURES
@@ -19,7 +19,6 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
-from simpar.units import BLOCK_SCALED
 
 from .conftest import PLANS, TRAINING
 
@@ -62,9 +61,8 @@ def test_every_option_exists(target, model):
     """An exporter writes only options of its target's version, with allowed values; what it cannot say, it refuses."""
     found = load_target(target)
     for label, plan, graph in plans_of(target, model):
-        if plan.numerics.precision in BLOCK_SCALED and "block scales" not in found.features:
-            plan = plan.with_values(precision="fp8")  # as an export puts it
-        for name, value in found.options(subject(plan, graph, TRAINING, found.stack)).items():
+        said, _ = expressible(plan, found)
+        for name, value in found.options(subject(said, graph, TRAINING, found.stack)).items():
             kind = table(target).get(name)
             assert kind is not None, f"{label}: {name} is no option of {found.version}"
             if isinstance(kind, list) and value is not None:

@@ -7,10 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
+from simpar.cost.stack import load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.operation import Operation
+from simpar.models.catalogue import load_model
 from simpar.operate.checkpoint import checkpoint_bytes, daly, efficiency, saving, young
 from simpar.plan.plan import Plan
+from simpar.simulation import tuned_graph
 from simpar.units import GB, HOUR_S
 
 
@@ -44,10 +47,23 @@ def test_what_a_blocking_checkpoint_costs_at_three_hours_between_failures(w, min
 
 
 def test_bytes_of_a_checkpoint():
-    """bf16 weights, fp32 master weights and two fp32 moments: 14 bytes a parameter; fp32 without a copy: 12."""
-    assert checkpoint_bytes(1000, Plan()) == 14_000
-    assert checkpoint_bytes(1000, Plan(precision="fp32")) == 12_000
-    assert checkpoint_bytes(1000, Plan(optimizer="sgd", precision="fp32")) == 4_000
+    """bf16 weights, fp32 master weights and two fp32 moments: 14 bytes a parameter; fp32 without a copy: 12.
+
+    So where a stack keeps fp32 parameters whatever it computes in; servers keep what devices do not; an adapter's
+    checkpoint is its own 14.
+    """
+    graph = load_model("gpt2")
+    each = graph.num_parameters()
+    for words, stack, width in (
+        ({}, "megatron", 14), ({"precision": "fp32"}, "megatron", 12), ({}, "torchtitan", 12),
+        ({"optimizer": "sgd", "precision": "fp32"}, "megatron", 4), ({"moment_dtype": "bf16"}, "megatron", 10),
+        ({"sync": "asp", "servers": 2}, "megatron", 14),
+    ):  # fmt: skip
+        plan = resolve(Plan(**words), load_stack(stack))
+        assert checkpoint_bytes(graph, plan, load_stack(stack)) == width * each, (words, stack)
+    plan = resolve(Plan(lora_rank=8, lora_targets=("q_proj", "v_proj")), load_stack("megatron"))
+    adapters = 12 * 2 * 2 * 8 * 768  # layers, projections, sides
+    assert checkpoint_bytes(tuned_graph(plan, graph), plan, load_stack("megatron")) == 14 * adapters
 
 
 def test_what_each_kind_of_checkpoint_blocks():

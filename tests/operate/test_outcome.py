@@ -9,7 +9,6 @@ from simpar import cli
 from simpar.hardware.operation import Operation
 from simpar.hardware.reliability import load_reliability
 from simpar.operate.outcome import Job, operate
-from simpar.plan.plan import Plan
 from simpar.units import DAY_S, HOUR_S
 
 
@@ -19,8 +18,7 @@ def llama():
     scenario = simpar.load_scenario("llama-3.1-405b-16384-h100")
     inputs = scenario.inputs()
     result = simpar.simulate(**inputs)
-    plan = Plan.model_validate(result.setup.plan)
-    return Job.of(result, inputs["cluster"], inputs["model"].num_parameters(), plan)
+    return Job.from_inputs(result, inputs)
 
 
 def test_the_published_54_days(llama):

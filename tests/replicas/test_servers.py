@@ -134,3 +134,13 @@ def test_draws_belong_to_a_replica():
     assert np.array_equal(few, many[:2, :50])
     assert many.mean() == pytest.approx(10**9, rel=0.01)
     assert np.log(many / 10**9).std() == pytest.approx(0.2, rel=0.02)
+
+
+def test_servers_keep_states_as_wide_as_the_optimizer_has_them(step_of):
+    """fp32 parameters and AdamW's two moments: 12 bytes, 4 + 2 x 2 with moments in bf16, 4 + 4 of momentum alone."""
+    whole, narrow, sgd = (
+        step_of(sync="asp", servers=1, **words).cooperation.server_memory_bytes
+        for words in ({}, {"moment_dtype": "bf16"}, {"optimizer": "sgd_momentum"})
+    )
+    assert narrow == pytest.approx(whole * 8 / 12, rel=1e-9)
+    assert sgd == pytest.approx(whole * 8 / 12, rel=1e-9)

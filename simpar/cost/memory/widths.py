@@ -5,7 +5,7 @@ Every function takes one plan, or arrays of the columns that it names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,19 +32,24 @@ class Widths:
 
 
 def parameter_widths(plan: Plan, stack: Stack) -> Widths:
+    """Bytes a parameter on devices and their hosts: :func:`kept_widths`, less what servers of parameters keep."""
+    kept = kept_widths(plan, stack)
+    return replace(kept, master=0.0, moments=0.0) if plan.data_parallel.servers else kept
+
+
+def kept_widths(plan: Plan, stack: Stack) -> Widths:
     """Bytes a parameter under a resolved plan; stacks may store parameters in fp32 whatever they compute in.
 
     ``master`` are a copy in fp32 and what DiLoCo's outer optimizer keeps: where the round began and a momentum, both in
-    fp32 [Douillard et al. 2023, arXiv 2311.08105, algorithm 1]. Parameters on servers have no states here.
+    fp32 [Douillard et al. 2023, arXiv 2311.08105, algorithm 1].
     """
     numerics, whole = plan.numerics, DTYPE_BYTES["fp32"]
     compute = whole if numerics.precision == "fp32" else DTYPE_BYTES["bf16"]
     stored = whole if stack.numerics.parameter_dtype == "fp32" else compute
-    here = not plan.data_parallel.servers
-    master = whole if numerics.master_weights and stored < whole and here else 0.0
+    master = whole if numerics.master_weights and stored < whole else 0.0
     outer = 2 * whole if plan.data_parallel.sync == "diloco" else 0.0
     gradient = DTYPE_BYTES[numerics.grad_dtype or "fp32"]
-    return Widths(stored, gradient, compute, master + outer, moment_bytes(numerics) if here else 0.0)
+    return Widths(stored, gradient, compute, master + outer, moment_bytes(numerics))
 
 
 def once_a_step(plan: Plan, stack: Stack, pp: Numbers) -> Flags:

@@ -86,7 +86,7 @@ def test_the_framework_behind_a_stack_decides(stack, target):
     assert decided.target == target
     assert (decided is problem) == (target is None)
     if target:
-        assert stack in (load_target(target).stack, *load_target(target).also)
+        assert stack in load_target(target).stacks
         assert target in targets_of(stack)
     assert of_its_framework(replace(problem, constraints=Constraints(portable="any"))).target is None
     assert of_its_framework(problem_of(stack=stack, portable="torch")).target == "torch"
