@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibrate_uncertainty_rows import ROOT, Run, errors_under, kept_runs
+from calibrate_uncertainty_rows import Run, errors_under, kept_runs
 from numpy.typing import NDArray
 from pooled import Pool
 from scipy.optimize import minimize
 from scipy.special import ndtr
+from tables import ROOT
 
 from simpar.files import write_atomic
 from simpar.learn.parameters import tuning_of

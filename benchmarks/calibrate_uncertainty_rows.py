@@ -9,7 +9,6 @@ predicted anew and sensitivities are those of an older file, where parameters ha
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 import re
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from joblib import Parallel, delayed
 from numpy.typing import NDArray
+from tables import DATA
 
 from simpar.learn.parameters import ATTENTION, EXPERTS, SHARDS, Name, names_of, parameter, tuning_of, value_of
 from simpar.program.footprint import footprints
@@ -50,8 +50,6 @@ from simpar.validate.table import read_table, suspect
 from simpar.validate.tight import as_it_ran
 from simpar.validate.tuned import settled
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 ALSO = "measured_mlperf_dev.csv"  # nothing is fitted to its runs
 THINNED = {"ultrascale-playbook": 4, "vTrain ground truth (A100)": 8}

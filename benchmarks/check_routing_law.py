@@ -18,11 +18,10 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import os
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
+from tables import DATA
 
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import load_device
@@ -30,8 +29,6 @@ from simpar.plan.plan import Experts
 from simpar.plan.routing import Routing, fullest_load
 from simpar.units import MS
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
 LEAST_TOKENS = 8192
 TUNED = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm"}
 """Devices whose 8-bit products are compared."""

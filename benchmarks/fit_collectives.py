@@ -2,16 +2,14 @@
 
     python benchmarks/fit_collectives.py [collectives.csv] [--check] [--verbose]
 
-The table is looked for in $SIMPAR_DATA, else in ../shared/data beside the checkout. The fit starts from the
-defaults in the code, never from what a profile holds, so running it again changes nothing. ``--check`` writes
-nothing and fails where a profile differs from the fit.
+The fit starts from the defaults in the code, never from what a profile holds, so running it again changes nothing.
+``--check`` writes nothing and fails where a profile differs from the fit.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from fit_collectives_rows import Case, Skipped, read_cases
 from intervals import NINE_IN_TEN, deviations, write_intervals
+from tables import DATA
 
 from simpar import files
 from simpar.cost.collectives.lines import Candidate, candidates, envelope_s, lines
@@ -327,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("table", nargs="?", type=Path, default=_default_table())
+    parser.add_argument("table", nargs="?", type=Path, default=DATA / "collectives.csv")
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     parser.add_argument("--verbose", action="store_true", help="print every row")
     options = parser.parse_args(arguments)
@@ -360,11 +359,6 @@ def _list_skipped(skipped: Sequence[Skipped]) -> None:
     print("\nnot modelled:")
     for (source, reason), count in sorted(Counter((row.source, row.reason) for row in skipped).items()):
         print(f"  {count:5d} rows, {source}: {reason}")
-
-
-def _default_table() -> Path:
-    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    return Path(os.environ.get("SIMPAR_DATA", beside)) / "collectives.csv"
 
 
 if __name__ == "__main__":

@@ -20,20 +20,17 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import os
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from tables import DATA
 
 from simpar.plan.routing import Routing
 from simpar.units import GB, US
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
 HIDDEN, ROUTING, SMS = 7168, Routing(8, 256), 20
 WIDTH = {"dispatch": HIDDEN * (1 + 4 / 128), "combine": 2.0 * HIDDEN}  # bytes of a token
 DEVICES = ("h100_sxm", "h200_sxm")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ import numpy as np
 from intervals import NINE_IN_TEN, deviations, write_intervals
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from tables import DATA
 
 from simpar.cost.kernels import DEFAULTS, QUERY_ROWS
 from simpar.hardware.device import Device, load_device
@@ -36,7 +36,6 @@ from simpar.validate.kernels import LAUNCH_BOUND_S, Kernel, beyond_peak, kernel,
 Intervals = dict[str, tuple[float, float]]
 CHARTS = Path(__file__).resolve().parent / "published_attention.csv"
 PROFILES = Path(__file__).resolve().parent.parent / "hardware_profiles" / "devices"
-DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parent.parent.parent / "shared" / "data"))
 
 DEVICES = ("a100-pcie-80gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "b200-sxm", "b200-sxm-throttled")
 DATABASE = "NVIDIA AIConfigurator"

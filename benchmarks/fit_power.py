@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
+from tables import DATA
 
 import simpar.cost.power as model
 from simpar.hardware.device import Power
@@ -30,8 +30,6 @@ from simpar.validate.cells import Row
 from simpar.validate.predict import cluster_of, named_profile, timed
 from simpar.validate.rows import case
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
 ERROR = 0.03  # of a measured node
 PRIORS = {  # value and spread
     "PRODUCTS": (1.1, 0.15),  # throttled devices ask for more than their limit

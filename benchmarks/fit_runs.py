@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from calibrate_uncertainty_rows import ROOT, Run, errors_under, kept_runs
+from calibrate_uncertainty_rows import Run, errors_under, kept_runs
 from intervals import NINE_IN_TEN, write_intervals
 from numpy.typing import NDArray
 from pooled import BY_KIND, Fitted, Pool, architecture, effects_of, like_measured
+from tables import ROOT
 
 from simpar import files
 from simpar.learn.parameters import CLOCKS, Name, parameter, tuning_of

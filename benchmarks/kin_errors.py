@@ -16,7 +16,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from calibrate_uncertainty_rows import DATA, TABLES
+from calibrate_uncertainty_rows import TABLES
+from tables import DATA
 
 from simpar.validate.cells import Row, text
 from simpar.validate.table import outcomes_of, read_table

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibrate_uncertainty_rows import DATA, NEVER, TABLES
+from calibrate_uncertainty_rows import NEVER, TABLES
 from joblib import Parallel, delayed
 from numpy.typing import NDArray
+from tables import DATA
 
 from simpar.learn.fit import Observed, Prior, Slopes, most_probable, slopes_of
 from simpar.learn.parameters import Name, parameter, spread_of

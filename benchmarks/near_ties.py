@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 from calibrate_uncertainty import Fold, folds_of, moved_runs
-from calibrate_uncertainty_rows import ROOT, Run, kept_runs
+from calibrate_uncertainty_rows import Run, kept_runs
+from tables import ROOT
 
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import support_of

@@ -8,7 +8,6 @@ Errors of what was left out need every parameter moved once for every run (20 mi
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +16,12 @@ from typing import Any
 import numpy as np
 from calibrate_uncertainty_rows import kept_runs
 from left_out import KINDS, LeftOut
+from tables import DATA, ROOT
 
 from simpar.units import GIB
 from simpar.validate.summary import Outcome, summary
 from simpar.validate.table import outcomes_of, read_table
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = Path(os.environ.get("SIMPAR_DATA", ROOT.parent / "shared" / "data"))
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 COLUMNS = (
     ("modelled", "modelled"), ("time_ape_median", "time median"), ("time_ape_p90", "time p90"),

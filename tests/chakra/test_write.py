@@ -64,9 +64,10 @@ def test_networks_without_a_place_are_left_out_aloud(hardware):
 
 def test_uplinks_that_bind_are_told():
     """Degraded or oversubscribed ones."""
-    assert any("uplinks" in line for line in unsaid(simpar.Cluster("meta-llama3-h100", nodes=1024))) or not (
-        simpar.Cluster("meta-llama3-h100", nodes=1024).leaves_bind
-    )
+    bound = simpar.Cluster("meta-llama3-h100", nodes=1024)
+    assert bound.leaves_bind
+    assert any("uplinks" in line for line in unsaid(bound))
+    assert not any("uplinks" in line for line in unsaid(simpar.Cluster("dgx-h100", nodes=4)))
 
 
 def refusal(nodes=1, lossy=False, **values):

@@ -1,16 +1,14 @@
 """Kernels by name: the shipped table on DeepSeek's published trace, and files of the user's before it."""
 
 import csv
-import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
+from benchmarks.tables import DATA
 from simpar.errors import UserError
 from simpar.explain.classes import load_classes
 
-DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 DEEPSEEK = DATA / "deepseek_dualpipe_train_kernels.csv"
 CLASS_OF_KIND = {
     "a2a_combine": "combine", "a2a_dispatch": "dispatch", "a2a_notify": "notify", "a2a_layout": "notify",

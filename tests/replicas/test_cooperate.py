@@ -36,7 +36,8 @@ def test_parts_sum_to_the_step_and_rates_follow(step_of, scheme):
     assert found.tokens_per_s * found.step_time_s == pytest.approx(64 * 1024)
     plain = step_of()
     assert found.mfu * found.step_time_s == pytest.approx(plain.mfu * plain.step_time_s)
-    assert found.bill.cost_usd_per_step is None or found.bill.cost_usd_per_step > 0
+    rate = plain.bill.cost_usd_per_step / plain.step_time_s
+    assert found.bill.cost_usd_per_step == pytest.approx(rate * found.step_time_s)
 
 
 def test_plain_synchronous_training_is_untouched(step_of):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from benchmarks.tables import DATA
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.catalogue import load_cluster
@@ -17,7 +17,6 @@ from simpar.report.validation_table import print_validation
 from simpar.validate.collectives import call
 from simpar.validate.table import validate
 
-DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 KERNELS = (
     "source,op,gpu_type,dtype,batch,m,n,k,n_heads,seq_len,head_dim,causal,direction,layout,time_us,tflops\n"
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from benchmarks.tables import DATA
 from simpar.errors import UserError
 from simpar.units import GB, GIB
 from simpar.validate.cells import Unmodelled
@@ -28,7 +28,6 @@ MIXTURE = {
     "micro_batch": "", "n_experts": "8", "topk": "2", "model_name": "Mixtral 8x7B", "hidden": "4096", "tp": "1",
     "dp": "",
 }  # fmt: skip
-DATA = Path(os.environ.get("SIMPAR_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> Path:
