@@ -53,8 +53,8 @@ def sample(
     if not contention:
         jitter = _jitter(without_contention())
         name, steps_ns = _steps_ns(jitter, perturbation, engine)
-    overhead_s = lowered.job.stack.launch.step_overhead_s
-    nominal_s = choose_engine(engine, lowered.program)[1](lowered.program).makespan_ns / NS_PER_S + overhead_s
+    timing = choose_engine(engine, lowered.program)[1](lowered.program)
+    nominal_s = lowered.job.stack.step_s(timing.makespan_ns)
     steps = nominal_s + (steps_ns[1:] - steps_ns[0]) / NS_PER_S
     return JitterReport(
         sigma=perturbation.jitter_sigma,

@@ -59,6 +59,11 @@ def handed_dtype(precision: str) -> str:
     return "bf16" if precision in CAST_DTYPES else precision
 
 
+def handed_bytes(precision: str) -> float:
+    """Bytes of an element of them."""
+    return DTYPE_BYTES[handed_dtype(precision)]
+
+
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
 _UNITS: dict[str, dict[str, float]] = {

@@ -27,7 +27,7 @@ from simpar.models.graph import (
 from simpar.models.recompute import is_full, operators, segment
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
-from simpar.units import CAST_DTYPES, DTYPE_BYTES, Flags, Numbers, handed_dtype
+from simpar.units import CAST_DTYPES, DTYPE_BYTES, Flags, Numbers, handed_bytes
 
 _FLOAT = DTYPE_BYTES["fp32"]
 
@@ -61,7 +61,7 @@ def block_activations(
 
 def activation_bytes(numerics: Numerics) -> float:
     """Bytes of an activation element: 8-bit and 4-bit products hand each other bf16."""
-    return DTYPE_BYTES[handed_dtype(numerics.precision)]
+    return handed_bytes(numerics.precision)
 
 
 def _largest(sizes: Iterable[Numbers]) -> Numbers:

@@ -15,7 +15,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
 from simpar.profiles import LIKE, load_profile
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
-from simpar.units import MS, NS, Bytes, Flags, Floats, Fraction, Numbers, Seconds
+from simpar.units import MS, NS, NS_PER_S, Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
 GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % and less
 Dtype = Literal["fp32", "bf16"]
@@ -288,6 +288,19 @@ class Stack(Described):
     passes: dict[str, tuple[PositiveFloat, PositiveFloat]] = Field(default_factory=dict)
     variants: dict[str, dict[str, bool | float]] = Field(default_factory=dict)
 
+    def step_s(self, makespan_ns: Numbers) -> Numbers:
+        """Seconds of a step whose passes end after so many ns: what happens once a step is added."""
+        return makespan_ns / NS_PER_S + self.launch.step_overhead_s
+
+    def shards(self, zero: Numbers) -> Flags:
+        """Whether data parallelism of a ZeRO stage works block by block (FSDP) unless a plan says its kind."""
+        third, second = np.asarray(zero) == 3, np.asarray(zero) == 2
+        return np.asarray(third | (second & (self.data_parallel == "fsdp")))
+
+    def once_a_step(self, sharded: Flags | bool, stages: Numbers) -> Flags:
+        """Whether FSDP (``sharded``) gathers parameters and reduces whole gradients once a step: in pipelines."""
+        return np.asarray(sharded & self.overlap.once_in_pipelines & (np.asarray(stages) > 1))
+
 
 DEFAULT_STACK = "megatron"
 ALL_AT_ONCE = float(2**50)  # bytes of a bucket that nothing fills
@@ -329,11 +342,9 @@ def under(stack: Stack, plan: Plan) -> Stack:
 def resolve(plan: Plan, stack: Stack) -> Plan:
     """The plan with everything it leaves to the stack decided."""
     data, tensor, numerics, habits = plan.data_parallel, plan.tensor_parallel, plan.numerics, stack.overlap
-    fsdp = data.zero == 3 or (data.zero == 2 and stack.data_parallel == "fsdp")
     at_once = data.zero == 1 and not habits.grad_reduce_zero1
-    several = max(plan.mesh.pp, len(plan.pipeline.stages or ())) > 1
-    kind = data.kind or ("fsdp" if fsdp else "ddp")
-    once = kind == "fsdp" and several and habits.once_in_pipelines
+    kind = data.kind or ("fsdp" if stack.shards(data.zero) else "ddp")
+    once = bool(stack.once_a_step(kind == "fsdp", max(plan.mesh.pp, len(plan.pipeline.stages or ()))))
     low = numerics.precision != "fp32"
     in_sequence = has_tensor_ranks(plan) and (stack.sequence_parallel or tensor.tp_method != "1d")
     decided = {

@@ -20,6 +20,7 @@ from simpar.export.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losse
 from simpar.export.megatron_read import read
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
+from simpar.models import recompute
 from simpar.models.recompute import module_names
 from simpar.units import DTYPE_BYTES
 
@@ -61,7 +62,7 @@ def parallel_losses(s: Subject) -> Iterator[Loss]:
         master_weights="main parameters follow from the precision",
         reshard_after_forward="the sharding strategy decides what is resharded",
     )
-    if s.plan.memory.recompute.startswith("every:") and s.recomputed_per_stage is None:
+    if recompute.period(s.plan.memory.recompute) and s.recomputed_per_stage is None:
         yield Loss(
             "recompute",
             s.plan.memory.recompute,
@@ -327,7 +328,7 @@ def notes(s: Subject) -> Iterator[str]:
     """What to know about the arguments."""
     yield "Mock data and a null tokenizer: replace `--mock-data` and `--tokenizer-type` with your own."
     yield "Learning rate and number of iterations are placeholders: a plan does not say them."
-    if s.plan.memory.recompute.startswith("every:"):
+    if recompute.period(s.plan.memory.recompute):
         yield (
             f"{s.plan.memory.recompute} becomes `block`: as many layers a stage are recomputed, but the first ones."
         )

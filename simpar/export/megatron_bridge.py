@@ -17,6 +17,7 @@ from simpar.export.hub import HUB, as_shipped
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
+from simpar.models.recompute import period
 
 MODULE, FUNCTION = "simpar_recipe", "plan"
 PROVIDER = ".models.gpt_provider import GPTModelProvider"
@@ -234,7 +235,7 @@ def notes(s: Subject) -> Iterator[str]:
     yield "Mock data and a null tokenizer, learning rate and number of iterations are placeholders."
     if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
         yield "Overlap of tensor parallelism takes its buffers from `comm_overlap`: set it for your sizes."
-    if s.plan.memory.recompute.startswith("every:"):
+    if period(s.plan.memory.recompute):
         yield f"{s.plan.memory.recompute} becomes `block`: as many layers a stage, but the first ones."
 
 

@@ -12,7 +12,7 @@ from simpar.export.match import model_note, models_with, with_rope
 from simpar.export.megatron_arguments import AXES, SIZES, Arguments, read_arguments
 from simpar.export.megatron_hybrid import STAGE_END, layers_of_pattern
 from simpar.export.target import Imported
-from simpar.models.recompute import MODULES
+from simpar.models.recompute import MODULES, every
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
 
@@ -203,7 +203,7 @@ def _every(given: Arguments, number: int) -> str:
             f"{given.source}: --recompute-num-layers = {number}: a plan says every C-th layer; allowed: "
             f"a divisor of the {stage} layers of a stage"
         )
-    return f"every:{fits[0]}"
+    return every(fits[0])
 
 
 def _numerics(given: Arguments) -> dict[str, Any]:

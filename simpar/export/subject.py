@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
+from simpar.models.recompute import is_full, of_layer
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import stage_layers
@@ -107,10 +108,10 @@ class Subject:
     @property
     def recomputed_per_stage(self) -> int | None:
         """Layers that ``every:C`` recomputes in each virtual stage; None where stages differ."""
-        every = int(self.plan.memory.recompute.removeprefix("every:"))
+        policy = self.plan.memory.recompute
         starts = [sum(self.layers[:stage]) for stage in range(len(self.layers))]
         counts = {
-            sum((start + layer) % every == 0 for layer in range(size))
+            sum(is_full(of_layer(policy, start + layer)) for layer in range(size))
             for start, size in zip(starts, self.layers, strict=True)
         }
         return counts.pop() if len(counts) == 1 else None

@@ -13,6 +13,7 @@ from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import OF_TORCH, Options, Target
 from simpar.models.details import ROPE_TYPES, Dropout
+from simpar.models.recompute import is_full, period
 from simpar.plan.check import schedule_of
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.units import MIB
@@ -157,7 +158,7 @@ def _reduction(s: Subject, table: Schedule | None) -> str:
 
 def _every(recompute: str) -> int:
     """C of every:C, 1 for full, 0 for none."""
-    return {"none": 0, "selective": 0, "full": 1}.get(recompute) or int(recompute.partition(":")[2] or 0)
+    return period(recompute) or int(is_full(recompute))
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.export.titan_read import read
+from simpar.models.recompute import period
 
 MODULE, FUNCTION, HEAD = "simpar_recipe", "plan", "lm_head"
 SECTIONS = {"parallelism": "ParallelismConfig", "training": "TrainingConfig", "compile": "CompileConfig"}
@@ -65,7 +66,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("model", s.graph.name, "Qwen3 comes in the sizes of its flavours only")
     if titan.family(style) == "llama3" and dims["heads"] * dims["head_dim"] != dims["hidden"]:
         yield Loss("model", s.graph.name, "a head has hidden / heads features")
-    if s.plan.memory.recompute.startswith("every:"):
+    if period(s.plan.memory.recompute):
         yield Loss(
             "recompute", s.plan.memory.recompute, "recomputation is none, per operator, or of every layer"
         )

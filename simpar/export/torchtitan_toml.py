@@ -13,6 +13,7 @@ from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.export.titan_read import read_toml as read
+from simpar.models.recompute import period
 
 HEAD = "output"
 FILE = "torchtitan.toml"
@@ -49,10 +50,10 @@ def options(s: Subject) -> Options:
     if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
         found["parallelism.enable_async_tensor_parallel"] = True
     kind = s.plan.memory.recompute
-    found["activation_checkpoint.mode"] = "selective" if kind.startswith("every:") else kind
+    count = period(kind)
+    found["activation_checkpoint.mode"] = "selective" if count else kind
     if found["activation_checkpoint.mode"] == "selective":
-        every = kind.removeprefix("every:") if kind.startswith("every:") else "op"
-        found["activation_checkpoint.selective_ac_option"] = every
+        found["activation_checkpoint.selective_ac_option"] = str(count or "op")
     return found | {
         "compile.enable": True,
         "optimizer.name": titan.OPTIMIZERS[s.plan.numerics.optimizer],

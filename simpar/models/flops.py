@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, Size, evaluate
-from simpar.models.recompute import chosen_layers, counted, is_full, operators
+from simpar.models.recompute import by_share, counted, is_full, operators
 
 SCAN_FLOP = 7.0
 """FLOP of a recurrence an element of state and token, whatever a chunked scan does: Megatron-Core's convention
@@ -105,10 +105,10 @@ def hardware_flop_per_token(
 ) -> float:
     """Model FLOP plus what is recomputed: another forward of the layers (full), of attention (selective).
 
-    ``every:C`` recomputes one layer in C, ``modules:A+B`` the operators of some modules; choices by layer count by
-    their share of the layers.
+    ``modules:A+B`` recomputes the operators of some modules; choices by layer, ``every:C`` among them, count by their
+    share of the layers.
     """
-    if chosen_layers(recompute) is not None:
+    if by_share(recompute):
         every = counted(recompute, len(graph.layers))
         kinds = {"full" if is_full(mode) else mode for mode in every}
         each = {kind: hardware_flop_per_token(graph, seq_len, kind, convention) for kind in kinds}
@@ -125,7 +125,5 @@ def hardware_flop_per_token(
         ]
         extra = _matmul_flop(graph, seq_len, tuple(again)) + ("attention" in chosen) * attention
     elif recompute != "none":
-        period = int(recompute.removeprefix("every:")) if recompute.startswith("every:") else 1
-        recomputed = -(-len(graph.layers) // period) / len(graph.layers)
-        extra = recomputed * (_matmul_flop(graph, seq_len, _layers(graph)) + attention)
+        extra = _matmul_flop(graph, seq_len, _layers(graph)) + attention
     return model_flop_per_token(graph, seq_len, convention) + extra

@@ -30,10 +30,11 @@ _PREFIX = "modules:"
 _CHOICE = "|".join(MODULES)
 OPTIMAL = "optimal"
 _BY_LAYER = "layers:"
+_EVERY = "every:"
 _NUMBER = r"[1-9]\d{0,5}"
 _MODULES = rf"{_PREFIX}({_CHOICE})(\+({_CHOICE}))*"
 _ITEM = rf"(none|selective|full(:{_NUMBER})?|{_MODULES})\*{_NUMBER}"
-PATTERN = rf"(none|selective|full|{OPTIMAL}|every:{_NUMBER}|{_MODULES}|{_BY_LAYER}{_ITEM}(,{_ITEM})*)"
+PATTERN = rf"(none|selective|full|{OPTIMAL}|{_EVERY}{_NUMBER}|{_MODULES}|{_BY_LAYER}{_ITEM}(,{_ITEM})*)"
 
 
 def is_known(policy: str) -> bool:
@@ -48,9 +49,24 @@ def of_layer(policy: str, layer: int) -> str:
     """
     if policy.startswith(_BY_LAYER):
         return _by_layer(policy)[layer]
-    if policy.startswith("every:"):
-        return "full" if layer % int(policy.removeprefix("every:")) == 0 else "none"
+    if (count := period(policy)) is not None:
+        return "full" if layer % count == 0 else "none"
     return policy
+
+
+def every(count: int) -> str:
+    """The policy that recomputes the first of so many layers in full."""
+    return f"{_EVERY}{count}"
+
+
+def period(policy: str) -> int | None:
+    """C of ``every:C``; None of other policies."""
+    return int(policy.removeprefix(_EVERY)) if policy.startswith(_EVERY) else None
+
+
+def by_share(policy: str) -> bool:
+    """Whether layers of one kind may differ, so that what is recomputed is a share of them."""
+    return chosen_layers(policy) is not None or period(policy) is not None
 
 
 @cache

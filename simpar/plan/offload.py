@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from simpar.errors import UserError
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.sync import apart
+from simpar.units import Flags, Numbers
 
 if TYPE_CHECKING:
     from simpar.plan.plan import Offload, Plan
@@ -21,8 +24,16 @@ def decided_offload(plan: Plan) -> Offload:
     offload = plan.offload
     if offload.offload_optimizer == "none" or offload.offload_gradients is not None:
         return offload
-    free = plan.data_parallel.zero >= 2 or _width(plan) == 1
-    return offload.model_copy(update={"offload_gradients": free})
+    free = leaves_unasked(plan.data_parallel.zero, _width(plan))
+    return offload.model_copy(update={"offload_gradients": bool(free)})
+
+
+def leaves_unasked(zero: Numbers, width: Numbers) -> Flags:
+    """Whether offloaded gradients leave the device as they are made where nothing says so; ``width`` ranks share them.
+
+    Where no other pass adds to them: ZeRO reduces them after every microbatch, or nobody does.
+    """
+    return np.asarray((np.asarray(zero) >= 2) | (np.asarray(width) == 1))
 
 
 def check_offload(plan: Plan) -> None:

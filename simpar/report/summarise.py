@@ -71,7 +71,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
     critical = accounts.critical_class()
     breakdown = {**accounts.breakdown_s(critical), "jitter": 0.0}
     between_s = context.job.stack.launch.step_overhead_s
-    step_s = accounts.step_ns / NS_PER_S + between_s
+    step_s = float(context.job.stack.step_s(accounts.step_ns))
     breakdown["host"] += between_s
     if context.jitter:
         added_s = context.jitter.mean_s - step_s

@@ -35,7 +35,6 @@ from simpar.report.context import Context
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.simulation import lower_job, make_job
-from simpar.units import NS_PER_S
 from simpar.validate.cells import Unmodelled
 from simpar.validate.rows import Case
 from simpar.validate.words import PeakCounts
@@ -145,7 +144,7 @@ def _in_words() -> Iterator[None]:
 
 
 def _step_time_s(lowered: Lowered, timing: Timing) -> float:
-    return timing.makespan_ns / NS_PER_S + lowered.job.stack.launch.step_overhead_s
+    return float(lowered.job.stack.step_s(timing.makespan_ns))
 
 
 def _tuned(job: Job, tuning: Tuning) -> Job:

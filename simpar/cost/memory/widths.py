@@ -11,8 +11,9 @@ import numpy as np
 
 from simpar.cost.optimizers import moment_bytes
 from simpar.cost.stack import Stack
+from simpar.plan.offload import leaves_unasked
 from simpar.plan.plan import Plan
-from simpar.units import DTYPE_BYTES, Flags, Numbers
+from simpar.units import DTYPE_BYTES, Flags, Numbers, handed_bytes
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def kept_widths(plan: Plan, stack: Stack) -> Widths:
     fp32 [Douillard et al. 2023, arXiv 2311.08105, algorithm 1].
     """
     numerics, whole = plan.numerics, DTYPE_BYTES["fp32"]
-    compute = whole if numerics.precision == "fp32" else DTYPE_BYTES["bf16"]
+    compute = handed_bytes(numerics.precision)
     stored = whole if stack.numerics.parameter_dtype == "fp32" else compute
     master = whole if numerics.master_weights and stored < whole else 0.0
     outer = 2 * whole if plan.data_parallel.sync == "diloco" else 0.0
@@ -54,7 +55,7 @@ def kept_widths(plan: Plan, stack: Stack) -> Widths:
 
 def once_a_step(plan: Plan, stack: Stack, pp: Numbers) -> Flags:
     """Whether FSDP gathers parameters and reduces whole gradients once a step; bool, or an array like ``pp``."""
-    return (plan.data_parallel.kind == "fsdp" and stack.overlap.once_in_pipelines) & (np.asarray(pp) > 1)
+    return stack.once_a_step(plan.data_parallel.kind == "fsdp", pp)
 
 
 def keeps_parameters(plan: Plan, stack: Stack, pp: Numbers, zero: Numbers) -> Flags:
@@ -68,9 +69,8 @@ def keeps_parameters(plan: Plan, stack: Stack, pp: Numbers, zero: Numbers) -> Fl
 def kept_gradients(plan: Plan, zero: Numbers, width: Numbers) -> Numbers:
     """Share of the gradients that has a place of its own on the device; ``width`` ranks share them.
 
-    What is offloaded leaves as it is made where it is asked to, and unasked where no other pass adds to it.
+    What is offloaded leaves as it is made where it is asked to, or unasked.
     """
-    sent = plan.offload.offload_gradients
-    if sent is None:
-        sent = (np.asarray(zero) >= 2) | (np.asarray(width) == 1)
-    return 1.0 - plan.offload.ratio * np.asarray(sent)
+    asked = plan.offload.offload_gradients
+    sent = leaves_unasked(zero, width) if asked is None else np.asarray(asked)
+    return 1.0 - plan.offload.ratio * sent

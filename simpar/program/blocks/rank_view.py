@@ -18,7 +18,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_arrivals, fullest_load
 from simpar.plan.sharding import RankDims, rank_dims
-from simpar.units import BLOCK_SCALED, DTYPE_BYTES, Numbers, agreed, floats, handed_dtype
+from simpar.units import BLOCK_SCALED, DTYPE_BYTES, Numbers, agreed, floats, handed_bytes
 
 ANY = -1
 
@@ -172,8 +172,7 @@ class RankView:
     @property
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
-        precision = self.job.plan.numerics.precision
-        return DTYPE_BYTES[handed_dtype(precision)]
+        return handed_bytes(self.job.plan.numerics.precision)
 
     def elements(self, op: Operator) -> Numbers:
         """Elements of all rows of an operator's output that this rank has."""

@@ -45,7 +45,7 @@ from simpar.program.blocks.rank_view import Job
 from simpar.program.blocks.steps import BlockSteps, steps_of
 from simpar.program.structure.stages import PASSES, ActionBuilder, Piece
 from simpar.program.structure.synchronisation import DENSE, GATHERED, Replicas, Synchronisation
-from simpar.units import DTYPE_BYTES, handed_dtype
+from simpar.units import DTYPE_BYTES, handed_bytes
 
 OWN = "own"
 """Kind of replicas of parameters that one rank has to itself."""
@@ -74,8 +74,7 @@ class StageView:
     @property
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
-        precision = self.job.plan.numerics.precision
-        return DTYPE_BYTES[handed_dtype(precision)]
+        return handed_bytes(self.job.plan.numerics.precision)
 
     def dims(self, block: Block) -> Dims:
         """Global dims of a block with the shape of one microbatch."""

@@ -29,7 +29,7 @@ from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.search.bound.keys import KEY_AXES, Batch, Keys
 from simpar.search.bound.passes import Passes
-from simpar.units import DTYPE_BYTES, NS_PER_S, Floats, Ints, Numbers, to_ns
+from simpar.units import NS_PER_S, Floats, Ints, Numbers, to_ns
 
 if TYPE_CHECKING:
     from simpar.search.bound.shapes import Shape
@@ -115,7 +115,7 @@ class BlockCosts(Keys):
         """Those that are not trained, by their bytes as in a StageBlock, by who holds copies: float64[keys, kinds]."""
 
         def held(view: RankView, kind: BlockPolicy, expert: bool) -> Numbers:
-            width = view.compute_bytes if view.job.plan.numerics.precision == "fp32" else DTYPE_BYTES["bf16"]
+            width = view.compute_bytes
             return kind.block.frozen_bytes(view.tensor, width)[expert] / width
 
         return {

@@ -23,7 +23,7 @@ from simpar.report.summarise import summarise
 from simpar.search.problem import Problem
 from simpar.simulation import lower_job, make_job, outline_job, simulate
 from simpar.uncertainty.memory import AS_PREDICTED
-from simpar.units import HOUR_S, NS_PER_S
+from simpar.units import HOUR_S
 
 if TYPE_CHECKING:
     from simpar.search.workers import Workers
@@ -141,7 +141,7 @@ def measure(
     timing = engine(lowered.program)
     held = footprints(lowered, timing, cluster)
     host = host_use(lowered, cluster)
-    step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
+    step_s = float(problem.stack.step_s(timing.makespan_ns))
     per_s = objective_rates(problem).per_s
     share, sure = 1.0 - problem.constraints.headroom, problem.constraints.fit_probability
     fullest = [0.0] * (1 + max(one.stage for one in held))

@@ -134,7 +134,7 @@ class Frontier:
             bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
         if "sync" not in rows.domain and not apart(problem.base):  # else others need not wait for a slow rank
             bound = np.maximum(bound, max(problem.perturbation.slow_ranks.values(), default=1.0) * least)
-        bound_s = (bound / NS_PER_S + problem.stack.launch.step_overhead_s)[pipelines.index]
+        bound_s = np.asarray(problem.stack.step_s(bound))[pipelines.index]
         level = np.full(rows.count, KERNELS, dtype=np.int8)
         rates, active, asked_s = objective_rates(problem), np.arange(rows.count), None
         if rates.asked_per_s:
@@ -350,8 +350,8 @@ class Frontier:
         return kept
 
     def _raise(self, rows: Ints, bound_ns: Floats, level: int) -> None:
-        overhead = self.rows.problem.stack.launch.step_overhead_s
-        self.bound_s[rows] = np.maximum(self.bound_s[rows], bound_ns / NS_PER_S + overhead)
+        bound_s = self.rows.problem.stack.step_s(bound_ns)
+        self.bound_s[rows] = np.maximum(self.bound_s[rows], bound_s)
         self.level[rows] = level
 
     def _sweep_own(self, row: int) -> None:

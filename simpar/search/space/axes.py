@@ -375,7 +375,7 @@ def _sequence_fits(rows: Rows) -> Mask:
 
 def _reduce_overlap_fits(rows: Rows) -> Mask:
     """Behind the last backward only where whole gradients are kept until then: under ZeRO-2 and 3 by few stacks."""
-    once = fully_sharded(rows) & (rows["pp"] > 1) & rows.problem.stack.overlap.once_in_pipelines
+    once = rows.problem.stack.once_a_step(fully_sharded(rows), rows["pp"])
     kept = (rows["zero"] < 2) | once
     return np.asarray(rows["overlap_grad_reduce"] | ((rows["width"] > 1) & kept))
 
@@ -388,8 +388,7 @@ def gathers(rows: Rows) -> Mask:
 def fully_sharded(rows: Rows) -> Mask:
     """Where data parallelism works block by block (FSDP) instead of in flat buckets."""
     kind = rows.problem.base.data_parallel.kind
-    by_stack = (2, 3) if rows.problem.stack.data_parallel == "fsdp" else (3,)
-    return rows.one_of("zero", *by_stack) if kind is None else np.full(rows.count, kind == "fsdp")
+    return rows.problem.stack.shards(rows["zero"]) if kind is None else np.full(rows.count, kind == "fsdp")
 
 
 def _order_matters(rows: Rows) -> Mask:

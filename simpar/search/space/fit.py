@@ -23,7 +23,7 @@ from simpar.cost.stack import resolve, under
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.layouts import Layouts
 from simpar.plan.mirrored import FOLDED, folded
-from simpar.plan.offload import decided_offload
+from simpar.plan.offload import decided_offload, leaves_unasked
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import declared
 from simpar.plan.schedules.actions import Schedule
@@ -261,9 +261,9 @@ def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:
 
 def _alike(rows: Rows) -> list[Ints]:
     """Rows in groups of equal recompute, requested axes and kind of data parallelism, in pipelines or not."""
-    once = rows.problem.stack.overlap.once_in_pipelines & (rows["pp"] > 1)
+    once = rows.problem.stack.once_a_step(True, rows["pp"])
     offloads = "offload_optimizer" in rows.domain or rows.problem.base.offload.is_used
-    free = offloads & ((rows["zero"] >= 2) | (rows["width"] == 1))  # by the plan's own mesh, not half of it
+    free = offloads & leaves_unasked(rows["zero"], rows["width"])  # by the plan's own mesh, not half of it
     key = rows.number(ALIKE, 4 * fully_sharded(rows) + 2 * once + free, 8)
     first, place = numbered(key)
     small = place.astype(np.min_scalar_type(len(first)))  # numbers of 16 bits are sorted by their digits

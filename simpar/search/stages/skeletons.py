@@ -89,7 +89,7 @@ class Skeleton:
 
     def _step_s(self, passes_ns: Floats) -> Floats:
         """Seconds of steps with their passes."""
-        return passes_ns / NS_PER_S + self.job.stack.launch.step_overhead_s
+        return np.asarray(self.job.stack.step_s(passes_ns))
 
     def _slowest_ns(self, cuts: Ints) -> Floats:
         """All microbatches on the slowest stage of cuts int64[n, stages]."""
