@@ -89,8 +89,8 @@ class Launch(_Part):
 class ExpertHabits(_Part):
     """What experts cost besides the listed kernels.
 
-    By default what the pooled fit finds in general (benchmarks/fit_runs.py): one prior for every stack that nobody has
-    measured with experts.
+    By default what a pooled fit found in general (benchmarks/fit_runs.py prints it; the present fit is within 15 % of
+    each): one prior for every stack that nobody has measured with experts.
     ``overhead`` multiplies their kernels and those of their exchange; every routed row takes ``row_s`` in each of the
     four copies of a layer, whatever its length. Where no cap says how many tokens go where, the host waits ``sync_s``
     before each dispatch of a forward to learn it, and needs ``exchange_host_s`` for each exchange of copies between
