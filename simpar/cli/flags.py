@@ -55,7 +55,7 @@ SCENARIO_FLAGS = (
         "--sequence-parallel/--no-sequence-parallel",
         "plan.sequence_parallel",
         bool,
-        "Shard norms by sequence",
+        "Shard activations along the sequence between tensor-parallel operators",
     ),
     Flag("--schedule", "plan.schedule", str, "Pipeline schedule (simpar list schedules)"),
     Flag("--recompute", "plan.recompute", str, "none, selective, full, every:C or optimal"),
@@ -69,7 +69,7 @@ PERTURBATION_FLAGS = (
         "--jitter",
         "perturbation.jitter.sigma",
         float,
-        "Independent jitter of every rank: standard deviation of the logarithm of kernel times, such as 0.03",
+        "Standard deviation of log-normal noise on kernel times, independent for every rank, such as 0.03",
     ),
     Flag("--seeds", "perturbation.jitter.seeds", int, "Number of seeds: samples of the step under jitter"),
 )

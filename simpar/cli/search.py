@@ -57,8 +57,9 @@ SEARCH_FLAGS = (
         "--portable",
         "",
         str,
-        "Only plans that this export target can express, predicted for its stack without --stack; any: plans that no "
-        "framework may have, too. Default: schedules, recomputation, ZeRO and overlaps of the stack's framework",
+        "Only plans that this export target can express, predicted for its stack unless --stack says another; any also "
+        "searches plans that no framework supports. Default: schedules, recomputation, ZeRO and overlaps of the "
+        "stack's framework",
     ),
     Flag(
         "--fit-probability",
@@ -118,7 +119,10 @@ SWITCHES = ("nvls", "sharp")
 
 @app.command(epilog="Example: simpar search --model gpt3-175b --hardware dgx-a100-80gb --nodes 512 --seq-len 2048 "
              "--global-batch 1536 -o plan.json")  # fmt: skip
-@with_flags((*FLAGS, *SEARCH_FLAGS), "A shipped scenario or a scenario file; its layout is ignored")
+@with_flags(
+    (*FLAGS, *SEARCH_FLAGS),
+    "A shipped scenario or a scenario file; its plan leaves searched axes free",
+)
 def search(scenario: str | None, **values: Any) -> int:
     """Find the best layout, certified, and say why others are slower.
 

@@ -1,0 +1,20 @@
+"""What flags say about themselves is what plans take."""
+
+import re
+from typing import get_args
+
+from simpar.cli.flags import SCENARIO_FLAGS
+from simpar.plan.plan import Precision
+from simpar.plan.sync import SCHEMES
+
+
+def listed(name: str) -> list[str]:
+    """The values that the help of a flag lists, in its order."""
+    (told,) = (flag.help for flag in SCENARIO_FLAGS if flag.name == name)
+    return re.split(r", | or ", told.rpartition(": ")[2])
+
+
+def test_help_lists_the_values_that_a_plan_may_have():
+    """Precisions and schemes of cooperation; schedules, optimizers and stacks have lists of their own."""
+    assert listed("precision") == [*get_args(Precision)]
+    assert listed("sync") == [*SCHEMES]
