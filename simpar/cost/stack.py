@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
 from simpar.profiles import LIKE, load_profile
@@ -345,7 +346,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
     at_once = data.zero == 1 and not habits.grad_reduce_zero1
     kind = data.kind or ("fsdp" if stack.shards(data.zero) else "ddp")
     once = bool(stack.once_a_step(kind == "fsdp", max(plan.mesh.pp, len(plan.pipeline.stages or ()))))
-    low = numerics.precision != "fp32"
+    low, own_width = numerics.precision != "fp32", OPTIMIZERS[numerics.optimizer].has_own_width
     in_sequence = has_tensor_ranks(plan) and (stack.sequence_parallel or tensor.tp_method != "1d")
     decided = {
         "stack": stack.name,
@@ -366,7 +367,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
             numerics,
             grad_dtype=stack.numerics.grad_dtype if low else "fp32",
             master_weights=stack.numerics.master_weights and low,
-            moment_dtype=stack.numerics.moment_dtype if low else None,
+            moment_dtype=stack.numerics.moment_dtype if low and not own_width else None,
         ),
     }
     return plan.model_copy(update=decided)

@@ -183,3 +183,29 @@ def test_tensor_ranks_may_each_have_the_whole_vocabulary() -> None:
     peak = [found.peak_memory_bytes for found in (whole, shared)]
     logits = rows * graph.dims["vocab"] // 2 * 8
     assert peak[0] - peak[1] > logits / 2
+
+
+def test_parameters_that_are_freed_between_passes_take_less() -> None:
+    """In pipelines, too, where a stack gathers once a step unless a plan says otherwise."""
+    cluster, graph = load_cluster("dgx-h100", 1), load_model("small-llama")
+    keeps, frees = (
+        simulate(
+            graph,
+            cluster,
+            Plan(pp=2, zero=3, micro_batch=1, reshard_after_forward=frees),
+            TRAINING,
+            stack="torchtitan",
+        )
+        for frees in (False, True)
+    )
+    assert frees.peak_memory_bytes < keeps.peak_memory_bytes
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_one_rank_keeps_its_parameters_once(zero: int) -> None:
+    """Without others to share with nothing is gathered beside what is stored."""
+    cluster, graph = load_cluster("dgx-h100", 1), load_model("small-llama")
+    alone, whole = (
+        simulate(graph, cluster, Plan(tp=8, zero=each), TRAINING, stack="torchtitan") for each in (zero, 0)
+    )
+    assert alone.memory.static_memory_bytes == whole.memory.static_memory_bytes

@@ -15,7 +15,7 @@ import numpy as np
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
 from simpar.plan.plan import CUSTOM, Plan
-from simpar.plan.schedules import EVEN_COSTS, SCHEDULES, declared, make_schedule
+from simpar.plan.schedules import EVEN_COSTS, SCHEDULES, at_work, declared, make_schedule
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, B, F, I, Schedule
 from simpar.plan.schedules.producer import NONE, Moment
 from simpar.units import Ints
@@ -26,7 +26,7 @@ SATURATED = 4
 
 def moment(schedule: str, rank: int, num_ranks: int, microbatches: Ints, vpp: int) -> Moment:
     """The moment of a rank at its first backward; ``microbatches`` int64[layouts]."""
-    producer = declared(schedule)
+    producer = at_work(schedule, num_ranks)
     found = producer.first_backward(rank, num_ranks, vpp, np.asarray(microbatches))
     return replace(found, splits=producer.splits_all)
 

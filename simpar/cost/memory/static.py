@@ -108,7 +108,8 @@ def parts_terms(
     num_parameters, shard = sum(part.elements for part in parts), sum(part.shard for part in parts)
     sharded = (zero == 3) | ((zero == 2) & fsdp)
     whole_gradients = (zero < 2) | layouts.late | once_a_step(plan, stack, layouts.pp)
-    gathered = np.where(keeps_parameters(plan, stack, layouts.pp, zero), num_parameters, 0)
+    spread = sum(part.elements * (np.asarray(part.shard) < part.elements) for part in parts)
+    gathered = np.where(keeps_parameters(plan, stack, layouts.pp, zero), spread, 0)
     copied = np.where((zero == 1) | (zero == 2), num_parameters + shard, 0) * (shards > 1)
     bucketed = np.where((layouts.width > 1) & (plan.data_parallel.kind == "ddp"), num_parameters, 0)
     rows = np.where(

@@ -62,7 +62,8 @@ def keeps_parameters(plan: Plan, stack: Stack, pp: Numbers, zero: Numbers) -> Fl
     """Whether sharded parameters stay gathered from the first forward to the last backward; bool, or an array."""
     data = plan.data_parallel
     stays = data.zero == 3 and data.reshard_after_forward is False
-    third = (np.asarray(zero) == 3) & (stays | once_a_step(plan, stack, pp))
+    once = once_a_step(plan, stack, pp) & (data.reshard_after_forward is not True)
+    third = (np.asarray(zero) == 3) & (stays | once)
     return np.asarray((data.kind == "fsdp") & ((np.asarray(zero) == 2) | third))
 
 

@@ -75,6 +75,18 @@ def describe() -> dict[str, str]:
     return {name: each.describe() for name, each in SCHEDULES.items()}
 
 
+def at_work(name: str, num_ranks: int) -> Producer:
+    """What a schedule comes to on so many ranks: the usual one on one, where nothing is pipelined.
+
+    There every framework runs the backward of a microbatch behind its forward, whatever schedule a plan names. Chunks
+    and slices of tokens are passes of their own even there, and two ends need two ranks. Raises UserError for an
+    unknown name.
+    """
+    named = declared(name)
+    own = named.chunks > 1 or named.sliced or named.half_is
+    return named if num_ranks > 1 or own else declared(usual_schedule())
+
+
 @lru_cache(maxsize=64)
 def make_schedule(
     name: str,
@@ -95,7 +107,7 @@ def make_schedule(
     >>> schedule.peak_in_flight(0)  # microbatches whose activations the first rank holds at most
     4
     """
-    producer = declared(name)
+    producer = at_work(name, num_ranks)
     chunks = producer.chunks if vpp is None else vpp
     if not producer.any_chunks and chunks != producer.chunks:
         others = ", ".join(each.name for each in SCHEDULES.values() if each.any_chunks)

@@ -328,8 +328,11 @@ def _chunks_fit(rows: Rows) -> Mask:
 
 
 def _zero_fits(rows: Rows) -> Mask:
+    """One stage where nobody shares anything; FSDP shards gradients at least."""
     fsdp = rows.problem.base.data_parallel.kind == "fsdp"
-    return np.asarray(np.where(rows["width"] > 1, rows["zero"] >= (2 if fsdp else 0), rows.code["zero"] == 0))
+    least = 2 if fsdp else 0
+    alone = (rows.code["zero"] == 0) | (shares(rows) & (rows["zero"] >= max(least, 1)))
+    return np.asarray(np.where(rows["width"] > 1, rows["zero"] >= least, alone))
 
 
 def _replicas_fit(rows: Rows) -> Mask:
@@ -377,12 +380,18 @@ def _reduce_overlap_fits(rows: Rows) -> Mask:
     """Behind the last backward only where whole gradients are kept until then: under ZeRO-2 and 3 by few stacks."""
     once = rows.problem.stack.once_a_step(fully_sharded(rows), rows["pp"])
     kept = (rows["zero"] < 2) | once
-    return np.asarray(rows["overlap_grad_reduce"] | ((rows["width"] > 1) & kept))
+    first = rows.code["overlap_grad_reduce"] == 0  # stands for both where nothing is reduced
+    return np.asarray(rows["overlap_grad_reduce"] | (kept & (shares(rows) | first)))
+
+
+def shares(rows: Rows) -> Mask:
+    """Where several ranks have the same parameters: replicas of the model, or of its experts among tensor ranks."""
+    return np.asarray((rows["width"] > 1) | (rows["copies"] > 1))
 
 
 def gathers(rows: Rows) -> Mask:
     """Where ranks hold shards of what they update."""
-    return np.asarray((rows["zero"] > 0) & (rows["width"] > rows["hsdp"]))
+    return np.asarray((rows["zero"] > 0) & (np.maximum(rows["width"], rows["copies"]) > rows["hsdp"]))
 
 
 def fully_sharded(rows: Rows) -> Mask:
@@ -451,7 +460,7 @@ AXES = (
     Axis(  # only where whole parameters are gathered once a step
         "overlap_param_gather",
         lambda _: (True, False),
-        lambda rows: rows["overlap_param_gather"] | (gathers(rows) & ~fully_sharded(rows)),
+        lambda rows: (rows.code["overlap_param_gather"] == 0) | (gathers(rows) & ~fully_sharded(rows)),
     ),
     Axis("order", lambda _: ORDERS, _order_matters),
 )

@@ -33,6 +33,7 @@ from simpar.search.space.axes import (
     fully_sharded,
     gathers,
     numbered,
+    shares,
     tensor_degrees,
     undecided,
 )
@@ -152,11 +153,22 @@ def _takes(rows: Rows, what: str, never: Any = None) -> Mask:
     return _has(rows, "sync", *(name for name, one in SCHEMES.items() if getattr(one, what) != never))
 
 
+def _apart(rows: Rows) -> Mask:
+    """Rows whose replicas step on their own, and send each other parameters."""
+    return np.asarray(~_has(rows, "sync", "bsp") | ~_has(rows, "servers", None))
+
+
+def _reduces(rows: Rows) -> Mask:
+    """Rows with gradients to sum: of replicas, or of a table that both ends of a pipeline hold."""
+    tied = rows.problem.graph.tied_embeddings
+    return np.asarray(shares(rows) | (tied & (rows["pp"] > 1)))
+
+
 def _sync_fits(rows: Rows) -> Mask:
-    alone = np.zeros(rows.count, dtype=bool)
+    asked = np.zeros(rows.count, dtype=bool)
     for name, together in (("sync", "bsp"), ("servers", None)):
-        alone |= ~rows.one_of(name, together) if name in rows.domain else False
-    return _states_kept(rows) & _experts_kept(rows) & ~(alone & both_ends(rows))
+        asked |= ~rows.one_of(name, together) if name in rows.domain else False
+    return _states_kept(rows) & _experts_kept(rows) & ~(asked & both_ends(rows))
 
 
 def _away(rows: Rows) -> Mask:
@@ -175,8 +187,7 @@ REQUESTED = (
     on_request("optimizer"),
     on_request("moment_dtype", lambda rows: ~_has(rows, "optimizer", *OWN_WIDTH)),
     on_request("grad_dtype"),
-    on_request("reduce_dtype", lambda rows: rows["width"] > 1),
-    on_request("gather_dtype", gathers),
+    on_request("reduce_dtype", _reduces),
     on_request("tp_method", lambda rows: rows["tp"] > 1, _grid_fits),
     on_request("tp_depth", lambda rows: _has(rows, "tp_method", "2.5d"), _grid_kept),
     on_request("cp_method", lambda rows: rows["cp"] > 1, _context_kept),
@@ -192,6 +203,7 @@ REQUESTED = (
     on_request("sync_every", lambda rows: _takes(rows, "sync_every")),
     on_request("staleness", lambda rows: _takes(rows, "staleness")),
     on_request("servers", lambda rows: _takes(rows, "servers", "no"), _sync_fits),
+    on_request("gather_dtype", lambda rows: gathers(rows) | _apart(rows)),
     on_request("reshard_after_forward", lambda rows: (rows["zero"] == 3) & fully_sharded(rows)),
     on_request("offload_optimizer", legal=_states_kept),
     on_request("offload_ratio", _away),
@@ -203,7 +215,7 @@ REQUESTED = (
         legal=lambda rows: _states_kept(rows) & (~undecided(rows) | (rows["offload_activations"] == 0)),
     ),
     on_request("recompute_early", _pipelined_recomputation, partial(lawful, names=EARLY, rules=("early",))),
-    on_request("bucket_bytes", lambda rows: (rows["width"] > 1) & ~fully_sharded(rows)),
+    on_request("bucket_bytes", lambda rows: shares(rows) & ~fully_sharded(rows)),
 )
 REQUESTED_NAMES = tuple(axis.name for axis in REQUESTED)
 
