@@ -253,10 +253,8 @@ def _recompute(s: Subject) -> Options:
     kind = s.plan.memory.recompute
     if kind == "none":
         return {}
-    if kind == "selective":
-        return {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
-    if chosen := module_names(kind):
-        return {"--recompute-granularity": "selective", "--recompute-modules": " ".join(chosen)}
+    if modules := _modules(s):
+        return {"--recompute-granularity": "selective", "--recompute-modules": modules}
     if kind == "full":
         return {
             "--recompute-granularity": "full",
@@ -269,6 +267,12 @@ def _recompute(s: Subject) -> Options:
         "--recompute-method": "block",
         "--recompute-num-layers": first or 1,
     }
+
+
+def _modules(s: Subject) -> list[str]:
+    """The modules that are recomputed one by one; none where whole layers are, or nothing."""
+    kind = s.plan.memory.recompute
+    return ["core_attn"] if kind == "selective" else list(module_names(kind))
 
 
 def _numerics(s: Subject) -> Options:

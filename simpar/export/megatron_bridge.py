@@ -112,7 +112,7 @@ def options(s: Subject) -> Options:
     if "--window-size" in arguments:
         found["model.window_size"] = tuple(int(size) for size in arguments["--window-size"].split(","))
     if "--recompute-modules" in arguments:
-        found["model.recompute_modules"] = [arguments["--recompute-modules"]]
+        found["model.recompute_modules"] = arguments["--recompute-modules"]
     if s.plan.mesh.pp > 1:
         found["model.pipeline_dtype"] = Code(_dtype(s))
     found["ddp.grad_reduce_in_fp32"] = s.plan.numerics.grad_dtype == "fp32"

@@ -179,13 +179,20 @@ def _recompute(given: Arguments) -> dict[str, Any]:
     granularity, method = given.text("--recompute-granularity"), given.text("--recompute-method")
     number = given.number("--recompute-num-layers") or 1
     if given.has("--recompute-activations") or granularity == "selective":
-        given.has("--recompute-modules")
-        chosen = given.values.get("--recompute-modules", [])
-        known = [name for name in chosen if name in MODULES and name != "core_attn"]
-        return {"recompute": f"modules:{'+'.join(known)}" if known else "selective"}
+        return {"recompute": _by_module(given)}
     if granularity is None:
         return {}
     return {"recompute": "full" if method == "uniform" else _every(given, number)}
+
+
+def _by_module(given: Arguments) -> str:
+    """The policy of the modules that are named; attention, which is the default, has a name of its own."""
+    if not given.has("--recompute-modules"):
+        return "selective"
+    known = [name for name in given.values["--recompute-modules"] if name in MODULES]
+    if known == ["core_attn"]:
+        return "selective"
+    return f"modules:{'+'.join(known)}" if known else "none"
 
 
 def _every(given: Arguments, number: int) -> str:

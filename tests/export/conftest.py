@@ -41,6 +41,7 @@ PLANS = {
     "cp-ulysses": {"cp": 4, "dp": 2, "zero": 3, "cp_method": "ulysses", "cp_balance": "zigzag"},
     "cp-hybrid": {"cp": 8, "dp": 1, "zero": 1, "cp_method": "ring", "cp_balance": "zigzag", "ulysses": 2},
     "selective": {"dp": 8, "zero": 1, "recompute": "selective"},
+    "modules": {"dp": 8, "zero": 1, "recompute": "modules:core_attn+layernorm"},
     "every-second": {"pp": 2, "dp": 4, "recompute": "every:2"},
     "fp8": {"tp": 2, "dp": 4, "zero": 1, "precision": "fp8"},
     "fp8-blockwise": {"tp": 2, "dp": 4, "zero": 1, "precision": "fp8_blockwise"},

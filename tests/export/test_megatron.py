@@ -69,6 +69,28 @@ def test_experts_come_back(model, label):
     assert back.experts.capacity_factor == plan.experts.capacity_factor
 
 
+def test_modules_that_are_recomputed_are_words_of_their_own():
+    """Megatron-LM takes them as a list; one quoted word would be a module that it does not know."""
+    assert "--recompute-modules core_attn layernorm" in lines(command(**PLANS["modules"]))
+
+
+@pytest.mark.parametrize(
+    ("modules", "policy", "notes"),
+    [
+        ("", "selective", 0),
+        ("--recompute-modules core_attn", "selective", 0),
+        ("--recompute-modules layernorm core_attn", "modules:layernorm+core_attn", 0),
+        ("--recompute-modules layernorm gdn_norm_out", "modules:layernorm", 1),
+        ("--recompute-modules gdn_norm_out", "none", 1),
+    ],
+)
+def test_modules_are_read_as_they_are_named(modules, policy, notes):
+    """Attention beside others too; one that is not modelled is left out with a note."""
+    found = read(f"--micro-batch-size 1 --recompute-granularity selective {modules}", "args.txt", "megatron")
+    assert found.plan.memory.recompute == policy
+    assert sum("recompute-modules" in note for note in found.notes) == notes
+
+
 def test_fsdp_does_not_limit_connections():
     """Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS = 1."""
     text = command(tp=2, dp=4, zero=3)

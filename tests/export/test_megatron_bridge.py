@@ -106,11 +106,18 @@ def test_learned_positions_must_be_as_long_as_sequences():
 
 
 @pytest.mark.parametrize(
-    "label", ["3d", "pp-uneven", "interleaved", "cp-hybrid", "zero-3", "every-second", "mxfp8"]
+    "label", ["3d", "pp-uneven", "interleaved", "cp-hybrid", "zero-3", "every-second", "modules", "mxfp8"]
 )
 def test_a_recipe_comes_back(label):
     """Export and import give the same plan, though nothing is run."""
     assert comes_back("megatron-bridge", checked(**PLANS[label]), "simpar_recipe.py")
+
+
+@pytest.mark.parametrize("target", ["megatron-bridge", "nemo-run"])
+def test_modules_that_are_recomputed_are_a_list(target):
+    """A word each, as Megatron-Core compares them with those it knows."""
+    found = keywords(exported(target, checked(**PLANS["modules"]))["simpar_recipe.py"])
+    assert found["model.recompute_modules"] == "['core_attn', 'layernorm']"
 
 
 OF_A_LIBRARY = """
