@@ -8,6 +8,7 @@ on torch's runtime. Works with NCCL on GPUs and with gloo on CPUs; start it with
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -203,7 +204,8 @@ class Stage(nn.Module):
         """The same start in every layout: each matrix is drawn from a generator of its own name."""
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                generator = torch.Generator().manual_seed(int.from_bytes(name.encode()[-8:], "little") >> 1)
+                seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
+                generator = torch.Generator().manual_seed(seed)
                 with torch.no_grad():
                     parameter.normal_(0.0, self.init_std, generator=generator)
         self.tie()

@@ -117,6 +117,24 @@ def losses(folder, steps=3, **values):
     return [float(found) for found in re.findall(r"loss ([\d.]+),", done.stdout)]
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own modules, when they are imported
+def test_no_two_matrices_start_alike():
+    """Not in one layer, and not the same matrix of two."""
+    import torch
+
+    from simpar.export.torch_script import Stage
+
+    plan = Plan.model_validate({"model": "tiny-llama", "precision": "fp32", "dp": 1})
+    graph = load_model("tiny-llama")
+    made = export(check(plan, Target(graph, TINY, 1, 8)), graph, TINY, "torch").files
+    stage = Stage(json.loads(made["settings.json"]), 0)
+    matrices = [p.detach().flatten()[:64] for p in stage.parameters() if p.dim() > 1]
+    assert len(matrices) > 8
+    alike = sum(torch.equal(a, b) for i, a in enumerate(matrices) for b in matrices[:i])
+    assert alike == 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_the_script_trains_on_one_process(tmp_path):
