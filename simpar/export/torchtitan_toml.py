@@ -13,7 +13,7 @@ from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.export.titan_read import read_toml as read
-from simpar.models.recompute import period
+from simpar.models.recompute import module_names, period
 
 HEAD = "output"
 FILE = "torchtitan.toml"
@@ -51,7 +51,7 @@ def options(s: Subject) -> Options:
         found["parallelism.enable_async_tensor_parallel"] = True
     kind = s.plan.memory.recompute
     count = period(kind)
-    found["activation_checkpoint.mode"] = "selective" if count else kind
+    found["activation_checkpoint.mode"] = "selective" if count else "none" if module_names(kind) else kind
     if found["activation_checkpoint.mode"] == "selective":
         found["activation_checkpoint.selective_ac_option"] = str(count or "op")
     return found | {
