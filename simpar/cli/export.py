@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from simpar.errors import UserError
 
 if TYPE_CHECKING:
     from simpar.cli.foretold import Foretold
-    from simpar.export import Exported
+    from simpar.export import Draft
     from simpar.export.source import Source
     from simpar.plan.plan import Plan
 
@@ -48,8 +47,7 @@ def export(scenario: str, **values: Any) -> None:
     """Write the files that make another framework train a plan."""
     from simpar.chakra.write import NAME as TRACES
     from simpar.cli.foretold import Foretelling
-    from simpar.export import TARGETS, Inexpressible
-    from simpar.export import export as make
+    from simpar.export import TARGETS, Inexpressible, draft
     from simpar.export.source import Facts, load_source
     from simpar.files import choose
     from simpar.uncertainty.memory import WANTED
@@ -67,24 +65,23 @@ def export(scenario: str, **values: Any) -> None:
     usual = searched.fit_probability if searched else WANTED
     foretell = Foretelling(source, values["to"], usual if asked is None else asked)
 
-    def made_of(plan: Plan) -> Exported:
+    def draft_of(plan: Plan) -> Draft:
         job = (plan, source.graph, source.training, values["to"])
-        return make(*job, devices_per_node=source.devices_per_node, lossy=values["lossy"])
+        return draft(*job, devices_per_node=source.devices_per_node, lossy=values["lossy"])
 
     try:
-        made = made_of(source.plan)
+        drafted = draft_of(source.plan)
     except Inexpressible as error:
         near = foretell.nearest()
         if near is None or not (values["nearest"] and (near.is_allowed or values["force"])):
             raise UserError(f"{error}{near.offer if near else ''}") from None
-        made = made_of(near.plan)
-        foretold: Foretold | None = near
+        drafted = draft_of(near.plan)
+        foretold: Foretold = near
     else:
-        foretold = foretell.again(made.plan)
-        if foretold and not foretold.is_allowed and not values["force"]:
+        foretold = foretell.again(drafted.plan)
+        if not foretold.is_allowed and not values["force"]:
             raise UserError(f"{foretold.said} (--force exports it all the same)")
-    if foretold:
-        made = replace(made, notes=(*made.notes, foretold.said))
+    made = drafted.written(foretold.predicted, *filter(None, [foretold.said]))
     _write(made.files, Path(values["output"]))
     _tell(made.files, [str(loss) for loss in made.lost], made.notes, values)
 

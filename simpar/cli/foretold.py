@@ -13,7 +13,7 @@ from simpar.export.nearest import Job, Near, nearest, saving
 from simpar.export.source import Source
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
-from simpar.report.words import memory_state
+from simpar.report.words import memory_state, step_and_memory
 from simpar.simulation import simulate
 from simpar.units import format_seconds
 
@@ -22,10 +22,14 @@ NO_CLUSTER = "the plan names no cluster"
 
 @dataclass(frozen=True)
 class Foretold:
-    """Whether a plan fits so surely as the target runs it as is wanted, in words with the numbers."""
+    """Whether a plan fits so surely as the target runs it as is wanted, in words with the numbers.
+
+    ``said`` is what the user should know, ``predicted`` the figures that the files say; "" where there is nothing.
+    """
 
     is_allowed: bool
     said: str
+    predicted: str
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,11 @@ class Foretelling:
             raise UserError(f"--fit-probability {wanted:g}: allowed: above 0 and below 1")
         self.source, self.target, self.wanted = source, target, wanted
 
-    def again(self, runs: Plan) -> Foretold | None:
+    def again(self, runs: Plan) -> Foretold:
         """What the stack of the target makes of the plan: does it fit with the probability that is wanted.
 
-        ``runs`` is the plan as the target runs it. None where it does as it was made for that very stack, or where
-        nothing is known of what it was made for. Raises UserError where it cannot be simulated there.
+        ``runs`` is the plan as the target runs it. Nothing is said where it does as it was made for that very stack, or
+        where nothing is known of what it was made for. Raises UserError where it cannot be simulated there.
         """
         stack, cluster = self.source.stack, self.source.cluster
         is_same = stack is None or stack == load_stack(str(runs.stack))
@@ -61,17 +65,17 @@ class Foretelling:
             words = (
                 f"Not predicted for stack {runs.stack}: {NO_CLUSTER} for its ranks (--hardware NAME does)."
             )
-            return None if is_same else Foretold(True, words)
+            return Foretold(True, "" if is_same else words, "")
         there = self._run(runs)
-        is_sure = self._is_sure(there)
+        is_sure, predicted = self._is_sure(there), step_and_memory(there)
         if is_same and is_sure:
-            return None
+            return Foretold(True, "", predicted)
         said = f"Under {runs.stack}, the stack of {self.target}, the plan {numbers(there)}"
         if stack is not None and not is_same:
             said += f"; under {stack.name}, for which it was made, it {numbers(self._own)}"
         if there.fits and not is_sure:
             said += f"; --fit-probability {self.wanted:g} is wanted"
-        return Foretold(is_sure, said)
+        return Foretold(is_sure, said, predicted)
 
     def nearest(self) -> NearPlan | None:
         """The nearest plan that the target can express: of those that fit the one that keeps most of what saves memory.
@@ -86,7 +90,7 @@ class Foretelling:
             return None
         if self.source.cluster is None:
             said = f"{'; '.join(found[0].changes)}, not predicted: {NO_CLUSTER} (--hardware NAME does)"
-            return self._near(found[0], said, is_sure=True)
+            return self._near(found[0].plan, said, "", is_sure=True)
         first = timed = self._timed(found)
         sure = self._surely(timed)
         for more in saving(found, job):
@@ -104,13 +108,17 @@ class Foretelling:
         said = f"{'; '.join(near.changes)}: {numbers(result)} under {near.plan.stack}, {self._beside(result)}"
         if result.fits and not sure:
             said += f"; --fit-probability {self.wanted:g} is wanted"
-        return self._near(near, said, is_sure=bool(sure))
+        return self._near(near.plan, said, step_and_memory(result), is_sure=bool(sure))
 
-    def _near(self, near: Near, said: str, *, is_sure: bool) -> NearPlan:
+    def _near(self, plan: Plan, said: str, predicted: str, *, is_sure: bool) -> NearPlan:
+        """What is told of a plan; what a search predicted is of another one, and does not travel with it."""
         how = "--nearest exports it" if is_sure else "--nearest --force exports it all the same"
-        plan = near.plan.model_copy(update={"stack": self.source.plan.stack})
+        own = self.source.plan
+        plan = plan.model_copy(
+            update={"stack": own.stack, "predicted": None if own.predicted is None else {}}
+        )
         noted = f"Not the plan but the nearest that can be said: {said}."
-        return NearPlan(is_sure, noted, plan, f"; the nearest that it can: {said} ({how})")
+        return NearPlan(is_sure, noted, predicted, plan, f"; the nearest that it can: {said} ({how})")
 
     def _timed(self, found: Iterable[Near]) -> list[tuple[Near, Result]]:
         """Plans under the stack that they have there, with what they come to; without those that cannot be."""

@@ -15,9 +15,9 @@ from importlib import import_module
 from pydantic import ValidationError
 
 from simpar import files
-from simpar.cost.stack import Stack
+from simpar.cost.stack import DEFAULT_STACK, Stack
 from simpar.errors import UserError
-from simpar.export.launch import readme
+from simpar.export.launch import readme, recorded
 from simpar.export.subject import Loss, Subject, not_understood, subject
 from simpar.export.target import Imported, Target
 from simpar.models.graph import ModelGraph
@@ -58,6 +58,41 @@ class Exported:
     files: Mapping[str, str]
     lost: tuple[Loss, ...]
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan as its target runs it, before the files are written: they say what is predicted of it there.
+
+    ``whole`` is the plan that travels with them.
+    """
+
+    target: Target
+    subject: Subject
+    whole: Plan
+    lost: tuple[Loss, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """What the target makes of the plan."""
+        return self.subject.plan
+
+    def written(self, figures: str = "", *notes: str) -> Exported:
+        """The files, with the figures that are predicted under the target's stack, and further notes.
+
+        Where there are none they say what the plan itself records, and of which stack that is.
+        """
+        told = (*self.notes, *notes)
+        s = replace(self.subject, predicted=f"{self.plan.stack}: {figures}" if figures else self._recorded())
+        made = dict(self.target.files(s, self.target.options(s)))
+        page = readme(s, self.target, made, self.lost, told)
+        whole = json.dumps(self.whole.model_dump(mode="json"), indent=2) + "\n"
+        return Exported(s.plan, {**made, "plan.json": whole, "README.md": page}, self.lost, told)
+
+    def _recorded(self) -> str:
+        found = recorded(self.whole.predicted or {})
+        return f"{self.whole.stack or DEFAULT_STACK}, for which the plan was made: {found}" if found else ""
 
 
 @cache
@@ -182,13 +217,25 @@ def export(
     devices_per_node: int = 8,
     lossy: bool = False,
 ) -> Exported:
-    """The files of a plan for a target. ``plan`` was checked and has its dp.
+    """The files of a plan for a target: see :func:`draft`."""
+    return draft(plan, model, training, target, devices_per_node=devices_per_node, lossy=lossy).written()
+
+
+def draft(
+    plan: Plan,
+    model: ModelGraph,
+    training: Training,
+    target: str,
+    *,
+    devices_per_node: int = 8,
+    lossy: bool = False,
+) -> Draft:
+    """A plan as a target runs it. ``plan`` was checked and has its dp.
 
     Stages of their own that are one layout are exported as that. Raises UserError naming everything that the target
     cannot express, unless ``lossy``; other stages of their own in any case.
     """
-    found = load_target(target)
-    original = json.dumps(plan.model_dump(mode="json"), indent=2) + "\n"
+    found, whole = load_target(target), plan
     try:
         plan = _one_layout(plan, model)
     except NotOneLayout as error:
@@ -201,10 +248,7 @@ def export(
         raise Inexpressible(f"{target} cannot express {reasons} (--lossy exports without)")
     unread = (model.details.said,) if model.details.unread else ()
     notes = (*_stack_note(plan, found), *unread, *found.notes(s))
-    made = dict(found.files(s, found.options(s)))
-    page = readme(s, found, made, lost, notes)
-    written = {**made, "plan.json": original, "README.md": page}
-    return Exported(s.plan, written, lost, notes)
+    return Draft(found, s, whole, lost, notes)
 
 
 def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
@@ -237,11 +281,13 @@ def readable() -> tuple[str, ...]:
 
 __all__ = [
     "TARGETS",
+    "Draft",
     "Exported",
     "Imported",
     "Inexpressible",
     "Loss",
     "Target",
+    "draft",
     "export",
     "expressible",
     "load_target",

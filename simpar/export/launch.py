@@ -138,20 +138,19 @@ def comment(s: Subject, prefix: str = "#") -> list[str]:
         f"Written by simpar {simpar.__version__} from plan {plan_hash(s)}.",
         f"{s.graph.name} on {s.world_size} devices: {shape}; {s.microbatches} microbatches of {s.plan.micro_batch}.",
     ]
-    lines += [f"Predicted: {text}." for text in [predicted(s)] if text]
+    lines += [f"Predicted under {s.predicted}."] if s.predicted else []
     return [f"{prefix} {line}" for line in lines]
 
 
-def predicted(s: Subject) -> str:
-    """What simpar predicted for the plan, in words; "" where the plan does not say."""
-    facts = s.plan.predicted or {}
+def recorded(facts: Mapping[str, Any]) -> str:
+    """What a plan records of its prediction, in words; "" where it records nothing."""
     found = []
     if isinstance(facts.get("step_time_s"), int | float):
         found.append(f"{format_seconds(facts['step_time_s'])} a step")
     if isinstance(facts.get("mfu"), int | float):
         found.append(f"MFU {facts['mfu']:.1%}")
     if isinstance(facts.get("peak_memory_bytes"), int | float):
-        found.append(f"{format_bytes(facts['peak_memory_bytes'])} at the peak")
+        found.append(f"{format_bytes(facts['peak_memory_bytes'])} allocated at the peak")
     return ", ".join(found)
 
 

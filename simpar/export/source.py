@@ -11,6 +11,7 @@ from simpar import files
 from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve
 from simpar.errors import UserError
 from simpar.formats import CHECK, RESULT
+from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
@@ -163,4 +164,6 @@ def _checked(plan: Plan, target: Target, cluster: Cluster | None) -> Source:
         update={"mesh": mesh, "pipeline": pipeline, "training": target.training.model_dump()}
     )
     there = cluster if cluster is not None and cluster.world_size == target.world_size else None
+    if there is not None:  # the plan travels with it
+        whole = whole.model_copy(update={"cluster": chosen_cluster(recorded(there))})
     return Source(whole, target.graph, target.training, target.devices_per_node, found_for, there)

@@ -64,7 +64,8 @@ class Subject:
 
     ``stated`` are fields that the plan says and that make a difference, be they its stack's habit or not.
 
-    ``config`` is the model's Hugging Face config where one is known; ``devices_per_node`` shapes the launchers.
+    ``config`` is the model's Hugging Face config where one is known; ``devices_per_node`` shapes the launchers;
+    ``predicted`` is what the files say of it after "Predicted under", "" where nothing is known.
     """
 
     plan: Plan
@@ -74,6 +75,7 @@ class Subject:
     stated: frozenset[str] = frozenset()
     config: Mapping[str, Any] = field(default_factory=dict)
     devices_per_node: int = 8
+    predicted: str = ""
 
     @property
     def dp(self) -> int:

@@ -54,6 +54,37 @@ def written(cluster: Cluster) -> str | dict[str, Any]:
     return as_written(profile, EXACT)
 
 
+def recorded(cluster: Cluster) -> dict[str, Any]:
+    """A cluster as what is saved says it: by name and size, with its profile where no shipped one is as it is."""
+    profile, price = cluster.profile, cluster.profile.price_per_device_hour
+    return {
+        "hardware": profile.name,
+        **_written_profile(cluster),
+        "nodes": cluster.nodes,
+        "devices": cluster.world_size,
+        "device": " + ".join(device.name for device in cluster.devices),
+        **_written_groups(cluster),
+        "degraded": dict(cluster.scaling),
+        "nvls": profile.scale_up.nvls,
+        "sharp": bool(profile.scale_out and profile.scale_out.sharp),
+        **({"price_per_device_hour": f"{price!r} USD/h"} if price is not None else {}),
+    }
+
+
+def _written_profile(cluster: Cluster) -> dict[str, Any]:
+    """The profile itself, where it is not a shipped one: what is saved needs no file beside it."""
+    found = None if isinstance(cluster, MixedCluster) else written(cluster)
+    return {"profile": found} if isinstance(found, dict) else {}
+
+
+def _written_groups(cluster: Cluster) -> dict[str, Any]:
+    """Groups of nodes of a mixed cluster, as a profile says them."""
+    if not isinstance(cluster, MixedCluster):
+        return {}
+    groups = [{"hardware": written(part), "nodes": part.nodes} for part in cluster.parts]
+    return {"groups": groups, "between": cluster.between.model_dump(mode="json")}
+
+
 def make_mixed(profile: MixedProfile, nodes: int | None = None, folder: Path | None = None) -> MixedCluster:
     """The cluster of a profile, with ``nodes`` a multiple of its own number. Raises UserError.
 

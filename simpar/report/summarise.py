@@ -13,9 +13,8 @@ import simpar
 from simpar.cost.collectives.algorithm import named
 from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES
 from simpar.cost.power import device_w, input_w
-from simpar.hardware.catalogue import written
+from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
-from simpar.hardware.mixed import MixedCluster
 from simpar.hardware.price import price_of
 from simpar.models.documents import packing_of
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
@@ -404,24 +403,12 @@ def _bill(context: Context, accounts: Accounts, step_s: float) -> Bill:
 
 def _setup(context: Context) -> Setup:
     job, cluster, layout = context.job, context.cluster, context.lowered.layout
-    price = cluster.profile.price_per_device_hour
     return Setup(
         plan=unfolded(job.plan).model_dump(mode="json"),
         asked={} if context.asked is None else _asked(context.asked, job.plan),
         training=job.training.model_dump(),
         model=_model_facts(job),
-        cluster={
-            "hardware": cluster.profile.name,
-            **_profile(cluster),
-            "nodes": cluster.nodes,
-            "devices": cluster.world_size,
-            "device": " + ".join(device.name for device in cluster.devices),
-            **_groups(cluster),
-            "degraded": dict(cluster.scaling),
-            "nvls": cluster.profile.scale_up.nvls,
-            "sharp": bool(cluster.profile.scale_out and cluster.profile.scale_out.sharp),
-            **({"price_per_device_hour": f"{price!r} USD/h"} if price is not None else {}),
-        },
+        cluster=recorded(cluster),
         engine={
             "name": context.engine,
             "ops": len(context.lowered.program),
@@ -441,20 +428,6 @@ def _asked(plan: Plan, resolved: Plan) -> dict[str, Any]:
     """The plan as it was asked for, on its model, training and stack."""
     named = {name: getattr(resolved, name) for name in ("model", "training", "stack")}
     return plan.model_copy(update={**named, "predicted": None}).model_dump(mode="json")
-
-
-def _profile(cluster: Cluster) -> dict[str, Any]:
-    """The profile itself, where it is not a shipped one: what is saved needs no file beside it."""
-    found = None if isinstance(cluster, MixedCluster) else written(cluster)
-    return {"profile": found} if isinstance(found, dict) else {}
-
-
-def _groups(cluster: Cluster) -> dict[str, Any]:
-    """Groups of nodes of a mixed cluster, as a profile says them."""
-    if not isinstance(cluster, MixedCluster):
-        return {}
-    groups = [{"hardware": written(part), "nodes": part.nodes} for part in cluster.parts]
-    return {"groups": groups, "between": cluster.between.model_dump(mode="json")}
 
 
 def _model_facts(job: Job) -> dict[str, Any]:

@@ -120,6 +120,12 @@ def memory_state(result: Result, misfit: str = "DOES NOT FIT") -> str:
     return f"{'fits' if memory.fits else misfit}: {size}{sure}"
 
 
+def step_and_memory(result: Result) -> str:
+    """Step time, MFU and reserved memory, as files that were made for a plan say them."""
+    step, memory = format_seconds(result.step_time_s), format_bytes(result.memory.peak_reserved_bytes)
+    return f"{step} a step, MFU {result.mfu:.1%}, {memory} reserved at the peak"
+
+
 def probably(fit_probability: float) -> str:
     """How sure it is that a layout fits, in words that never claim more than the number."""
     percent = 100 * fit_probability

@@ -12,9 +12,9 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.export import export
+from simpar.export import draft
 from simpar.export.source import Facts, load_source
-from simpar.report.words import memory_state
+from simpar.report.words import memory_state, step_and_memory
 from simpar.scenario import Scenario, load_scenario
 from simpar.simulation import simulate
 from simpar.ui.state import SOURCE, Allowed, as_state, read_state
@@ -39,14 +39,19 @@ def exported(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, An
         files.write_atomic(path, as_yaml(scenario))
         source = load_source(str(path), Facts())
     job = (source.plan, source.graph, source.training, str(target))
-    made = export(*job, devices_per_node=source.devices_per_node, lossy=lossy)
-    there = simulate(source.graph, scenario.build_cluster(), made.plan, source.training, with_timeline=False)
-    said = f"Under {made.plan.stack}, the stack of {target}, the plan {memory_state(there, 'does not fit')}, "
+    drafted = draft(*job, devices_per_node=source.devices_per_node, lossy=lossy)
+    there = simulate(
+        source.graph, scenario.build_cluster(), drafted.plan, source.training, with_timeline=False
+    )
+    said = (
+        f"Under {drafted.plan.stack}, the stack of {target}, the plan {memory_state(there, 'does not fit')}, "
+    )
+    made = drafted.written(step_and_memory(there), f"{said}{format_seconds(there.step_time_s)} a step.")
     return {
         "name": f"{target}.zip",
         "base64": base64.b64encode(_archive(made.files)).decode(),
         "lost": [str(loss) for loss in made.lost],
-        "notes": [*made.notes, f"{said}{format_seconds(there.step_time_s)} a step."],
+        "notes": list(made.notes),
     }
 
 

@@ -121,7 +121,15 @@ def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, ca
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert error.removesuffix(" (--force exports it all the same)") in notes
     assert cli.run(["export", str(plan), "--to", "torchtitan", "-o", str(out)]) == 0
-    assert "Under torchtitan, the stack of torchtitan, the plan fits: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    there = re.search(
+        r"Under torchtitan, the stack of torchtitan, the plan fits: (.*?) of .*?, ([\d.]+ s) a step", said
+    )
+    for name in ("README.md", "simpar_recipe.py"):
+        text = (out / name).read_text()
+        assert f"Predicted under torchtitan: {there[2]} a step, MFU " in text
+        assert f", {there[1]} reserved at the peak." in text
+    assert there[0] in (out / "README.md").read_text()
 
 
 def test_what_fits_less_surely_than_is_wanted_is_refused(tmp_path, capsys):
@@ -159,10 +167,20 @@ def test_a_plan_without_a_cluster_says_that_nothing_was_predicted(tmp_path, caps
     plan = tmp_path / "plan.json"
     facts = {"model": "llama-3.2-1b", "training": {"seq_len": 1024, "global_batch": 16}}
     Plan(dp=8, zero=2, stack="fsdp", **facts).save(plan)
-    command = ["export", str(plan), "--to", "torchtitan", "-o", str(tmp_path / "out")]
+    command, page = (
+        ["export", str(plan), "--to", "torchtitan", "-o", str(tmp_path / "out")], tmp_path / "out" / "README.md"
+    )  # fmt: skip
     assert cli.run(command) == 0
     assert "Not predicted for stack torchtitan: the plan names no cluster" in capsys.readouterr().out
+    assert "Predicted under" not in page.read_text()
+    figures = {"step_time_s": 2.0, "mfu": 0.4, "peak_memory_bytes": 2**30}
+    Plan(dp=8, zero=2, stack="fsdp", predicted=figures, **facts).save(plan)
+    assert cli.run(command) == 0
+    own = "Predicted under fsdp, for which the plan was made: 2.00 s a step, MFU 40.0%, 1.00 GiB allocated at the peak."
+    assert own in page.read_text()
+    capsys.readouterr()
     assert cli.run([*command, "--hardware", "dgx-h100"]) == 0
+    assert "Predicted under torchtitan: " in page.read_text()
     assert "Under torchtitan, the stack of torchtitan, the plan fits" in capsys.readouterr().out
     Plan(dp=8, zero=2, **facts).save(plan)
     assert cli.run([*command, "--hardware", "dgx-h100"]) == 0
@@ -180,6 +198,29 @@ def test_a_stack_of_ones_own_is_named_by_its_file(tmp_path, capsys):
     assert "--stack FILE" in capsys.readouterr().err
     assert cli.run([*command, "--stack", str(stack)]) == 0
     assert "under ours, for which it was made" in capsys.readouterr().out
+
+
+def test_a_plan_travels_with_its_cluster_and_its_prediction(tmp_path, capsys):
+    """Of a scenario, of what --hardware names, and of the nearest plan; what was predicted of another one stays."""
+    out = tmp_path / "out"
+    command = ["export", SCENARIO, "--to", "megatron", "-o", str(out)]
+    assert cli.run(command) == 0
+    assert "Predicted under megatron: " in (out / "README.md").read_text()
+    assert cli.run(["simulate", str(out / "plan.json")]) == 0
+    plan = tmp_path / "plan.json"
+    facts = {"model": "llama-3.2-1b", "training": {"seq_len": 1024, "global_batch": 16}, "stack": "megatron"}
+    Plan(dp=8, zero=1, predicted={"step_time_s": 77.0}, **facts).save(plan)
+    near = ["export", str(plan), "--to", "accelerate", "-o", str(out), "--nearest"]
+    assert cli.run([*near, "--hardware", "dgx-h100"]) == 0
+    found = Plan.load(out / "plan.json")
+    assert (found.cluster["hardware"], found.cluster["nodes"]) == ("dgx-h100", 1)
+    assert not found.predicted
+    page = (out / "README.md").read_text()
+    assert "Predicted under fsdp: " in page
+    assert "Not the plan but the nearest that can be said: " in page
+    assert "77.0 s" not in page
+    assert cli.run(near) == 0
+    assert "Predicted under" not in (out / "README.md").read_text()
 
 
 def test_the_nearest_plan_is_offered_with_what_it_costs(tmp_path, capsys):

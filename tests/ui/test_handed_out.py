@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import zipfile
 
 import pytest
@@ -27,7 +28,7 @@ def test_the_yaml_is_the_state(client, state, tmp_path):
 
 def test_an_export_is_that_of_the_command(client, tmp_path):
     """The archive has the files of ``simpar export``, and says how the plan does under the target's stack."""
-    from simpar.export import export
+    from simpar.export import draft
     from simpar.export.source import Facts, load_source
 
     made = client.post("/api/export", json={"state": ON_NODES, "target": "megatron", "lossy": True}).json()[
@@ -37,8 +38,12 @@ def test_an_export_is_that_of_the_command(client, tmp_path):
     path = tmp_path / "scenario.yaml"
     path.write_text(client.post("/api/yaml", json={"state": ON_NODES}).json()["file"]["text"])
     source = load_source(str(path), Facts())
-    known = export(source.plan, source.graph, source.training, "megatron", devices_per_node=8, lossy=True)
-    assert {name: archive.read(name).decode() for name in archive.namelist()} == dict(known.files)
+    known = draft(source.plan, source.graph, source.training, "megatron", devices_per_node=8, lossy=True)
+    figures = re.search(
+        r"Predicted under megatron: (.* reserved at the peak)", archive.read("README.md").decode()
+    )
+    files = known.written(figures[1], made["notes"][-1]).files
+    assert {name: archive.read(name).decode() for name in archive.namelist()} == dict(files)
     assert "a step" in made["notes"][-1]
 
 
