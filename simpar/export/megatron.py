@@ -36,6 +36,10 @@ FP8_RECIPES = {
 }
 
 
+UNSCALED = {"layernorm", "moe_act"}
+"""Modules that delayed scaling does not recompute (``TransformerConfig`` of megatron-core 0.19.2)."""
+
+
 def losses(s: Subject) -> Iterator[Loss]:
     """What Megatron-LM has no argument for."""
     if s.graph.has_state:
@@ -56,22 +60,50 @@ def parallel_losses(s: Subject) -> Iterator[Loss]:
     yield from rules.only_schedules(s, ("1f1b", "interleaved"))
     yield from rules.context_parallel(s, CP_TYPES, ("zigzag",), hybrid=True)
     yield from _overlaps(s)
+    yield from _exchange(s)
+    yield from _recomputed(s)
     yield from rules.chosen(
         s,
         first_bucket_bytes="buckets have one size",
         master_weights="main parameters follow from the precision",
         reshard_after_forward="the sharding strategy decides what is resharded",
     )
-    if recompute.period(s.plan.memory.recompute) and s.recomputed_per_stage is None:
-        yield Loss(
-            "recompute",
-            s.plan.memory.recompute,
-            "the first N layers of every stage are recomputed; here N differs",
-        )
+
+
+def _recomputed(s: Subject) -> Iterator[Loss]:
+    """Recomputation that ``TransformerConfig`` refuses; fp8 is delayed scaling (:data:`FP8_RECIPES`)."""
+    kind = s.plan.memory.recompute
+    if recompute.period(kind) and s.recomputed_per_stage is None:
+        yield Loss("recompute", kind, "the first N layers of every stage are recomputed; here N differs")
+    chosen = set(module_names(kind))
+    if s.plan.numerics.precision == "fp8" and chosen & UNSCALED:
+        yield Loss("recompute", kind, f"delayed scaling of fp8 recomputes no {' or '.join(sorted(UNSCALED))}")
+    if "moe_act" in chosen and not s.graph.dims.get("num_experts"):
+        yield Loss("recompute", kind, "moe_act is there with experts")
+    if "mla_up_proj" in chosen and "qk_dim" not in s.graph.dims:
+        yield Loss("recompute", kind, "mla_up_proj is there with latent attention")
+
+
+def _exchange(s: Subject) -> Iterator[Loss]:
+    """What ``TransformerConfig`` refuses of the exchange between experts."""
+    choice, mesh, kind = s.plan.experts, s.plan.mesh, s.plan.memory.recompute
+    if mesh.ep > 1 and choice.ep_overlap:
+        reasons = {
+            "with a pipeline it needs virtual stages: vpp": mesh.pp > 1 and s.plan.pipeline.vpp == 1,
+            "it runs with no layer or mixture recomputed whole": kind not in ("none", "selective")
+            and (not module_names(kind) or "moe" in module_names(kind)),
+            "it needs products of bf16 or fp16": s.plan.numerics.precision == "fp32",
+            "it runs with at most one layer that predicts": predictions(s) > 1,
+        }
+        yield from (Loss("ep_overlap", True, reason) for reason, holds in reasons.items() if holds)
+    if s.graph.dims.get("num_experts") and choice.capacity_factor and choice.token_dispatch != "per_expert":
+        yield Loss("token_dispatch", choice.token_dispatch, "DeepEP pads no expert to its capacity")
 
 
 def _overlaps(s: Subject) -> Iterator[Loss]:
-    data = s.plan.data_parallel
+    data, tensor = s.plan.data_parallel, s.plan.tensor_parallel
+    if "overlap" in s.stated and tensor.overlap and not tensor.sequence_parallel:
+        yield Loss("overlap", True, "tensor parallelism overlaps with sequence parallelism only")
     if "overlap_param_gather" in s.stated and data.overlap_param_gather and not data.overlap_grad_reduce:
         yield Loss("overlap_param_gather", True, "it needs overlap_grad_reduce")
     if data.zero in SHARDING and s.chose("bucket_bytes"):
@@ -182,7 +214,7 @@ def _layout(s: Subject) -> Options:
     }
     switches = {
         "--sequence-parallel": tensor.sequence_parallel,
-        "--tp-comm-overlap": tensor.overlap and mesh.tp > 1,
+        "--tp-comm-overlap": tensor.overlap and tensor.sequence_parallel and mesh.tp > 1,
         "--use-tp-pp-dp-mapping": mesh.order.index("pp") < mesh.order.index("dp")
         and mesh.pp > 1
         and s.dp > 1,

@@ -233,7 +233,7 @@ def notes(s: Subject) -> Iterator[str]:
     if s.graph.name in OWN_CODE:
         yield "That config is code of the hub's, which the run trusts (trust_remote_code)."
     yield "Mock data and a null tokenizer, learning rate and number of iterations are placeholders."
-    if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
+    if "--tp-comm-overlap" in megatron.options(s):
         yield "Overlap of tensor parallelism takes its buffers from `comm_overlap`: set it for your sizes."
     if period(s.plan.memory.recompute):
         yield f"{s.plan.memory.recompute} becomes `block`: as many layers a stage, but the first ones."

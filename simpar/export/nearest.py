@@ -34,6 +34,8 @@ OTHERWISE: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "sequence_parallel": ({"sequence_parallel": False}, {"sequence_parallel": True}),
     "overlap": ({"tensor_parallel": {"overlap": False}},),
+    "ep_overlap": ({"ep_overlap": False},),
+    "token_dispatch": ({"token_dispatch": "per_expert"},),
     "cp_method": ({"cp_method": "ring"}, {"cp_method": "all_gather"}, {"cp_method": "ulysses"}),
     "cp_balance": ({"cp_balance": "zigzag"}, {"cp_balance": "contiguous"}),
     "precision": ({"precision": "fp8"}, {"precision": "bf16"}),

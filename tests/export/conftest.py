@@ -62,6 +62,15 @@ PLANS = {
 MIXTURES = {
     "experts": {"dp": 8, "ep": 8, "zero": 1, "etp": 1},
     "experts-tp": {"tp": 2, "dp": 4, "ep": 4, "etp": 1, "zero": 1, "sequence_parallel": True},
+    "experts-overlapped": {
+        "dp": 8,
+        "ep": 8,
+        "etp": 1,
+        "zero": 1,
+        "ep_overlap": True,
+        "recompute": "selective",
+    },
+    "experts-per-node": {"dp": 8, "ep": 8, "etp": 1, "zero": 1, "token_dispatch": "per_node"},
     "experts-pp": {"pp": 2, "dp": 4, "ep": 4, "etp": 1, "zero": 1, "capacity_factor": 1.5},
 }
 

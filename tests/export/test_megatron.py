@@ -8,6 +8,7 @@ from simpar.errors import UserError
 from simpar.export import read, unsupported
 from simpar.export.megatron import layout
 from simpar.export.megatron_read import layers_of
+from simpar.export.nearest import Job, nearest
 from simpar.export.subject import settle
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
@@ -204,6 +205,52 @@ def test_what_megatron_cannot_say_is_named(model, values, words):
     reasons = unsupported(Plan.model_validate(values), load_model(model), TRAINING, "megatron")
     assert (words is None) == (not reasons)
     assert words is None or any(words in reason for reason in reasons)
+
+
+EXPERTS = {"dp": 8, "ep": 8, "zero": 1}
+REFUSED = {
+    "overlap-in-a-pipeline": ({"dp": 4, "ep": 4, "pp": 2, "ep_overlap": True}, "needs virtual stages"),
+    "overlap-recomputed": ({**EXPERTS, "ep_overlap": True, "recompute": "full"}, "recomputed whole"),
+    "overlap-mixture": ({**EXPERTS, "ep_overlap": True, "recompute": "modules:moe"}, "recomputed whole"),
+    "overlap-fp32": ({**EXPERTS, "ep_overlap": True, "precision": "fp32"}, "products of bf16 or fp16"),
+    "capacity": ({**EXPERTS, "token_dispatch": "per_node", "capacity_factor": 1.5}, "pads no expert"),
+    "delayed-norms": ({"dp": 8, "precision": "fp8", "recompute": "modules:layernorm"}, "delayed scaling"),
+    "delayed-experts": ({**EXPERTS, "precision": "fp8", "recompute": "modules:moe_act"}, "delayed scaling"),
+    "latent": ({"dp": 8, "recompute": "modules:mla_up_proj"}, "latent attention"),
+    "whole-sequences": (
+        {"dp": 4, "tp": 2, "sequence_parallel": False, "tensor_parallel": {"overlap": True}}, "overlap = true",
+    ),
+}  # fmt: skip
+"""Plans whose arguments Megatron-Core 0.19.2 refuses."""
+
+
+@pytest.mark.parametrize("label", REFUSED)
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
+def test_what_megatron_core_refuses_is_lost_and_has_a_plan_near_it(label, target):
+    """It would end in an assertion before the first step; one field more and it runs."""
+    values, words = REFUSED[label]
+    graph = load_model("mixtral-8x7b")
+    plan = checked(model="mixtral-8x7b", **values)
+    reasons = unsupported(plan, graph, TRAINING, target)
+    assert len(reasons) == 1
+    assert words in reasons[0]
+    near = nearest(plan, Job(graph, TRAINING, target, 8))
+    assert near
+    assert all(len(each.changes) == 1 for each in near)
+
+
+def test_a_habit_of_overlapping_waits_for_sequence_parallelism():
+    """NeMo overlaps by itself where it can; a plan that only splits whole sequences loses nothing."""
+    plan = checked(dp=4, tp=2, sequence_parallel=False, stack="nemo")
+    assert not unsupported(plan, load_model("llama-3-8b"), TRAINING, "nemo-run")
+    assert "tp_comm_overlap" not in exported("nemo-run", plan)["simpar_recipe.py"]
+
+
+@pytest.mark.parametrize("label", ["experts-overlapped", "experts-per-node"])
+def test_what_megatron_core_takes_is_not_lost(label):
+    """The same without what it refuses."""
+    plan = checked(model="mixtral-8x7b", **MIXTURES[label])
+    assert not unsupported(plan, load_model("mixtral-8x7b"), TRAINING, "megatron")
 
 
 def test_what_a_stack_decided_is_no_choice():
