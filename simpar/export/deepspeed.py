@@ -19,7 +19,6 @@ _SHARDED = """    from transformers.integrations import HfDeepSpeedConfig
     keeper = HfDeepSpeedConfig("{config}")  # while it lives, models are built in shards: deepspeed.zero.Init
 """
 NVME = "/local_nvme"
-DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 _MAIN = '''
 
 def main():
@@ -27,7 +26,7 @@ def main():
     import deepspeed
 
     deepspeed.init_distributed()
-{sharded}    model = AutoModelForCausalLM.from_config(CONFIG)
+{sharded}    model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.float32)
 {recompute}    engine, _, _, _ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config="{config}"
     )
@@ -57,6 +56,9 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("kind", "fsdp", "stage 2 keeps whole parameters on every rank")
     if s.chose("overlap_grad_reduce") and not data.zero:
         yield Loss("overlap_grad_reduce", data.overlap_grad_reduce, "overlap_comm is there with zero 1, 2, 3")
+    if s.chose("bucket_bytes") and not data.zero:
+        yield Loss("bucket_bytes", data.bucket_bytes, "without zero a bucket has 500,000,000 elements")
+    yield from _gradient_losses(s)
     yield from _offload_losses(s)
     if s.plan.numerics.precision == "fp8":
         yield Loss("precision", "fp8", "precision is fp32, fp16 or bf16")
@@ -66,6 +68,24 @@ def losses(s: Subject) -> Iterator[Loss]:
         overlap_param_gather="parameters are fetched ahead always",
         reshard_after_forward="stage 3 frees parameters after forward",
     )
+
+
+def _gradient_losses(s: Subject) -> Iterator[Loss]:
+    """Mixes of dtypes that ``DeepSpeedEngine`` refuses."""
+    numerics = s.plan.numerics
+    if numerics.precision not in ("bf16", "fp16"):
+        return
+    if numerics.grad_dtype == "fp32" and not s.plan.data_parallel.zero:
+        yield Loss("grad_dtype", "fp32", "without zero gradients have the dtype of parameters")
+    if numerics.precision == "fp16" and numerics.grad_dtype == "bf16" and s.chose("grad_dtype"):
+        yield Loss("grad_dtype", "bf16", "gradients of fp16 are fp16 or fp32")
+
+
+def _gradients(s: Subject) -> str:
+    """The dtype in which gradients add up: that of parameters, or fp32 where they are sharded."""
+    numerics = s.plan.numerics
+    is_wide = numerics.grad_dtype == "fp32" and s.plan.data_parallel.zero
+    return "fp32" if is_wide else numerics.precision
 
 
 def _offload_losses(s: Subject) -> Iterator[Loss]:
@@ -114,8 +134,8 @@ def options(s: Subject) -> Options:
         found["zero_optimization.offload_optimizer.ratio"] = s.plan.offload.offload_ratio
     if numerics.precision in ("bf16", "fp16"):
         found[f"{numerics.precision}.enabled"] = True
-        found["data_types.grad_accum_dtype"] = DTYPES[numerics.grad_dtype or "fp32"]
-    if s.chose("bucket_bytes"):
+        found["data_types.grad_accum_dtype"] = _gradients(s)
+    if s.chose("bucket_bytes") and data.zero:
         elements = int(float(data.bucket_bytes or 0) // DTYPE_BYTES[numerics.grad_dtype or "fp32"])
         found["zero_optimization.reduce_bucket_size"] = elements
         found["zero_optimization.allgather_bucket_size"] = elements

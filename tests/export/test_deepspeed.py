@@ -43,6 +43,24 @@ def test_a_plan_comes_back(label):
         assert getattr(found, section) == getattr(expected, section), section
 
 
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("gradients", [None, "fp32", "bf16"])
+def test_gradients_have_a_dtype_that_goes_with_the_parameters(zero, precision, gradients):
+    """The parameters' own, or fp32 where they are sharded; never bfloat16 beside float16, not even with --lossy."""
+    plan = checked(dp=8, zero=zero, precision=precision, grad_dtype=gradients)
+    found = json.loads(exported("deepspeed", plan, lossy=True)["ds_config.json"])
+    allowed = {precision} if not zero or gradients != "fp32" else {"fp32"}
+    assert found["data_types"]["grad_accum_dtype"] in allowed
+
+
+def test_the_script_builds_a_model_of_fp32():
+    """A config of the hub names the dtype of its weights; DeepSpeed casts them where the plan has 16 bits."""
+    for precision in ("fp32", "bf16"):
+        text = exported("deepspeed", checked(dp=8, zero=1, precision=precision))["train.py"]
+        assert "from_config(CONFIG, dtype=torch.float32)" in text
+
+
 def test_batches_multiply_up():
     """train_batch_size is micro-batch x accumulation x data-parallel ranks, as DeepSpeed asserts."""
     found = config(dp=4, tp=2, zero=1, micro_batch=2, sequence_parallel=False)
@@ -142,6 +160,19 @@ def test_bad_configs_are_one_line(text, words):
         ("llama-3-8b", {"dp": 8, "precision": "mxfp8"}, "precision = mxfp8"),
         ("falcon-7b", {"dp": 8, "zero": 3}, None),
         ("llama-3-8b", {"dp": 8, "zero": 2, "kind": "fsdp"}, "whole parameters"),
+        ("llama-3-8b", {"dp": 8, "zero": 0, "grad_dtype": "fp32"}, "dtype of parameters"),
+        (
+            "llama-3-8b",
+            {"dp": 8, "zero": 0, "grad_dtype": "fp32", "precision": "fp16"},
+            "dtype of parameters",
+        ),
+        ("llama-3-8b", {"dp": 8, "zero": 1, "grad_dtype": "fp32", "precision": "fp16"}, None),
+        (
+            "llama-3-8b",
+            {"dp": 8, "zero": 1, "grad_dtype": "bf16", "precision": "fp16", "stack": "megatron"},
+            "gradients of fp16",
+        ),
+        ("llama-3-8b", {"dp": 8, "zero": 0, "bucket_bytes": "25 MiB"}, "500,000,000 elements"),
     ],
 )
 def test_what_deepspeed_cannot_say_is_named(model, values, words):
