@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import gcd
 
+from simpar import files
 from simpar.export import placeholders, rules
 from simpar.export.hub import as_shipped
 from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.export.yaml_text import yaml_file
+from simpar.scenario import ClusterChoice
 
 CONFIG = "maxtext.yml"
 MODELS = {
@@ -36,8 +38,17 @@ REMAT = {"full": "full", "modules:core_attn+layernorm": "minimal"}
 """What is computed again: all, or all but products with weights."""
 OPTIMIZERS = {"adamw": "adamw"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
-_START = """exec {srun}python -m maxtext.trainers.pre_train.train {config} "$@"
+_START = f"""python -m maxtext.trainers.pre_train.train {CONFIG} "$@"
 """
+_LOCAL = LOCAL_HEAD + f"exec {_START}"
+_SLURM = (
+    SLURM_HEAD
+    + f"""export JAX_COORDINATOR_IP="$HEAD_NODE" JAX_COORDINATOR_PORT=29500 NNODES="$SLURM_NNODES"
+# shellcheck disable=SC2016 # expanded on every node
+exec srun bash -c 'NODE_RANK="$SLURM_NODEID" exec {_START.rstrip()}' maxtext "$@"
+"""
+)
+"""Processes on GPUs find each other by these variables (``initialize_jax_for_gpu`` of ``maxtext.utils.max_utils``)."""
 
 
 def losses(s: Subject) -> Iterator[Loss]:
@@ -91,9 +102,15 @@ def slices(s: Subject) -> int:
 
     MaxText asks that the axes ``ici_`` multiply up to the devices of a slice and those ``dcn_`` to the slices.
     """
-    named = (s.plan.cluster or {}).get("hardware", "tpu")
-    hardware = str(named.get("name") if isinstance(named, dict) else named)
-    return 1 if hardware.startswith("tpu") else s.nodes
+    return s.nodes if hardware(s) == "gpu" else 1
+
+
+def hardware(s: Subject) -> str | None:
+    """What the plan runs on in MaxText's words, which are those of devices: gpu, tpu or cpu; None where nobody says."""
+    if not s.plan.cluster:
+        return None
+    place = files.parse(ClusterChoice, s.plan.cluster, source="the plan's cluster")
+    return str(place.load().device.kind)
 
 
 def _axes(s: Subject) -> tuple[int, int, int, int]:
@@ -146,26 +163,30 @@ def options(s: Subject) -> Options:
         "enable_checkpointing": False,
         "base_output_directory": "output",
     }
+    if (kind := hardware(s)) is not None:
+        found["hardware"] = kind
     if further:
         found["mtp_num_layers"] = further
     return found | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})
 
 
-def files(s: Subject, given: Options) -> Mapping[str, str]:
+def written(s: Subject, given: Options) -> Mapping[str, str]:
     """The config and the launchers: JAX has a process a host."""
     shape = {"nodes": s.nodes, "devices": s.devices_per_node}
     found = {
         CONFIG: yaml_file(s, given),
-        "slurm.sh": SLURM_HEAD.format(**shape) + _START.format(srun="srun ", config=CONFIG),
+        "slurm.sh": _SLURM.format(**shape),
     }
-    local = LOCAL_HEAD.format(**shape) + _START.format(srun="", config=CONFIG)
-    return found | ({"local.sh": local} if s.nodes == 1 else {})
+    return found | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
 
 
 def notes(s: Subject) -> Iterator[str]:
     """What to know."""
     yield "Synthetic data, learning rate and number of steps are placeholders: a plan does not say them."
-    yield "On TPUs start the same command on every host of the slice; `hardware=gpu` runs it on GPUs."
+    if hardware(s) is None:
+        yield "On TPUs start the same command on every host of the slice; `hardware=gpu` runs it on GPUs."
+    if hardware(s) == "tpu":
+        yield "Start the same command on every host of the slice."
     if rows := ROWS.get(s.graph.name):
         yield f"MaxText's table of tokens has {rows} rows, the plan's {s.graph.dims['vocab']}."
     if s.nodes > 1 and slices(s) == 1:
@@ -179,7 +200,7 @@ MAXTEXT = Target(
     stacks=("maxtext",),
     losses=losses,
     options=options,
-    files=files,
+    files=written,
     notes=notes,
     features=("a part",),
     optimizers=OPTIMIZERS,

@@ -1,11 +1,16 @@
 """MaxText: meshes and batches by device, models by its own names."""
 
+import os
+import subprocess
+
 import pytest
 from ruamel.yaml import YAML
 
+from simpar import cli
 from simpar.export import unsupported
 from simpar.export.maxtext import MODELS
 from simpar.models.catalogue import catalogue, load_model
+from simpar.plan.plan import Plan
 
 from .conftest import TRAINING, checked, exported
 
@@ -55,6 +60,60 @@ def test_axes_of_a_slice_multiply_up_to_its_devices(values, hardware, expected):
     assert tuple(found[f"{axis}_parallelism"] for axis in axes) == expected
     inside = found["ici_data_parallelism"] * found["ici_fsdp_parallelism"] * found["ici_tensor_parallelism"]
     assert inside == (16 if hardware.startswith("tpu") else 8)
+    assert found["hardware"] == ("tpu" if hardware.startswith("tpu") else "gpu")
+
+
+def test_what_runs_on_gpus_is_told_by_the_command_line_too(tmp_path):
+    """A cluster that --hardware names makes slices of nodes, and processes that find each other."""
+    plan, out = tmp_path / "plan.json", tmp_path / "out"
+    facts = {"model": "llama-3.1-8b", "training": {"seq_len": 1024, "global_batch": 64}, "recompute": "full"}
+    Plan.model_validate({"dp": 16, "zero": 3, **facts}).save(plan)
+    assert cli.run(["export", str(plan), "--to", "maxtext", "-o", str(out)]) == 0
+    found = YAML(typ="safe", pure=True).load((out / "maxtext.yml").read_text())
+    assert (found.get("hardware"), found["dcn_fsdp_parallelism"]) == (None, 1)
+    command = [
+        "export",
+        str(plan),
+        "--to",
+        "maxtext",
+        "-o",
+        str(out),
+        "--hardware",
+        "dgx-h100",
+        "--nodes",
+        "2",
+    ]
+    assert cli.run(command) == 0
+    found = YAML(typ="safe", pure=True).load((out / "maxtext.yml").read_text())
+    assert (found["hardware"], found["dcn_fsdp_parallelism"], found["ici_fsdp_parallelism"]) == ("gpu", 2, 8)
+
+
+def test_every_node_knows_its_rank_and_the_first(tmp_path):
+    """What jax.distributed.initialize is told on GPUs, with SLURM's and python's places taken."""
+    plan = checked(
+        "llama-3.1-8b", 16, dp=16, zero=3, recompute="full", cluster={"hardware": "dgx-h100", "nodes": 2}
+    )
+    (tmp_path / "slurm.sh").write_text(exported("maxtext", plan)["slurm.sh"])
+    stubs = {
+        "scontrol": "printf 'first\\nsecond\\n'",
+        "srun": 'for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done',
+        "python": 'echo "$JAX_COORDINATOR_IP:$JAX_COORDINATOR_PORT $NNODES $NODE_RANK $*"',
+    }
+    for name, text in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "first,second",
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", str(tmp_path / "slurm.sh"), "steps=3"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    command = "-m maxtext.trainers.pre_train.train maxtext.yml steps=3"
+    assert done.stdout.splitlines() == [f"first:29500 2 {rank} {command}" for rank in (0, 1)]
 
 
 def test_experts_are_an_axis_and_a_slice_holds_them():
