@@ -16,6 +16,11 @@ INSTANCES = {8: "ml.p5.48xlarge", 1: "ml.p5.4xlarge"}
 TENSOR_PARALLEL = ("llama", "gpt_neox", "mistral", "mixtral")
 _MAIN = '''
 
+def first_layer(model):
+    """Where the first layer is: of a class whose modules stay on one device, as transformers says."""
+    return next(name for name, module in model.named_modules() if type(module).__name__ in model._no_split_modules)
+
+
 def main():
     """Build the model, let the library shard it, train."""
     import torch.sagemaker as tsm
@@ -26,8 +31,10 @@ def main():
     torch.distributed.init_process_group("nccl")
     tsm.init()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    model = tsm.transform(AutoModelForCausalLM.from_config(CONFIG, dtype=torch.{dtype}))
-    layer = type(model.get_submodule("{layers}")[0])
+    model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.float32)
+    place = first_layer(model)
+    model = tsm.transform(model)
+    layer = type(model.get_submodule(place))
     model = FSDP(
         model,
         sharding_strategy=ShardingStrategy.{strategy},
@@ -126,11 +133,8 @@ def options(s: Subject) -> Options:
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """Parameters, model config, script and the starter of the job."""
     low = s.plan.numerics.precision != "fp32"
-    layers = "gpt_neox.layers" if s.config.get("model_type") == "gpt_neox" else "model.layers"
     reduce = "MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
     main = _MAIN.format(
-        dtype="float32",
-        layers=layers,
         strategy="HYBRID_SHARD" if s.plan.data_parallel.zero == 3 else "_HYBRID_SHARD_ZERO2",
         mixed=reduce if low else "None",
         recompute=_RECOMPUTE if s.plan.memory.recompute == "full" else "",

@@ -1,6 +1,7 @@
 """Accelerate, nanotron and SageMaker: the files that they read."""
 
 import json
+import runpy
 
 import pytest
 from ruamel.yaml import YAML
@@ -130,6 +131,26 @@ def test_the_config_says_the_model_to_transformers(target, model):
     assert (graph.dims, graph.details.positions) == (own.dims, own.details.positions)
     for name in ("activation", "norm_eps", "norm_offset", "scales", "caps"):
         assert getattr(graph.details, name) == getattr(own.details, name), name
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [
+        ("llama-3-8b", "LlamaDecoderLayer"), ("gpt2", "GPT2Block"), ("opt-1.3b", "OPTDecoderLayer"),
+        ("falcon-7b", "FalconDecoderLayer"), ("gpt-neox-20b", "GPTNeoXLayer"),
+    ],
+)  # fmt: skip
+def test_sagemaker_wraps_the_layers_of_every_family(model, layer, tmp_path):
+    """Wherever a family keeps them: the script finds them in the model that it builds."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    found = exported("sagemaker", checked(model=model, dp=8, zero=3), lossy=True)
+    for name in ("train.py", "config.json"):
+        (tmp_path / name).write_text(found[name])
+    script = runpy.run_path(str(tmp_path / "train.py"))
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(script["CONFIG"], dtype=torch.float32)
+    assert type(built.get_submodule(script["first_layer"](built))).__name__ == layer
 
 
 @pytest.mark.parametrize("label", ["ddp", "tp-without-sp", "gpipe", "fp32", "buckets"])
