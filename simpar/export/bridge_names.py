@@ -97,3 +97,6 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "--overlap-grad-reduce": {"ddp.overlap_grad_reduce": True},
     "--overlap-param-gather": {"ddp.overlap_param_gather": True, "optimizer.overlap_param_gather": True},
 }  # fmt: skip
+REDUCES_IN_FP32 = {"bf16": True, "fp16": False}
+"""Whether gradients are reduced in fp32 by Bridge's precisions of a half (``training/mixed_precision.py``); what the
+precision says goes over the replicas' own config."""

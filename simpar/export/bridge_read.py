@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.export.bridge_names import PLAIN, SWITCHES
+from simpar.export.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.export.match import layers_in, named
 from simpar.export.megatron_arguments import Arguments
 from simpar.export.megatron_read import plan_of
@@ -20,6 +20,7 @@ from simpar.export.target import Imported
 MOVED = (
     ("trainer.strategy.ddp.", "ddp."), ("trainer.strategy.", "model."), ("model.config.", "model."),
     ("data.seq_length", "model.seq_length"), ("data.", "train."), ("comm_overlap.", "model."),
+    ("trainer.plugins", "mixed_precision"),
 )  # fmt: skip
 """Where NeMo 2 has what Bridge has elsewhere; overlaps of Bridge override its model's."""
 COMMON = {
@@ -32,11 +33,14 @@ OF_RECIPES = {"mixed_precision": "bf16_mixed", "ddp.use_distributed_optimizer": 
 """What recipes of both have unless they say otherwise: NeMo 2's (``nemo/collections/llm/recipes/llama3_8b.py`` and its
 kin: ``bf16_mixed()``, ``distributed_fused_adam_with_cosine_annealing``) as Bridge's."""
 PRECISIONS: dict[str, tuple[str, ...]] = {
-    "mixed": (), "with_fp8_delayed_scaling_mixed": ("hybrid", "delayed"), "with_mxfp8_mixed": ("e4m3", "mxfp8"),
+    "mixed": (), "with_fp8_mixed": ("hybrid", "delayed"), "with_fp8_delayed_scaling_mixed": ("hybrid", "delayed"),
+    "with_mxfp8_mixed": ("e4m3", "mxfp8"),
     "with_fp8_current_scaling_mixed": ("hybrid", "tensorwise"),
     "with_fp8_subchannel_scaling_mixed": ("e4m3", "blockwise"), "with_nvfp4_mixed": ("e2m1", "nvfp4"),
 }  # fmt: skip
 """8- and 4-bit formats and recipes by what follows bf16_ and fp16_ in the name of a precision."""
+PRECISION_CLASSES = ("MixedPrecisionConfig", "MegatronMixedPrecision")
+"""Classes of Bridge and of NeMo 2 that the functions of :data:`PRECISIONS` make, and whose fields can be set."""
 MORE = {
     "model.seq_length": "--seq-length",
     "model.num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
@@ -58,10 +62,12 @@ def read(text: str, name: str) -> Imported:
     fields = {
         moved: value for key, value in config.flat() if (moved := _moved(key)) not in ("model", "trainer")
     }
+    untold: set[str] = set()
     if config.called.endswith("_pretrain_common"):
         fields = COMMON | fields
     elif config.called not in ("", "fn") and not config.called.endswith("ConfigContainer"):
         fields = OF_RECIPES | fields
+        untold = {flag for flag, wanted in SWITCHES.items() if not set(wanted) & set(fields)}
         recipes.notes.append(
             f"What {config.called}() sets is in another file: not read, except that such recipes train in bf16 and "
             "shard the optimizer's states."
@@ -72,9 +78,8 @@ def read(text: str, name: str) -> Imported:
     model = next(filter(None, map(named, sources)), None)
     if model:
         values.setdefault("--num-layers", [str(layers_in(model))])
-    arguments = Arguments(
-        values, path, tuple(recipes.notes), {flag: field for field, flag in _plain().items()}
-    )
+    names = {flag: field for field, flag in _plain().items()}
+    arguments = Arguments(values, path, tuple(recipes.notes), names, untold)
     imported = plan_of(arguments, model)
     return Imported(imported.plan, (*imported.ignored, *given.rest()), imported.notes)
 
@@ -111,8 +116,6 @@ def _flags(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
     modules = given.get("model.recompute_modules")
     if modules:
         yield "--recompute-modules", [str(each) for each in modules]
-    if given.get("ddp.grad_reduce_in_fp32") is False:
-        yield "--grad-reduce-in-bf16", []
     yield from ((flag, []) for field, flag in SPLITS.items() if given.get(field) is True)
     if _is_sharded(config):
         yield "--use-distributed-optimizer", []
@@ -137,49 +140,59 @@ def _is_sharded(config: Made) -> bool:
 
 
 def _precision(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
+    """Arguments from the precision's object: what the function that makes it sets, and what was set of it since."""
     trainer = config.fields.get("trainer")
-    found: Any = (
-        trainer.fields.get("plugins") if isinstance(trainer, Made) else config.fields.get("mixed_precision")
-    )
-    if found is None:
-        found = given.get("mixed_precision")
+    made = trainer.fields.get("plugins") if isinstance(trainer, Made) else None
+    name = _name_of_precision(given, made or config.fields.get("mixed_precision"))
+    sets = _set_by(name, given.source) if name else {}
+
+    def value(field: str) -> Any:
+        return given.get(f"mixed_precision.{field}", sets.get(field))
+
+    yield from ((f"--{half}", []) for half in ("bf16", "fp16") if value(half) is True)
+    for bits, recipe in (("fp8", "delayed"), ("fp4", "nvfp4")):
+        if form := value(bits):
+            yield f"--{bits}-format", [str(form)]
+            yield f"--{bits}-recipe", [str(value(f"{bits}_recipe") or recipe)]
+    said = (
+        value("grad_reduce_in_fp32"),
+        given.get("ddp.grad_reduce_in_fp32"),
+    )  # the first goes over the second
+    if next((each for each in said if each is not None), None) is False:
+        yield "--grad-reduce-in-bf16", []
+
+
+def _name_of_precision(given: Given, made: Any) -> str | None:
+    """The name of the function that makes the precision's object; None where only its fields say it."""
+    given.used.add("mixed_precision")
+    usual = given.values_.get("mixed_precision")  # what the recipe has of which fields were set
+    found = usual if made is None or (isinstance(made, Made) and not made.called) else made
     if isinstance(found, Unknown):
         raise UserError(
             f"{given.source}:{found.line}: mixed_precision = {found.text[:40]}: allowed: a value, no code"
         )
-    if isinstance(found, Made) and found.args and isinstance(found.args[0], str):
-        found = found.args[0]  # get_mixed_precision_config("bf16_mixed")
-    if isinstance(found, Made) and not found.fields:
-        found = found.name
-    if isinstance(found, Made):
-        yield from _of_fields(found.fields)
-        return
-    if found is None:
-        return
-    name = re.fullmatch(r"(?:\w+?_)??(bf16|fp16)_(\w+)", str(found).replace("-", "_"))
-    half, rest = name.groups() if name else ("", "")
+    if not isinstance(found, Made):
+        return None if found is None else str(found)
+    if found.args and isinstance(found.args[0], str):
+        return found.args[0]  # get_mixed_precision_config("bf16_mixed")
+    if found.name in PRECISION_CLASSES:
+        return given.get("mixed_precision.precision")
+    return found.name
+
+
+def _set_by(name: str, source: str) -> Mapping[str, Any]:
+    """Fields that the function of a name sets: the halves differ in where gradients are reduced. Raises UserError."""
+    match = re.fullmatch(r"(?:\w+?_)??(bf16|fp16|16)_(\w+)", name.replace("-", "_"))
+    half, rest = match.groups() if match else ("", "")
     if rest not in PRECISIONS:
         allowed = f"bf16_ or fp16_ and {', '.join(PRECISIONS)}"
-        raise UserError(f"{given.source}: mixed_precision = {found}: allowed: {allowed}")
-    yield f"--{half}", []
-    yield from _narrow(PRECISIONS[rest])
-
-
-def _of_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    for half in ("bf16", "fp16"):
-        if fields.get(half) is True:
-            yield f"--{half}", []
-    if fields.get("fp8"):
-        yield from _narrow((str(fields["fp8"]), str(fields.get("fp8_recipe", "delayed"))))
-    if fields.get("grad_reduce_in_fp32") is False:
-        yield "--grad-reduce-in-bf16", []
-
-
-def _narrow(form: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    if form:
-        bits = 4 if form[1] == "nvfp4" else 8
-        yield f"--fp{bits}-format", [form[0]]
-        yield f"--fp{bits}-recipe", [form[1]]
+        raise UserError(f"{source}: mixed_precision = {name}: allowed: {allowed}")
+    half = "bf16" if half == "bf16" else "fp16"
+    found: dict[str, Any] = {half: True, "grad_reduce_in_fp32": REDUCES_IN_FP32[half]}
+    if form := PRECISIONS[rest]:
+        bits = "fp4" if form[1] == "nvfp4" else "fp8"
+        found |= {bits: form[0], f"{bits}_recipe": form[1]}
+    return found
 
 
 def _of_recipe(called: str) -> Iterator[str]:

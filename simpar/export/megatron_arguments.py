@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,19 +38,25 @@ _ENDS = {"(", ")", "\\", ";", "&&", "||", "|", "&", "exec", "2>&1", ">", ">>"}
 class Arguments:
     """Arguments by flag, and which of them somebody has asked for.
 
-    ``names`` are what the file calls them, where that is not the flag.
+    ``names`` are what the file calls them, where that is not the flag; ``untold`` are switches that another file may
+    have set.
     """
 
     values: Mapping[str, list[str]]
     source: str
     notes: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    untold: Set[str] = frozenset()
     used: set[str] = field(default_factory=set)
 
     def has(self, flag: str) -> bool:
         """Whether a switch is there."""
         self.used.add(flag)
         return flag in self.values
+
+    def switch(self, flag: str) -> bool | None:
+        """Whether a switch is on; None where another file may have set it."""
+        return self.has(flag) or (None if flag in self.untold else False)
 
     def name(self, flag: str) -> str:
         """What the file calls a flag."""

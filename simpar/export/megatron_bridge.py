@@ -11,7 +11,7 @@ from typing import Any
 
 from simpar.export import megatron
 from simpar.export.architecture import architecture
-from simpar.export.bridge_names import PLAIN, SWITCHES
+from simpar.export.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.export.bridge_read import read
 from simpar.export.hub import HUB, as_shipped
 from simpar.export.launch import comment, launchers
@@ -174,15 +174,20 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 def _module(s: Subject, given: Options) -> str:
     configs = ",\n    ".join(sorted({*list(CLASSES.values())[1:], "ConfigContainer"}))
     precision = given.get("mixed_precision")
-    low = precision and not given["ddp.grad_reduce_in_fp32"]
+    reduces = given["ddp.grad_reduce_in_fp32"]
+    changed = precision and reduces != REDUCES_IN_FP32[precision.partition("_")[0]]
     lines = [
         *comment(s),
-        *(["from dataclasses import replace", ""] if low else []),
+        *(["from dataclasses import replace", ""] if changed else []),
         "import torch",
         f"from megatron.bridge{' import AutoBridge' if is_by_name(s) else PROVIDER}",
         *([QUICK] if given.get("model.activation_func") == "quick_gelu" else []),
         f"from megatron.bridge.training.config import (\n    {configs},\n)",
-        *(["from megatron.bridge.training.mixed_precision import get_mixed_precision_config"] if low else []),
+        *(
+            ["from megatron.bridge.training.mixed_precision import get_mixed_precision_config"]
+            if changed
+            else []
+        ),
         "from torch.nn import functional",
         "",
         "",
@@ -212,7 +217,7 @@ def _module(s: Subject, given: Options) -> str:
     ]  # fmt: skip
     if precision:
         name = f'get_mixed_precision_config("{precision}")'
-        value = f"replace({name}, grad_reduce_in_fp32=False)" if low else repr(precision)
+        value = f"replace({name}, grad_reduce_in_fp32={reduces})" if changed else repr(precision)
         lines.append(f"        mixed_precision={value},")
     return "\n".join([*lines, "    )"]) + "\n"
 

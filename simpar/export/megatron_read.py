@@ -66,10 +66,10 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     found["capacity_factor"] = given.text("--moe-expert-capacity-factor")
     found["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
     found["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
-    overlap = given.has("--tp-comm-overlap")
+    overlap = given.switch("--tp-comm-overlap")
     if (found["tp"] or 1) > 1:
         found |= {
-            "sequence_parallel": given.has("--sequence-parallel"),
+            "sequence_parallel": given.switch("--sequence-parallel"),
             "tensor_parallel": {"overlap": overlap},
         }
     return found
@@ -169,8 +169,8 @@ def _data_parallel(given: Arguments) -> dict[str, Any]:
         "zero": zero,
         "kind": kind,
         "hsdp": given.number("--num-distributed-optimizer-instances"),
-        "overlap_grad_reduce": None if kind else given.has("--overlap-grad-reduce"),
-        "overlap_param_gather": given.has("--overlap-param-gather") if zero and not kind else None,
+        "overlap_grad_reduce": None if kind else given.switch("--overlap-grad-reduce"),
+        "overlap_param_gather": given.switch("--overlap-param-gather") if zero and not kind else None,
         "bucket_bytes": bucket and f"{int(bucket * size)} B",
     }
 

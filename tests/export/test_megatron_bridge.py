@@ -138,3 +138,75 @@ def test_a_recipe_of_the_library_has_its_model_and_precision():
     assert (found.plan.model, found.plan.mesh.tp) == ("llama-3-8b", 2)
     assert (found.plan.numerics.precision, found.plan.data_parallel.zero) == ("bf16", 1)
     assert any("llm.llama3_8b.pretrain_recipe() sets is in another file" in note for note in found.notes)
+
+
+BRIDGE = """def pretrain_config():
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-8B").to_megatron_provider()
+    cfg.model.tensor_model_parallel_size = 2
+    cfg.train.micro_batch_size = 1
+{}
+    return cfg
+"""
+NEMO = """def recipe():
+    cfg = llm.llama3_8b.pretrain_recipe(dir="/c", name="x")
+    cfg.trainer.strategy.tensor_model_parallel_size = 2
+{}
+    return cfg
+"""
+LOW = "grad_reduce_in_fp32 = False"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "precision", "grad_dtype"),
+    [
+        (BRIDGE, ["mixed_precision = bf16_mixed()", f"mixed_precision.{LOW}"], "bf16", "bf16"),
+        (BRIDGE, [f"mixed_precision.{LOW}"], "bf16", "bf16"),
+        (BRIDGE, ["mixed_precision = fp16_mixed()"], "fp16", "bf16"),
+        (BRIDGE, ['mixed_precision = "bf16_mixed"', f"ddp.{LOW}"], "bf16", "fp32"),
+        (
+            BRIDGE,
+            [
+                'mixed_precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")',
+                f"mixed_precision.{LOW}",
+            ],
+            "mxfp8",
+            "bf16",
+        ),
+        (BRIDGE, ['mixed_precision = MixedPrecisionConfig(bf16=True, fp8="hybrid")'], "fp8", "fp32"),
+        (NEMO, [f"trainer.plugins.{LOW}"], "bf16", "bf16"),
+        (NEMO, ["trainer.plugins = bf16_with_fp8_mixed()", f"trainer.plugins.{LOW}"], "fp8", "bf16"),
+        (
+            NEMO,
+            ["trainer.plugins = bf16_with_fp8_mixed()", 'trainer.plugins.fp8_recipe = "mxfp8"'],
+            "mxfp8",
+            "fp32",
+        ),
+        (
+            NEMO,
+            ['trainer.plugins = nl.MegatronMixedPrecision(precision="bf16-mixed")'],
+            "bf16",
+            "fp32",
+        ),
+    ],
+)
+def test_fields_of_the_precision_go_over_what_its_function_sets(text, lines, precision, grad_dtype):
+    """The function or the recipe says the precision, also where one of its fields is set later."""
+    found = read(text.format("\n".join(f"    cfg.{line}" for line in lines)), "r.py", "megatron-bridge")
+    numerics = found.plan.numerics
+    assert (numerics.precision, numerics.grad_dtype) == (precision, grad_dtype)
+    assert not [name for name in found.ignored if "mixed_precision" in name or "plugins" in name]
+
+
+def test_switches_that_another_file_may_set_are_left_open():
+    """Of a recipe that builds on one elsewhere, only what is set here is known."""
+    line = "    cfg.trainer.strategy.ddp.overlap_param_gather = False"
+    data = read(NEMO.format(line), "r.py", "nemo-run").plan.data_parallel
+    assert (data.overlap_grad_reduce, data.overlap_param_gather) == (None, False)
+
+
+def test_fp16_gradients_are_reduced_in_fp32_where_the_plan_says_so():
+    """Bridge's precision of fp16 would reduce in fp16, over what the replicas' config says: a copy does not."""
+    plan = checked(dp=8, zero=1, precision="fp16", grad_dtype="fp32")
+    assert "grad_reduce_in_fp32=True)" in exported("megatron-bridge", plan)["simpar_recipe.py"]
+    assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
