@@ -10,7 +10,8 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.export.shell import UNKNOWN, Script
+from simpar.export.shell import Script
+from simpar.export.shell_words import UNKNOWN
 from simpar.export.target import misspelt
 
 SIZES = {
@@ -24,6 +25,8 @@ AXES = {
 }  # fmt: skip
 TELLING = (*AXES, "--micro-batch-size")
 """Flags of which a command of Megatron-LM has one."""
+PRINTING = ("echo", "printf")
+"""Commands that only show their words: they tell where nothing is launched."""
 CORE_NAMES = {
     "num_moe_experts": "num_experts", "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "layernorm_epsilon": "norm_epsilon", "gated_linear_unit": "swiglu", "fp8": "fp8_format", "fp4": "fp4_format",
@@ -104,8 +107,8 @@ def read_arguments(text: str, source: str) -> Arguments:
 
 def _from_shell(text: str, source: str) -> Arguments:
     script = Script(text, source)
-    commands = [_by_flag(_words(command)) for command in script.commands]
-    telling = [found for found in commands if any(flag in found for flag in TELLING)]
+    launched = [command for command in script.commands if command[:1] and command[0] not in PRINTING]
+    telling = _telling(launched) or _telling(script.commands)
     if not telling:  # a file that another one sources has the arguments in variables
         words = [word for variable in script.variables.values() for word in variable if word]
         telling = [_by_flag(_words(words))]
@@ -116,6 +119,12 @@ def _from_shell(text: str, source: str) -> Arguments:
             f"{source}: {len(telling)} commands of Megatron-LM, which differ in {', '.join(flags[:4])}: allowed: one"
         )
     return Arguments(telling[0], source, tuple(script.notes))
+
+
+def _telling(commands: Iterable[list[str]]) -> list[dict[str, list[str]]]:
+    """Arguments of the commands of Megatron-LM among others."""
+    found = (_by_flag(_words(command)) for command in commands)
+    return [arguments for arguments in found if any(flag in arguments for flag in TELLING)]
 
 
 def _words(words: Iterable[str]) -> list[str]:

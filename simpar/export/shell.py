@@ -2,7 +2,8 @@
 
 Nothing is run. A script is read as in an empty environment without arguments: ``${NAME:-default}`` is the default, a
 variable that the script does not set stays in the words as ``${NAME}``, and so does what only running would tell, such
-as ``$(command)``. Of a condition that the script alone does not decide no branch is read, and a note says so.
+as ``$(command)``. A function is read with the arguments that it is called with. Of a condition that the script alone
+does not decide no branch is read, and a note says so.
 """
 
 from __future__ import annotations
@@ -10,22 +11,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from simpar.errors import UserError
-from simpar.export.shell_numbers import number
+from simpar.export.shell_words import UNKNOWN, Variables, is_argument, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    Said = list[str] | None
-
 MAX_DEPTH = 30
 MAX_STEPS = 100_000
-UNKNOWN = re.compile(r"\$[({\w@*#?!]")
 OPTION = re.compile(r"--[a-zA-Z][\w-]*")
-_IN_TEXT = re.compile(r"(?<!\\)\$(?:\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|(\w+))")
-_EXPANSION = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
+_WITH_VALUE = "adinNptu"
+"""Options of ``read`` that take a value."""
 _QUOTED = ("string", "raw_string", "ansi_c_string", "translated_string")
 _NESTED = (
     "program", "subshell", "do_group", "pipeline", "else_clause", "variable_assignments",
@@ -39,14 +38,16 @@ class Script:
     """A script as it would run: ``commands`` are the words of each, in order; ``notes`` say what was not read.
 
     ``variables`` have a list of words for every name; one that only running would tell has its own name, ``${NAME}``.
+    Those of a function are there while it is read: its arguments as ``1``, ``@`` and, where all are known, ``#``.
     """
 
     def __init__(self, text: str, source: str) -> None:
         self.source = source
         self.commands: list[list[str]] = []
-        self.variables: dict[str, list[str]] = {}
+        self.variables = Variables()
         self.notes: list[str] = []
         self.functions: dict[str, Node] = {}
+        self.outside: list[dict[str, list[str] | None]] = []  # of every call, what it hides of its caller
         self.steps = self.depth = 0
         self.run(text)
 
@@ -86,9 +87,9 @@ class Script:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if name is None or name.type != "variable_name":
             return True  # one element of an array
-        words = [""] if value is None else self._value(value)
+        words = [""] if value is None else self.variables.value(value)
         adds = any(child.type == "+=" for child in node.children)
-        self._set(_text(name), words, adds=adds, is_list=value is not None and value.type == "array")
+        self._set(text_of(name), words, adds=adds, is_list=value is not None and value.type == "array")
         return True
 
     def _set(self, name: str, words: list[str], *, adds: bool = False, is_list: bool = False) -> None:
@@ -99,44 +100,135 @@ class Script:
             self.variables[name] = ["".join([*old[:1], *words]), *old[1:]]
 
     def _declaration_command(self, node: Node) -> bool:
-        self._all([child for child in node.named_children if child.type == "variable_assignment"])
+        is_own = self.outside and node.children[0].type in ("local", "declare", "typeset")
+        for child in node.named_children:
+            name = child.child_by_field_name("name") if child.type == "variable_assignment" else child
+            hidden = self.variables.get(text_of(name)) if name is not None else None
+            if child.type == "variable_assignment":
+                self._statement(child)
+            if is_own and name is not None and name.type == "variable_name":
+                self.outside[-1].setdefault(text_of(name), hidden)
         return True
 
     def _function_definition(self, node: Node) -> bool:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
-            self.functions[_text(name)] = body
+            self.functions[text_of(name)] = body
         return True
 
     def _command(self, node: Node) -> bool | None:
         parts = [child for child in node.named_children if "redirect" not in child.type]
         before = [part for part in parts if part.type == "variable_assignment"]
-        words = [word for part in parts if part.type != "variable_assignment" for word in self._fields(part)]
+        if len(before) == len(parts):
+            return self._all(before)
+        lines = [i + 1 for i, part in enumerate(before) if _ends_line(part)]
+        own = lines[-1] if lines else 0  # the grammar takes those of the lines before for the command's
+        self._all(before[:own])
+        words = [word for part in parts[len(before) :] for word in self.variables.words(part)]
         if not words:
-            self._all(before)
             return True
         if words[0] in self.functions:
-            return self._statement(self.functions[words[0]])
+            return self._call(self.functions[words[0]], words[1:], before[own:])
+        if words[0] in _BUILT_IN:
+            return _BUILT_IN[words[0]](self, words[1:], self._input(node, before[own:]))
         if words[0] in ("source", "."):
             self.notes.append(f"{' '.join(words)}: another file, not read.")
         self.commands.append(words)
         return {"true": True, ":": True, "false": False}.get(words[0])
 
+    def _call(self, body: Node, words: list[str], given: Sequence[Node]) -> bool | None:
+        """Read a function's body with its arguments; afterwards they and its own variables are gone.
+
+        ``given`` are variables that the call alone sets.
+        """
+        arguments = {name: words for name, words in self.variables.items() if is_argument(name)}
+        names = [text_of(name) for each in given if (name := each.child_by_field_name("name")) is not None]
+        self.outside.append({name: self.variables.get(name) for name in names})
+        self._all(given)
+        self.variables.bind(words)
+        try:
+            return self._statement(body)
+        finally:
+            for name, hidden in self.outside.pop().items():
+                if hidden is None:
+                    self.variables.pop(name, None)
+                else:
+                    self.variables[name] = hidden
+            self.variables.unbind()
+            self.variables |= arguments
+
+    def _built_in_set(self, words: list[str], _: str | None) -> bool:
+        if "--" in words:
+            self.variables.bind(words[words.index("--") + 1 :])
+        return True
+
+    def _built_in_shift(self, words: list[str], _: str | None) -> bool:
+        count = words[0] if words else "1"
+        if "@" in self.variables and count.isdigit():
+            self.variables.bind(self.variables["@"][int(count) :])
+        return True
+
+    def _built_in_let(self, words: list[str], _: str | None) -> bool | None:
+        value: int | None = None
+        for word in words:
+            value = self.variables.calculate(word)
+        return None if value is None else bool(value)
+
+    def _built_in_read(self, words: list[str], text: str | None) -> bool | None:
+        """Variables from a here-document or a here-string; of other input nobody knows."""
+        names: list[str] = []
+        whole = is_list = False
+        rest = iter(words)
+        for word in rest:
+            if not word.startswith("-") or len(word) < 2:
+                names.append(word)
+                continue
+            is_list |= "a" in word
+            if word[-1] in _WITH_VALUE:
+                value = next(rest, "")
+                whole |= word[-1] == "d" and value == ""
+                names += [value] if word[-1] == "a" else []
+        if text is None:
+            self.variables |= {name: [f"${{{name}}}"] for name in names}
+            return None
+        read = text if whole else text.partition("\n")[0]
+        if is_list:
+            self.variables |= {name: read.split() for name in names}
+        else:
+            found = read.strip().split(None, len(names) - 1)
+            self.variables |= {name: [word] for name, word in zip_longest(names, found, fillvalue="")}
+        return not whole  # the end of the text comes before what it reads up to
+
+    def _input(self, node: Node, given: Sequence[Node]) -> str | None:
+        """What a command reads where that is written beside it; None where it is not, or is cut at other signs."""
+        if any(text_of(each).startswith("IFS=") and each.child_by_field_name("value") for each in given):
+            return None
+        parent = node.parent
+        around = parent.named_children if parent is not None and parent.type == "redirected_statement" else []
+        for child in (*node.named_children, *around):
+            if child.type == "heredoc_redirect":
+                return self._here_text(child)
+            if child.type == "herestring_redirect":
+                return " ".join(self.variables.value(child.named_children[0]))
+        return None
+
     def _redirected_statement(self, node: Node) -> bool | None:
         body = node.child_by_field_name("body")
         done = self._statement(body) if body is not None else None
-        for here in _descendants(node, lambda child: child.type == "heredoc_redirect"):
-            self._here_document(here)
+        name = body.child_by_field_name("name") if body is not None else None
+        if name is None or text_of(name) not in _BUILT_IN:
+            for here in _descendants(node, lambda child: child.type == "heredoc_redirect"):
+                words = self._here_text(here) or ""
+                self.commands.append([word for line in words.splitlines() for word in _split(line)])
         return done
 
-    def _here_document(self, node: Node) -> None:
+    def _here_text(self, node: Node) -> str | None:
         parts = {child.type: child for child in node.children}
         if not {"heredoc_start", "heredoc_body"} <= set(parts):
-            return
+            return None
         start, text = parts["heredoc_start"], parts["heredoc_body"]
-        is_literal = _text(start)[:1] in "'\"\\"
-        words = _text(text) if is_literal else self._put_in(_text(text)).replace("\\$", "$")
-        self.commands.append([word for line in words.splitlines() for word in _split(line)])
+        is_literal = text_of(start)[:1] in "'\"\\"
+        return text_of(text) if is_literal else self.variables.put_in(text_of(text)).replace("\\$", "$")
 
     def _list(self, node: Node) -> bool | None:
         left, right = node.named_children[0], node.named_children[-1]
@@ -165,7 +257,7 @@ class Script:
                 (body if has_begun else condition).append(child)
         decided = self._all(condition)
         if decided is None:
-            return self._undecided(node, " ".join(_text(part) for part in condition))
+            return self._undecided(node, " ".join(text_of(part) for part in condition))
         if decided:
             return self._all(body)
         for clause in further:
@@ -175,7 +267,7 @@ class Script:
             asked = [child for child in clause.children[:then] if child.is_named]
             decided = self._all(asked)
             if decided is None:
-                return self._undecided(node, " ".join(_text(part) for part in asked))
+                return self._undecided(node, " ".join(text_of(part) for part in asked))
             if decided:
                 return self._all([child for child in clause.children[then:] if child.is_named])
         return True
@@ -184,10 +276,10 @@ class Script:
         value = node.child_by_field_name("value")
         word = None if value is None else self._tested(value)
         if word is None:
-            return self._undecided(node, f"case {'' if value is None else _text(value)}")
+            return self._undecided(node, f"case {'' if value is None else text_of(value)}")
         for item in node.named_children:
             patterns = item.children_by_field_name("value") if item.type == "case_item" else []
-            if any(fnmatchcase(word, _text(pattern).strip("\"'")) for pattern in patterns):
+            if any(fnmatchcase(word, text_of(pattern).strip("\"'")) for pattern in patterns):
                 return self._all([child for child in item.named_children if child not in patterns])
         return True
 
@@ -195,8 +287,12 @@ class Script:
         name, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         if name is None or body is None:
             return None
-        for word in [word for part in node.children_by_field_name("value") for word in self._fields(part)]:
-            self._set(_text(name), [word])
+        parts = node.children_by_field_name("value")
+        words = [word for part in parts for word in self.variables.words(part)]
+        if not any(child.type == "in" for child in node.children):
+            words = self.variables.get("@", [])
+        for word in words:
+            self._set(text_of(name), [word])
             self._statement(body)
         return True
 
@@ -205,7 +301,7 @@ class Script:
         condition = node.child_by_field_name("condition")
         if node.type == "while_statement" and condition is not None and self._statement(condition) is False:
             return True
-        return self._undecided(node, _text(node).splitlines()[0])
+        return self._undecided(node, text_of(node).splitlines()[0])
 
     def _undecided(self, node: Node, condition: str) -> bool | None:
         """Variables that branches set are as good as not set; arguments that they add are listed."""
@@ -213,8 +309,8 @@ class Script:
         for each in assigned:
             name = each.child_by_field_name("name")
             if name is not None and not any(child.type == "+=" for child in each.children):
-                self.variables[_text(name)] = [f"${{{_text(name)}}}"]
-        found = list(dict.fromkeys(flag for each in assigned for flag in OPTION.findall(_text(each))))
+                self.variables[text_of(name)] = [f"${{{text_of(name)}}}"]
+        found = list(dict.fromkeys(flag for each in assigned for flag in OPTION.findall(text_of(each))))
         if found:
             line, short = node.start_point.row + 1, " ".join(condition.split())[:60]
             self.notes.append(
@@ -225,7 +321,7 @@ class Script:
     def _compound_statement(self, node: Node) -> bool | None:
         if node.children[0].type != "((":
             return self._all(node.named_children)
-        value = self._arithmetic(_text(node).removeprefix("((").removesuffix("))"))
+        value = self.variables.calculate(text_of(node).removeprefix("((").removesuffix("))"))
         return None if value is None else bool(value)
 
     def _test_command(self, node: Node) -> bool | None:
@@ -244,12 +340,14 @@ class Script:
         sign = node.child_by_field_name("operator")
         if left is None or right is None or sign is None:
             return None
-        if (operator := _text(sign)) in ("&&", "||"):
+        if (operator := text_of(sign)) in ("&&", "||"):
             return _joined(operator == "&&", self._holds(left), self._holds(right))
         return self._compared(operator, left, right)
 
     def _holds_of_one(self, node: Node) -> bool | None:
-        operator = next((_text(child) for child in node.children if child.type in ("!", "test_operator")), "")
+        operator = next(
+            (text_of(child) for child in node.children if child.type in ("!", "test_operator")), ""
+        )
         if operator == "!":
             inner = self._holds(node.named_children[-1])
             return None if inner is None else not inner
@@ -265,86 +363,22 @@ class Script:
         if operator in ("=", "==", "!="):
             same = first == second if right.type in _QUOTED else fnmatchcase(first, second)
             return same is (operator != "!=")
-        numbers = [self._arithmetic(word) for word in (first, second)]
+        numbers = [self.variables.arithmetic(word) for word in (first, second)]
         if operator not in COMPARISONS or numbers[0] is None or numbers[1] is None:
             return None
         return COMPARISONS[operator](numbers[0], numbers[1])
 
     def _tested(self, node: Node) -> str | None:
         """A word of a test, where what is not set is empty; None where only running would tell."""
-        text = _text(node)
+        text = text_of(node)
         if node.type == "binary_expression":  # -a and -o, whose order nobody should rely on
             return None
         if (name := re.fullmatch(r'"?\$\{?(\w+)\}?"?', text)) and name.group(1) not in self.variables:
             return ""
-        if text in ("$#", '"$#"'):
+        if text in ("$#", '"$#"') and "#" not in self.variables:
             return "0"
-        word = " ".join(self._value(node))
+        word = " ".join(self.variables.value(node))
         return None if UNKNOWN.search(word) else word
-
-    def _arithmetic(self, text: str) -> int | None:
-        return number(text, {name: words[0] for name, words in self.variables.items() if words})
-
-    def _value(self, node: Node) -> list[str]:
-        """The words of an assignment's right side; one word where it is no array."""
-        if node.type == "array":
-            return [word for child in node.named_children for word in self._fields(child)]
-        return [" ".join(self._fields(node, is_split=False))]
-
-    def _fields(self, node: Node, *, is_split: bool = True) -> list[str]:
-        """The words that a word of the script becomes."""
-        kind, text = node.type, _text(node)
-        if kind in ("comment", "heredoc_body"):
-            return []
-        if kind == "raw_string":
-            return [text[1:-1]]
-        if kind == "string":
-            return self._string(node)
-        if kind in ("simple_expansion", "expansion"):
-            found = self._expanded(text.removeprefix("$").removeprefix("{").removesuffix("}"), text)
-            return [part for word in found for part in word.split()] if is_split else [" ".join(found)]
-        if kind == "arithmetic_expansion":
-            value = self._arithmetic(text.removeprefix("$((").removesuffix("))"))
-            return [text if value is None else str(value)]
-        if kind in ("concatenation", "command_name"):
-            return self._concatenated(node, is_split=is_split)
-        return [text if kind in ("command_substitution", "process_substitution") else _unescaped(text)]
-
-    def _concatenated(self, node: Node, *, is_split: bool) -> list[str]:
-        words: list[str] = []
-        for child in node.children:
-            first, *more = self._fields(child, is_split=is_split) or [""]
-            words = [*words[:-1], (words[-1] if words else "") + first, *more]
-        return words
-
-    def _string(self, node: Node) -> list[str]:
-        text = _text(node)[1:-1].replace("\\\n", "")
-        if whole := re.fullmatch(r"\$\{(\w+)\[@\]\}", text):
-            return self._expanded(f"{whole.group(1)}[@]", text)
-        return [re.sub(r'\\(["$`\\])', r"\1", self._put_in(text))]
-
-    def _put_in(self, text: str) -> str:
-        def value(match: re.Match[str]) -> str:
-            return " ".join(self._expanded(match.group(1) or match.group(2), match.group(0)))
-
-        return _IN_TEXT.sub(value, text)
-
-    def _expanded(self, inside: str, whole: str) -> list[str]:
-        """Words of ``${inside}``; the text itself where they are not known."""
-        match = _EXPANSION.fullmatch(inside)
-        if match is None:
-            return [whole]
-        name, operator, default = match.groups()
-        if name in self.variables:
-            words = self.variables[name]
-            if operator is None or not operator.startswith(":") or any(words):
-                return words
-        if operator is None:
-            return [f"${{{name}}}"]
-        words = [self._put_in(default.strip().strip("\"'"))]
-        if "=" in operator:
-            self.variables[name] = words
-        return words
 
 
 _READ: dict[str, Callable[[Script, Node], bool | None]] = {
@@ -358,19 +392,28 @@ _READ: dict[str, Callable[[Script, Node], bool | None]] = {
 }  # fmt: skip
 
 
+_BUILT_IN: dict[str, Callable[[Script, list[str], str | None], bool | None]] = {
+    "set": Script._built_in_set, "shift": Script._built_in_shift, "let": Script._built_in_let,
+    "read": Script._built_in_read,
+}  # fmt: skip
+"""Commands of the shell that set variables, with their words and what they are given to read."""
+
+
+def _ends_line(node: Node) -> bool:
+    """Whether what follows a node is on another line, without a backslash at the line's end."""
+    after = node.next_sibling
+    whole = node.parent
+    if after is None or whole is None:
+        return False
+    between = (whole.text or b"")[node.end_byte - whole.start_byte : after.start_byte - whole.start_byte]
+    return b"\n" in between.replace(b"\\\n", b"")
+
+
 def _joined(both: bool, left: bool | None, right: bool | None) -> bool | None:
     """``and`` or ``or`` of two answers of which each may be unknown."""
     if (not both) in (left, right):
         return not both
     return None if None in (left, right) else both
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode()
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))
 
 
 def _split(line: str) -> list[str]:

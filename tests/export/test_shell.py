@@ -140,3 +140,38 @@ def test_yaml_of_arguments(section):
         UserError, match=r"model.yaml: tensor_model_parallel_size = many: allowed: a positive"
     ):
         read(text.replace("size: 2", "size: many"), "model.yaml", "megatron")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('f() { A=(x "$@"); }; f 1 "b c"; run "${A[@]}"', ["x", "1", "b c"]),
+        ('f() { A="$*"; }; f 1 2; run "$A"', ["1 2"]),
+        ('f() { A=($1 ${2:-d} $# "${@:2}" end$3); }; f 1 4; run "${A[@]}"', ["1", "4", "2", "4", "end"]),
+        ('f() { local a=$1; shift; A=($a "$@"); }; a=9; f 1 2 3; run $a ${A[@]}', ["9", "1", "2", "3"]),
+        ('f() { "$@"; }; f run 1', ["1"]),
+        ('g() { run $1; }; f() { g "$@" x; }; f 4', ["4"]),
+        ('f() { run "${1}"; }; f "$@"', ["${1}"]),
+        ('set -- 1 2; for a; do A+=$a; done; run $A', ["12"]),
+        ('f() { run $X; }; X=3 f; run $X', ["3"]),
+        ("A=1 B=2\nrun $A $B", ["1", "2"]),
+        ("A=1\nA=2 run $A", ["1"]),
+        ("let A=4/2 B=A+1; ((A += 3)); run $A $B", ["5", "3"]),
+        ('read -r -d "" A <<EOF\n1\n2 3\nEOF\nrun $A', ["1", "2", "3"]),
+        ("read -r A B <<< '1 2 3'; run $A \"$B\"", ["1", "2 3"]),
+        ("read -ra A <<< '1 2'; run \"${A[@]}\"", ["1", "2"]),
+        ("A=1; read A; run $A", ["${A}"]),
+        ("IFS=, read A B <<< 1,2; run $A", ["${A}"]),
+        ("A=1; run ${A:+a} ${B:+b} ${A+c}", ["a", "c"]),
+    ],
+)  # fmt: skip
+def test_arguments_of_functions_and_what_sets_variables(text, words):
+    """A body has the arguments of its call; commands of the shell that set variables are no launches."""
+    assert Script(text, "a.sh").commands[0] == ["run", *words]
+
+
+def test_words_that_are_only_shown_are_no_launch():
+    """The same command in an echo before it; alone it is all there is."""
+    start = "torchrun x.py --micro-batch-size 1 --tensor-model-parallel-size 2"
+    assert read(f"CMD='{start}'\necho \"$CMD --x\"\n$CMD", "a.sh", "megatron").plan.mesh.tp == 2
+    assert read(f"echo {start}", "a.sh", "megatron").plan.mesh.tp == 2
