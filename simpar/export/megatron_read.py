@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from simpar.errors import UserError
@@ -12,7 +13,7 @@ from simpar.export.match import model_note, models_with, with_rope
 from simpar.export.megatron_arguments import AXES, SIZES, Arguments, read_arguments
 from simpar.export.megatron_hybrid import STAGE_END, layers_of_pattern
 from simpar.export.target import Imported
-from simpar.models.recompute import MODULES, every
+from simpar.models.recompute import MODULES, by_layer, every, of_layer
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
 
@@ -24,7 +25,9 @@ RECIPES = {
 MAIN_GRADIENTS = "--megatron-fsdp-main-grads-dtype"
 
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
+STRATEGY = "--data-parallel-sharding-strategy"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""Of Megatron-FSDP, the first where none is named (``core/distributed/distributed_data_parallel_config.py``)."""
 
 
 def read(text: str, name: str) -> Imported:
@@ -156,9 +159,9 @@ def _data_parallel(given: Arguments) -> dict[str, Any]:
     zero = 1 if given.has("--use-distributed-optimizer") else 0
     kind = None
     if given.has("--use-megatron-fsdp"):
-        strategy = given.text("--data-parallel-sharding-strategy") or "optim_grads_params"
+        strategy = given.text(STRATEGY) or next(iter(STRATEGIES))
         if strategy not in STRATEGIES:
-            raise UserError(f"{given.source}: --data-parallel-sharding-strategy = {strategy}: allowed: "
+            raise UserError(f"{given.source}: {STRATEGY} = {strategy}: allowed: "
                             f"{', '.join(STRATEGIES)}")  # fmt: skip
         zero = STRATEGIES[strategy]
     if given.has("--use-torch-fsdp2"):
@@ -182,7 +185,36 @@ def _recompute(given: Arguments) -> dict[str, Any]:
         return {"recompute": _by_module(given)}
     if granularity is None:
         return {}
-    return {"recompute": "full" if method == "uniform" else _every(given, number)}
+    return {"recompute": _segments(given, number) if method == "uniform" else _every(given, number)}
+
+
+def _stage_sizes(given: Arguments) -> tuple[int, ...]:
+    """Layers of every virtual stage, without those that predict further tokens; none where the arguments do not say."""
+    pattern = given.text("--hybrid-layer-pattern")  # says the layers of hybrids, in place of their number
+    layers = given.number("--num-layers") or (sum(layers_of_pattern(pattern)) if pattern else 0)
+    pipeline = _pipeline(given)
+    if sizes := pipeline["layers"]:
+        return (*sizes[:-1], sizes[-1] - (sum(sizes) - layers if layers else 0))
+    stages = (given.number("--pipeline-model-parallel-size") or 1) * (pipeline["vpp"] or 1)
+    return (layers // stages,) * stages if layers and layers % stages == 0 else ()
+
+
+def _segments(given: Arguments, number: int) -> str:
+    """Uniform recomputation: of every so many layers of a stage only the first input is kept."""
+    sizes = _stage_sizes(given)
+    if number == 1 or not sizes:
+        return "full"
+    modes = []
+    for size in sizes:
+        length = min(number, size)
+        rest = size % length if length else 0
+        modes += [(_segment(length), size - rest), (_segment(rest), rest)]
+    modes.append(("full", given.number("--mtp-num-layers") or 0))  # have no neighbour
+    return by_layer((mode, count) for mode, count in modes if count)
+
+
+def _segment(length: int) -> str:
+    return f"full:{length}" if length > 1 else "full"
 
 
 def _by_module(given: Arguments) -> str:
@@ -197,20 +229,21 @@ def _by_module(given: Arguments) -> str:
 
 def _every(given: Arguments, number: int) -> str:
     """``every:C`` for the first N layers of every stage: as many layers, evenly spread."""
-    pattern = given.text("--hybrid-layer-pattern")  # says the layers of hybrids, in place of their number
-    layers = given.number("--num-layers") or (sum(layers_of_pattern(pattern)) if pattern else 0)
-    pp = given.number("--pipeline-model-parallel-size") or 1
-    vpp = given.number("--num-virtual-stages-per-pipeline-rank") or 1
-    stage, rest = divmod(layers, pp * vpp)
-    fits = [c for c in range(1, stage + 1) if stage % c == 0 and stage // c == number] if not rest else []
-    if number >= stage > 0 and not rest:
+    sizes = _stage_sizes(given)
+    if sizes and number >= max(sizes):
         return "full"
-    if not fits:
-        raise UserError(
-            f"{given.source}: --recompute-num-layers = {number}: a plan says every C-th layer; allowed: "
-            f"a divisor of the {stage} layers of a stage"
-        )
-    return every(fits[0])
+    ends = (0, *accumulate(sizes))
+    for count in range(1, max(sizes, default=0) + 1):
+        policy = every(count)
+        if all(
+            sum(of_layer(policy, layer) == "full" for layer in range(*stage)) == number
+            for stage in pairwise(ends)
+        ):
+            return policy
+    raise UserError(
+        f"{given.source}: --recompute-num-layers = {number}: a plan says every C-th layer; allowed: as many as those "
+        f"are of the {' or '.join(map(str, sorted(set(sizes)))) or 0} layers of a stage"
+    )
 
 
 def _numerics(given: Arguments) -> dict[str, Any]:
@@ -264,5 +297,10 @@ def _notes(given: Arguments) -> Iterator[str]:
     unknown = [name for name in given.values.get("--recompute-modules", []) if name not in MODULES]
     if unknown:
         yield f"--recompute-modules {' '.join(unknown)}: not modelled; left out."
+    if given.has("--use-megatron-fsdp") and not given.has(STRATEGY):
+        yield f"--use-megatron-fsdp shards nothing without {STRATEGY}."
+    number = given.number("--recompute-num-layers") or 1
+    if given.values.get("--recompute-method") == ["uniform"] and number > 1 and not _stage_sizes(given):
+        yield f"--recompute-num-layers {number}: the layers of a stage are not said; each is recomputed alone."
     if given.values.get("--recompute-method") == ["block"]:
         yield "Recomputation of the first layers of every stage becomes every C-th layer, as many of them."

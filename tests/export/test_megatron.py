@@ -9,7 +9,7 @@ from simpar.export import read, unsupported
 from simpar.export.megatron import layout
 from simpar.export.megatron_read import layers_of
 from simpar.export.nearest import Job, nearest
-from simpar.export.subject import settle
+from simpar.export.subject import settle, subject
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 
@@ -162,7 +162,7 @@ def test_a_script_of_a_user_is_read():
         ("nothing of the sort", "no Megatron-LM arguments"),
         ("--micro-batch-size '1", "not shell text"),
         (("--micro-batch-size 1 --num-layers 10 --recompute-granularity full --recompute-method block "
-         "--recompute-num-layers 3"), "--recompute-num-layers = 3"),
+         "--recompute-num-layers 6"), "--recompute-num-layers = 6"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_one_line(arguments, words):
@@ -345,3 +345,51 @@ def test_experts_are_split_as_everything_else_where_nothing_is_said():
     sizes = {extra: read(f"--tensor-model-parallel-size {tp} {flags} {extra}", "args.txt", "megatron").plan.mesh.etp
              for tp, extra in ((2, ""), (1, " "), (2, "--expert-tensor-parallel-size 1"))}  # fmt: skip
     assert list(sizes.values()) == [2, None, 1]
+
+
+FULL = "--micro-batch-size 1 --recompute-granularity full --recompute-num-layers"
+ON_TWO = "--num-layers 80 --pipeline-model-parallel-size 2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "policy"),
+    [
+        (f"1 --recompute-method block {ON_TWO} --num-layers-per-virtual-pipeline-stage 5", "every:5"),
+        (f"1 --recompute-method block {ON_TWO} --num-virtual-stages-per-pipeline-rank 8", "every:5"),
+        (f"50 --recompute-method block {ON_TWO} --decoder-first-pipeline-num-layers 50", "full"),
+        ("11 --recompute-method block --num-layers 32", "every:3"),
+        ("1 --recompute-method uniform --num-layers 32", "full"),
+        ("8 --recompute-method uniform --num-layers 32", "layers:full:8*32"),
+        (f"50 --recompute-method uniform {ON_TWO}", "layers:full:40*80"),
+        (f"39 --recompute-method uniform {ON_TWO}", "layers:full:39*39,full*1,full:39*39,full*1"),
+        (f"40 --recompute-method uniform {ON_TWO} --mtp-num-layers 1", "layers:full:40*80,full*1"),
+        ("8 --recompute-method uniform", "full"),
+    ],
+)
+def test_layers_that_recompute_are_counted_by_virtual_stage(arguments, policy):
+    """Block: as many of every virtual stage; uniform: segments of a stage of which the first input is kept."""
+    found = read(f"{FULL} {arguments}", "train.sh", "megatron")
+    assert found.plan.memory.recompute == policy
+    said = any("each is recomputed alone" in note for note in found.notes)
+    assert said is (arguments == "8 --recompute-method uniform")
+
+
+@pytest.mark.parametrize("values", [{"dp": 8}, {"pp": 2, "dp": 4}, {"pp": 4, "dp": 2, "vpp": 4}])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 16, 32])
+def test_every_cth_layer_comes_back_or_is_a_loss(values, count):
+    """As many layers of every stage as were exported."""
+    plan, graph = checked(**values, recompute=f"every:{count}"), load_model("llama-3-8b")
+    if not unsupported(plan, graph, TRAINING, "megatron"):
+        text = exported("megatron", plan)["command.sh"]
+        again = checked(**values, recompute=read(text, "command.sh", "megatron").plan.memory.recompute)
+        numbers = [subject(each, graph, TRAINING, "megatron").recomputed_per_stage for each in (plan, again)]
+        assert numbers[0] == numbers[1] is not None
+
+
+def test_fsdp_without_a_strategy_shards_nothing():
+    """Megatron-FSDP's default; a note says so."""
+    found = read(
+        "--micro-batch-size 1 --use-distributed-optimizer --use-megatron-fsdp", "train.sh", "megatron"
+    )
+    assert found.plan.data_parallel.zero == 0
+    assert any("shards nothing" in note for note in found.notes)
