@@ -11,6 +11,8 @@ from simpar.export.recipes import Given, without_auto
 from simpar.export.target import Imported, plan_said
 from simpar.units import DTYPE_BYTES
 
+STAGE, OVERLAP = "zero_optimization.stage", "zero_optimization.overlap_comm"
+STAGES = ("0", "1", "2", "3")
 SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
 """What of a plan is offloaded, as DeepSpeed calls it."""
@@ -29,6 +31,10 @@ def read(text: str, name: str) -> Imported:
     if not isinstance(data, dict) or not any(key in data for key in SECTIONS):
         raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
     given, auto = without_auto(data, name)
+    if STAGE in auto:
+        raise UserError(
+            f"{name}: {STAGE} = 'auto': who starts DeepSpeed says it; allowed: {', '.join(STAGES)}"
+        )
     batch, dp = _batch(given)
     micro = given.whole("train_micro_batch_size_per_gpu")
     values = {
@@ -36,15 +42,15 @@ def read(text: str, name: str) -> Imported:
         "dp": dp,
         "micro_batch": micro,
         "training": {"global_batch": batch} if batch else None,
-        **_zero(given),
+        **_zero(given, auto),
         **_numerics(given, auto),
     }
     tp = given.whole("tensor_parallel.autotp_size")
     if tp and tp > 1:
         values |= {"tp": tp, "sequence_parallel": False}
     plan = plan_said(values)
-    local = _local(given, auto)
-    return Imported(plan, given.rest(), (*_notes(given, batch, auto), *given.misspelt()), local)
+    notes = (*_notes(given, batch, auto), *given.misspelt())
+    return Imported(plan, given.rest(), notes, _local(given, auto), _microbatches(given, auto))
 
 
 def _batch(given: Given) -> tuple[int | None, int | None]:
@@ -74,23 +80,38 @@ def _local(given: Given, auto: list[str]) -> int | None:
     return micro * (given.whole("gradient_accumulation_steps") or 1)
 
 
+def _microbatches(given: Given, auto: list[str]) -> int | None:
+    """Microbatches of a rank's step, where no micro-batch is said: one unless the config says more."""
+    is_open = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} & set(auto)
+    if is_open or "train_batch_size" not in given or "train_micro_batch_size_per_gpu" in given:
+        return None
+    return given.whole("gradient_accumulation_steps") or 1
+
+
 def _notes(given: Given, batch: int | None, auto: list[str]) -> Iterator[str]:
     yield "A DeepSpeed config names no model and no sequence length: give --model and --seq-len later."
     if batch:
         yield f"The global batch is {batch} sequences."
     if auto:
         yield f"Filled in by who starts it (auto), and not read: {', '.join(auto)}."
+    if steps := _microbatches(given, auto):
+        yield f"The micro-batch is {batch} / ({steps} x data-parallel ranks): the plan has 1; set micro_batch in it."
+    elif "train_micro_batch_size_per_gpu" not in given:
+        yield "The micro-batch is not said: the plan has 1; set micro_batch where it is another."
     if {"bf16.enabled", "fp16.enabled"} & set(auto):
         yield "The precision is not said: the plan has bf16; set numerics.precision where it is another."
     if any(key.startswith("activation_checkpointing") for key in given):
         yield "Which layers are recomputed is code: set memory.recompute in the plan."
 
 
-def _zero(given: Given) -> dict[str, Any]:
-    stage = given.whole("zero_optimization.stage", 0) or 0
-    if stage > 3:
-        raise UserError(f"{given.source}: zero_optimization.stage = {stage}: allowed: 0, 1, 2, 3")
-    overlap = given.get("zero_optimization.overlap_comm")
+def _zero(given: Given, auto: list[str]) -> dict[str, Any]:
+    """Stage, overlap (by default that of stage 3 alone, ``runtime/zero/config.py``), offloading and buckets."""
+    stage = given.whole(STAGE, 0) or 0
+    if str(stage) not in STAGES:
+        raise UserError(f"{given.source}: {STAGE} = {stage}: allowed: {', '.join(STAGES)}")
+    overlap = given.get(OVERLAP)
+    if overlap is None and OVERLAP not in auto:
+        overlap = stage == 3
     bucket = given.whole("zero_optimization.reduce_bucket_size")
     low = given.get("data_types.grad_accum_dtype") in (None, "bf16", "bfloat16", "fp16")
     size = DTYPE_BYTES["bf16" if low else "fp32"]

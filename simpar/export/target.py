@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from simpar.errors import UserError
 from simpar.export.subject import Loss, Subject
 from simpar.plan.optimizers import IN_TORCH, in_torch
 from simpar.plan.plan import Plan
@@ -27,20 +28,38 @@ class Imported:
     """A plan read from another tool's file, and the options of that file that a plan has no place for.
 
     ``per_replica`` are the sequences that a data-parallel rank trains in a step, where the file says no global batch
-    and the tool takes as many of every rank.
+    and the tool takes as many of every rank. ``microbatches`` are those of a rank's step, where the file says them in
+    place of a micro-batch.
     """
 
     plan: Plan
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     per_replica: int | None = None
+    microbatches: int | None = None
 
     def global_batch(self, world_size: int) -> int | None:
         """Sequences of a step on so many devices, None where the file does not tell."""
         told = (self.plan.training or {}).get("global_batch")
-        mesh = self.plan.mesh
-        replicas = world_size // (mesh.tp * mesh.cp * mesh.pp)
+        replicas = self._replicas(world_size)
         return told or (self.per_replica * replicas if self.per_replica and replicas else None)
+
+    def _replicas(self, world_size: int) -> int:
+        mesh = self.plan.mesh
+        return world_size // (mesh.tp * mesh.cp * mesh.pp)
+
+    def placed(self, world_size: int, global_batch: int | None = None) -> Plan:
+        """The plan on so many devices, where the micro-batch follows from their number. Raises UserError."""
+        batch = global_batch or self.global_batch(world_size)
+        if not self.microbatches or not batch or not (replicas := self._replicas(world_size)):
+            return self.plan
+        micro, rest = divmod(batch, replicas * self.microbatches)
+        if rest or not micro:
+            raise UserError(
+                f"global batch = {batch}: allowed: a multiple of data-parallel ranks x microbatches = "
+                f"{replicas} x {self.microbatches}"
+            )
+        return self.plan.model_copy(update={"micro_batch": micro})
 
 
 NEARLY = 0.94

@@ -145,6 +145,13 @@ def check_launch(given: Given, facts: Facts) -> Checked:
     model = _model(given, plan, facts)
     cluster = priced(_cluster(given, plan, facts, notes), facts.run.usd_per_device_hour)
     training = _training(given, facts, cluster.world_size, notes)
+    if given.found.microbatches:
+        placed = given.found.placed(cluster.world_size, training.global_batch)
+        plan = plan.model_copy(update={"micro_batch": placed.micro_batch})
+        notes[:] = [note for note in notes if "set micro_batch" not in note]
+        notes.append(
+            f"The micro-batch is {plan.micro_batch}: the step has {given.found.microbatches} of them."
+        )
     problem = make_problem(
         model,
         cluster,

@@ -132,6 +132,10 @@ def test_a_config_of_a_user_is_read():
         ('{"zero_optimization": {"stage": 4}}', "stage = 4"),
         ('{"zero_optimization": {"stage": "three"}}', "stage = 'three'"),
         (
+            '{"zero_optimization": {"stage": "auto"}}',
+            "zero_optimization.stage = 'auto': who starts DeepSpeed says it; allowed: 0, 1, 2, 3",
+        ),
+        (
             '{"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}',
             "zero_optimization.offload_optimizer.device = 'gpu': allowed: none, cpu, nvme",
         ),
@@ -148,6 +152,34 @@ def test_bad_configs_are_one_line(text, words):
         read(text, "ds.json", "deepspeed")
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_micro_batch_follows_from_the_ranks():
+    """A batch and its microbatches say it once the number of devices is known; until then a note does."""
+    found = read('{"train_batch_size": 2048, "gradient_accumulation_steps": 16}', "ds.json", "deepspeed")
+    assert any("The micro-batch is 2048 / (16 x data-parallel ranks)" in note for note in found.notes)
+    assert (found.plan.micro_batch, found.placed(64).micro_batch) == (1, 2)
+    with pytest.raises(UserError, match=r"global batch = 2048: allowed: a multiple of .* = 24 x 16"):
+        found.placed(24)
+    assert read('{"train_batch_size": 64}', "ds.json", "deepspeed").placed(8).micro_batch == 8
+    text = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto"}'
+    found = read(text, "ds.json", "deepspeed")
+    assert found.placed(8).micro_batch == 1
+    assert any("The micro-batch is not said: the plan has 1" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("stage", "said", "overlap"),
+    [
+        (0, "", None), (1, "", False), (2, "", False), (3, "", True), (2, "null", False), (2, '"auto"', None),
+        (2, "true", True), (3, "false", False),
+    ],
+)  # fmt: skip
+def test_overlap_is_that_of_the_stage_where_nothing_says_it(stage, said, overlap):
+    """DeepSpeed overlaps the reduction under stage 3, unless it is told to under the others."""
+    more = f', "overlap_comm": {said}' if said else ""
+    found = read(f'{{"zero_optimization": {{"stage": {stage}{more}}}}}', "ds.json", "deepspeed")
+    assert found.plan.data_parallel.overlap_grad_reduce is overlap
 
 
 @pytest.mark.parametrize(

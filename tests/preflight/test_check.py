@@ -179,6 +179,18 @@ def test_as_many_sequences_of_every_rank(tmp_path, capsys, name, text, start, ba
     assert any(f"The global batch is {batch} sequences" in note for note in found["notes"])
 
 
+def test_the_micro_batch_follows_from_batch_and_ranks(tmp_path, capsys):
+    """Where DeepSpeed's config says the batch and its microbatches alone."""
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_batch_size": 64, "bf16": {"enabled": true}, "gradient_accumulation_steps": 4}')
+    _, found = checked(capsys, "--hardware", "dgx-h100", "--nodes", "1", "--model", "llama-3.2-1b", "--seq-len", "1024",
+                       "--from", "deepspeed", str(path))  # fmt: skip
+    assert found["plan"]["micro_batch"] == 2
+    assert [note for note in found["notes"] if "micro" in note] == [
+        "The micro-batch is 2: the step has 4 of them."
+    ]
+
+
 def test_megatrons_default_of_the_batch(capsys):
     """Megatron-LM without --global-batch-size takes a microbatch of every data-parallel rank."""
     _, found = checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND.replace("--global-batch-size 8 ", "")))
