@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from simpar.export import hugging_face, rules
-from simpar.export.accelerate_read import ROTATIONS as READ
 from simpar.export.accelerate_read import read
 from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD, job
 from simpar.export.subject import Loss, Subject
@@ -13,7 +12,6 @@ from simpar.export.target import Options, Target
 from simpar.export.yaml_text import yaml_file
 
 CONFIG = "accelerate.yaml"
-ROTATIONS = {ours: theirs for theirs, ours in READ.items()}
 _MAIN = '''
 
 def main():
@@ -72,7 +70,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_axis(
         s, "tp", "tensor parallelism starts from a checkpoint that is loaded shard by shard"
     )
-    yield from rules.context_parallel(s, ROTATIONS, ("zigzag",), hybrid=False)
+    yield from rules.context_parallel(s, rules.ROTATIONS, ("zigzag",), hybrid=False)
     data = s.plan.data_parallel
     if data.zero == 1:
         yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
@@ -129,7 +127,9 @@ def _sharding(s: Subject) -> Options:
     if mesh.cp > 1:
         method = s.plan.context_parallel.cp_method or "all_gather"
         found["parallelism_config.parallelism_config_cp_backend"] = "torch"
-        found["parallelism_config.parallelism_config_cp_comm_strategy"] = ROTATIONS.get(method, "allgather")
+        found["parallelism_config.parallelism_config_cp_comm_strategy"] = rules.ROTATIONS.get(
+            method, "allgather"
+        )
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.export import rules
 from simpar.export.deepspeed_read import PARTS, home_of
 from simpar.export.recipes import Given, without_auto
 from simpar.export.target import Imported, plan_said
@@ -15,7 +16,6 @@ KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 NUMBERED = tuple(SHARDING)
 """Strategies by number, from 1, as older configs have them."""
-ROTATIONS = {"allgather": "all_gather", "alltoall": "ring"}
 AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
 
 
@@ -82,11 +82,10 @@ def _fsdp(given: Given) -> dict[str, Any]:
         "offload_parameters": away,
     }
     if sizes["cp"] > 1:
-        word = given.get("parallelism_config.parallelism_config_cp_comm_strategy", "allgather")
-        if word not in ROTATIONS:
-            raise UserError(f"{given.source}: parallelism_config_cp_comm_strategy = {word}: allowed: "
-                            f"{', '.join(ROTATIONS)}")  # fmt: skip
-        found |= {"cp": sizes["cp"], "cp_method": ROTATIONS[word], "cp_balance": "zigzag"}
+        name = "parallelism_config_cp_comm_strategy"
+        word = given.get(f"parallelism_config.{name}", "allgather")
+        method = rules.method_of(word, given.source, name)
+        found |= {"cp": sizes["cp"], "cp_method": method, "cp_balance": "zigzag"}
     elif sizes["sp"] > 1:
         found |= {"cp": sizes["sp"], "cp_method": "ulysses", "cp_balance": "contiguous"}
     return found

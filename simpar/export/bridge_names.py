@@ -64,6 +64,9 @@ PLAIN = {
     "--ckpt-format": "checkpoint.ckpt_format",
     "--optimizer": "optimizer.optimizer",
     "--sgd-momentum": "optimizer.sgd_momentum",
+    "--exp-avg-dtype": "optimizer.exp_avg_dtype",
+    "--exp-avg-sq-dtype": "optimizer.exp_avg_sq_dtype",
+    "--optimizer-offload-fraction": "optimizer.optimizer_offload_fraction",
     "--micro-batch-size": "train.micro_batch_size",
     "--global-batch-size": "train.global_batch_size",
     "--train-iters": "train.train_iters",
@@ -93,6 +96,8 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "--use-distributed-optimizer": {
         "ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": True,
     },
+    "--use-precision-aware-optimizer": {"optimizer.use_precision_aware_optimizer": True},
+    "--optimizer-cpu-offload": {"optimizer.optimizer_cpu_offload": True},
     "--use-megatron-fsdp": {"ddp.use_megatron_fsdp": True, "dist.use_megatron_fsdp": True},
     "--overlap-grad-reduce": {"ddp.overlap_grad_reduce": True},
     "--overlap-param-gather": {"ddp.overlap_param_gather": True, "optimizer.overlap_param_gather": True},

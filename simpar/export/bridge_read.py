@@ -51,6 +51,9 @@ SPLITS = {
     f"model.account_for_{end}_in_pipeline_split": f"--account-for-{end}-in-pipeline-split"
     for end in ("embedding", "loss")
 }
+DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16"}
+"""Words of arguments by PyTorch's."""
+OFFLOADED = "optimizer_offload_fraction"
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
@@ -102,6 +105,8 @@ def _flags(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
     for field, flag in _plain().items():
         value = given.values_.get(field)
         given.used.add(field)
+        if isinstance(value, Unknown):
+            value = DTYPES.get(value.text, value)
         if isinstance(value, Unknown | Made):  # refused by who asks for it
             value = f"$({value.text if isinstance(value, Unknown) else value.called})"
         if field == "model.pipeline_model_parallel_layout" and isinstance(value, list):
@@ -117,6 +122,8 @@ def _flags(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
     if modules:
         yield "--recompute-modules", [str(each) for each in modules]
     yield from ((flag, []) for field, flag in SPLITS.items() if given.get(field) is True)
+    if given.get("optimizer.optimizer_cpu_offload") and f"optimizer.{OFFLOADED}" not in given:
+        yield "--optimizer-offload-fraction", ["0"]  # what the config has, unlike the argument
     if _is_sharded(config):
         yield "--use-distributed-optimizer", []
     if _overlaps(config):

@@ -22,9 +22,14 @@ RECIPES = {
     "--fp4-format": {"nvfp4": "nvfp4"},
 }
 """Precisions by the recipe (the first where none is named) of floats of 8 and 4 bits."""
-MAIN_GRADIENTS = "--megatron-fsdp-main-grads-dtype"
+MAIN_GRADIENTS = ("--megatron-fsdp-main-grads-dtype", "--main-grads-dtype")
+"""Other words for the dtype of gradients: in bf16 they are not reduced in fp32 (``megatron/training/arguments.py``)."""
+MOMENTS = ("--exp-avg-dtype", "--exp-avg-sq-dtype")
+MOMENT_DTYPES = ("fp32", "bf16", "fp16", "fp8")
+"""Of moments, the first where none is named; the widest of two is the first here."""
 
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
+FRACTION = "--optimizer-offload-fraction"
 STRATEGY = "--data-parallel-sharding-strategy"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """Of Megatron-FSDP, the first where none is named (``core/distributed/distributed_data_parallel_config.py``)."""
@@ -45,7 +50,7 @@ def read(text: str, name: str) -> Imported:
 def plan_of(given: Arguments, model: str | None = None) -> Imported:
     """The plan of arguments; ``model`` is a shipped one that is said by name. Raises UserError."""
     values: dict[str, Any] = {"stack": "megatron"}
-    for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _shape):
+    for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _offload, _shape):
         values |= {key: value for key, value in part(given).items() if value is not None}
     sizes = _sizes(given)
     models = [model] if model else models_with(sizes)
@@ -247,7 +252,7 @@ def _every(given: Arguments, number: int) -> str:
 
 
 def _numerics(given: Arguments) -> dict[str, Any]:
-    low = given.has("--grad-reduce-in-bf16") or given.text(MAIN_GRADIENTS) == "bf16"
+    low = given.has("--grad-reduce-in-bf16") or "bf16" in [given.text(flag) for flag in MAIN_GRADIENTS]
     given.has("--accumulate-allreduce-grads-in-fp32")
     precision = "bf16" if given.has("--bf16") else "fp16" if given.has("--fp16") else "fp32"
     gradients = None if precision == "fp32" else "bf16" if low else "fp32"
@@ -265,7 +270,31 @@ def _numerics(given: Arguments) -> dict[str, Any]:
     names = {"adam": "adamw", "sgd": "sgd" if still else "sgd_momentum"}
     if optimizer not in names:
         raise UserError(f"{given.source}: --optimizer = {optimizer}: allowed: {', '.join(names)}")
-    return {"precision": precision, "grad_dtype": gradients, "optimizer": names[optimizer]}
+    return {"precision": precision, "grad_dtype": gradients, "optimizer": names[optimizer], **_moments(given)}
+
+
+def _moments(given: Arguments) -> dict[str, Any]:
+    """The dtype of the optimizer's moments, the wider of two."""
+    given.has("--use-precision-aware-optimizer")  # lets them be said
+    found = [given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS]
+    for flag, dtype in zip(MOMENTS, found, strict=True):
+        if dtype not in MOMENT_DTYPES:
+            raise UserError(
+                f"{given.source}: {given.name(flag)} = {dtype}: allowed: {', '.join(MOMENT_DTYPES)}"
+            )
+    widest = min(found, key=MOMENT_DTYPES.index)
+    return {"moment_dtype": widest if widest != MOMENT_DTYPES[0] else None}
+
+
+def _offload(given: Arguments) -> dict[str, Any]:
+    """Optimizer states on the host: all of them, or the share that is said."""
+    if not given.has("--optimizer-cpu-offload"):
+        return {}
+    text = given.text(FRACTION)
+    share = 1.0 if text is None else _real(given, FRACTION, text)
+    if not 0 <= share <= 1:
+        raise UserError(f"{given.source}: {given.name(FRACTION)} = {text}: allowed: from 0 to 1")
+    return {"offload_optimizer": "cpu", "offload_ratio": share} if share else {}
 
 
 def _real(given: Arguments, flag: str, text: str) -> float:
@@ -294,6 +323,10 @@ def _sizes(given: Arguments) -> dict[str, int]:
 
 
 def _notes(given: Arguments) -> Iterator[str]:
+    if given.values.get("--moe-token-dispatcher-type") == ["allgather"]:
+        yield "--moe-token-dispatcher-type allgather: not modelled; the plan sends a token to each of its experts."
+    if len({given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS}) > 1:
+        yield f"{' and '.join(MOMENTS)} differ: the plan has one dtype for both, the wider."
     unknown = [name for name in given.values.get("--recompute-modules", []) if name not in MODULES]
     if unknown:
         yield f"--recompute-modules {' '.join(unknown)}: not modelled; left out."

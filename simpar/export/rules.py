@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from simpar.errors import UserError
 from simpar.export.architecture import Architecture
 from simpar.export.subject import STACK_FIELDS, Loss, Subject
 from simpar.models.details import Caps, Scales
@@ -87,6 +88,18 @@ def no_replicas_of_shards(s: Subject, stages: tuple[int, ...] = ()) -> Iterator[
     if data.hsdp > 1 and data.zero not in stages:
         with_stages = f"only with zero {', '.join(map(str, stages))}" if stages else "not at all"
         yield Loss("hsdp", data.hsdp, f"replicas of sharded states are there {with_stages}")
+
+
+ROTATIONS = {"all_gather": "allgather", "ring": "alltoall"}
+"""How keys and values meet queries in PyTorch's context parallelism, by the plan's ``cp_method``."""
+
+
+def method_of(word: object, source: str, name: str) -> str:
+    """The plan's ``cp_method`` of a word of :data:`ROTATIONS`. Raises UserError naming file, option and value."""
+    found = next((ours for ours, theirs in ROTATIONS.items() if theirs == word), None)
+    if found is None:
+        raise UserError(f"{source}: {name} = {word}: allowed: {', '.join(ROTATIONS.values())}")
+    return found
 
 
 def context_parallel(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from simpar.export import rules
@@ -15,6 +15,7 @@ from simpar.models.recompute import module_names
 from simpar.plan.check import schedule_of
 from simpar.plan.schedules.actions import LETTERS
 
+ROTATION = "parallelism.context_parallel_rotate_method"
 FLAVORS = {
     "llama3": {
         "1B": "llama-3.2-1b", "3B": "llama-3.2-3b", "8B": "llama-3.1-8b", "70B": "llama-3.1-70b",
@@ -84,8 +85,11 @@ def mixture(s: Subject) -> tuple[str, str] | None:
     return None
 
 
-def losses(s: Subject, *, named: bool = False) -> Iterator[Loss]:
-    """What no generation of torchtitan has an option for; a ``named`` model is whole in its registry."""
+def losses(s: Subject, *, named: bool = False, methods: Iterable[str] = ("all_gather",)) -> Iterator[Loss]:
+    """What no generation of torchtitan has an option for; a ``named`` model is whole in its registry.
+
+    ``methods`` are those of context parallelism that a generation has.
+    """
     built = None if named else family(architecture(s.graph))
     if built is None and not named:
         yield Loss("model", s.graph.name, "dense models are Llama 3 and Qwen3 decoders")
@@ -97,7 +101,7 @@ def losses(s: Subject, *, named: bool = False) -> Iterator[Loss]:
         yield Loss("recompute", s.plan.memory.recompute, "modules are not chosen by name")
     yield from rules.no_single_process(s)
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
-    yield from rules.context_parallel(s, ("all_gather",), LOAD_BALANCERS, hybrid=False)
+    yield from rules.context_parallel(s, methods, LOAD_BALANCERS, hybrid=False)
     yield from _data_parallel(s)
     yield from _pipeline(s)
     yield from rules.offload_of_shards(s)

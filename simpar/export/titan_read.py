@@ -8,9 +8,10 @@ from pathlib import PurePath
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.export import rules
 from simpar.export.recipes import Given, Made, Recipes, Unknown, flat, split_name
 from simpar.export.target import Imported, plan_said
-from simpar.export.titan import FLAVORS, MIXTURES, SCHEDULES
+from simpar.export.titan import FLAVORS, MIXTURES, ROTATION, SCHEDULES
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp
@@ -179,7 +180,9 @@ def _parallel(given: Given, model: str | None) -> dict[str, Any]:
     }
     balanced = given.get("parallelism.context_parallel_load_balancer", "headtail")
     if sizes["cp"] > 1:
-        values |= {"cp_method": "all_gather", "cp_balance": "zigzag" if balanced else "contiguous"}
+        word = given.get(ROTATION, "allgather")  # 0.2 alone has it
+        method = rules.method_of(word, given.source, ROTATION)
+        values |= {"cp_method": method, "cp_balance": "zigzag" if balanced else "contiguous"}
     sequence = given.get("parallelism.enable_sequence_parallel", True)
     is_async = [given.get(f"{part}.enable_async_tensor_parallel") for part in ("compile", "parallelism")]
     if sizes["tp"] > 1:  # 0.3 compiles it, 0.2 has it beside the degrees

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from simpar.export import placeholder_data, placeholders, titan
+from simpar.export import placeholder_data, placeholders, rules, titan
 from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
@@ -21,7 +21,7 @@ FILE = "torchtitan.toml"
 
 def losses(s: Subject) -> Iterator[Loss]:
     """What the job config of torchtitan 0.2 cannot say."""
-    yield from titan.losses(s)
+    yield from titan.losses(s, methods=rules.ROTATIONS)
     family = titan.family(architecture(s.graph))
     if family and titan.flavor(s, family) in (None, "1B", "3B"):
         yield Loss(
@@ -49,6 +49,8 @@ def options(s: Subject) -> Options:
     found |= titan.parallelism(s, HEAD) | titan.training(s)
     if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
         found["parallelism.enable_async_tensor_parallel"] = True
+    if s.plan.mesh.cp > 1 and (method := s.plan.context_parallel.cp_method) in rules.ROTATIONS:
+        found[titan.ROTATION] = rules.ROTATIONS[method]
     kind = s.plan.memory.recompute
     count = period(kind)
     found["activation_checkpoint.mode"] = "selective" if count else "none" if module_names(kind) else kind

@@ -159,6 +159,8 @@ def test_a_script_of_a_user_is_read():
         ("--tensor-model-parallel-size", "has no value"),
         ("--micro-batch-size 1 --optimizer muon", "--optimizer = muon"),
         ("--micro-batch-size 1 --data-parallel-sharding-strategy x --use-megatron-fsdp", "sharding-strategy = x"),
+        ("--micro-batch-size 1 --exp-avg-dtype int8", "--exp-avg-dtype = int8: allowed: fp32, bf16, fp16, fp8"),
+        ("--micro-batch-size 1 --optimizer-cpu-offload --optimizer-offload-fraction 2", "= 2: allowed: from 0 to 1"),
         ("nothing of the sort", "no Megatron-LM arguments"),
         ("--micro-batch-size '1", "not shell text"),
         (("--micro-batch-size 1 --num-layers 10 --recompute-granularity full --recompute-method block "
@@ -393,3 +395,31 @@ def test_fsdp_without_a_strategy_shards_nothing():
     )
     assert found.plan.data_parallel.zero == 0
     assert any("shards nothing" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        ("--optimizer-cpu-offload", {"offload_optimizer": "cpu", "offload_ratio": 1.0}),
+        (
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0.5",
+            {"offload_optimizer": "cpu", "offload_ratio": 0.5},
+        ),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0", {"offload_optimizer": "none"}),
+        ("--bf16 --main-grads-dtype bf16", {"grad_dtype": "bf16"}),
+        ("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", {"moment_dtype": "bf16"}),
+        ("--exp-avg-dtype fp8 --exp-avg-sq-dtype fp16", {"moment_dtype": "fp16"}),
+        ("--exp-avg-dtype bf16", {"moment_dtype": None}),
+        ("--moe-token-dispatcher-type allgather", {"token_dispatch": "per_expert"}),
+    ],
+)
+def test_parts_of_a_plan_are_read(arguments, values):
+    """Offloaded states, dtypes of gradients and moments; a note where a plan has no place for all of it."""
+    text = f"--micro-batch-size 1 --use-distributed-optimizer --use-precision-aware-optimizer {arguments}"
+    found = read(text, "train.sh", "megatron")
+    said = found.plan.flat_values()
+    assert {key: said.get(key) for key in values} == values
+    assert not found.ignored
+    told = "not modelled" if "allgather" in arguments else "the wider"
+    assert any(told in note for note in found.notes) is (values in ({"moment_dtype": None}, {"moment_dtype": "fp16"})
+                                                         or told == "not modelled")  # fmt: skip

@@ -210,3 +210,14 @@ def test_fp16_gradients_are_reduced_in_fp32_where_the_plan_says_so():
     plan = checked(dp=8, zero=1, precision="fp16", grad_dtype="fp32")
     assert "grad_reduce_in_fp32=True)" in exported("megatron-bridge", plan)["simpar_recipe.py"]
     assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
+
+
+def test_what_an_optimizer_config_says_is_read():
+    """Dtypes are PyTorch's; without a share nothing is offloaded, unlike with Megatron-LM's argument."""
+    dtypes = ["exp_avg_dtype = torch.bfloat16", "exp_avg_sq_dtype = torch.bfloat16"]
+    lines = [f"    cfg.optimizer.{line}" for line in (*dtypes, "optimizer_cpu_offload = True")]
+    plan = read(BRIDGE.format("\n".join(lines)), "r.py", "megatron-bridge").plan
+    assert (plan.numerics.moment_dtype, plan.offload.offload_optimizer) == ("bf16", "none")
+    lines.append("    cfg.optimizer.optimizer_offload_fraction = 0.5")
+    offload = read(BRIDGE.format("\n".join(lines)), "r.py", "megatron-bridge").plan.offload
+    assert (offload.offload_optimizer, offload.offload_ratio) == ("cpu", 0.5)

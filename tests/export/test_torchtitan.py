@@ -350,3 +350,16 @@ def test_mixtures_go_by_their_names_and_come_back(model, flavor, values):
     assert ("loss=MTPLoss.Config(global_vocab_size=vocab_size)," in text) == (model == "deepseek-v3")
     assert comes_back("torchtitan", plan, "simpar_recipe.py")
     compile(text, "simpar_recipe.py", "exec")
+
+
+def test_how_keys_travel_comes_back():
+    """The TOML of 0.2 says whether context ranks gather keys or pass them round; another word is refused."""
+    for method, word in (("all_gather", "allgather"), ("ring", "alltoall")):
+        plan = checked("llama-3.1-8b", cp=4, dp=2, zero=3, cp_method=method, cp_balance="zigzag")
+        text = exported("torchtitan-0.2", plan)["torchtitan.toml"]
+        assert f'context_parallel_rotate_method = "{word}"' in text
+        assert comes_back("torchtitan-0.2", plan, "torchtitan.toml")
+    with pytest.raises(
+        UserError, match="context_parallel_rotate_method = round: allowed: allgather, alltoall"
+    ):
+        read(text.replace('"alltoall"', '"round"'), "job.toml", "torchtitan-0.2")
