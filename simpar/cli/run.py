@@ -109,7 +109,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
     from simpar.runtime.experiment import Interrupted, conduct
     from simpar.runtime.failures import WorkerFailure
     from simpar.runtime.launch import Nodes, require_torch
-    from simpar.runtime.request import default_folder, load_request, make_ready
+    from simpar.runtime.request import HARDWARE, default_folder, load_request, make_ready
 
     require_torch()
     count = values["nnodes"]
@@ -120,7 +120,8 @@ def run(plan: str, steps: int, **values: Any) -> int:
     request = load_request(plan, scenario_flags(values), list(values["set_"] or []))
     folder = Path(values["output"] or default_folder(plan)).resolve()
     options = {"steps": steps, "folder": str(folder), **_job_fields(values)}
-    ready = make_ready(request, values["nproc"], nodes.count, options)
+    named_by = plan if values["hardware"] is None else HARDWARE
+    ready = make_ready(request, values["nproc"], nodes.count, options, named_by=named_by)
     if ready.job.own_code:
         sys.stderr.write(f"model: running the code of {ready.job.model}\n")
     if (graph := ready.job.graph()) is not None and graph.details.unread:
@@ -152,6 +153,8 @@ def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             fields = with_value(fields, flag.key, values[flag.name])
     if values["trace"] and not fields.get("measuring", {}).get("trace_steps"):
         fields = with_value(fields, "measuring.trace_steps", 1)
+    if values["tokens"] is not None and values["text"] is not None:
+        raise UserError(f"--tokens {values['tokens']} and --text {values['text']}: allowed: one of them")
     for kind in ("tokens", "text"):
         if values[kind] is not None:
             fields = with_value(

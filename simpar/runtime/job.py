@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simpar import files
 from simpar.models.catalogue import load_model
@@ -62,6 +62,15 @@ class Learning(_Part):
     decay_steps: Count | None = None
     schedule_steps: Count | None = None
     least_rate: float = Field(0.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.least_rate > self.learning_rate:
+            raise ValueError(
+                f"least_rate (--min-learning-rate) = {self.least_rate:g}: allowed: at most learning_rate = "
+                f"{self.learning_rate:g}"
+            )
+        return self
 
     @property
     def varies(self) -> bool:

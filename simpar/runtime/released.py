@@ -18,11 +18,15 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 
 @dataclass(frozen=True)
 class Released:
-    """Weights in a ``folder``: the ``family`` of their model and the file of every tensor, by its name there."""
+    """Weights in a ``folder``: the ``family`` of their model and the file of every tensor, by its name there.
+
+    ``further`` are layers after the others that predict further tokens.
+    """
 
     folder: Path
     family: str
     places: Mapping[str, str]
+    further: int = 0
 
     @staticmethod
     def of(folder: Path, graph: ModelGraph) -> Released:
@@ -34,12 +38,14 @@ class Released:
         if not (folder / CONFIG).is_file():
             raise UserError(f"--init-from {folder}: has no {CONFIG}; allowed: a folder of released weights")
         config = files.load(folder / CONFIG).data
-        _same_model(read(config, str(folder / CONFIG)), graph, folder)
+        there = read(config, str(folder / CONFIG))
+        _same_model(there, graph, folder)
         if isinstance(config, Mapping) and config.get("quantization_config"):
             raise UserError(
                 f"{folder / CONFIG}: quantization_config: weights are quantised; allowed: 16 or 32 bits"
             )
-        return Released(folder, str(config["model_type"]), _places(folder))
+        further = len(there.layers) - len(_main(there))
+        return Released(folder, str(config["model_type"]), _places(folder), further)
 
     def file_of(self, name: str) -> Path:
         """The file of a tensor. Raises UserError."""

@@ -31,6 +31,7 @@ from simpar.scenario import ClusterChoice, Perturbations, Published, read_as
 from simpar.tracing.code import consented
 
 DRIVERS = ("nvidia[0-9]*", "kfd", "dxg")
+HARDWARE, WITHOUT = "--hardware", "--set cluster=null"
 NEEDS = ("model", "training.seq_len", "training.global_batch")
 
 
@@ -73,11 +74,13 @@ def load_request(name: str, flags: Mapping[str, Any], settings: Iterable[str]) -
     return request
 
 
-def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping[str, Any]) -> Ready:
+def make_ready(
+    request: Request, nproc: int | None, nodes: int, options: Mapping[str, Any], *, named_by: str = HARDWARE
+) -> Ready:
     """Check everything that can be checked before torch starts. Raises UserError.
 
     ``nproc`` ranks on each of ``nodes`` nodes; left out they follow from the plan, else from the cluster.
-    ``options`` are further fields of the Job.
+    ``options`` are further fields of the Job; ``named_by`` is what names the hardware: a flag or a file.
     """
     cluster = request.build_cluster()
     world_size = _world_size(request, cluster, nproc, nodes)
@@ -90,9 +93,10 @@ def make_ready(request: Request, nproc: int | None, nodes: int, options: Mapping
     prepared = prepare(plan, graph, request.training, world_size)
     job = job.model_copy(update={"plan": _counted(plan, prepared, nodes)})
     if cluster is not None and cluster.world_size != world_size:
+        where, none = ("", f"no {HARDWARE}") if named_by == HARDWARE else (f" of {named_by}", WITHOUT)
         raise UserError(
-            f"hardware {cluster.profile.name}: {cluster.nodes} x {cluster.profile.devices_per_node} devices for "
-            f"{world_size} ranks; allowed: a profile of as many, or no --hardware, which predicts nothing"
+            f"hardware {cluster.profile.name}{where}: {cluster.nodes} x {cluster.profile.devices_per_node} devices for "
+            f"{world_size} ranks; allowed: a profile of as many, or {none}, which predicts nothing"
         )
     if job.checkpoints is not None and prepared.strategy.alone:
         raise UserError(

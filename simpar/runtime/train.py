@@ -35,7 +35,7 @@ from simpar.runtime.saved import next_step
 from simpar.runtime.states import loaded, named_tensors
 from simpar.runtime.strategy import replicas_inside
 from simpar.runtime.update import Update
-from simpar.runtime.weights import save
+from simpar.runtime.weights import check_used, save
 from simpar.tracing.code import own_module
 
 
@@ -161,7 +161,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     seed = job.learning.seed
     blueprint = Blueprint(
         graph, plan, prepared.strategy, Dtypes.of(plan), Recompute(plan.memory.recompute, prepared.selective),
-        seed=seed, released=_released(job), compiled=job.machine.compile,
+        seed=seed, released=_released(job, rank), compiled=job.machine.compile,
     )  # fmt: skip
     clock = Clock(device)
     if graph is None or prepared.schedule is None:
@@ -181,12 +181,15 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     return Session(job, prepared, ranks, engine, loader, clock, Evaluation.of(job, vocab, *shares))
 
 
-def _released(job: Job) -> Released | None:
-    """The weights that a job starts from. Raises UserError."""
+def _released(job: Job, rank: int) -> Released | None:
+    """The weights that a job starts from; the first rank says what of them the model lacks. Raises UserError."""
     graph = job.graph()
     if job.weights.init_from is None or graph is None:
         return None
-    return Released.of(Path(job.weights.init_from), graph)
+    found = Released.of(Path(job.weights.init_from), graph)
+    if rank == 0:
+        check_used(found, graph)
+    return found
 
 
 def vocabulary(model: Any) -> int:

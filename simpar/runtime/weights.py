@@ -16,14 +16,20 @@ from torch import Tensor
 from simpar import files
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
-from simpar.runtime.decoder import OUTPUT
+from simpar.runtime.attention import Place
+from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
 from simpar.runtime.hf_layouts import SAME
-from simpar.runtime.hf_weights import Rule, rules
+from simpar.runtime.hf_weights import FAMILIES, Rule, rules
 from simpar.runtime.released import CONFIG, INDEX, Released, opener
 from simpar.runtime.sharded import plain
 from simpar.units import GIB
 
 SHARD_BYTES = 4 * GIB
+MAX_NAMED = 5
+ROWS = 4096
+"""Rows of a table that are compared at once."""
+BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attention.bias", ".masked_bias")
+"""Ends of names that older files have of frequencies and of masks, which follow from the config."""
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -80,6 +86,49 @@ class Source:
             raise UserError(
                 f"--init-from {self.released.folder}: {name} has shape {list(there)} there, {list(here)} here"
             )
+
+
+def check_used(released: Released, graph: ModelGraph) -> None:
+    """Raise UserError where a folder has tensors that are no parameter of the model: it would be another one.
+
+    Buffers are none, nor what predicts further tokens; a tied output may be stored again as the table that it is.
+    """
+    with torch.device("meta"):
+        whole = Part(range(len(graph.layers)), embedding=True, head=True)
+        model = Decoder(graph, whole, Place(), Recompute())
+    names = [name for name, _ in model.named_parameters() if not (name == OUTPUT and graph.tied_embeddings)]
+    by_name = {name: rule for rule in rules(released.family, names, graph.dims) for name in rule.ours}
+    known = {each for rule in by_name.values() for each in rule.theirs}
+    family = FAMILIES[released.family]
+    main = len(graph.layers) - sum(name in graph.auxiliary for name in graph.layers)
+    further = tuple(f"{family.layers}.{main + layer}." for layer in range(released.further))
+    left = [
+        name for name in sorted(set(released.places) - known)
+        if not name.endswith(BUFFERS) and not (further and name.startswith(further))
+    ]  # fmt: skip
+    output = f"{family.ends[OUTPUT.removesuffix('.weight')]}.weight"
+    if graph.tied_embeddings and output in left:
+        left.remove(output)
+        _check_tied(released, output, by_name[TABLE].theirs[0])
+    if left:
+        named = ", ".join(left[:MAX_NAMED]) + (", ..." if len(left) > MAX_NAMED else "")
+        raise UserError(
+            f"--init-from {released.folder}: no parameters of the model: {named}; allowed: the model's tensors alone"
+        )
+
+
+def _check_tied(released: Released, output: str, table: str) -> None:
+    """Raise UserError where an output that is tied to the table differs from it."""
+    first, second = (_opened(released.file_of(name)).get_slice(name) for name in (output, table))
+    shape = first.get_shape()
+    same = shape == second.get_shape() and all(
+        torch.equal(first[row : row + ROWS], second[row : row + ROWS]) for row in range(0, shape[0], ROWS)
+    )
+    if not same:
+        raise UserError(
+            f"--init-from {released.folder}: {output} differs from {table}, to which the config ties it; allowed: "
+            "equal tensors, or tie_word_embeddings false"
+        )
 
 
 def _opened(path: Path) -> Any:

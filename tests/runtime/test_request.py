@@ -1,9 +1,11 @@
 """What a run takes of a machine: devices that are there and shown, cores shared out."""
 
+import re
 from fnmatch import fnmatch
 
 import pytest
 
+from simpar import cli
 from simpar.errors import UserError
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
@@ -59,3 +61,26 @@ def test_servers_take_cores_and_no_devices(monkeypatch):
     monkeypatch.setattr(request, "usable_cores", lambda: 12)
     machine = request.on_machine(job(), 2, servers=2).machine
     assert (machine.device, machine.threads) == ("cuda", 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tokens", "a.bin", "--text", "b.txt"], "--tokens a.bin and --text b.txt: allowed: one of them"),
+        (["--nproc", "2"], "of gpt2-laptop: 1 x 4 devices for 2 ranks; .* or --set cluster=null, which"),
+        (["--nproc", "2", "--hardware", "laptop-cpu-4"], "laptop-cpu-4: 1 x 4 .* or no --hardware, which predicts"),
+        (
+            ["--learning-rate", "1e-4", "--min-learning-rate", "1e-3"],
+            "--min-learning-rate.* = 0.001: allowed: at most learning_rate = 0.0001",
+        ),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_refused(tmp_path, monkeypatch, capsys, arguments, words):
+    """One line with exit code 2, and nothing is written."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["run", "gpt2-laptop", "--steps", "4", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert re.search(words, said)
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())

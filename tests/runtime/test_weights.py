@@ -16,6 +16,7 @@ from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
 from simpar.runtime.hf_weights import rules  # noqa: E402
 from simpar.runtime.model import fill  # noqa: E402
 from simpar.runtime.released import Released  # noqa: E402
+from simpar.runtime.weights import check_used  # noqa: E402
 
 from .tiny_models import LLAMA, MODELS  # noqa: E402
 
@@ -174,6 +175,46 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path, capsys, monkeypatc
     files_of("llama", LLAMA, tmp_path / "in")
     assert cli.run(["run", *flags(tmp_path / "in", "--save-to", str(tmp_path / "in")), "--nproc", "1"]) == 2
     assert "is already there; allowed: a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.layers.7.mlp.up_proj.weight", "no parameters of the model: model.layers.7.mlp.up_proj.weight; allowed"),
+        ("model.layers.0.self_attn.q_proj.bias", "no parameters of the model: model.layers.0.self_attn.q_proj.bias"),
+        ("lm_head.weight", "lm_head.weight differs from model.embed_tokens.weight, to which the config ties it"),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", ""),
+        ("tied", ""),
+    ],
+)  # fmt: skip
+def test_tensors_that_the_model_lacks_are_named(tmp_path, name, words):
+    """A folder with more than the model would be another model: what follows from the config may be there."""
+    config = {**LLAMA, "tie_word_embeddings": True}
+    tensors, graph = (
+        files_of("llama", config, tmp_path / "in"),
+        read({"model_type": "llama", **config}, "llama"),
+    )
+    table = tensors["model.embed_tokens.weight"]
+    more = {"lm_head.weight": table.clone()} if name == "tied" else {name: torch.ones_like(table)}
+    (tmp_path / "in/model.safetensors.index.json").unlink()
+    safetensors.save_file({**tensors, **more}, tmp_path / "in/model.safetensors")
+    released = Released.of(tmp_path / "in", graph)
+    if not words:
+        check_used(released, graph)
+        return
+    with pytest.raises(UserError) as error:
+        check_used(released, graph)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_layers_that_predict_further_tokens_may_be_left(tmp_path):
+    """Released files have them; a model without them starts from the others."""
+    config = {**MODELS["deepseek_v3"], "num_nextn_predict_layers": 1}
+    files_of("deepseek_v3", config, tmp_path / "in")
+    whole = read({"model_type": "deepseek_v3", **config}, "deepseek_v3")
+    for graph in (whole, read({"model_type": "deepseek_v3", **MODELS["deepseek_v3"]}, "deepseek_v3")):
+        check_used(Released.of(tmp_path / "in", graph), graph)
 
 
 def test_a_shard_that_is_cut_short_is_said_in_one_line(tmp_path):
