@@ -16,6 +16,7 @@ KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 NUMBERED = tuple(SHARDING)
 """Strategies by number, from 1, as older configs have them."""
+MODEL_NOTE = "An Accelerate config names no model and no batch: give --model, --seq-len and --global-batch."
 AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
 
 
@@ -36,11 +37,11 @@ def read(text: str, name: str) -> Imported:
         raise UserError(f"{name}: num_processes = {ranks}: allowed: a multiple of tp x cp x pp = {inside}")
     values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
     plan = plan_said(values)
-    return Imported(plan, given.rest(), (*_notes(given, auto), *given.misspelt()))
+    notes = (MODEL_NOTE, *_notes(given, auto), *given.misspelt())
+    return Imported(plan, given.rest(), notes, model_note=MODEL_NOTE)
 
 
 def _notes(given: Given, auto: list[str]) -> Iterator[str]:
-    yield "An Accelerate config names no model and no batch: give --model, --seq-len and --global-batch."
     if auto:
         yield f"Filled in by who starts it, and not read: {', '.join(auto)}."
     if file := given.get("deepspeed_config.deepspeed_config_file"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from simpar.errors import UserError
@@ -84,7 +85,8 @@ def read(text: str, name: str) -> Imported:
     names = {flag: field for field, flag in _plain().items()}
     arguments = Arguments(values, path, tuple(recipes.notes), names, untold)
     imported = plan_of(arguments, model)
-    return Imported(imported.plan, (*imported.ignored, *given.rest()), imported.notes)
+    ignored = (*imported.ignored, *given.rest())
+    return replace(imported, ignored=ignored, per_replica=None)
 
 
 def _is_config(made: Made) -> bool:

@@ -16,6 +16,7 @@ STAGES = ("0", "1", "2", "3")
 SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
 """What of a plan is offloaded, as DeepSpeed calls it."""
+MODEL_NOTE = "A DeepSpeed config names no model and no sequence length: give --model and --seq-len."
 HOMES = ("none", "cpu", "nvme")
 
 
@@ -49,8 +50,9 @@ def read(text: str, name: str) -> Imported:
     if tp and tp > 1:
         values |= {"tp": tp, "sequence_parallel": False}
     plan = plan_said(values)
-    notes = (*_notes(given, batch, auto), *given.misspelt())
-    return Imported(plan, given.rest(), notes, _local(given, auto), _microbatches(given, auto))
+    notes = (MODEL_NOTE, *_notes(given, batch, auto), *given.misspelt())
+    local, microbatches = _local(given, auto), _microbatches(given, auto)
+    return Imported(plan, given.rest(), notes, local, microbatches, model_note=MODEL_NOTE)
 
 
 def _batch(given: Given) -> tuple[int | None, int | None]:
@@ -89,7 +91,6 @@ def _microbatches(given: Given, auto: list[str]) -> int | None:
 
 
 def _notes(given: Given, batch: int | None, auto: list[str]) -> Iterator[str]:
-    yield "A DeepSpeed config names no model and no sequence length: give --model and --seq-len later."
     if batch:
         yield f"The global batch is {batch} sequences."
     if auto:

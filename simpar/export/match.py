@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from simpar.models.catalogue import catalogue, load_model, with_sizes
+from simpar.models.graph import ModelGraph
 
 SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "num_experts", "expert_ffn")
 TELLING = ("hidden", "heads")
@@ -14,10 +15,14 @@ TELLING = ("hidden", "heads")
 
 @cache
 def _shipped(name: str) -> dict[str, int]:
-    graph = load_model(name)
+    return sizes_of(load_model(name))
+
+
+def sizes_of(graph: ModelGraph) -> dict[str, int]:
+    """Sizes of a model by which it is recognised (keys of :data:`SIZES`)."""
     return {
-        **{size: graph.dims.get(size, 0) for size in SIZES[1:]},
         "layers": sum(kind not in graph.auxiliary for kind in graph.layers),
+        **{size: graph.dims.get(size, 0) for size in SIZES[1:]},
     }
 
 
@@ -26,13 +31,18 @@ def models_with(sizes: Mapping[str, int]) -> list[str]:
 
     None where sizes that tell models apart (:data:`TELLING`) are not given.
     """
-    if not set(TELLING) <= set(sizes):
+    if not is_telling(sizes):
         return []
     return [
         name
         for name in with_sizes(*(sizes[key] for key in TELLING))
         if all(_shipped(name)[key] == value for key, value in sizes.items())
     ]
+
+
+def is_telling(sizes: Mapping[str, int]) -> bool:
+    """Whether sizes tell models apart."""
+    return set(TELLING) <= set(sizes)
 
 
 def with_rope(names: list[str], theta: float, *, scaled: bool) -> list[str]:
@@ -50,6 +60,17 @@ def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
         shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
         return f"No shipped model has {shape}: give --model when the plan is used."
     return f"The sizes are those of {', '.join(found)}: the first is taken." if len(found) > 1 else ""
+
+
+def unlike(graph: ModelGraph, sizes: Mapping[str, int], name: str | None) -> dict[str, tuple[int, int]]:
+    """Sizes that a model does not have, by their keys: the said one and its own.
+
+    ``sizes`` are what a file says; where they do not tell models apart, those of the shipped model that it names are
+    said, too.
+    """
+    named_sizes = {} if name is None or is_telling(sizes) else _shipped(name)
+    said, own = {**named_sizes, **sizes}, sizes_of(graph)
+    return {key: (said[key], own[key]) for key in SIZES if key in said and said[key] != own[key]}
 
 
 def layers_in(model: str) -> int:

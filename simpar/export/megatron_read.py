@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.export.match import model_note, models_with, with_rope
+from simpar.export.match import is_telling, model_note, models_with, with_rope
 from simpar.export.megatron_arguments import AXES, SIZES, Arguments, read_arguments
 from simpar.export.megatron_hybrid import STAGE_END, layers_of_pattern
 from simpar.export.target import Imported
@@ -60,9 +60,11 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
         )
     if models:
         values["model"] = models[0]
-    notes = ["" if model else model_note(models, sizes), *_notes(given), *given.notes, *given.misspelt()]
+    note = "" if model else model_note(models, sizes)
+    notes = [note, *_notes(given), *given.notes, *given.misspelt()]
     local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
-    return Imported(Plan.model_validate(values), given.rest(), tuple(filter(None, notes)), local)
+    told = sizes if is_telling(sizes) and not model else _told_sizes(given)
+    return Imported(Plan.model_validate(values), given.rest(), tuple(filter(None, notes)), local, told, note)
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:
@@ -310,7 +312,14 @@ def _shape(given: Arguments) -> dict[str, Any]:
     return {"micro_batch": given.number("--micro-batch-size"), "training": training or None}
 
 
+def _told_sizes(given: Arguments) -> dict[str, int]:
+    """Sizes of the model that arguments name."""
+    found = {name: given.number(flag) for flag, name in SIZES.items()}
+    return {name: size for name, size in found.items() if size is not None}
+
+
 def _sizes(given: Arguments) -> dict[str, int]:
+    """Sizes of the model, with those that Megatron-LM takes where no argument names them."""
     read_size: Callable[[str], int | None] = given.number
     found = {name: read_size(flag) for flag, name in SIZES.items()}
     if not given.has("--group-query-attention"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.export.match import model_note, models_with
+from simpar.export.match import is_telling, model_note, models_with
 from simpar.export.recipes import Given, flat
 from simpar.export.target import Imported, plan_said
 
@@ -36,7 +36,8 @@ def read(text: str, name: str) -> Imported:
     if seq_len:
         values |= {"micro_batch": micro, "training": {"seq_len": seq_len, "global_batch": micro * steps * dp}}
     found = {ours: given.whole(MODEL + theirs) for theirs, ours in SIZES.items()}
-    sizes = {ours: size for ours, size in found.items() if size is not None}
+    told = {ours: size for ours, size in found.items() if size is not None}
+    sizes = dict(told)
     sizes.setdefault("kv_heads", sizes.get("heads", 0))
     if "num_experts" not in sizes:
         sizes |= {"num_experts": 0, "expert_ffn": 0}
@@ -44,7 +45,8 @@ def read(text: str, name: str) -> Imported:
     values |= {"model": models[0] if models else None}
     plan = plan_said(values)
     note = model_note(models, sizes)
-    return Imported(plan, given.rest(), (*filter(None, (note,)), *given.misspelt()))
+    notes = (*filter(None, (note,)), *given.misspelt())
+    return Imported(plan, given.rest(), notes, sizes=sizes if is_telling(sizes) else told, model_note=note)
 
 
 def _layout(given: Given) -> dict[str, Any]:

@@ -149,13 +149,13 @@ def _imported(given: Given, values: dict[str, Any], said: str, notes: tuple[str,
     plan = {"stack": "torchtitan"} | values | _parallel(given, model)
     plan |= {"micro_batch": shape["micro"], "training": {"seq_len": shape["seq_len"], **batch}}
     made = plan_said(plan)
-    listed = (*notes, *_notes(given, made, shape["local"], said), *given.misspelt())
-    return Imported(made, given.rest(), listed, None if batch else shape["local"])
+    model_note = "" if made.model else f"The model {said} is not shipped: give --model."
+    left = (*filter(None, (model_note,)), *_notes(given, made, shape["local"]), *given.misspelt())
+    local = None if batch else shape["local"]
+    return Imported(made, given.rest(), (*notes, *left), local, model_note=model_note)
 
 
-def _notes(given: Given, plan: Plan, local: int, said: str) -> Iterator[str]:
-    if plan.model is None:
-        yield f"The model {said} is not shipped: give --model."
+def _notes(given: Given, plan: Plan, local: int) -> Iterator[str]:
     if given.get("parallelism.pipeline_parallel_schedule_csv"):
         yield "The action table is in a file of its own: put its text into pipeline.actions."
     if plan.training and "global_batch" not in plan.training:

@@ -8,9 +8,11 @@ from typing import Any
 
 from simpar import files, formats
 from simpar.errors import UserError
+from simpar.export.match import unlike
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import priced
+from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.preflight.flags import Patched, patched
@@ -33,7 +35,10 @@ class WholeRun:
 
 @dataclass(frozen=True)
 class Facts:
-    """What flags say beside the text, and with which probability the job is wanted to fit; None where silent."""
+    """What flags say beside the text, and with which probability the job is wanted to fit; None where silent.
+
+    What a text says they may repeat, not contradict: the text, which is what runs, would be of another job.
+    """
 
     hardware: str | None = None
     nodes: int | None = None
@@ -133,13 +138,13 @@ def _figures(result: Result) -> Mapping[str, Any]:
 def check_launch(given: Given, facts: Facts) -> Checked:
     """Simulate what a text would start, and the best layouts near it.
 
-    Raises UserError where something is not said, or the launch cannot be.
+    Raises UserError where something is not said, where a flag contradicts the text, or the launch cannot be.
     """
     if not AS_PREDICTED <= facts.fits_with < 1:
         raise UserError(
             f"--fits-with {facts.fits_with:g}: allowed: from {AS_PREDICTED} (as predicted) to below 1"
         )
-    notes = [note for note in given.found.notes if facts.model is None or "--model" not in note]
+    notes = [note for note in given.found.notes if facts.model is None or note != given.found.model_note]
     plan = given.found.plan
     plan = plan.model_copy(update={"stack": facts.stack or plan.stack})
     model = _model(given, plan, facts)
@@ -160,6 +165,8 @@ def check_launch(given: Given, facts: Facts) -> Checked:
         base=plan,
         constraints=Constraints(fit_probability=facts.fits_with),
     )
+    if facts.model is not None:
+        _check_sizes(given, facts.model, problem.graph)
     result = simulate(problem.graph, cluster, plan, training, stack=problem.stack, with_timeline=False)
     if result.whole_run is not None:
         result = _with_failures(result, problem, facts.run.reliability)
@@ -196,23 +203,46 @@ def _with_dp(plan: Plan, settled: Plan) -> Plan:
 def _model(given: Given, plan: Plan, facts: Facts) -> str:
     model = facts.model or plan.model
     if model is None:
-        told = next(
-            (note for note in given.found.notes if "--model" in note), "names no model: give --model NAME"
-        )
+        told = given.found.model_note or "names no model: give --model NAME"
         raise UserError(f"{given.where}: {told}")
     return model
+
+
+def _check_sizes(given: Given, name: str, graph: ModelGraph) -> None:
+    """Raises UserError for a model that has other sizes than the text says."""
+    found = unlike(graph, given.found.sizes, given.found.plan.model)
+    if found:
+        said, own = (", ".join(f"{key} {pair[at]}" for key, pair in found.items()) for at in (0, 1))
+        raise _contradicted(given, f"--model {name}", f"has {own}", said)
+
+
+def _contradicted(given: Given, flag: str, means: str, said: str) -> UserError:
+    """What is refused where a flag contradicts the text, which is what runs."""
+    means = f" {means};" if means else ""
+    return UserError(
+        f"{flag}:{means} {given.where} says {said}; allowed: what the text says, or no such flag"
+    )
 
 
 def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> Training:
     """The shape of a step, as flags or the text say it, or as many sequences of every data-parallel rank."""
     told = given.found.plan.training or {}
+    for flag, name, value in (
+        ("--seq-len", "seq_len", facts.seq_len),
+        ("--global-batch", "global_batch", facts.global_batch),
+    ):
+        if value is not None and told.get(name, value) != value:
+            raise _contradicted(given, f"{flag} {value}", "", told[name])
     seq_len = facts.seq_len or told.get("seq_len")
-    batch = facts.global_batch or given.found.global_batch(world_size)
+    ruled = given.found.global_batch(world_size)
+    batch = facts.global_batch or ruled
     notes[:] = [note for note in notes if not batch or "--global-batch" not in note]
-    if batch and not facts.global_batch and "global_batch" not in told:
-        notes.append(
-            f"The global batch is {batch} sequences: {given.found.per_replica} of every data-parallel rank."
-        )
+    if ruled and "global_batch" not in told:
+        rule = f"{ruled} sequences: {given.found.per_replica} of every data-parallel rank"
+        if batch == ruled:
+            notes.append(f"The global batch is {rule}.")
+        else:
+            notes.append(f"The global batch is {batch} sequences; the text as it is would train {rule}.")
     missing = [
         flag
         for flag, value in (("--seq-len TOKENS", seq_len), ("--global-batch SEQUENCES", batch))
@@ -234,19 +264,21 @@ def _cluster(given: Given, plan: Plan, facts: Facts, notes: list[str]) -> Cluste
         )
     cluster, launch = load_cluster(facts.hardware, facts.nodes), given.launch
     per_node = cluster.profile.devices_per_node
-    if facts.nodes:
-        return cluster
     ranks = launch.world_size
     if ranks is None and launch.nodes:
         ranks = launch.nodes * per_node
     ranks = ranks or plan.world_size
+    if facts.nodes:
+        if facts.nodes != launch.nodes and ranks not in (None, cluster.world_size):
+            means = f"{cluster.world_size} ranks on {facts.hardware}"
+            raise _contradicted(given, f"--nodes {facts.nodes}", f"means {means}", f"{ranks} ranks")
+        return cluster
     if ranks is None:
         raise UserError(f"{given.where}: does not say how many nodes it starts: give --nodes N")
     nodes, rest = divmod(ranks, per_node)
     if rest or not nodes:
         raise UserError(
-            f"{given.where}: starts {ranks} ranks; a node of {facts.hardware} has {per_node}; allowed: whole nodes "
-            "(--nodes N says how many)"
+            f"{given.where}: starts {ranks} ranks; a node of {facts.hardware} has {per_node}; allowed: whole nodes"
         )
     if launch.per_node not in (None, per_node):
         notes.append(f"{ranks} ranks are {nodes} of {facts.hardware}'s nodes of {per_node}.")

@@ -66,7 +66,8 @@ def patched(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched
     options = [_options(given.target, problem, plan) for plan in (before, after)]
     edits = list(_edits(given, *options))
     wanted, world_size = _meaning(after, problem), problem.cluster.world_size
-    batch = given.read(given.text).global_batch(world_size)
+    said = given.read(given.text).global_batch(world_size)
+    batch = said and problem.training.global_batch  # of a text that says none, flags say it again
 
     def applied(chosen: Sequence[Edit]) -> str | None:
         """The text with some edits, if it then says what it should, the batch included."""

@@ -90,6 +90,19 @@ def test_a_layout_of_many_ops_and_neighbours_that_need_too_much(capsys):
         (["--", "python", "pretrain_gpt.py", *SIZES.split(), *LAYOUT.split()], "give --nodes N"),
         (["--fits-with", "1.5", "--", *shlex.split(COMMAND)], "--fits-with 1.5: allowed"),
         (["--", *shlex.split(COMMAND.replace("=8", "=6"))], "starts 6 ranks; a node of dgx-h100 has 8"),
+        (
+            ["--seq-len", "4096", "--", *shlex.split(COMMAND)],
+            "--seq-len 4096: the command says 2048; allowed: what the text says",
+        ),
+        (["--global-batch", "16", "--", *shlex.split(COMMAND)], "--global-batch 16: the command says 8;"),
+        (
+            ["--nodes", "2", "--", *shlex.split(COMMAND)],
+            "--nodes 2: means 16 ranks on dgx-h100; the command says 8 ranks;",
+        ),
+        (
+            ["--model", "llama-3-70b", "--", *shlex.split(COMMAND)],
+            "has layers 80, hidden 8192, ffn 28672, heads 64; the command says layers 32, hidden 4096, ffn 14336,",
+        ),
         (["nowhere.sh"], "nowhere.sh"),
         ([str(SCENARIO)], "simpar simulate"),
         (["--from", "make", "--", *shlex.split(COMMAND)], "--from make"),
@@ -102,6 +115,41 @@ def test_refused(arguments, told, capsys):
     assert told in said.err
     assert len(said.err.splitlines()) == 1
     assert said.out == ""
+
+
+def test_flags_that_repeat_the_text(capsys):
+    """They change nothing, but that a model that is named is not asked for: others of its sizes are as good."""
+    words = ["--", *shlex.split(COMMAND)]
+    _, silent = checked(capsys, "--hardware", "dgx-h100", *words)
+    assert any(note.startswith("The sizes are those of llama-3-8b, llama-3.1-8b") for note in silent["notes"])
+    flags = ["--nodes", "1", "--seq-len", "2048", "--global-batch", "8"]
+    _, repeated = checked(capsys, *HARDWARE, *flags, *words)
+    assert {**silent, "notes": []} == repeated
+    _, twin = checked(capsys, *HARDWARE, "--model", "llama-3.1-8b", *words)
+    assert twin["notes"] == []
+
+
+def test_a_model_beside_the_name_of_another(tmp_path, capsys):
+    """A config that says its model by name says its sizes, and which of one size it is stays open."""
+    (tmp_path / "a.toml").write_text(TORCHTITAN)
+    arguments = ["check", "--hardware", "dgx-h100", "--nodes", "1", str(tmp_path / "a.toml")]
+    assert run([*arguments, "--model", "llama-3-70b"]) == 2
+    assert "a.toml says layers 32, hidden 4096, ffn 14336, heads 32;" in capsys.readouterr().err
+    assert run([*arguments, "--model", "llama-3-8b"]) in (0, 3)
+
+
+def test_a_batch_that_the_text_leaves_to_a_rule(capsys):
+    """A flag supplies it: a note says what the text alone would train, and the patched text says what it trains."""
+    text = COMMAND.replace("--global-batch-size 8 ", "")
+    _, found = checked(capsys, *HARDWARE, "--global-batch", "16", "--", *shlex.split(text))
+    assert found["plan"]["training"]["global_batch"] == 16
+    assert found["notes"] == [
+        "The global batch is 16 sequences; the text as it is would train 4 sequences: 1 of every data-parallel rank."
+    ]
+    assert "--global-batch-size 16" in found["patched"]
+    _, again = checked(capsys, *HARDWARE, "--", *shlex.split(found["patched"]))
+    best = next(one for one in found["neighbours"] if one["patched"])
+    assert again["step_time_s"] == best["step_time_s"]
 
 
 def test_hardware_is_needed(capsys):
