@@ -36,6 +36,10 @@ RANKS: Flags = {
     "srun": ("--ntasks", "-n"),
 }
 """Flags for all ranks."""
+TASKS = ("--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--npernode")
+"""Flags that count tasks: ranks, unless each task is a launcher that starts the ranks of its node."""
+OF_A_NODE = ("torchrun", "deepspeed", "accelerate")
+"""Launchers that start the ranks of a node."""
 ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "-i")}
 """Launchers that start one node where they are told neither a number of nodes nor by these flags which."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
@@ -77,7 +81,10 @@ def launch_of(text: str, source: str) -> Launch:
     target, config = next(filter(None, map(_started, commands)), (None, None))
     told = [(launcher, words) for words in commands for launcher, words in _launchers(words)]
     told += [("sbatch", match.split()) for match in _SBATCH.findall(text)]
-    nodes, per_node, ranks = (_first(told, flags) for flags in (NODES, PER_NODE, RANKS))
+    of_ranks = [PER_NODE, RANKS]
+    if any(launcher in OF_A_NODE for launcher, _ in told):
+        of_ranks = [{name: _but(flags, TASKS) for name, flags in known.items()} for known in of_ranks]
+    nodes, per_node, ranks = (_first(told, flags) for flags in (NODES, *of_ranks))
     if nodes is None and ranks is None and _is_alone(told):
         nodes = 1
     return Launch(target, config, nodes, per_node, ranks)
@@ -121,6 +128,10 @@ def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:
         launcher in ALONE and _value(words, (*NODES[launcher], *ALONE[launcher])) is None
         for launcher, words in told
     )
+
+
+def _but(flags: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:
+    return tuple(flag for flag in flags if flag not in others)
 
 
 def _first(told: Iterable[tuple[str, list[str]]], flags: Flags) -> int | None:

@@ -16,6 +16,13 @@ MEGATRON = "pretrain_gpt.py --tensor-model-parallel-size 8"
         (f"python -m torch.distributed.run --nnodes 2 --nproc-per-node 8 {MEGATRON}", "megatron", 16),
         (f"#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\nsrun python {MEGATRON}", "megatron", 32),
         (f"#SBATCH -N 4\nsrun torchrun --nproc-per-node 8 --nnodes $SLURM_NNODES {MEGATRON}", "megatron", 32),
+        (f"srun -N 4 --ntasks-per-node=1 torchrun --nproc-per-node 8 {MEGATRON}", "megatron", 32),
+        (f"srun -n 4 torchrun --nnodes $N --nproc-per-node 8 {MEGATRON}", "megatron", None),
+        (
+            f"#SBATCH -N 4 --ntasks-per-node=1 --gpus-per-node=8\nsrun torchrun --nproc_per_node $G {MEGATRON}",
+            "megatron",
+            32,
+        ),
         (f"mpirun -np 64 python {MEGATRON}", "megatron", 64),
         (f"N=3\ntorchrun --nnodes $N --nproc-per-node 8 {MEGATRON}", "megatron", 24),
         (f"torchrun --nnodes $NNODES --nproc-per-node 8 {MEGATRON}", "megatron", None),
