@@ -57,7 +57,7 @@ FOLLOWS = {
     "pp": ("schedule", "vpp"),
     "schedule": ("vpp",),
 }
-"""Choices that come with another one, and count as one change with it."""
+"""Choices that come with another one: where that one changes, they count as no change of their own."""
 _Looked = tuple[int, Plan, Outline]
 
 
@@ -231,7 +231,7 @@ def _frontier(anything: Problem, problem: Problem, plan: Plan) -> tuple[Frontier
     whoever simulates a row asks then. Raises Infeasible where there are none.
     """
     rows = memory_rows(anything)
-    rows = rows.some(_close(rows, plan))
+    rows = rows.some(_close(rows, plan, least=0))  # late axes may be all that a neighbour changes
     need = needs(rows)
     fit = need.needed_bytes <= problem.memory_limit_bytes
     if not fit.any():
@@ -244,20 +244,22 @@ def _frontier(anything: Problem, problem: Problem, plan: Plan) -> tuple[Frontier
     return Frontier.of(feasible, needed), len(close) + int((~fit).sum())
 
 
-def _close(rows: Rows, plan: Plan) -> Ints:
-    """Numbers of the rows that differ from a plan in one choice, or in so many as MOST_CHANGES."""
-    differs: dict[str, Any] = {}
+def _close(rows: Rows, plan: Plan, least: int = 1) -> Ints:
+    """Numbers of the rows that differ from a plan in so many choices as ``least``, or up to MOST_CHANGES."""
+    differs: dict[str, Flags] = {}
     for name in rows.domain:
         if name in AXIS_NAMES and name not in KEPT:
             domain = rows.domain[name]
             unlike = np.array([value != _value(plan, name) for value in domain])
             differs[name] = unlike[rows.code[name]]
-    count = sum(column.astype(np.int64) for column in differs.values())
-    for name, followers in FOLLOWS.items():
-        for follower in _joined(followers, differs):
-            count = count - (differs[name] & differs[follower]) if name in differs else count
-    return np.flatnonzero((count >= 1) & (count <= MOST_CHANGES))
+    count = np.zeros(rows.count, dtype=np.int64)
+    for name, column in differs.items():
+        led = [differs[leader] for leader in _leaders(name) if leader in differs]
+        count += column & ~np.logical_or.reduce(led) if led else column
+    return np.flatnonzero((count >= least) & (count <= MOST_CHANGES))
 
 
-def _joined(names: Iterable[str], known: dict[str, Any]) -> list[str]:
-    return [name for name in names if name in known]
+def _leaders(name: str) -> frozenset[str]:
+    """Axes that another one follows, also by others between them."""
+    direct = {leader for leader, followers in FOLLOWS.items() if name in followers}
+    return frozenset(direct).union(*map(_leaders, direct))
