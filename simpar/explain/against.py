@@ -15,9 +15,10 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.explain.classes import OPTIMIZER
-from simpar.explain.logs import ALLOCATED, RESERVED, TFLOPS, TOKENS, LogRun
+from simpar.explain.logs import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, TFLOPS, TOKENS, LogRun
 from simpar.explain.measured import Job, Measured
 from simpar.plan.plan import Plan
+from simpar.report.words import three
 from simpar.units import GIB, NS_PER_S, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ CLASS_OF_KIND = {
 """Classes of the kernels of operators by their kind; all others are elementwise."""
 ABSURD = 20.0
 """Times that a measured step is longer or shorter than the predicted one, from where on it is of another run."""
+WORK_APART = 3.0
+"""Times that the work of a logged step, by the framework's count, is more or less than the planned one's, from where on
+it is of another run: counts differ in attention, recomputation and adapters."""
+JOB_WORDS = {GLOBAL_BATCH: "global batch", SEQ_LEN: "sequence length", DEVICES: "devices"}
 MEMORY_APART = 0.1
 """Share by which the memory of the traced device may differ from the profile's: 80 GB cards say 79.1 GiB."""
 
@@ -148,13 +153,30 @@ def log_rows(log: LogRun, result: Result, step_time_s: float | None) -> list[tup
     ]
 
 
-def check_is_logged(step_time_s: float, result: Result, source: str) -> None:
-    """Raise UserError where a step of a log cannot be that of a plan."""
-    if not 1 / ABSURD < step_time_s / result.step_time_s < ABSURD:
-        raise UserError(
-            f"{source} is not that of this log: step time: {format_seconds(step_time_s)} logged, "
-            f"{format_seconds(result.step_time_s)} predicted"
-        )
+def check_is_logged(
+    log: LogRun, step_time_s: float | None, planned: Mapping[str, int], result: Result, source: str
+) -> None:
+    """Raise UserError where a log cannot be that of a plan: all the numbers that contradict, in one line.
+
+    ``planned`` are the numbers of the plan's job, by the keys of ``LogRun.job``.
+    """
+    found = [
+        f"{JOB_WORDS[key]}: {number} logged, {planned[key]} planned"
+        for key, number in log.job.items()
+        if number != planned[key]
+    ]
+    if step_time_s is not None:
+        if not found and TFLOPS in log.figures:
+            work = [log.figures[TFLOPS] * step_time_s, result.speed.tflops_per_device * result.step_time_s]
+            if not 1 / WORK_APART < work[0] / work[1] < WORK_APART:
+                logged, predicted = (f"{three(each)} TFLOP" for each in work)
+                found.append(f"work of a device in a step: {logged} logged, {predicted} planned")
+        if not 1 / ABSURD < step_time_s / result.step_time_s < ABSURD:
+            found.append(
+                f"step time: {format_seconds(step_time_s)} logged, {format_seconds(result.step_time_s)} predicted"
+            )
+    if found:
+        raise UserError(f"{source} is not that of {log.path}: {'; '.join(found)}")
 
 
 def check_is_traced(measured: Measured, result: Result, cluster: Cluster, source: str) -> None:

@@ -14,7 +14,7 @@ from simpar.explain.changes import Changes, Progress, Seen, find_changes
 from simpar.explain.classes import load_classes
 from simpar.explain.flight import FlightRun, explain_flights
 from simpar.explain.kinds import FLIGHT, LOG, TRACE, files_of, kind_of
-from simpar.explain.logs import LogRun, read_log
+from simpar.explain.logs import DEVICES, GLOBAL_BATCH, SEQ_LEN, LogRun, read_log
 from simpar.explain.measured import AxisUse, Measured, RankAccount, measure
 from simpar.explain.traffic import collective_uses
 from simpar.files import write_atomic
@@ -58,7 +58,7 @@ class Explanation:
             "step_time_s": self.step_time_s,
             **({} if self.measured is None else _traced(self.measured)),
             "predicted": None if self.against is None else _predicted(self.against, self.traced),
-            "log": None if self.log is None else vars(self.log) | {"figures": dict(self.log.figures)},
+            "log": None if self.log is None else asdict(self.log),
             "logged": [
                 dict(zip(("figure", "measured", "predicted"), row, strict=True)) for row in self.logged
             ],
@@ -209,8 +209,9 @@ def _beside(
     if found.log is not None:
         training, devices = scenario.training, inputs["cluster"].world_size
         step_s = found.log.step_time_s(training.tokens_per_step, training.global_batch, devices)
+        planned = {GLOBAL_BATCH: training.global_batch, SEQ_LEN: training.seq_len, DEVICES: devices}
+        check_is_logged(found.log, step_s, planned, result, source)
         if step_s is not None:
-            check_is_logged(step_s, result, source)
             seen = seen or Seen.of_log(step_s, found.log.spread / found.log.count**0.5)
         found = replace(found, logged=tuple(log_rows(found.log, result, step_s)))
     if seen is None or not changes:

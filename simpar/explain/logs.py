@@ -1,10 +1,11 @@
 """What a training log says: step times, rates and memory, from the lines that frameworks print.
 
 Line formats, from their sources: Megatron-LM ``training_log`` and ``report_memory`` (NVIDIA/Megatron-LM,
-megatron/training/training.py and utils.py; Megatron-Bridge and Megatron-DeepSpeed print the same keys), NeMo's progress
-logger (NVIDIA/NeMo, nemo/lightning/pytorch/callbacks/progress_printer.py), torchtitan's metrics (pytorch/torchtitan,
-torchtitan/components/metrics.py), DeepSpeed's ThroughputTimer (deepspeedai/DeepSpeed, deepspeed/utils/timer.py),
-nanotron's train_step_logs and log_memory (huggingface/nanotron, src/nanotron/trainer.py and logging/base.py).
+megatron/training/training.py, utils.py and arguments.py; Megatron-Bridge and Megatron-DeepSpeed print the same keys),
+NeMo's progress logger (NVIDIA/NeMo, nemo/lightning/pytorch/callbacks/progress_printer.py), torchtitan's metrics
+(pytorch/torchtitan, torchtitan/components/metrics.py and train.py), DeepSpeed's ThroughputTimer and config
+(deepspeedai/DeepSpeed, deepspeed/utils/timer.py and runtime/config.py), nanotron's train_step_logs and log_memory
+(huggingface/nanotron, src/nanotron/trainer.py and logging/base.py).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median_low
 
 import numpy as np
 
@@ -30,6 +32,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STEP_TIME, TFLOPS, TOKENS, SAMPLES, ALLOCATED, RESERVED = (
     "step_time_s", "tflops", "tokens_per_s_per_device", "samples_per_s", "allocated_bytes", "reserved_bytes"
 )  # fmt: skip
+
+GLOBAL_BATCH, SEQ_LEN, DEVICES = "global_batch", "seq_len", "devices"
 
 
 @dataclass(frozen=True)
@@ -91,13 +95,27 @@ MEMORY = (
 )
 """Lines of one rank, Megatron's and nanotron's; their MB are 2**20 bytes."""
 
+_END = r"(?=[\s,|]|$)"
+JOB = {
+    GLOBAL_BATCH: re.compile(
+        rf"\bglobal[ _]batch[ _]size[:=]\s*(\d+){_END}|\b(?:global|train)_batch_size \.{{2,}} (\d+){_END}|"
+        rf"Trainer is initialized with .*\bglobal batch size (\d+){_END}"
+    ),
+    SEQ_LEN: re.compile(
+        rf"\bseq_length \.{{2,}} (\d+){_END}|Trainer is initialized with .*\bsequence length (\d+){_END}"
+    ),
+    DEVICES: re.compile(rf"\busing world size: (\d+){_END}"),
+}
+"""What lines say of the job: those of steps, torchtitan's of its start, and lists of arguments, whose values stand
+behind dots (Megatron-LM, DeepSpeed). nanotron rounds large batches (1.02K): these are not read."""
+
 
 @dataclass(frozen=True)
 class LogRun:
     """What a log says of a run: medians of its steps after the first, in SI; None where it says nothing.
 
     ``spread`` is the standard deviation of the logarithm of the step time, or of its rate; ``steps`` are counted from
-    the first to the last that is used.
+    the first to the last that is used. ``job`` has whole numbers of the job, by the keys of ``JOB``.
     """
 
     path: str
@@ -106,6 +124,7 @@ class LogRun:
     count: int
     spread: float
     figures: Mapping[str, float]
+    job: Mapping[str, int] = field(default_factory=dict)
 
     def step_time_s(
         self, tokens_per_step: int | None = None, samples: int | None = None, devices: int = 1
@@ -124,22 +143,36 @@ def read_log(path: str | Path) -> LogRun:
     """The log of a run. Raises UserError where it has no line of a framework that is known."""
     found: dict[str, dict[int, dict[str, float]]] = {}
     peaks: dict[str, float] = {}
+    job: dict[str, int] = {}
+    batches: dict[int, int] = {}
     for line in _lines(path):
         for memory in filter(None, (pattern.search(line) for pattern in MEMORY)):
             for key, name in ((ALLOCATED, "allocated"), (RESERVED, "reserved")):
                 if memory[name]:
                     peaks[key] = max(peaks.get(key, 0.0), _value(memory[name]) * MIB)
+        told = dict(_told(line))
+        job |= told
         for entry in FORMATS:
             if step := entry.step.search(line):
                 figures = dict(_figures(entry, line))
                 if figures:
                     found.setdefault(entry.name, {})[int(step[1])] = figures
+                    batches |= {int(step[1]): told[GLOBAL_BATCH]} if GLOBAL_BATCH in told else {}
                 break
     if not found:
         names = ", ".join(sorted(entry.name for entry in FORMATS))
         raise UserError(f"{path}: has no line of a training step that is known; read are logs of {names}")
     name, steps = max(found.items(), key=lambda item: len(item[1]))
-    return _run(str(path), name, steps, peaks)
+    run = _run(str(path), name, steps, peaks)
+    of_steps = [batches[at] for at in steps if at in batches and run.steps[0] <= at <= run.steps[1]]
+    return replace(run, job=job | ({GLOBAL_BATCH: median_low(of_steps)} if of_steps else {}))
+
+
+def _told(line: str) -> Iterator[tuple[str, int]]:
+    """What a line says of the job."""
+    for key, pattern in JOB.items():
+        if match := pattern.search(line):
+            yield key, int(next(filter(None, match.groups())))
 
 
 def _lines(path: str | Path) -> Iterator[str]:

@@ -8,6 +8,7 @@ from simpar import cli
 from simpar.errors import UserError
 from simpar.explain.answer import explain
 from simpar.explain.logs import read_log
+from simpar.simulation import simulate
 from simpar.units import GIB, GIGA, MIB
 from tests.explain.test_against import scenario
 
@@ -104,8 +105,63 @@ def test_a_log_beside_a_plan(tmp_path, capsys):
     assert "step time, s" in capsys.readouterr().out
     assert cli.run(["explain", str(path), "--html", str(tmp_path / "page.html")]) == 2
     assert not (tmp_path / "page.html").exists()
-    with pytest.raises(UserError, match="plan is not that of this log"):
+    with pytest.raises(UserError, match=r"plan is not that of .*train\.log: .*step time: 2.00 s logged"):
         explain(log(tmp_path, MEGATRON), plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("lines", "job"),
+    [
+        (MEGATRON, {"global_batch": 64}),
+        (f"{BRIDGE} global batch size:    16 |", {"global_batch": 16}),
+        (f"  seq_length ..................... 4096\n  encoder_seq_length ......... 2048\n{BRIDGE}", {"seq_len": 4096}),
+        (f"  global_batch_size ................ 256\n{BRIDGE}", {"global_batch": 256}),
+        (f"  global_batch_size ................ 256\n{MEGATRON}", {"global_batch": 64}),
+        (f"using world size: 64, data-parallel size: 8, context-parallel size: 1\n{BRIDGE}", {"devices": 64}),
+        (NEMO, {"global_batch": 8}),
+        (f"[config.py:1001:print]   train_batch_size ............. 32\n{DEEPSPEED}", {"global_batch": 32}),
+        (
+            f"Trainer is initialized with local batch size 1, global batch size 24, sequence length 8192,\n{TITAN}",
+            {"global_batch": 24, "seq_len": 8192},
+        ),
+        (NANOTRON, {}),
+    ],
+)  # fmt: skip
+def test_what_logs_say_of_the_job(tmp_path, lines, job):
+    """Batch, sequences and devices: of steps before lists of arguments, and no rounded number."""
+    found = read_log(log(tmp_path, lines))
+    assert found.job == job
+
+
+def test_a_batch_that_grows(tmp_path):
+    """Of the steps whose time is taken."""
+    path = tmp_path / "train.log"
+    steps = [
+        MEGATRON.format(i=i, ms=40.0).replace("size:    64", f"size: {8 if i < 3 else 32}")
+        for i in range(1, 9)
+    ]
+    path.write_text("\n".join(steps))
+    assert read_log(path).job == {"global_batch": 32}
+
+
+@pytest.mark.parametrize(
+    ("said", "contradicts"),
+    [
+        ({"training.global_batch": 128}, "global batch: 64 logged, 128 planned"),
+        ({"training.seq_len": 512}, "sequence length: 1024 logged, 512 planned"),
+        ({"cluster.nodes": 2}, "devices: 8 logged, 16 planned"),
+        ({"model": "gpt2-large"}, "work of a device in a step: .* TFLOP logged, .* TFLOP planned"),
+    ],
+)
+def test_a_plan_of_another_job_than_the_logged(tmp_path, said, contradicts):
+    """Refused in one line with the two numbers, also where the step times are alike."""
+    work = simulate(**scenario().inputs())
+    rate = f"{work.speed.tflops_per_device * work.step_time_s / 0.04:.1f}"
+    start = "using world size: 8, data-parallel size: 8\n  seq_length ......... 1024\n"
+    path = log(tmp_path, start + MEGATRON.replace("412.5", rate), ms=40.0)
+    assert explain(path, plan=scenario(), changes=False).logged
+    with pytest.raises(UserError, match=rf"^the plan is not that of {path}: {contradicts}$"):
+        explain(path, plan=scenario(**said), changes=False)
 
 
 def test_logs_that_are_none(tmp_path):
