@@ -18,7 +18,7 @@ from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
-from simpar.plan.flat import SECTION_OF
+from simpar.plan.follows import following
 from simpar.plan.plan import CUSTOM, Offload, Plan
 from simpar.plan.schedules import SCHEDULES, declared
 from simpar.program.perturbation import Perturbation
@@ -41,17 +41,6 @@ FLAGS = frozenset(
     ("tp", "pp", "vpp", "dp", "cp", "ep", "micro_batch", "zero", "schedule", "recompute", "sequence_parallel")
 )
 """Choices that have a flag of their own on the command line."""
-
-# Choices that follow from another one are decided anew when that one changes, where the plan had said them.
-FOLLOWS: dict[str, tuple[str, ...]] = {
-    "tp": ("dp", "offload_gradients"),
-    "cp": ("dp", "offload_gradients"),
-    "pp": ("dp", "layers", "offload_gradients"),
-    "vpp": ("layers",),
-    "schedule": ("layers",),
-    "zero": ("kind", "reshard_after_forward", "offload_gradients"),
-    "offload_optimizer": ("offload_gradients",),
-}
 
 
 @dataclass(frozen=True)
@@ -192,17 +181,6 @@ class _Runner:
 
 def _one_line(error: Exception) -> str:
     return str(error).splitlines()[-1].strip() if isinstance(error, ValueError) else str(error)
-
-
-def following(change: Change, plan: Plan) -> Change:
-    """Choices that the plan says and that are left open again: None is "follows from the rest"."""
-    names = dict.fromkeys(name for key in change for name in FOLLOWS.get(key, ()))
-    if change.get("pp") == 1:
-        names["schedule"] = None
-    if change.get("tp") == 1 and plan.tensor_parallel.sequence_parallel:
-        names["sequence_parallel"] = None
-    said = {name: getattr(getattr(plan, SECTION_OF[name]), name) for name in names if name not in change}
-    return {name: None for name, value in said.items() if value is not None}
 
 
 def as_flags(change: Change) -> str:

@@ -15,7 +15,8 @@ from simpar.formats import CHECK, HOW_MANY, RESULT, SEARCH, check_answer
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.models.training import Training
-from simpar.plan.flat import SECTION_OF
+from simpar.plan.flat import SECTION_OF, SYNONYMS
+from simpar.plan.follows import followers
 from simpar.plan.plan import Plan
 from simpar.profiles import is_file
 from simpar.program.perturbation import Perturbation, Rank, Seeds, Sigma, SlowFactor
@@ -204,6 +205,7 @@ def read_as(
         _check_key(kind, text)
     data = _on_other_hardware(document.data, flags or {})
     laid_over = [*(flags or {}).items(), *map(parse_setting, settings)]
+    data = _left_open(data, dict(laid_over))
     for key, value in laid_over:
         data = with_value(data, key, value)
     required = (
@@ -231,6 +233,21 @@ def _on_other_hardware(data: dict[str, Any], flags: Mapping[str, Any]) -> dict[s
         return data
     kept = {key: value for key, value in cluster.items() if key not in ("nvls", "sharp")}
     return data | {"cluster": kept}
+
+
+def _left_open(data: dict[str, Any], laid_over: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a plan that was settled on a cluster, what follows from choices laid over it is decided anew."""
+    plan = data.get("plan")
+    if not isinstance(plan, dict) or not plan.get("cluster"):
+        return data
+    change = {}
+    for key, value in laid_over.items():
+        section, _, name = key.rpartition(".")
+        if section.split(".")[0] in ("plan", "cluster"):
+            change[SYNONYMS.get(name, name)] = value
+    for name in followers(change, before=plan["mesh"] if isinstance(plan.get("mesh"), dict) else {}):
+        data = with_value(data, f"plan.{name}", None)
+    return data
 
 
 @dataclass(frozen=True)

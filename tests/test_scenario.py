@@ -6,6 +6,7 @@ import pytest
 
 from simpar import files
 from simpar.errors import UserError
+from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
 from simpar.scenario import Scenario, load_scenario, parse_setting, with_value
 
@@ -128,6 +129,43 @@ def test_a_plan_file_is_a_scenario_without_a_cluster(tmp_path):
     assert loaded.model == "gpt2"
     assert loaded.training.seq_len == 512
     assert loaded.plan.mesh.tp == 2
+
+
+SETTLED = {"tp": 1, "dp": 8, "kind": "fsdp", "zero": 3, "sequence_parallel": False, "schedule": "1f1b"}
+"""A plan as a search writes it, with all that follows from its choices on one node of eight."""
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings", "opened"),
+    [
+        ({"plan.tp": 2}, (), {"dp", "sequence_parallel"}),
+        ({}, ("plan.mesh.tp=2",), {"dp", "sequence_parallel"}),
+        ({"plan.pp": 2}, (), {"dp", "schedule"}),
+        ({"cluster.nodes": 2}, (), {"dp"}),
+        ({"cluster.hardware": "laptop-cpu-4"}, (), {"dp"}),
+        ({"plan.zero": 1}, (), {"kind"}),
+        ({"plan.micro_batch": 2}, (), set()),
+    ],
+)
+def test_what_follows_in_a_plan_of_a_cluster_gives_way_to_flags(tmp_path, flags, settings, opened):
+    """Of a plan that was made for a cluster, ranks and all else that follows from a changed choice are decided anew."""
+    shape, cluster = {"seq_len": 512, "global_batch": 8}, {"hardware": "dgx-h100", "nodes": 1}
+    Plan(**SETTLED, model="gpt2", training=shape, cluster=cluster).save(tmp_path / "plan.json")
+    plan = load_scenario(tmp_path / "plan.json", flags, settings).plan
+    now = {name: getattr(getattr(plan, SECTION_OF[name]), name) for name in SETTLED}
+    assert {name for name, value in now.items() if value is None} == opened
+
+
+def test_ranks_that_are_said_stay(tmp_path):
+    """A flag that sets dp is obeyed, and so is a plan of no cluster, whose dp somebody chose."""
+    shape, cluster = {"seq_len": 512, "global_batch": 8}, {"hardware": "dgx-h100", "nodes": 1}
+    made = Plan(dp=8, model="gpt2", training=shape, cluster=cluster)
+    made.save(tmp_path / "plan.json")
+    for flags, settings in (({"plan.tp": 2, "plan.dp": 2}, ()), ({"plan.tp": 2}, ("plan.mesh.dp=2",))):
+        assert load_scenario(tmp_path / "plan.json", flags, settings).plan.mesh.dp == 2
+    made.with_values(cluster=None).save(tmp_path / "plan.json")
+    flags = {"plan.tp": 2, "cluster.hardware": "dgx-h100"}
+    assert load_scenario(tmp_path / "plan.json", flags).plan.mesh.dp == 8
 
 
 def test_files_named_in_a_scenario_lie_beside_it(tmp_path, scenario_file):

@@ -21,7 +21,8 @@ from simpar.explain.measured import Measured
 from simpar.hardware.profile import MixedProfile
 from simpar.learn.fit import Learned, Observed, Quantity, learn
 from simpar.learn.parameters import names_of
-from simpar.neighbours import Change, as_flags, following, neighbours
+from simpar.neighbours import Change, as_flags, neighbours
+from simpar.plan.follows import following
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.report.result import TimeBreakdown

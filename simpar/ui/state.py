@@ -21,7 +21,7 @@ from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.models.catalogue import catalogue
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.neighbours import following
+from simpar.plan.follows import following
 from simpar.plan.plan import Plan
 from simpar.profiles import as_written
 from simpar.scenario import ClusterChoice, Perturbations, Scenario, chosen_cluster, with_value
@@ -212,8 +212,6 @@ def _cluster(choice: str, degraded: str) -> Cluster:
 
 def changed(scenario: Scenario, change: Mapping[str, Any]) -> Scenario:
     """A scenario with flat values of its plan replaced, and what follows from them left open. Raises UserError."""
-    whole = dict(change) | {
-        name: value for name, value in following(dict(change), scenario.plan).items() if name not in change
-    }
+    whole = {**change, **following(change, scenario.plan)}
     data = {**scenario.plan.model_dump(), **whole}
     return scenario.model_copy(update={"plan": files.parse(Plan, data, source=SOURCE)})

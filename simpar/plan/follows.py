@@ -1,0 +1,41 @@
+"""Choices that follow from others: decided anew when those change, where the plan had said them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simpar.plan.flat import SECTION_OF
+from simpar.plan.plan import Plan
+
+FOLLOWS: dict[str, tuple[str, ...]] = {
+    "nodes": ("dp",),
+    "hardware": ("dp",),
+    "tp": ("dp", "offload_gradients"),
+    "cp": ("dp", "offload_gradients"),
+    "pp": ("dp", "layers", "offload_gradients"),
+    "vpp": ("layers",),
+    "schedule": ("layers",),
+    "zero": ("kind", "reshard_after_forward", "offload_gradients"),
+    "offload_optimizer": ("offload_gradients",),
+}
+"""By a field of the plan or of its cluster the fields of the plan that follow from it."""
+IDLE_ALONE = {"tp": "sequence_parallel", "pp": "schedule"}
+"""By a degree the field that says nothing where it is 1."""
+
+
+def followers(change: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[str, ...]:
+    """Fields to leave open under a change of others, by their flat names; ``before`` are degrees without it."""
+    names = dict.fromkeys(name for key in change for name in FOLLOWS.get(key, ()))
+    for axis, name in IDLE_ALONE.items():
+        if axis in change and 1 in (change[axis], before.get(axis)):
+            names[name] = None
+    return tuple(name for name in names if name not in change)
+
+
+def following(change: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Choices that the plan says and that are left open again: None is "follows from the rest"."""
+    said = {name: getattr(getattr(plan, SECTION_OF[name]), name) for name in followers(change, before={})}
+    if said.get("sequence_parallel") is False:  # it follows as well: no sequence is sharded over one rank
+        del said["sequence_parallel"]
+    return {name: None for name, value in said.items() if value is not None}
