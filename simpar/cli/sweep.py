@@ -49,7 +49,7 @@ def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, A
             except UserError as error:
                 rows.append(Swept(choice, refused=str(error)))
     interrupted = len(rows) < len(choices)
-    rows += [Swept(choice, refused="interrupted") for choice in choices[len(rows) :]]
+    rows += [Swept(choice) for choice in choices[len(rows) :]]
     if values["html"]:
         from simpar.report.sweep import save_sweep
 

@@ -21,22 +21,39 @@ KEPT = (
     "communication", "peak_reserved_bytes", "fits", "fit_probability",
 )  # fmt: skip
 
+NOT_SIMULATED = "not simulated"
+
 
 @dataclass(frozen=True)
 class Swept:
-    """One choice, as keys and values, and its result; where it cannot be, None and the reason."""
+    """One choice, as keys and values, and its result.
+
+    Without one the choice is ``refused``, for that reason, or the sweep was ``interrupted`` before it.
+    """
 
     choice: Mapping[str, str]
     result: Result | None = None
     refused: str = ""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether nobody knows: it was not simulated."""
+        return self.result is None and not self.refused
+
+    @property
+    def instead(self) -> str:
+        """What stands in place of its figures."""
+        return NOT_SIMULATED if self.interrupted else "refused"
 
 
 def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
     """The sweep as plain data: every choice with the figures that a result has under the same keys."""
     found = []
     for row in rows:
-        whole = row.result.to_dict() if row.result else {}
-        figures = {key: whole[key] for key in KEPT} if row.result else {"refused": row.refused}
+        figures: dict[str, Any] = {"interrupted": True} if row.interrupted else {"refused": row.refused}
+        if row.result:
+            whole = row.result.to_dict()
+            figures = {key: whole[key] for key in KEPT}
         found.append({"choice": dict(row.choice), **figures})
     return {SWEEP.key: SWEEP.version, "sweep": found}
 
@@ -50,7 +67,7 @@ def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:
     for row in rows:
         values = tuple(row.choice.values())
         if row.result is None:
-            lines.append((*values, *[""] * (len(head) - len(values) - 1), row.refused))
+            lines.append((*values, *[""] * (len(head) - len(values) - 1), row.refused or row.instead))
             continue
         cells = []
         for kind in kinds:
@@ -78,10 +95,12 @@ def csv_rows(rows: Sequence[Swept]) -> list[list[Any]]:
         "fits",
     ]
     sent = [f"{kind}_{part}_s" for kind in kinds for part in ("busy", "exposed")]
-    lines: list[list[Any]] = [[*rows[0].choice, *head, "fit_probability", *sent, "refused"]]
+    lines: list[list[Any]] = [[*rows[0].choice, *head, "fit_probability", *sent, "refused", "interrupted"]]
     for row in rows:
         if row.result is None:
-            lines.append([*row.choice.values(), *[""] * (len(head) + 1 + len(sent)), row.refused])
+            lines.append(
+                [*row.choice.values(), *[""] * (len(head) + 1 + len(sent)), row.refused, row.interrupted]
+            )
             continue
         result, known = row.result, row.result.certainty
         low_s, high_s = known.step_time_interval_s if known else ("", "")
@@ -89,7 +108,7 @@ def csv_rows(rows: Sequence[Swept]) -> list[list[Any]]:
         lines.append([
             *row.choice.values(), result.step_time_s, low_s, high_s, result.tokens_per_s, result.mfu,
             result.memory.peak_reserved_bytes, result.fits, known.fit_probability if known else "",
-            *(value for each in times for value in ((each.busy_s, each.exposed_s) if each else ("", ""))), "",
+            *(value for each in times for value in ((each.busy_s, each.exposed_s) if each else ("", ""))), "", False,
         ])  # fmt: skip
     return lines
 
@@ -122,7 +141,7 @@ def _grid(rows: Sequence[Swept]) -> dict[str, Any] | None:
 
 def _cell(row: Swept, rows: Sequence[Swept]) -> dict[str, str]:
     if row.result is None:
-        return {"step": "refused", "words": row.refused, "shade": _shade(row, rows)}
+        return {"step": row.instead, "words": row.refused, "shade": _shade(row, rows)}
     memory = format_bytes(row.result.memory.peak_reserved_bytes)
     fits = "fits" if row.result.fits else "does not fit"
     words = f"MFU {row.result.mfu:.1%}, {memory}, {fits}"
@@ -146,7 +165,7 @@ def print_sweep(rows: Sequence[Swept], console: Console) -> None:
     best = times.index(min(times)) if min(times) < float("inf") else -1
     cells = [["*" if at == best else "", *line] for at, line in enumerate(lines)]
     for row, line in zip(rows, cells, strict=True):
-        line[-1] = "refused" if row.result is None else line[-1]
+        line[-1] = row.instead if row.result is None else line[-1]
     titles = ["", *head]
     shown, left_out = _that_fit(titles, cells, len(rows[0].choice), console.width)
     drawn = Table(box=None, pad_edge=False)
@@ -159,7 +178,7 @@ def print_sweep(rows: Sequence[Swept], console: Console) -> None:
     if left_out:
         console.print(f"left out for width: {', '.join(left_out)} (--json has them)", soft_wrap=True)
     for row in rows:
-        if row.result is None:
+        if row.refused:
             choice = " ".join(f"{key}={value}" for key, value in row.choice.items())
             console.print(f"{choice}: {row.refused}", soft_wrap=True, markup=False)
     if best >= 0:

@@ -52,7 +52,7 @@ def test_a_full_disk_is_one_line():
 
 def test_ctrl_c_keeps_the_simulations_that_are_done(monkeypatch, tmp_path, capsys):
     """A sweep interrupted behind its first row prints and writes it, says so of the others, and exits with 130."""
-    run, path = simulation.simulate, tmp_path / "sweep.json"
+    run, path, table = simulation.simulate, tmp_path / "sweep.json", tmp_path / "sweep.csv"
 
     def once(**inputs):
         if calls:
@@ -63,10 +63,18 @@ def test_ctrl_c_keeps_the_simulations_that_are_done(monkeypatch, tmp_path, capsy
     calls: list[int] = []
     monkeypatch.setattr(simulation, "simulate", once)
     with interruptible():
-        assert cli.run(["simulate", *SMALL, "--over", "zero=0,1,2", "--json", str(path)]) == 130
+        written = ["--json", str(path), "--csv", str(table)]
+        assert cli.run(["simulate", *SMALL, "--over", "zero=0,1,2", *written]) == 130
     rows = json.loads(path.read_text())["sweep"]
-    assert [row.get("refused") for row in rows] == [None, "interrupted", "interrupted"]
-    assert "* fastest that fits" in capsys.readouterr().out
+    assert [row.get("interrupted", False) for row in rows] == [False, True, True]
+    assert not any("refused" in row for row in rows)
+    assert [line.split(",")[-2:] for line in table.read_text().splitlines()[1:]] == [
+        ["", "False"], ["", "True"], ["", "True"],
+    ]  # fmt: skip
+    said = capsys.readouterr().out
+    assert "* fastest that fits" in said
+    assert said.count("not simulated") == 2
+    assert "refused" not in said
 
 
 def test_a_sweep_reads_every_choice_before_it_simulates_one(monkeypatch, capsys):
