@@ -93,8 +93,8 @@ def certificate(found: SearchResult) -> Iterator[str]:
     elif found.gap >= 1:
         yield "not certified: a usual layout, simulated; no other plan had been bounded yet"
     elif found.gap > 0:
-        first = found.shortest.rank
-        than = f" than candidate {first}" if found.objective == BY_REGRET and first > 1 else ""
+        first = _shortest(found)[1]
+        than = f" than {first}" if found.objective == BY_REGRET and first else ""
         yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}{than}"
     else:
         yield "not certified: stopped before the whole space was bounded"
@@ -119,16 +119,29 @@ def _unbeaten(found: SearchResult) -> str:
     """What is certain: of the model, whichever of the plans that cannot be told apart is chosen."""
     if found.objective != BY_REGRET:
         return f"has a better {found.objective}"
+    shortest_s, first = _shortest(found)
     rank = found.shortest.rank
     hidden = f", which --top {rank} shows" if rank > len(found.candidates) else ""
-    which = "" if rank == 1 else f" (candidate {rank}{hidden})"
-    return f"is predicted to be faster than {format_seconds(found.shortest.step_time_s)}{which}"
+    which = f" ({first}{hidden})" if first else ""
+    return f"is predicted to be faster than {format_seconds(shortest_s)}{which}"
+
+
+def _shortest(found: SearchResult) -> tuple[float, str]:
+    """The shortest step of all that were compared, and whose it is, nothing for the first.
+
+    A saved search has no more candidates than it shows, but says the step.
+    """
+    at_hand = found.shortest
+    shortest_s = found.details.get("tie", {}).get("shortest_step_time_s", at_hand.step_time_s)
+    if shortest_s < at_hand.step_time_s:
+        return shortest_s, "a candidate that is not shown"
+    return shortest_s, "" if at_hand.rank == 1 else f"candidate {at_hand.rank}"
 
 
 def ties(found: SearchResult) -> Iterator[str]:
     """Which candidates cannot be told apart, and how many plans may be among them that were not simulated."""
-    tied, tie = len(found.tied), found.details.get("tie", {})
-    if tied:
+    tie = found.details.get("tie", {})
+    if tied := tie.get("candidates"):
         hidden = f" (--top {tied} shows them)" if tied > len(found.candidates) else ""
         which = f"1 {'to' if tied > 2 else 'and'} {tied}"
         yield f"{which} cannot be told apart{hidden}: predictions err by more than they differ"

@@ -19,7 +19,7 @@ from simpar.search.certify.branch_and_bound import fields_of
 from simpar.search.certify.exact import exact
 from simpar.search.problem import Constraints, Problem, make_problem
 from simpar.search.progress import Progress
-from simpar.search.result import Counts
+from simpar.search.result import Counts, SearchResult
 from simpar.search.uniform import search_uniform
 
 TRAINING = simpar.Training(seq_len=128, global_batch=64)
@@ -81,6 +81,9 @@ def test_fewer_that_are_shown_are_chosen_among_as_many(problem: Problem) -> None
     assert 1.0002 < tie["limit_s"] < 1.5
     (said,) = ties(found)
     assert said.startswith("1 and 2 cannot be told apart (--top 2 shows them): predictions err")
+    again = SearchResult.from_dict(json.loads(found.to_json()))
+    assert list(ties(again)) == [said]
+    assert next(certificate(again)).endswith("faster than 1.00 s (a candidate that is not shown)")
     for count, words in ((1, "1 plan that was not"), (12345, "up to 12,345 plans that were not"), (0, "")):
         more = list(ties(found.saying({"tie": {**tie, "not_simulated": count}})))[1:]
         assert [line.startswith(f"{words} simulated may be as good: bounded below") for line in more] == [
