@@ -29,6 +29,7 @@ MAX_LINED_BYTES = 256 * KIB  # of JSON whose lines are looked up
 MAX_DEPTH = 40
 MAX_LISTED = 40  # names in a message
 COMMAND_LINE = "command line"
+UNKNOWN, MISSING = "extra_forbidden", "missing"  # what pydantic calls them
 MAX_NODES = 200_000
 MAX_INTEGER = 2**63 - 1
 _YAML = "tag:yaml.org,2002:"
@@ -75,7 +76,7 @@ def load(path: Path | str) -> Document:
     text = read_text(path)
     lines: Mapping[Location, int] = {}
     if path.suffix == ".json":
-        data = _read_json(text, str(path))
+        data = read_json(text, str(path))
     else:
         data, lines = _read_yaml(text, str(path))
     if data is None:
@@ -86,8 +87,9 @@ def load(path: Path | str) -> Document:
 def read_text(path: Path | str, most: int | None = None) -> str:
     """The text of a file of the user's: UTF-8, of at most so many bytes (default: a config's). Raises UserError."""
     path = Path(path)
-    hint = _json_hint(path) if most is None else ""
-    most = most or (MAX_BYTES if path.suffix == ".json" else MAX_YAML_BYTES)
+    is_json = path.suffix == ".json"
+    hint = f"; as .json up to {MAX_BYTES // MIB} MiB" if most is None and not is_json else ""
+    most = most or (MAX_BYTES if is_json else MAX_YAML_BYTES)
     try:
         with path.open("rb") as stream:  # read at most so much, whatever size the file claims to have
             content = stream.read(most + 1)
@@ -105,11 +107,9 @@ def read_text(path: Path | str, most: int | None = None) -> str:
     return text
 
 
-def _json_hint(path: Path) -> str:
-    return "" if path.suffix == ".json" else f"; as .json up to {MAX_BYTES // MIB} MiB"
+def read_json(text: str, source: str) -> Any:
+    """Plain, finite data of a JSON text; ``source`` names it in errors. Raises UserError."""
 
-
-def _read_json(text: str, source: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
@@ -163,11 +163,6 @@ def _json_lines(text: str) -> Mapping[Location, int]:
         return _read_yaml(text, "")[1]
     except UserError:
         return {}
-
-
-def read_json(text: str, source: str) -> Any:
-    """Plain, finite data of a JSON text; ``source`` names it in errors. Raises UserError."""
-    return _read_json(text, source)
 
 
 def read_yaml(text: str, source: str) -> Any:
@@ -319,16 +314,18 @@ def parse(
     """Validate data against a pydantic model; ``also`` are keys that files may have and the model has not.
 
     Raises UserError with a line per problem, ``file:line: key = value: rule``: unknown keys first, then values
-    out of range, then what is missing. Bare numbers in dimensional fields are refused, in files and in mappings
-    alike.
+    out of range, then what is missing, unless a key is unknown, which may be the one. Bare numbers in dimensional
+    fields are refused, in files and in mappings alike.
     """
     if not isinstance(document, Document):
         document = Document(document, source, {})
     try:
         return model.model_validate(document.data, context={"file": True})
     except ValidationError as error:
-        order = {"extra_forbidden": 0, "missing": 2}
+        order = {UNKNOWN: 0, MISSING: 2}
         problems = sorted(_meant(error.errors()), key=lambda item: order.get(item["type"], 1))
+        if problems[0]["type"] == UNKNOWN:
+            problems = [item for item in problems if item["type"] != MISSING]
         raise UserError("\n".join(_problem(document, model, item, also) for item in problems)) from None
 
 
@@ -353,7 +350,7 @@ def _meant(problems: Sequence[Any]) -> Sequence[Any]:
 
 def location_of(item: Any) -> tuple[Any, ...]:
     """Where pydantic found a problem, without the names of its validators; an unknown key may look like one."""
-    kept = len(item["loc"]) - (item["type"] in ("extra_forbidden", "unknown_key"))
+    kept = len(item["loc"]) - (item["type"] in (UNKNOWN, "unknown_key"))
     named = [part for part in item["loc"][:kept] if not str(part).startswith("function-")]
     return (*named, *item["loc"][kept:])
 
@@ -362,10 +359,12 @@ def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterab
     location = location_of(item)
     key = dotted(location) or "document"
     place = document.place(location)
-    if item["type"] == "extra_forbidden":
+    if item["type"] == UNKNOWN:
         names = [*_field_names(model, location[:-1]), *(also if len(location) == 1 else ())]
+        if there := homes(model, str(location[-1])):
+            return f"{place}: unknown key {key}; did you mean {' or '.join(there)}?"
         return f"{place}: unknown key {key}{suggest(str(location[-1]), names) or allowed(names)}"
-    if item["type"] == "missing":
+    if item["type"] == MISSING:
         return f"{place}: {key} is missing"
     message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
     message += written_out(item.get("input")) if item["type"].startswith("int_") else ""
@@ -390,6 +389,13 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
+
+
+def homes(model: type[BaseModel], key: str) -> list[str]:
+    """Where a key would stand in sections of a model, dotted; ``FLAT`` are keys that a section has besides."""
+    inner = {name: _inner_model(info.annotation) for name, info in model.model_fields.items()}
+    own = {name: (*part.model_fields, *getattr(part, "FLAT", ())) for name, part in inner.items() if part}
+    return [f"{name}.{key}" for name, keys in own.items() if key in keys]
 
 
 def suggest(name: str, options: Iterable[str]) -> str:

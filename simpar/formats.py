@@ -14,14 +14,26 @@ from simpar.errors import UserError
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of file: the ``key`` that names it and holds its ``version``, and the command that writes it."""
+    """One kind of file: the ``key`` that names it and holds its ``version``, and the command that writes it.
+
+    ``what`` says what it holds and ``shown_by`` which command shows it ({} stands for the file), "" where none does.
+    Kinds that share a key are told apart by a ``mark``, a further key. One that ``is_scenario`` says which layout
+    runs where, and is taken wherever a scenario is.
+    """
 
     key: str
     version: int
     written_by: str
+    what: str
+    shown_by: str = ""
+    mark: str = ""
+    is_scenario: bool = True
 
     def check(self, data: Mapping[str, Any], source: str) -> None:
         """Raises UserError, naming ``source``, where the data are of another kind or version."""
+        kind = kind_of(data)
+        if kind is not None and kind is not self and (self.key not in data or self.key == kind.key):
+            raise UserError(f"{kind.told(source)}; wants {self.what} (`{self.written_by}`)")
         if self.key not in data:
             raise UserError(f"{source}: has no {self.key}; wants what `{self.written_by}` writes")
         if data[self.key] != self.version or isinstance(data[self.key], bool):
@@ -30,23 +42,50 @@ class Format:
                 f"as `{self.written_by}` of this release writes it"
             )
 
+    def told(self, source: str) -> str:
+        """What the file ``source`` is, and the command that shows it."""
+        shown = f"which `{self.shown_by.format(source)}` shows" if self.shown_by else "which no command reads"
+        return f"{source}: is {self.what} (`{self.written_by}`), {shown}"
 
-RESULT = Format("schema_version", 1, "simpar simulate --json")
-SEARCH = Format("search_schema_version", 1, "simpar search --json")
-GRID = Format("grid_schema_version", 1, "simpar search --over --json")
-HOW_MANY = Format("budget_schema_version", 1, "simpar search --objective days --json")
-CHECK = Format("check_schema_version", 1, "simpar check --json")
-SWEEP = Format("schema_version", 1, "simpar simulate --over --json")
-EXPLANATION = Format("schema_version", 1, "simpar explain --json")
+
+RESULT = Format("schema_version", 1, "simpar simulate --json", "a result", "simpar report {}")
+SEARCH = Format("search_schema_version", 1, "simpar search --json", "a search", "simpar report {} --summary")
+GRID = Format(
+    "grid_schema_version", 1, "simpar search --over --json", "a grid of searches", "simpar plot {} --kind heatmap",
+    is_scenario=False,
+)  # fmt: skip
+HOW_MANY = Format(
+    "budget_schema_version", 1, "simpar search --objective days --json", "an answer by numbers of nodes",
+    "simpar report {} --summary",
+)  # fmt: skip
+CHECK = Format("check_schema_version", 1, "simpar check --json", "a checked launch", "simpar simulate {}")
+SWEEP = Format(
+    "schema_version", 1, "simpar simulate --over --json", "a grid of simulations", mark="sweep", is_scenario=False
+)  # fmt: skip
+EXPLANATION = Format(
+    "schema_version", 1, "simpar explain --json", "an explained run", mark="logged", is_scenario=False
+)  # fmt: skip
 """Of these two nothing of simpar's reads the files back."""
-PLAN = Format("version", 1, "simpar search -o")
+PLAN = Format("version", 1, "simpar search -o", "a plan")
 """Hand-written plans may leave it out: :class:`simpar.plan.plan.Record` checks it, a text, by itself."""
 
 ANSWERS = (RESULT, SEARCH, GRID, HOW_MANY, CHECK)
 
 
+def kind_of(data: Mapping[str, Any]) -> Format | None:
+    """Which answer of simpar data are, by their keys; None for anything else."""
+    named = [
+        each for each in (SWEEP, EXPLANATION, *ANSWERS) if {each.key, each.mark or each.key} <= data.keys()
+    ]
+    return named[0] if named else None
+
+
 def check_answer(data: Mapping[str, Any], source: str) -> None:
-    """Raises UserError where data are an answer of simpar of a version that is not read; else nothing happens."""
+    """Raises UserError where data are an answer that is no scenario, or of a version that is not read."""
+    kind = kind_of(data)
+    if kind is not None and not kind.is_scenario:
+        kind.check(data, source)
+        raise UserError(f"{kind.told(source)}; wants a scenario, a plan, a result or a search")
     for each in ANSWERS:
         if each.key in data:
             each.check(data, source)

@@ -15,7 +15,7 @@ from simpar.formats import CHECK, HOW_MANY, RESULT, SEARCH, check_answer
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.models.training import Training
-from simpar.plan.flat import SECTION_OF, SYNONYMS
+from simpar.plan.flat import SYNONYMS
 from simpar.plan.follows import followers
 from simpar.plan.plan import Plan
 from simpar.profiles import is_file
@@ -414,14 +414,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def _check_key(kind: type[BaseModel], text: str) -> None:
     """Refuse a setting whose key lacks its section ("zero=1"), where there is one that has such a key."""
     key = parse_setting(text)[0]
-    sections: dict[str, Mapping[str, Any]] = {
-        "training": Training.model_fields,
-        "cluster": ClusterChoice.model_fields,
-        "plan": SECTION_OF,
-    }
     if "." in key or key in kind.model_fields:
         return
-    if found := [f"{section}.{key}" for section, names in sections.items() if key in names]:
+    if found := files.homes(kind, key):
         raise UserError(f"--set {text}: {key} is a key of a section; did you mean --set {found[0]}=...?")
 
 

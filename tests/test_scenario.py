@@ -237,5 +237,21 @@ def test_a_misspelt_section_is_said_before_what_it_leaves_missing(tmp_path):
     """The nearest name comes first, not which flags would stand in."""
     text = files.find("gpt2-laptop", "scenarios", "scenario").read_text()
     (tmp_path / "s.yaml").write_text(text.replace("training:", "trainin:"))
-    with pytest.raises(UserError, match=r"unknown key trainin; did you mean 'training'"):
+    with pytest.raises(UserError, match=r"^\S+:\d+: unknown key trainin; did you mean 'training'\?$"):
+        load_scenario(tmp_path / "s.yaml")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("hardware: dgx-h100", "cluster.hardware"),
+        ("zero: 3", "plan.zero"),
+        ("seq_len: 128", "training.seq_len"),
+        ("days: 3", "operation.days"),
+    ],
+)
+def test_a_key_outside_its_section_is_told_its_place(line, key, tmp_path):
+    """One line that says where the key belongs, not what is missing without it."""
+    (tmp_path / "s.yaml").write_text(f"model: gpt2\n{line}\n")
+    with pytest.raises(UserError, match=rf"^\S+:2: unknown key \w+; did you mean {key}\?$"):
         load_scenario(tmp_path / "s.yaml")

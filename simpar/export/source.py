@@ -10,7 +10,7 @@ from typing import Any
 from simpar import files
 from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve
 from simpar.errors import UserError
-from simpar.formats import CHECK, RESULT
+from simpar.formats import CHECK, RESULT, check_answer
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
@@ -63,6 +63,7 @@ def load_source(name: str, facts: Facts) -> Source:
     data = document.data
     if not isinstance(data, dict):
         raise UserError(f"{document.source}: a plan is a mapping")
+    check_answer(data, document.source)
     if isinstance(data.get("cluster"), dict) and "hardware" in data["cluster"]:
         return _from_scenario(name, facts)
     where = data.get("cluster")

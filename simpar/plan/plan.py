@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -372,6 +372,7 @@ class Plan(Record):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_add_flat_keys)
+    FLAT: ClassVar = (*flat.SECTION_OF,)
 
     mesh: Mesh = Mesh()
     micro_batch: Count = Field(1, description="sequences a data-parallel rank runs at once")
