@@ -100,9 +100,12 @@ def certificate(found: SearchResult) -> Iterator[str]:
         yield "not certified: stopped before the whole space was bounded"
     if count := found.details.get("not_built"):
         yield f"{count:,} plans that may be better have more than {MOST_OPS:,} ops a step: bounded, not simulated"
+    tried_alone = found.details.get("feasible_of") == "simulated"
+    fit = "" if tried_alone else f"{counts.feasible:,} fit, "
+    of_tried = f", of which {counts.feasible:,} fit," if tried_alone else ""
     yield (
-        f"{counts.space_size:,} plans, {counts.feasible:,} fit, {counts.bounded:,} bounded, {counts.swept:,} swept, "
-        f"{counts.simulated:,} simulated in {found.search_seconds:.1f} s"
+        f"{counts.space_size:,} plans, {fit}{counts.bounded:,} bounded, {counts.swept:,} swept, "
+        f"{counts.simulated:,} simulated{of_tried} in {found.search_seconds:.1f} s"
     )
     if margin := found.details.get("margin"):
         gain = f"{margin['gain']:.1%} faster" if margin["gain"] > 0 else "nothing faster that was tried"

@@ -103,6 +103,8 @@ class StagesSearch(ABC):
     space: ClassVar[str]
     meanings: ClassVar[tuple[str, ...]] = ()
     """What axes mean that mean something else in the uniform space, in words."""
+    knows_fits: ClassVar[bool] = True
+    """Whether plans are known to fit without a simulation; else ``feasible`` counts those that were simulated."""
 
     @property
     def lowest_s(self) -> float:
@@ -166,6 +168,7 @@ class StagesSearch(ABC):
         lowest_s = min(self.lowest_s, best_s, even_s * (1 - even.gap) if even else best_s)
         more = {
             "space": self.space,
+            "feasible_of": "all" if self.knows_fits else "simulated",
             "uniform_best_s": even_s if even else None,
             "lower_bound_s": lowest_s,
             "not_built": unbuilt,

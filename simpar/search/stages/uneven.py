@@ -72,6 +72,7 @@ class Uneven(StagesSearch):
     bounded: int = 0
 
     space = "uneven"
+    knows_fits = False
 
     def __post_init__(self) -> None:
         problem, cluster = self.problem, self.problem.cluster
