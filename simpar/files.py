@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import os
 import re
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from simpar.errors import UserError
+from simpar.plain import MAX_DEPTH, Location, Nodes, dotted, printable, scalar_fault
 from simpar.units import KB, KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
-Location = tuple[str | int, ...]
 MAX_BYTES = 64 * MIB  # a result with its timeline
 MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, and data is JSON
 MAX_LINED_BYTES = 256 * KIB  # of JSON whose lines are looked up
-MAX_DEPTH = 40
 MAX_LISTED = 40  # names in a message
+MAX_SHOWN = 4  # keys of a section that is written out
 COMMAND_LINE = "command line"
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # what pydantic calls them
-MAX_NODES = 200_000
-MAX_INTEGER = 2**63 - 1
-_YAML = "tag:yaml.org,2002:"
-_SURROGATE = re.compile("[\ud800-\udfff]")
+NO_MAPPING = ("model_type", "model_attributes_type")
 
 
 @dataclass(frozen=True)
@@ -136,22 +132,11 @@ def _check_plain(value: Any, source: str, location: Location = ()) -> None:
         raise UserError(f"{source}: nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            if fault := _scalar_fault(key):
+            if fault := scalar_fault(key):
                 raise UserError(f"{source}: key {key!r} {fault}")
             _check_plain(item, source, (*location, key))
-    elif fault := _scalar_fault(value):
+    elif fault := scalar_fault(value):
         raise UserError(f"{source}: {dotted(location)} = {_short(value)}: {fault}")
-
-
-def _scalar_fault(value: Any) -> str | None:
-    """What is wrong with a scalar, or None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "must be finite"
-    if isinstance(value, int) and abs(value) > MAX_INTEGER:
-        return "must fit in 64 bits"
-    if isinstance(value, str) and _SURROGATE.search(value):
-        return "must be text (half of a surrogate pair)"
-    return None
 
 
 @lru_cache(maxsize=1)
@@ -199,7 +184,7 @@ def _parsed_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
     except (YAMLError, YAMLWarning, RuntimeError, ValueError, TypeError, AttributeError, LookupError,
             AssertionError) as error:  # fmt: skip
         raise UserError(f"{source}: not valid YAML ({_first_line(error) or type(error).__name__})") from None
-    reader = _Nodes(source)
+    reader = Nodes(source)
     return (None if root is None else reader.value(root, ())), reader.lines
 
 
@@ -210,98 +195,6 @@ def _first_line(message: object) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
-
-
-class _Nodes:
-    """From YAML nodes to plain data, counting, so that aliases cannot multiply without end."""
-
-    def __init__(self, source: str) -> None:
-        self.source, self.count = source, 0
-        self.lines: dict[Location, int] = {}
-
-    def value(self, node: Any, location: Location) -> Any:
-        """Plain data of a node. Raises UserError."""
-        self.count += 1
-        if self.count > MAX_NODES:
-            self.fail(node, f"more than {MAX_NODES} values (aliases count where they are used)")
-        if len(location) > MAX_DEPTH:
-            self.fail(node, f"nested more than {MAX_DEPTH} levels deep")
-        kind = _kind(node)
-        if kind == "map":
-            return self.mapping(node, location)
-        if kind == "seq":
-            for index, item in enumerate(node.value):
-                self.lines[(*location, index)] = item.start_mark.line + 1
-            return [self.value(item, (*location, index)) for index, item in enumerate(node.value)]
-        return self.scalar(node, kind, location)
-
-    def mapping(self, node: Any, location: Location) -> dict[str, Any]:
-        """A dict whose keys are texts (numbers are taken as texts); no key twice."""
-        found: dict[str, Any] = {}
-        for key_node, item in node.value:
-            kind = _kind(key_node)
-            if kind == "merge":
-                self.fail(key_node, "merge keys (<<) are not allowed: write the keys out")
-            if kind not in ("str", "int"):
-                self.fail(key_node, "a key must be a text or a whole number")
-            key = str(self.scalar(key_node, kind, location))
-            if key in found:
-                self.fail(key_node, f"key {key!r} appears twice")
-            self.lines[(*location, key)] = key_node.start_mark.line + 1
-            found[key] = self.value(item, (*location, key))
-        return found
-
-    def scalar(self, node: Any, kind: str, location: Location) -> Any:
-        """None, a truth value, a number or a text."""
-        if kind not in _SCALARS:
-            self.fail(node, f"tag {node.tag} is not allowed: plain data only")
-        try:
-            value = _SCALARS[kind](node.value)
-        except (ValueError, KeyError):
-            self.fail(node, f"{dotted(location)} = {node.value[:40]!r} is no YAML 1.2 {kind}")
-        if fault := _scalar_fault(value):
-            self.fail(node, f"{dotted(location)} = {node.value[:40]}: {fault}")
-        return value
-
-    def fail(self, node: Any, what: str) -> NoReturn:
-        """Raise UserError at the line of a node."""
-        raise UserError(f"{self.source}:{node.start_mark.line + 1}: {printable(what)}")
-
-
-def _kind(node: Any) -> str:
-    """Short name of a standard tag, or the whole of another."""
-    return str(node.tag or "").removeprefix(_YAML)
-
-
-def _integer(text: str) -> int:
-    digits = text.replace("_", "").lower()
-    base = {"0x": 16, "0o": 8, "0b": 2}.get(digits.lstrip("+-")[:2], 10)
-    return int(digits, base)
-
-
-def _real(text: str) -> float:
-    return float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
-
-
-_SCALARS: dict[str, Callable[[str], Any]] = {
-    "null": lambda _: None,
-    "bool": lambda text: {"true": True, "false": False}[text.lower()],
-    "int": _integer,
-    "float": _real,
-    "str": str,
-    "timestamp": str,
-    "value": str,
-}
-
-
-def dotted(location: Iterable[object]) -> str:
-    """``plan.mesh.tp`` of a location."""
-    return printable(".".join(str(part) for part in location))
-
-
-def printable(text: str) -> str:
-    """The text, escaped where it would break a one-line message."""
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def parse(
@@ -366,6 +259,8 @@ def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterab
         return f"{place}: unknown key {key}{suggest(str(location[-1]), names) or allowed(names)}"
     if item["type"] == MISSING:
         return f"{place}: {key} is missing"
+    if item["type"] in NO_MAPPING:
+        return f"{place}: {key} = {_short(item['input'])}: {_mapping(model, location, item['input'])}"
     message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
     message += written_out(item.get("input")) if item["type"].startswith("int_") else ""
     if isinstance(item.get("input"), Mapping) and item["type"] in ("value_error", "assertion_error"):
@@ -373,14 +268,31 @@ def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterab
     return f"{place}: {key} = {_short(item.get('input'))}: {message}"
 
 
+def _mapping(model: type[BaseModel], location: tuple[Any, ...], value: Any) -> str:
+    """What to write where a section is wanted and a value stands, which is perhaps that of the one key it needs."""
+    section = _section(model, location)
+    fields = section.model_fields if section else {}
+    needed = [name for name, info in fields.items() if info.is_required()]
+    texts = dict.fromkeys((*needed, *getattr(section, "FLAT", ()), *fields), "...")
+    if len(needed) == 1 and isinstance(value, str | int | float):
+        texts[needed[0]] = printable(str(value))
+    shown = [f"{name}: {text}" for name, text in texts.items()][:MAX_SHOWN]
+    more = ", ..." if len(texts) > MAX_SHOWN else ""
+    return f"is no mapping; allowed: {{{', '.join(shown)}{more}}}"
+
+
 def _field_names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    section = _section(model, location)
+    return list(section.model_fields) if section else []
+
+
+def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The model of a section, None where there is none."""
+    section: type[BaseModel] | None = model
     for part in location:
-        field_info = model.model_fields.get(str(part))
-        inner = _inner_model(field_info.annotation) if field_info else None
-        if inner is None:
-            return []
-        model = inner
-    return list(model.model_fields)
+        info = section.model_fields.get(str(part)) if section else None
+        section = _inner_model(info.annotation) if info else None
+    return section
 
 
 def _inner_model(annotation: Any) -> type[BaseModel] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simpar.errors import UserError
-from simpar.files import MAX_NODES, bundled, choose, find, load, parse, suggest, write_atomic
+from simpar.files import bundled, choose, find, load, parse, suggest, write_atomic
 from simpar.hardware.device import Device
 from simpar.hardware.profile import ClusterProfile
+from simpar.plain import MAX_NODES
+from simpar.scenario import load_scenario
 
 DEVICE = """name: x
 peak_flop_per_s: {bf16: 100 TFLOP/s}
@@ -86,6 +89,26 @@ def test_several_problems_are_a_line_each(tmp_path: Path) -> None:
     first, second = str(caught.value).splitlines()
     assert "unknown key num_sm" in first
     assert "memory_bandwidth = '2 GiB': needs a number and a unit, such as 450 GB/s" in second
+
+
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        (
+            "cluster: dgx-h100",
+            "cluster = 'dgx-h100': is no mapping; allowed: {hardware: dgx-h100, nodes: ..., ",
+        ),
+        ("plan: x", "plan = 'x': is no mapping; allowed: {tp: ..., cp: ..., dp: ..., pp: ..., ...}"),
+        ("training: [1]", "training = [1]: is no mapping; allowed: {seq_len: ..., global_batch: ..., "),
+    ],
+)
+def test_a_value_in_place_of_a_section_is_told_the_section(line: str, allowed: str, tmp_path: Path) -> None:
+    """With its keys, and the value under the one that it needs; classes of simpar are not named."""
+    text = "model: gpt2\ncluster: {hardware: dgx-h100}\ntraining: {seq_len: 1, global_batch: 1}\n"
+    lines = [each for each in text.splitlines() if not each.startswith(line.split(":")[0])]
+    (tmp_path / "s.yaml").write_text("\n".join([line, *lines]))
+    with pytest.raises(UserError, match=rf"^\S+s\.yaml:1: {re.escape(allowed)}"):
+        load_scenario(tmp_path / "s.yaml")
 
 
 def test_suggestions_reach_into_optional_sections(tmp_path: Path) -> None:

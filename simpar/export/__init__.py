@@ -23,6 +23,7 @@ from simpar.export.target import Imported, Target
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
+from simpar.plain import dotted
 from simpar.plan.optimizers import USUAL
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
@@ -271,7 +272,7 @@ def read(text: str, name: str, target: str) -> Imported:
         return found.read(text, name)
     except ValidationError as error:  # a value that no plan can have
         told = error.errors()[0]
-        raise UserError(f"{name}: {files.dotted(told['loc'])} = {told['input']!r}: {told['msg']}") from None
+        raise UserError(f"{name}: {dotted(told['loc'])} = {told['input']!r}: {told['msg']}") from None
 
 
 def readable() -> tuple[str, ...]:

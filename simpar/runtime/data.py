@@ -17,9 +17,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar import files
 from simpar.errors import UserError
 from simpar.models.training import Training
+from simpar.plain import printable
 from simpar.runtime.job import Data
 from simpar.units import Ints
 
@@ -132,7 +132,7 @@ def load_tokenizer(path: str) -> Callable[[str], list[int]]:
     try:
         loaded = Tokenizer.from_file(path)
     except Exception as error:  # noqa: BLE001 - the library raises bare exceptions for every fault of the file
-        raise UserError(f"{path}: is no tokenizer.json ({files.printable(str(error))[:120]})") from None
+        raise UserError(f"{path}: is no tokenizer.json ({printable(str(error))[:120]})") from None
     return lambda text: list(loaded.encode(text).ids)
 
 

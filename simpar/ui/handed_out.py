@@ -14,6 +14,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.export import draft
 from simpar.export.source import Facts, load_source
+from simpar.plain import printable
 from simpar.report.words import memory_state, step_and_memory
 from simpar.scenario import Scenario, load_scenario
 from simpar.simulation import simulate
@@ -71,7 +72,7 @@ def opened(name: object, text: object, allowed: Allowed) -> dict[str, Any]:
     """The state of a scenario, plan or result that a user opens. Raises UserError."""
     if not isinstance(name, str) or not isinstance(text, str):
         raise UserError(f"{SOURCE}: a file is a name and a text")
-    shown = files.printable(Path(name).name)[:100]
+    shown = printable(Path(name).name)[:100]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("opened.json" if name.endswith(".json") else "opened.yaml")
         files.write_atomic(path, text)

@@ -21,6 +21,7 @@ from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.models.catalogue import catalogue
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
+from simpar.plain import printable
 from simpar.plan.follows import following
 from simpar.plan.plan import Plan
 from simpar.profiles import as_written
@@ -179,9 +180,7 @@ def _known(key: str, name: object, names: tuple[str, ...]) -> None:
     if not isinstance(name, str) or name in names:
         return
     own = "; files and code of yours are given on the command line: simpar ui --help"
-    raise UserError(
-        f"{SOURCE}: {key} = {files.printable(name)}: is not shipped{files.suggest(name, names)}{own}"
-    )
+    raise UserError(f"{SOURCE}: {key} = {printable(name)}: is not shipped{files.suggest(name, names)}{own}")
 
 
 def ask(scenario: Scenario) -> Asked:

@@ -10,10 +10,11 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.files import Document, printable
+from simpar.files import Document
 from simpar.hardware.machine import nccl_xml, slurm, topo_matrix
 from simpar.hardware.machine.reading import Fact, Links, Reading, joined
 from simpar.hardware.profile import ClusterProfile
+from simpar.plain import printable
 from simpar.profiles import LIKE, is_file, load_profile, resolved, yaml_text
 from simpar.units import MIB
 

@@ -12,8 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from simpar.errors import UserError
-from simpar.files import bundled, printable
+from simpar.files import bundled
 from simpar.hardware.machine.reading import Reading
+from simpar.plain import printable
 
 NODES, TREE = "scontrol show nodes", "topology.conf"
 MOST_HOSTS = 200_000

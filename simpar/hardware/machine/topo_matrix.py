@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from simpar.errors import UserError
-from simpar.files import printable
 from simpar.hardware.machine.reading import LEAST, Links, Reading
+from simpar.plain import printable
 
 KIND = "nvidia-smi topo -m"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

@@ -1,0 +1,120 @@
+"""Plain, finite data: what of YAML becomes it, what of it is refused, and how it is named in a message of one line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from simpar.errors import UserError
+
+Location = tuple[str | int, ...]
+MAX_DEPTH = 40
+MAX_NODES = 200_000
+MAX_INTEGER = 2**63 - 1
+_YAML = "tag:yaml.org,2002:"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def scalar_fault(value: Any) -> str | None:
+    """What is wrong with a scalar, or None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be finite"
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        return "must fit in 64 bits"
+    if isinstance(value, str) and _SURROGATE.search(value):
+        return "must be text (half of a surrogate pair)"
+    return None
+
+
+class Nodes:
+    """From YAML nodes to plain data, counting, so that aliases cannot multiply without end."""
+
+    def __init__(self, source: str) -> None:
+        self.source, self.count = source, 0
+        self.lines: dict[Location, int] = {}
+
+    def value(self, node: Any, location: Location) -> Any:
+        """Plain data of a node. Raises UserError."""
+        self.count += 1
+        if self.count > MAX_NODES:
+            self.fail(node, f"more than {MAX_NODES} values (aliases count where they are used)")
+        if len(location) > MAX_DEPTH:
+            self.fail(node, f"nested more than {MAX_DEPTH} levels deep")
+        kind = _kind(node)
+        if kind == "map":
+            return self.mapping(node, location)
+        if kind == "seq":
+            for index, item in enumerate(node.value):
+                self.lines[(*location, index)] = item.start_mark.line + 1
+            return [self.value(item, (*location, index)) for index, item in enumerate(node.value)]
+        return self.scalar(node, kind, location)
+
+    def mapping(self, node: Any, location: Location) -> dict[str, Any]:
+        """A dict whose keys are texts (numbers are taken as texts); no key twice."""
+        found: dict[str, Any] = {}
+        for key_node, item in node.value:
+            kind = _kind(key_node)
+            if kind == "merge":
+                self.fail(key_node, "merge keys (<<) are not allowed: write the keys out")
+            if kind not in ("str", "int"):
+                self.fail(key_node, "a key must be a text or a whole number")
+            key = str(self.scalar(key_node, kind, location))
+            if key in found:
+                self.fail(key_node, f"key {key!r} appears twice")
+            self.lines[(*location, key)] = key_node.start_mark.line + 1
+            found[key] = self.value(item, (*location, key))
+        return found
+
+    def scalar(self, node: Any, kind: str, location: Location) -> Any:
+        """None, a truth value, a number or a text."""
+        if kind not in _SCALARS:
+            self.fail(node, f"tag {node.tag} is not allowed: plain data only")
+        try:
+            value = _SCALARS[kind](node.value)
+        except (ValueError, KeyError):
+            self.fail(node, f"{dotted(location)} = {node.value[:40]!r} is no YAML 1.2 {kind}")
+        if fault := scalar_fault(value):
+            self.fail(node, f"{dotted(location)} = {node.value[:40]}: {fault}")
+        return value
+
+    def fail(self, node: Any, what: str) -> NoReturn:
+        """Raise UserError at the line of a node."""
+        raise UserError(f"{self.source}:{node.start_mark.line + 1}: {printable(what)}")
+
+
+def _kind(node: Any) -> str:
+    """Short name of a standard tag, or the whole of another."""
+    return str(node.tag or "").removeprefix(_YAML)
+
+
+def _integer(text: str) -> int:
+    digits = text.replace("_", "").lower()
+    base = {"0x": 16, "0o": 8, "0b": 2}.get(digits.lstrip("+-")[:2], 10)
+    return int(digits, base)
+
+
+def _real(text: str) -> float:
+    return float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "null": lambda _: None,
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+    "int": _integer,
+    "float": _real,
+    "str": str,
+    "timestamp": str,
+    "value": str,
+}
+
+
+def dotted(location: Iterable[object]) -> str:
+    """``plan.mesh.tp`` of a location."""
+    return printable(".".join(str(part) for part in location))
+
+
+def printable(text: str) -> str:
+    """The text, escaped where it would break a one-line message."""
+    return text if text.isprintable() else repr(text)[1:-1]
