@@ -96,12 +96,12 @@ def simulate(
         nominal_ns = choose_engine(options.get("engine", "auto"), nominal)[1](nominal).makespan_ns
     timing = engine(lowered.program)
     context = Context(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan)
-    result = summarise(context, with_timeline=options.get("with_timeline", True))
+    with_timeline = options.get("with_timeline", True)
     if not alone:
-        return result
+        return summarise(context, with_timeline=with_timeline)
     from simpar.replicas.cooperate import cooperate
 
-    return cooperate(context, result, perturbation, options.get("noise_scale_tokens"))
+    return cooperate(context, options.get("noise_scale_tokens"), with_timeline=with_timeline)
 
 
 def refuse_whole_vocabulary(stack: Stack) -> None:

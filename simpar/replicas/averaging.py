@@ -58,11 +58,14 @@ def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> MeanSt
     program = build.build()
     _, run = choose_engine("auto", program)
     steps = count * period
+    step_s = run(program).makespan_ns / steps / NS_PER_S
     return MeanStep(
-        step_s=run(program).makespan_ns / steps / NS_PER_S,
+        step_s=step_s,
         local_s=float(local_ns.sum() / replicas / steps + to_ns(outer_s) / period) / NS_PER_S,
         exchange_s=average_ns / period / NS_PER_S,
         exchanged_bytes=size_bytes / period,
+        own_step_s=np.full(replicas, step_s),
+        outer_s=float(to_ns(outer_s)) / period / NS_PER_S,
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from simpar.replicas.efficiency import efficiency, noise_scale_tokens, of_local_steps, of_staleness
 from simpar.replicas.setting import Setting, setting_of
@@ -12,56 +13,82 @@ from simpar.replicas.staleness import MeanStep
 from simpar.report.bill import Bill
 from simpar.report.context import Context
 from simpar.report.explain import explained
-from simpar.report.result import Communication, Cooperation, Efficiency, Result, Speed, TimeBreakdown
-from simpar.report.summarise import with_whole_run
-
-if TYPE_CHECKING:
-    from simpar.program.perturbation import Perturbation
+from simpar.report.result import Communication, Cooperation, Efficiency, Result, Speed, TimeBreakdown, Why
+from simpar.report.summarise import bill_of, summarise, with_whole_run
+from simpar.report.waits import OTHER_REPLICAS, Waited
 
 
-def cooperate(
-    context: Context, result: Result, perturbation: Perturbation, noise_tokens: float | None = None
-) -> Result:
-    """The result with the means over many local steps of all replicas in place of one replica's step.
+def cooperate(context: Context, noise_tokens: float | None = None, *, with_timeline: bool = True) -> Result:
+    """The result of one local step, with the means over many local steps of all replicas in its place.
 
-    ``result`` summarises one local step; its memory, timeline and critical path stay. ``noise_tokens`` is the
+    Memory, timeline and critical path are those of the local step. ``noise_tokens`` is the
     noise scale of gradients (None: by :func:`simpar.replicas.efficiency.noise_scale_tokens`).
     """
-    setting = setting_of(context.lowered, context.timing, context.cluster, perturbation)
+    setting = setting_of(context.lowered, context.timing, context.cluster, context.perturbation)
+    context = replace(context, last_ops=setting.last_ops)
+    result = summarise(context, with_timeline=with_timeline)
     scheme = setting.plan.data_parallel.sync
     mean: MeanStep = import_module(f"simpar.replicas.{scheme.replace('-', '_')}").rounds(setting)
-    speed = _speed(result.speed, mean.step_s)
+    stretch = (mean.local_s - mean.outer_s) / result.time_breakdown_s.total_s
+    speed = _speed(result.speed, mean.step_s, stretch)
     changed = replace(
         result,
         speed=speed,
-        time_breakdown_s=_breakdown(result, mean),
-        communication={**result.communication, "dp": _exchange(result, setting, mean)},
-        bill=_bill(result.bill, mean.step_s / result.step_time_s),
+        time_breakdown_s=_breakdown(result.time_breakdown_s, mean, stretch),
+        why=_why(result, mean, stretch),
+        communication=_communication(result, setting, mean, stretch),
+        bill=_bill(context, setting, mean),
         cooperation=_report(setting, mean, _statistics(setting, mean, speed, noise_tokens)),
     )
     return explained(with_whole_run(changed), critical=result.why.critical_path_s)
 
 
-def _speed(speed: Speed, step_s: float) -> Speed:
-    """The same work in another time."""
+def _speed(speed: Speed, step_s: float, stretch: float) -> Speed:
+    """The same work in another time, a local step ``stretch`` times as long."""
     factor = speed.step_time_s / step_s
     rates = ("tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "tflops_per_device")
     changed = {name: getattr(speed, name) * factor for name in rates}
+    changed["recompute_s"] = speed.recompute_s * stretch
     return speed.model_copy(update={"step_time_s": step_s, **changed})
 
 
-def _breakdown(result: Result, mean: MeanStep) -> TimeBreakdown:
-    """Parts of a local step at the replicas' mean speed, then messages, then waiting; they sum to the step."""
-    stretch = mean.local_s / result.step_time_s
-    parts = {name: value * stretch for name, value in result.time_breakdown_s.model_dump().items()}
+def _breakdown(local: TimeBreakdown, mean: MeanStep, stretch: float) -> TimeBreakdown:
+    """Parts of a replica's local step at the mean speed of all, then messages, then waiting; they sum to the step."""
+    parts = {name: value * stretch for name, value in local.model_dump().items()}
+    parts["optimizer"] += mean.outer_s
     parts["exposed_dp"] += mean.exchange_s
-    parts["waiting"] += mean.step_s - mean.local_s - mean.exchange_s
+    parts["waiting"] += mean.waiting_s
     return TimeBreakdown(**parts)
 
 
-def _exchange(result: Result, setting: Setting, mean: MeanStep) -> Communication:
+def _why(result: Result, mean: MeanStep, stretch: float) -> Why:
+    """For whom a rank of the mean replica waits, in its own step and for others, and how sure the mean step is.
+
+    No run shows how far an exchange is off: it counts as sure as the local step, so that both share one factor.
+    """
+    inside = [one.model_copy(update={"seconds": one.seconds * stretch}) for one in result.waiting]
+    others = [Waited(cause=OTHER_REPLICAS, seconds=mean.waiting_s)] if mean.waiting_s else []
+    waiting = sorted([*inside, *others], key=lambda one: -one.seconds)
+    known, factor = result.certainty, mean.step_s / result.step_time_s
+    if known is not None:
+        low_s, high_s = known.step_time_interval_s
+        known = known.model_copy(update={"step_time_interval_s": (low_s * factor, high_s * factor)})
+    return result.why.model_copy(update={"waiting": tuple(waiting), "certainty": known})
+
+
+def _communication(
+    result: Result, setting: Setting, mean: MeanStep, stretch: float
+) -> dict[str, Communication]:
+    """What a local step moves at the mean speed of all; and, as data-parallel, what the exchange adds."""
+    local = {
+        kind: one.model_copy(update={"busy_s": one.busy_s * stretch, "exposed_s": one.exposed_s * stretch})
+        for kind, one in result.communication.items()
+    }
+    return {**local, "dp": _exchange(local.get("dp"), setting, mean)}
+
+
+def _exchange(inside: Communication | None, setting: Setting, mean: MeanStep) -> Communication:
     """Data-parallel traffic inside the step, and what each rank's share of the exchange adds."""
-    inside = result.communication.get("dp")
     ranks = len(setting.replicas.of_rank) / len(setting.replicas)
     how = "push and pull" if mean.server_memory_bytes else "all_reduce of parameters"
     return Communication(
@@ -72,13 +99,14 @@ def _exchange(result: Result, setting: Setting, mean: MeanStep) -> Communication
     )
 
 
-def _bill(bill: Bill, factor: float) -> Bill:
-    """Rent and energy of a longer or shorter step at the same power; servers are not in the bill."""
-    usd, joules = bill.cost_usd_per_step, bill.energy_j_per_step
-    return Bill(
-        cost_usd_per_step=None if usd is None else usd * factor,
-        energy_j_per_step=None if joules is None else joules * factor,
-    )
+def _bill(context: Context, setting: Setting, mean: MeanStep) -> Bill:
+    """Rent and energy of the mean step: every replica runs its kernels once in a step of its own, and else waits.
+
+    Servers are not in the bill. An outer update streams through memory.
+    """
+    kernels_s = context.accounts.kernels_s() + np.array([0.0, mean.outer_s])
+    replica = setting.replicas.of_rank[context.lowered.layout.representative_rank]
+    return bill_of(context, kernels_s, mean.step_s, mean.own_step_s[replica])
 
 
 def _statistics(

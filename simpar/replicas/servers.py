@@ -171,6 +171,7 @@ def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> MeanStep:
         local_s=float(weight @ local) / NS_PER_S,
         exchange_s=float(weight @ moved) / NS_PER_S,
         exchanged_bytes=setting.gradient_bytes + setting.parameter_bytes,
+        own_step_s=1 / rate / NS_PER_S,
         busy=_busy(setting, float(rate.sum()) * NS_PER_S),
         staleness=staleness(
             finish[exchange.push], start[exchange.pull], start[exchange.compute], int(first.max())

@@ -15,7 +15,7 @@ from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.program.structure.synchronisation import Synchronisation
-from simpar.units import DTYPE_BYTES, Ints, to_ns
+from simpar.units import DTYPE_BYTES, Indices, Ints, to_ns
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,15 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Setting:
-    """A job whose replicas step on their own, on its cluster."""
+    """A job whose replicas step on their own, on its cluster.
+
+    ``last_ops`` int32[num_classes] are the ops that end the local step of the replica of every class of ranks.
+    """
 
     lowered: Lowered
     cluster: Cluster
     replicas: Replicas
+    last_ops: Indices
 
     @property
     def plan(self) -> Plan:
@@ -92,17 +96,22 @@ class Setting:
 
 def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation: Perturbation) -> Setting:
     """Read the replicas' local steps from one simulated step; slow ranks slow their replica, jitter is drawn here."""
-    job = lowered.job
-    program = lowered.program
-    finish = np.zeros(lowered.layout.num_classes, dtype=np.int64)
-    np.maximum.at(
-        finish, program.stream_class[program.streams.owners()], timing.finish_ns[program.streams.item]
-    )
+    job, program, layout = lowered.job, lowered.program, lowered.layout
+    classes, ops = program.stream_class[program.streams.owners()], program.streams.item
+    of_class = _last(classes, ops, timing, layout.num_classes)
     of_rank = replica_of_rank(job.plan)
-    local = np.zeros(num_replicas(job.plan), dtype=np.int64)
-    np.maximum.at(local, of_rank, finish[lowered.layout.class_of_rank])
-    local += int(to_ns(job.stack.launch.step_overhead_s))
-    return Setting(lowered, cluster, Replicas(local, of_rank, perturbation.jitter_sigma, perturbation.seed))
+    of_replica = _last(of_rank, of_class[layout.class_of_rank], timing, num_replicas(job.plan))
+    local = timing.finish_ns[of_replica] + int(to_ns(job.stack.launch.step_overhead_s))
+    replicas = Replicas(local, of_rank, perturbation.jitter_sigma, perturbation.seed)
+    return Setting(lowered, cluster, replicas, of_replica[of_rank[layout.representative_rank]])
+
+
+def _last(owner: Ints, ops: Indices, timing: Timing, count: int) -> Indices:
+    """Of the ops of every owner, numbered below ``count``, the one that finishes last: int32[count]."""
+    order = np.argsort(timing.finish_ns[ops], kind="stable")
+    found = np.zeros(count, dtype=np.int32)
+    found[owner[order]] = ops[order]  # what is written last stays
+    return found
 
 
 def replica_of_rank(plan: Plan) -> Ints:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simpar.report.result import Staleness
-from simpar.units import Ints, to_ns, to_seconds
+from simpar.units import Floats, Ints, to_ns, to_seconds
 
 MOST_BARS = 256
 
@@ -17,6 +17,7 @@ MOST_BARS = 256
 class MeanStep:
     """Means over replicas and local steps: s of a whole step, of its local part, of messages; the rest is waiting.
 
+    ``own_step_s`` float64[replicas] is the mean step of each; ``outer_s`` is the outer update's part of the local part.
     ``exchanged_bytes`` is per replica and local step, ``busy`` the share of time that links are used.
     """
 
@@ -24,6 +25,8 @@ class MeanStep:
     local_s: float
     exchange_s: float
     exchanged_bytes: float
+    own_step_s: Floats
+    outer_s: float = 0.0
     busy: Mapping[str, float] = field(default_factory=dict)
     staleness: Staleness | None = None
     server_memory_bytes: float | None = None

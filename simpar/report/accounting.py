@@ -43,8 +43,9 @@ _INSIDE = [COMMUNICATION.index(kind) for kind in INSIDE]
 
 @dataclass(frozen=True)
 class Accounts:
-    """Per class of ranks: ``causes_ns`` int64[num_classes, num_causes], whose rows sum to ``step_ns``.
+    """Per class of ranks: ``causes_ns`` int64[num_classes, num_causes], whose rows sum to ``end_ns``.
 
+    ``end_ns`` int64[num_classes] is the end of the step, or of the local step of its replica where each has its own.
     ``window_ns`` lies between the first and the last pass of any stage; ``recompute_ns`` is the share of "compute"
     spent on recomputed forwards. ``slowdown`` float64[num_classes] is the factor on the kernels of each, ``binding``
     int32[num_ops] what every op waited for last. What only some reports say of classes is made when it is asked for.
@@ -54,6 +55,7 @@ class Accounts:
     timing: Timing
     facts: SlotFacts
     causes_ns: Ints
+    end_ns: Ints
     window_ns: int
     recompute_ns: Ints
     slowdown: Floats
@@ -100,7 +102,7 @@ class Accounts:
         return int(np.argmin(np.where(slow, self.step_ns + 1, idle)))
 
     def breakdown_s(self, class_id: int) -> dict[str, float]:
-        """Seconds by cause of one class; they sum to the step time."""
+        """Seconds by cause of one class; they sum to what its step takes."""
         return {
             cause: float(ns) / NS_PER_S for cause, ns in zip(CAUSES, self.causes_ns[class_id], strict=True)
         }
@@ -140,11 +142,13 @@ def account(
     timing: Timing,
     slow_ranks: Mapping[int, float] | None = None,
     nominal_ns: int | None = None,
+    last_ops: Indices | None = None,
 ) -> Accounts:
     """Attribute the whole step of every class.
 
     ``slow_ranks`` are the factors under which it was lowered and ``nominal_ns`` the step without them, where it is
-    known: slow ranks take no more of a bubble than the step is longer.
+    known: slow ranks take no more of a bubble than the step is longer. ``last_ops`` int32[num_classes] end the step of
+    every class, where that is not the last of all.
     """
     layout, num = lowered.layout, lowered.layout.num_classes
     slowdown = np.array([(slow_ranks or {}).get(rank, 1.0) for rank in layout.representative_rank.tolist()])
@@ -152,7 +156,12 @@ def account(
     binding = binding_predecessors(lowered.program, timing)
     excess = Excess(*_excess(lowered, facts, slowdown), binding)
     ops = (lowered.op_of_slot[mine][facts.on_compute[facts.node[mine]]] for mine in facts.rows)
-    gaps = Gaps.joined([Gaps.of(class_id, each, timing, excess) for class_id, each in enumerate(ops)])
+    if last_ops is None:
+        last = int(np.argmax(timing.finish_ns)) if len(timing.finish_ns) else -1
+        last_ops = np.full(num, last, dtype=np.int32)
+    end_ns = timing.finish_ns[last_ops] if len(timing.finish_ns) else np.zeros(num, dtype=np.int64)
+    columns = enumerate(zip(ops, last_ops.tolist(), strict=True))
+    gaps = Gaps.joined([Gaps.of(class_id, each, timing, excess, last) for class_id, (each, last) in columns])
     most_slow_ns = timing.makespan_ns - (nominal_ns or 0)
     idle = Idle.of(lowered, timing, gaps, excess, Participation.of(lowered), most_slow_ns)
     causes, waits, exposed = _of_ops(lowered, facts), idle.waits_ns(num), idle.exposed_ns(num)
@@ -162,7 +171,9 @@ def account(
     causes[:, CAUSES.index("waiting")] += waits[:, :BUBBLE].sum(axis=1)
     recompute = facts.summed(facts.parts[:, PARTS.index("recompute")])
     window = _window_ns(lowered.program, timing)
-    return Accounts(lowered.op_of_slot, timing, facts, causes, window, recompute, slowdown, binding, idle)
+    return Accounts(
+        lowered.op_of_slot, timing, facts, causes, end_ns, window, recompute, slowdown, binding, idle
+    )
 
 
 def _of_ops(lowered: Lowered, facts: SlotFacts) -> Ints:

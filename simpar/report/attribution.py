@@ -45,7 +45,7 @@ def binding_predecessors(program: Program, timing: Timing) -> Indices:
 class Gaps:
     """Idle intervals of compute streams, ordered by class and time: columns int64[gaps].
 
-    ``behind`` is the op whose finish ends the gap: the binding predecessor of what follows, or the last op of the step;
+    ``behind`` is the op whose finish ends the gap: the binding predecessor of what follows, or the last op of a step;
     ``past`` float64[gaps, 3] the excess of what the rank has computed before, as in :class:`Excess`.
     """
 
@@ -59,11 +59,10 @@ class Gaps:
         return len(self.begin)
 
     @staticmethod
-    def of(class_id: int, ops: Indices, timing: Timing, excess: Excess) -> Gaps:
-        """The gaps of a class between its compute ``ops``, in order, and the one from the last of them to the end."""
+    def of(class_id: int, ops: Indices, timing: Timing, excess: Excess, last: int) -> Gaps:
+        """The gaps of a class between its compute ``ops``, and from them to the end of op ``last`` (-1: none)."""
         free = np.append(0, timing.finish_ns[ops])
-        end = np.append(timing.start_ns[ops], timing.makespan_ns)
-        last = int(np.argmax(timing.finish_ns)) if len(timing.finish_ns) else -1
+        end = np.append(timing.start_ns[ops], timing.finish_ns[last] if last >= 0 else 0)
         idle = np.flatnonzero(end > free)
         behind = np.append(excess.binding[ops], last)[idle]
         past = np.zeros((len(idle), BUBBLE))

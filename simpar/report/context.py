@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
@@ -11,9 +12,9 @@ from simpar.program.footprint import Footprint
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
-from simpar.report.result import (
-    JitterReport,
-)  # fmt: skip
+from simpar.report.accounting import Accounts, account
+from simpar.report.result import JitterReport
+from simpar.units import Indices
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Context:
     """What a summary is made from.
 
     ``nominal_ns`` is the step without slow ranks, where there are any; ``asked`` the plan before it was resolved;
-    ``held`` what every class holds, where that is known already.
+    ``held`` what every class holds, where that is known already; ``last_ops`` int32[num_classes] what ends the step of
+    every class, where replicas step on their own.
     """
 
     lowered: Lowered
@@ -34,8 +36,15 @@ class Context:
     nominal_ns: int | None = None
     asked: Plan | None = None
     held: tuple[Footprint, ...] = ()
+    last_ops: Indices | None = None
 
     @property
     def job(self) -> Job:
         """The job behind the Program."""
         return self.lowered.job
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """Where the step of every class went."""
+        slow = self.perturbation.slow_ranks
+        return account(self.lowered, self.timing, slow, self.nominal_ns, self.last_ops)

@@ -76,8 +76,8 @@ class TimeBreakdown(_Part):
 
     ``compute`` holds the kernels of forward, backward and recomputation; ``exposed_*`` is communication of the rank
     that is under way while nothing is computed; ``bubble`` is waiting for other pipeline stages that the schedule
-    causes, ``waiting`` that for a slow rank, for ranks with more work and for collectives of other groups; ``jitter``
-    is what waiting for the slowest adds.
+    causes, ``waiting`` that for a slow rank, ranks with more work, collectives of other groups or other replicas;
+    ``jitter`` is what waiting for the slowest adds.
     """
 
     compute: float = 0.0
@@ -241,7 +241,8 @@ class Efficiency(_Part):
 class Cooperation(_Part):
     """How replicas that step on their own meet: means over replicas and local steps, in s and bytes.
 
-    A local step takes ``local_step_s`` of its own work, ``exchange_s`` of messages and ``waiting_s`` for others.
+    A local step takes ``local_step_s`` of its own work, ``exchange_s`` of messages and ``waiting_s`` for other replicas
+    (ranks of one replica wait for each other in its own work).
     ``busy`` is the share of time that links and servers are used; ``server_memory_bytes`` is a server's states.
     """
 

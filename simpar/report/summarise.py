@@ -25,7 +25,7 @@ from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint, HostUse, footprints, host_use
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label
 from simpar.program.lower import Lowered
-from simpar.report.accounting import CAUSES, Accounts, account
+from simpar.report.accounting import CAUSES, Accounts
 from simpar.report.bill import Amount, Bill, Step, whole_run
 from simpar.report.certainty import certainty_of
 from simpar.report.context import Context
@@ -54,7 +54,7 @@ from simpar.report.timeline import (
     shown_classes,
 )
 from simpar.report.waits import MOST_NAMED, ExpertLoad, SlowRanks, Waited
-from simpar.units import HOUR_S, NS_PER_S, TERA
+from simpar.units import HOUR_S, NS_PER_S, TERA, Floats
 
 _KIND_OF_GROUP = {
     "tp": "tp", "etp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "edp": "dp", "host": "offload", "drive": "offload",
@@ -66,7 +66,7 @@ REDUCTIONS = ("reduce_scatter", "all_reduce")
 def summarise(context: Context, *, with_timeline: bool = True) -> Result:
     """The Result of one simulated step; without what is drawn of it and the critical path where figures are enough."""
     lowered, timing = context.lowered, context.timing
-    accounts = account(lowered, timing, context.perturbation.slow_ranks, context.nominal_ns)
+    accounts = context.accounts
     critical = accounts.critical_class()
     breakdown = {**accounts.breakdown_s(critical), "jitter": 0.0}
     between_s = context.job.stack.launch.step_overhead_s
@@ -92,7 +92,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
         ),
         communication=_communication(context, accounts, critical, breakdown),
         memory=_memory(context, stages, held),
-        bill=_bill(context, accounts, step_s),
+        bill=bill_of(context, accounts.kernels_s(), step_s),
         setup=_setup(context),
     )
     result = with_whole_run(result)
@@ -138,6 +138,10 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
         parts = accounts.breakdown_s(class_id)
         parts[HOST] += between_s
         begin, end, cause = accounts.idle_of(class_id)
+        if (early_ns := int(accounts.end_ns[class_id])) < accounts.step_ns:  # other replicas take longer
+            parts["waiting"] += (accounts.step_ns - early_ns) / NS_PER_S
+            begin, end = np.append(begin, early_ns), np.append(end, accounts.step_ns)
+            cause = np.append(cause, CAUSES.index("waiting"))
         if end_ns > accounts.step_ns:
             begin, end = np.append(begin, accounts.step_ns), np.append(end, end_ns)
             cause = np.append(cause, CAUSES.index(HOST))
@@ -377,12 +381,16 @@ def _host(use: HostUse | None) -> HostReport | None:
     )
 
 
-def _bill(context: Context, accounts: Accounts, step_s: float) -> Bill:
-    """Rental price of the devices, and energy of whole nodes by what their devices run (:mod:`simpar.cost.power`)."""
+def bill_of(context: Context, kernels_s: Floats, step_s: float, own_step_s: Floats | None = None) -> Bill:
+    """Rental price of the devices, and energy of whole nodes by what their devices run (:mod:`simpar.cost.power`).
+
+    ``kernels_s`` is that of :meth:`Accounts.kernels_s`, in a step of the class that takes ``own_step_s``
+    float64[num_classes] where classes take steps of their own.
+    """
     cluster, layout = context.cluster, context.lowered.layout
     kind = cluster.device_of(layout.representative_rank)
-    kernels_s = accounts.kernels_s()
-    whole_s = np.maximum(step_s, kernels_s.sum(axis=1))  # jitter may make a step shorter than its kernels
+    own_s = step_s if own_step_s is None else own_step_s
+    whole_s = np.maximum(own_s, kernels_s.sum(axis=1))  # jitter may make a step shorter than its kernels
     products, streaming = (kernels_s / whole_s[:, None]).T
     cost, energy = 0.0, 0.0
     for part in cluster.parts:

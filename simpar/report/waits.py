@@ -10,6 +10,8 @@ from simpar.units import format_seconds
 
 MOST_NAMED = 8
 """Ranks that are listed of a class that others wait for."""
+OTHER_REPLICAS = "other replicas"
+"""Cause of the waiting of replicas that step on their own, until others arrive where they meet."""
 WORTH_A_HINT = 0.005
 """Share of the step that what is advised has to gain."""
 
@@ -19,7 +21,7 @@ class _Part(BaseModel):
 
 
 class Waited(_Part):
-    """A part of the critical rank's waiting, in s: ``cause`` is a slow rank, unequal work, or other groups.
+    """A part of the critical rank's waiting, in s: ``cause`` is a slow rank, unequal work, other groups or replicas.
 
     ``ranks`` are those waited for (at most MOST_NAMED; none where it is not one class of ranks) of pipeline
     ``stage``, ``factor`` how many times longer their kernels take, ``kind`` what they do meanwhile where it is
@@ -76,5 +78,7 @@ def waited_for(part: Waited) -> str:
         return f"{ranks}, {part.factor:g} times slower" if part.ranks else "slow ranks"
     if part.cause == "unequal work":
         return f"{ranks} of stage {part.stage}, with more to do" if part.ranks else "ranks with more to do"
+    if part.cause == OTHER_REPLICAS:
+        return OTHER_REPLICAS
     kind = f"{part.kind} " if part.kind else ""
     return f"{kind}collectives of other groups" + (f" ({ranks})" if part.ranks else "")

@@ -19,14 +19,19 @@ def step_of() -> Callable[..., Result]:
     """``step_of(sigma=0.1, slow={0: 2.0}, sync="asp", ...)``: GPT-2 on two nodes of eight H100, 16 replicas."""
 
     def run(
-        *, sigma: float = 0.0, slow: dict[int, float] | None = None, nodes: int = 2, **plan: Any
+        *,
+        sigma: float = 0.0,
+        slow: dict[int, float] | None = None,
+        nodes: int = 2,
+        tokens: int | None = None,
+        **plan: Any,
     ) -> Result:
         perturbation = Perturbation(slow or {}, jitter_sigma=sigma, seed=7)
         return simpar.simulate(
             "gpt2",
             simpar.Cluster("dgx-h100", nodes=nodes),
             simpar.Plan(**plan),
-            simpar.Training(**TRAINING),
+            simpar.Training(**TRAINING, tokens=tokens),
             perturbation=perturbation,
         )
 

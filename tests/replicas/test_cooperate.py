@@ -6,6 +6,7 @@ import pytest
 
 import simpar
 from simpar import replicas
+from simpar.cost.power import device_w, input_w
 from simpar.errors import UserError
 from simpar.plan.sync import SCHEMES
 from simpar.replicas.efficiency import noise_scale_tokens, of_local_steps, of_staleness
@@ -38,6 +39,44 @@ def test_parts_sum_to_the_step_and_rates_follow(step_of, scheme):
     assert found.mfu * found.step_time_s == pytest.approx(plain.mfu * plain.step_time_s)
     rate = plain.bill.cost_usd_per_step / plain.step_time_s
     assert found.bill.cost_usd_per_step == pytest.approx(rate * found.step_time_s)
+
+
+@pytest.mark.parametrize("scheme", ["asp", "local-sgd", "diloco"])
+def test_the_interval_is_that_of_the_mean_step(step_of, scheme):
+    """It holds the step, as wide for its size as that of a plain step, and so do those of the whole run."""
+    found, plain = step_of(sync=scheme, tokens=10**9), step_of()
+    low_s, high_s = found.certainty.step_time_interval_s
+    assert low_s < found.step_time_s < high_s
+    usual = [bound / plain.step_time_s for bound in plain.certainty.step_time_interval_s]
+    assert [low_s / found.step_time_s, high_s / found.step_time_s] == pytest.approx(usual)
+    days = found.whole_run.days
+    assert days.low < days.value < days.high
+
+
+@pytest.mark.parametrize("scheme", sorted(set(SCHEMES) - {"bsp"}))
+@pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2}])
+def test_there_is_one_figure_of_waiting(step_of, scheme, plan):
+    """A fast rank's step ends with its replica's: what it waits beyond that for a slow one is at the meeting."""
+    found = step_of(sync=scheme, slow={0: 2.0}, **plan)
+    waits = found.time_breakdown_s.waiting
+    assert sum(part.seconds for part in found.why.waiting) == pytest.approx(waits, abs=2e-9)
+    assert found.cooperation.waiting_s == pytest.approx(waits, abs=2e-9)
+    assert found.time_breakdown_s.total_s == pytest.approx(found.step_time_s)
+    for kind, part in found.communication.items():
+        assert part.exposed_s == pytest.approx(getattr(found.time_breakdown_s, f"exposed_{kind}"))
+    assert found.overview.stages[0].parts_s
+
+
+def test_devices_draw_little_while_they_exchange(step_of):
+    """Energy by the documented formula: all but the kernels of the local step is waiting."""
+    found, plain = step_of(sync="asp", servers=1), step_of(sync="asp", servers=64)
+    cluster = simpar.Cluster("dgx-h100", nodes=2)
+    assert found.step_time_s > 2 * plain.step_time_s
+    drawn_w = [one.bill.energy_j_per_step / one.step_time_s for one in (found, plain)]
+    idle_w = input_w(cluster.profile.host, 16 * float(device_w(cluster.device.power, 0.0, 0.0)), 2)
+    assert idle_w < drawn_w[0] < drawn_w[1]
+    share = plain.step_time_s / found.step_time_s
+    assert drawn_w[0] - idle_w == pytest.approx(share * (drawn_w[1] - idle_w), rel=1e-3)
 
 
 def test_plain_synchronous_training_is_untouched(step_of):
