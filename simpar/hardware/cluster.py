@@ -104,6 +104,10 @@ class Cluster:
         """Groups of equal nodes: the cluster itself, but in mixed clusters."""
         return (self,)
 
+    def part_of(self, ranks: Ints) -> Ints:
+        """Which of the groups of equal nodes every rank lies in."""
+        return np.zeros(np.shape(ranks), dtype=np.int64)
+
     @property
     def latency_between_s(self) -> float:
         """What a step between groups of nodes takes longer than one inside the slower of them."""

@@ -238,9 +238,10 @@ def _context(plan: Plan, target: Target) -> None:
     rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
     pieces = lcm(rows, 2 if choice.cp_balance == "zigzag" and choice.cp_method != "ulysses" else 1)
     if cp > 1 and seq_len % (cp * pieces):
+        allowed = "1" if seq_len % pieces else _divisors(seq_len // pieces)
         raise UserError(
             f"plan.cp = {cp}: seq_len = {seq_len} does not divide into {cp} x {pieces} equal pieces "
-            f"(tp = {plan.mesh.tp}, cp_balance = {choice.cp_balance}); allowed: {_divisors(seq_len // pieces)}"
+            f"(tp = {plan.mesh.tp}, cp_balance = {choice.cp_balance}); allowed: {allowed}"
         )
     if choice.cp_method == "ulysses" and plan.ulysses != cp:
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 
@@ -165,12 +166,20 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
         )
         for stage in set(stages)
     }
-    found, risk = [], memory_risk(job.stack, cluster)
-    for stage, device, use in zip(stages, devices, memory_uses(lowered.program, timing), strict=True):
+    risks = [memory_risk(job.stack, part) for part in cluster.parts]
+    parts = cluster.part_of(lowered.layout.representative_rank).tolist()
+    found, uses = [], memory_uses(lowered.program, timing)
+    for stage, device, part, use in zip(stages, devices, parts, uses, strict=True):
         static, held, overhead, experts = standing[stage]
         capacity = cluster.devices[int(device)].memory_bytes
-        found.append(Footprint(job, stage, static, use, held, overhead, capacity, risk, experts))
+        found.append(Footprint(job, stage, static, use, held, overhead, capacity, risks[part], experts))
     return tuple(found)
+
+
+def on_fullest_device(held: Sequence[Footprint]) -> list[Footprint]:
+    """The classes on the kind of device of which the largest share is needed: those that peaks are reported of."""
+    capacity = max(held, key=lambda one: one.needed_bytes / one.capacity_bytes).capacity_bytes
+    return [one for one in held if one.capacity_bytes == capacity]
 
 
 def _held_up(lowered: Lowered, stage: int, cluster: Cluster) -> bool:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.rank_view import Job
-from simpar.program.footprint import Footprint
+from simpar.program.footprint import Footprint, on_fullest_device
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns, after, like
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import LONG, Traits, support_of
@@ -86,7 +86,7 @@ def certainty_of(
     error, traits = max(zip(errors, everything, strict=True), key=lambda one: one[0].spread)
     shown = [*(table or shipped()).evidence, *(own.evidence for own in own_runs)]
     support = support_of(traits, shown)
-    fullest = max(held, key=lambda one: one.held_bytes)
+    fullest = max(on_fullest_device(held), key=lambda one: one.held_bytes)
     riskiest = min(held, key=lambda one: one.fit_probability)
     return Certainty(
         step_time_interval_s=error.interval_s(step_time_s),

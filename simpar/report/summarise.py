@@ -16,13 +16,14 @@ from simpar.cost.power import device_w, input_w
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import price_of
-from simpar.models.documents import packing_of
+from simpar.models.documents import packing_of, with_documents
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
+from simpar.models.graph import ModelGraph
 from simpar.plan.mirrored import unfolded
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_deviation, fullest_load, has_sampled_loads, sampled_loads
 from simpar.program.blocks.rank_view import Job
-from simpar.program.footprint import Footprint, HostUse, footprints, host_use
+from simpar.program.footprint import Footprint, HostUse, footprints, host_use, on_fullest_device
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label
 from simpar.program.lower import Lowered
 from simpar.report.accounting import CAUSES, Accounts
@@ -173,7 +174,7 @@ def _speed(context: Context, step_s: float, recompute_s: float) -> Speed:
     job, cluster = context.job, context.cluster
     tokens = job.training.tokens_per_step
     devices = cluster.world_size
-    per_token = model_flop_per_token(job.graph, job.training.seq_len, context.convention)
+    per_token = model_flop_per_token(_of_mean_documents(job), job.training.seq_len, context.convention)
     peak = _peak_flop_per_s(job, cluster)
     return Speed(
         step_time_s=step_s,
@@ -193,8 +194,13 @@ def _speed(context: Context, step_s: float, recompute_s: float) -> Speed:
 def at_peak_s(job: Job, cluster: Cluster, convention: str) -> float:
     """What the FLOP of a step, recomputed ones included, take at the dense peak of all devices."""
     seq_len = job.training.seq_len
-    flop = hardware_flop_per_token(job.graph, seq_len, job.plan.memory.recompute, convention)
+    flop = hardware_flop_per_token(_of_mean_documents(job), seq_len, job.plan.memory.recompute, convention)
     return flop * job.training.tokens_per_step / _peak_flop_per_s(job, cluster)
+
+
+def _of_mean_documents(job: Job) -> ModelGraph:
+    """The model as the mean rank computes it: what the fullest has more of is in its time, not in what all compute."""
+    return with_documents(job.graph, job.training)
 
 
 def _peak_flop_per_s(job: Job, cluster: Cluster) -> float:
@@ -349,8 +355,8 @@ def _words(label: Label) -> str:
 
 def _memory(context: Context, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
     """The peaks are those on the kind of device that is fullest."""
-    capacity = max(held, key=lambda one: one.needed_bytes / one.capacity_bytes).capacity_bytes
-    beside = [one for one in held if one.capacity_bytes == capacity]
+    beside = on_fullest_device(held)
+    capacity = beside[0].capacity_bytes
     host = _host(host_use(context.lowered, context.cluster))
     fits = all(one.needed_bytes <= one.capacity_bytes for one in held)
     return MemoryReport(

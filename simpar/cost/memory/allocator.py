@@ -74,9 +74,10 @@ def overhead_bytes(communicators: Numbers, stack: Stack, cluster: Cluster) -> Nu
 def memory_risk(stack: Stack, cluster: Cluster) -> MemoryRisk:
     """How far needs under a stack on a cluster may be from what is predicted.
 
-    Communicators have as many channels as the links in a domain are worth [maintainers in NVIDIA/nccl issue 986].
+    Communicators have as many channels as the links in a domain are worth [maintainers in NVIDIA/nccl issue 986]. On
+    several kinds of nodes it is the least of theirs.
     """
-    few = cluster.profile.scale_up.kind not in MANY_CHANNELS
+    few = any(part.profile.scale_up.kind not in MANY_CHANNELS for part in cluster.parts)
     return MemoryRisk.of(stack.known_as, shipped(), stack.own_runs, has_few_channels=few)
 
 
