@@ -64,7 +64,8 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     notes = [note, *_notes(given), *given.notes, *given.misspelt()]
     local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
     told = sizes if is_telling(sizes) and not model else _told_sizes(given)
-    return Imported(Plan.model_validate(values), given.rest(), tuple(filter(None, notes)), local, told, note)
+    said = tuple(filter(None, notes))
+    return Imported(Plan.model_validate(values), given.rest(), said, local, sizes=told, model_note=note)
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class Script:
         ``given`` are variables that the call alone sets.
         """
         arguments = {name: words for name, words in self.variables.items() if is_argument(name)}
-        names = [text_of(name) for each in given if (name := each.child_by_field_name("name")) is not None]
+        names = [text_of(node) for each in given if (node := each.child_by_field_name("name")) is not None]
         self.outside.append({name: self.variables.get(name) for name in names})
         self._all(given)
         self.variables.bind(words)

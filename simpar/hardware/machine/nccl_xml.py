@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree
 
 from simpar.errors import UserError
-from simpar.files import MAX_DEPTH
 from simpar.hardware.machine.reading import MORE, Links, Reading
+from simpar.plain import MAX_DEPTH
 
 KIND = "NCCL topology"
 BRIDGE, SWITCH = "0x0604", "0x0680"  # PCI classes
