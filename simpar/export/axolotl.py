@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from simpar.export import hugging_face, placeholders, rules, trainer_arguments
-from simpar.export.hub import HUB
+from simpar.export.hub import HUB, QUANTISED
 from simpar.export.launch import launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
@@ -21,6 +21,11 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_axis(s, "tp", "the exporter knows data parallelism with FSDP for it")
     yield from rules.no_axis(s, "cp", "the exporter knows data parallelism with FSDP for it")
     yield from trainer_arguments.sharded_losses(s)
+    if s.plan.numerics.master_weights:
+        precision = s.plan.numerics.precision
+        yield Loss(
+            "master_weights", True, f"{precision} loads parameters of {precision}, with no copy in fp32"
+        )
     if s.chose("bucket_bytes") and not s.plan.data_parallel.zero:
         yield Loss("bucket_bytes", s.plan.data_parallel.bucket_bytes, "buckets are as DDP makes them")
 
@@ -47,8 +52,13 @@ def options(s: Subject) -> Options:
         "bf16": numerics.precision == "bf16",
         "fp16": numerics.precision == "fp16",
         "gradient_checkpointing": full and data.zero < 2,
-        "attn_implementation": "flash_attention_2",
+        "attn_implementation": "sdpa" if numerics.precision == "fp32" else "flash_attention_2",
     }
+    if (widened := QUANTISED.get(s.graph.name)) is not None:
+        found |= {
+            "model_quantization_config": widened,
+            "model_quantization_config_kwargs": {"dequantize": True},
+        }
     if data.zero < 2:
         return found
     return found | {

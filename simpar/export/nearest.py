@@ -23,7 +23,7 @@ ALONE: dict[str, dict[str, Any]] = {
 """What is as it has to be on an axis of one rank."""
 LEFT_OPEN = (
     "kind", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce", "overlap_param_gather",
-    "reshard_after_forward", "grad_dtype", "master_weights", "layers", "capacity_factor", "ulysses",
+    "reshard_after_forward", "grad_dtype", "layers", "capacity_factor", "ulysses",
 )  # fmt: skip
 """Fields that a target decides where a plan leaves them open."""
 OTHERWISE: dict[str, tuple[dict[str, Any], ...]] = {
@@ -38,6 +38,7 @@ OTHERWISE: dict[str, tuple[dict[str, Any], ...]] = {
     "token_dispatch": ({"token_dispatch": "per_expert"},),
     "cp_method": ({"cp_method": "ring"}, {"cp_method": "all_gather"}, {"cp_method": "ulysses"}),
     "cp_balance": ({"cp_balance": "zigzag"}, {"cp_balance": "contiguous"}),
+    "master_weights": ({"master_weights": None}, {"master_weights": False}),
     "precision": ({"precision": "fp8"}, {"precision": "bf16"}),
     "optimizer": ({"optimizer": "adamw"},),
     "rank_order": ({"rank_order": "tp-cp-dp-pp"},),

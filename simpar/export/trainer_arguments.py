@@ -24,6 +24,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         s, "cp", "the Trainer takes a mesh of context-parallel ranks from code, no option"
     )
     yield from sharded_losses(s)
+    yield from rules.chosen(s, master_weights="parameters are fp32")
     if s.plan.data_parallel.hsdp > 1:
         yield Loss("hsdp", s.plan.data_parallel.hsdp, "states are sharded over all ranks")
 
@@ -42,7 +43,6 @@ def sharded_losses(s: Subject) -> Iterator[Loss]:
         **({"bucket_bytes": where_sharded} if data.zero else {}),
         overlap_grad_reduce="gradients overlap always",
         overlap_param_gather="parameters are fetched ahead always",
-        master_weights="parameters are fp32",
         grad_dtype="gradients are reduced as they are computed",
     )
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from simpar.export import trainer_arguments
-from simpar.export.hub import HUB
+from simpar.export.hub import HUB, QUANTISED
 from simpar.export.launch import launchers
-from simpar.export.subject import Subject
+from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.export.yaml_text import yaml_file
 
 CONFIG = "sft.yaml"
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """What the Trainer cannot say, and weights that ``trl sft`` loads as they are."""
+    yield from trainer_arguments.released_losses(s)
+    if s.graph.name in QUANTISED:
+        yield Loss(
+            "model", s.graph.name, "its weights on the hub have 4 or 8 bits, which no option of it widens"
+        )
 
 
 def options(s: Subject) -> Options:
@@ -19,7 +28,7 @@ def options(s: Subject) -> Options:
     return {
         "model_name_or_path": HUB.get(s.graph.name, s.graph.name),
         "dtype": "float32",
-        "dataset_name": "trl-lib/Capybara",
+        "dataset_name": "roneneldan/TinyStories",  # plain text: base models have no template for conversations
         "max_length": s.training.seq_len,
         "packing": True,
         **trainer_arguments.arguments(s),
@@ -36,7 +45,7 @@ TRL = Target(
     description="TRL: the YAML of supervised fine-tuning (trl sft)",
     version="TRL 1.16.0 (SFTConfig, ScriptArguments, ModelConfig)",
     stacks=("fsdp",),
-    losses=trainer_arguments.released_losses,
+    losses=losses,
     options=options,
     files=files,
     notes=trainer_arguments.notes,

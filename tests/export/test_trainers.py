@@ -8,6 +8,7 @@ from ruamel.yaml import YAML
 from simpar.export import unsupported
 from simpar.export.hub import HUB
 from simpar.export.match import named
+from simpar.export.nearest import Job, nearest
 from simpar.models.catalogue import catalogue, load_model
 from simpar.models.hf_config import read as read_config
 
@@ -23,6 +24,8 @@ def config(target, **values):
     """The config of a plan, read as YAML 1.1 does."""
     reader = YAML(typ="safe", pure=True)
     reader.version = (1, 1)
+    if target == "axolotl" and values.get("precision") != "fp32":
+        values = {"master_weights": False, **values}
     return reader.load(exported(target, checked("llama-3.1-8b", **values))[CONFIGS[target]])
 
 
@@ -66,6 +69,37 @@ def test_the_trainer_builds_the_plans_architecture(model, tmp_path):
     found = json.loads(made["training_args.json"])
     assert found["fsdp"] is True
     assert found["fsdp_config"]["version"] == 2
+
+
+def test_axolotl_keeps_no_second_copy_of_weights():
+    """It loads them in the precision: without a copy in fp32 it can be said, with one it is lost."""
+    graph = load_model("llama-3.1-8b")
+    plan = checked("llama-3.1-8b", dp=8, zero=3)
+    (reason,) = unsupported(plan, graph, TRAINING, "axolotl")
+    assert reason.startswith("master_weights = true: bf16 loads parameters of bf16")
+    near = nearest(plan, Job(graph, TRAINING, "axolotl", 8))
+    assert [each.changes for each in near] == [("master_weights = false",)]
+    for precision, attention in (("bf16", "flash_attention_2"), ("fp32", "sdpa")):
+        found = config("axolotl", dp=8, zero=3, precision=precision)
+        assert found["attn_implementation"] == attention
+    for target in ("trl", "llama-factory", "transformers"):
+        assert not unsupported(plan, graph, TRAINING, target)
+
+
+@pytest.mark.parametrize(
+    ("model", "widened"), [("gpt-oss-20b", "Mxfp4Config"), ("deepseek-v3", "FineGrainedFP8Config")]
+)
+def test_weights_of_few_bits_are_widened_or_refused(model, widened):
+    """Trainers train no weights of 4 or 8 bits: Axolotl has an option, LLaMA-Factory does it by itself, TRL neither."""
+    plan, graph = checked(model, dp=8, zero=3, master_weights=False), load_model(model)
+    found = YAML(typ="safe", pure=True).load(exported("axolotl", plan)["axolotl.yaml"])
+    assert found["model_quantization_config"] == widened
+    assert found["model_quantization_config_kwargs"] == {"dequantize": True}
+    plan = checked(model, dp=8, zero=3)
+    assert not unsupported(plan, graph, TRAINING, "llama-factory")
+    assert [reason.partition(":")[0] for reason in unsupported(plan, graph, TRAINING, "trl")] == [
+        f"model = {model}"
+    ]
 
 
 def test_models_without_a_released_name_are_refused():
