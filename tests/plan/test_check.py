@@ -89,6 +89,13 @@ def test_what_cannot_be_says_why(target, values, said):
             {"seq_len": 4095},
             "does not divide the seq_len (sequence parallel) 4095",
         ),
+        (
+            {"cp": 2, "cp_balance": "zigzag"},
+            {"seq_len": 126},
+            "seq_len = 126 does not divide into 2 x 2 equal pieces (tp = 1, cp_balance = zigzag); allowed: 1, 3, 7",
+        ),
+        ({"cp": 2, "cp_balance": "zigzag"}, {"seq_len": 127}, "(tp = 1, cp_balance = zigzag); allowed: 1"),
+        ({"cp": 2, "cp_balance": "zigzag"}, {"seq_len": 1}, "(tp = 1, cp_balance = zigzag); allowed: 1"),
         ({}, {"global_batch": 96}, "plan.dp = 64: does not divide global_batch = 96"),
         (
             {"pp": 8, "vpp": 2},
@@ -103,6 +110,7 @@ def test_the_training_shape_has_to_fit(target, values, shape, said):
     with pytest.raises(UserError) as caught:
         check(Plan(**values), target(64, **shape))
     assert said in str(caught.value)
+    assert not said.endswith("allowed: 1") or str(caught.value).endswith(said)
 
 
 def test_key_value_heads_are_divided_or_copied(target):
