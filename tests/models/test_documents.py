@@ -118,6 +118,15 @@ def test_the_step_waits_for_the_fullest_rank():
     assert keys(even, 8) == 1024
 
 
+def test_flop_are_those_of_the_training_whatever_the_layout():
+    """The fullest rank has more to do the more ranks there are; what all compute together stays."""
+    training = shape(mean=1500, spread=1.5)
+    few, many = (step(training, tp=tp, recompute="full").speed for tp in (8, 1))
+    assert few.model_flops_per_step == pytest.approx(many.model_flops_per_step, rel=1e-12)
+    hardware_flop = [one.hfu * one.step_time_s for one in (few, many)]
+    assert hardware_flop[0] == pytest.approx(hardware_flop[1], rel=1e-12)
+
+
 def test_trainings_without_documents_are_written_as_before():
     """Files and results hold two numbers; documents come back from theirs."""
     assert Training(seq_len=8, global_batch=2).model_dump() == {"seq_len": 8, "global_batch": 2}
