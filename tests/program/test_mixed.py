@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simpar.cost.memory.allocator import memory_risk
+from simpar.cost.stack import load_stack
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import bundled, load
@@ -19,6 +21,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.program.footprint import footprints
 from simpar.program.perturbation import Perturbation
 from simpar.report.html.data import page_data
 from simpar.report.result import Result
@@ -180,3 +183,30 @@ def test_replicas_that_step_alone_need_equal_nodes() -> None:
             load_model("llama-3-8b"), cluster_of(*MIXED), Plan(sync="local-sgd", sync_every=8, zero=0, tp=8),
             Training(seq_len=4096, global_batch=32),
         )  # fmt: skip
+
+
+def test_the_interval_of_memory_is_that_of_the_reported_rank():
+    """A nearly full small device beside a large one that holds more: peak and interval are the small one's."""
+    cluster = cluster_of(("rtx-3090-8", 1), ("dgx-a100-80gb", 1))
+    plan = Plan(pp=2, tp=4, micro_batch=4, zero=1, pipeline={"layers": [9, 19]})
+    found = simulate("llama-3.2-3b", cluster, plan, Training(seq_len=4096, global_batch=64))
+    low, high = found.certainty.reserved_memory_interval_bytes
+    assert low <= found.memory.peak_reserved_bytes <= high <= found.memory.capacity_bytes
+    assert found.memory.capacity_bytes == cluster.parts[0].device.memory_bytes
+
+
+def test_links_of_other_nodes_say_nothing_of_communicators():
+    """A rank's uncertainty is that of its own nodes, whose links decide how many channels communicators open."""
+    stack = load_stack("megatron")
+    cluster = cluster_of(("rtx-3090-8", 1), ("dgx-a100-80gb", 1))
+    slow, fast = (memory_risk(stack, part) for part in cluster.parts)
+    assert slow.communicators < fast.communicators
+    training = Training(seq_len=4096, global_batch=64)
+    job = make_job("llama-3.2-3b", cluster, Plan(pp=2, tp=4), training)
+    lowered = lower_job(job, cluster, {})
+    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    held = footprints(lowered, timing, cluster)
+    assert {one.capacity_bytes: one.risk for one in held} == {
+        part.device.memory_bytes: risk for part, risk in zip(cluster.parts, (slow, fast), strict=True)
+    }
+    assert memory_risk(stack, cluster) == slow, "a bound of searches, which may be no larger than any"
