@@ -448,10 +448,8 @@ class Cluster:
     def _inside(self, message: Ints, src: Ints, dst: Ints) -> list[tuple[Ints, Ints]]:
         """Ports that messages within a domain cross; a torus device's port stands for its links along an axis."""
         if self.torus_sides:
-            size = self.domain_size
-            hop, left, reached = torus.hops(
-                src % size, dst % size, self.torus_sides, self.profile.scale_up.wrap
-            )
+            size, wrap = self.domain_size, self.profile.scale_up.wrap
+            hop, left, reached = torus.hops(src % size, dst % size, self.torus_sides, wrap)
             first = src[hop] // size * size
             message, src, dst = message[hop], first + left, first + reached
         return [(message, self.port_tx(src)), (message, self.port_rx(dst))]
@@ -494,9 +492,8 @@ def make_cluster(profile: ClusterProfile, nodes: int) -> Cluster:
     within = profile.domain_size // profile.devices_per_node
     if nodes > within and profile.scale_out is None:
         rule = "nodes = 1" if within == 1 else f"nodes up to {within}"
-        raise UserError(
-            f"hardware {profile.name}: has no network between nodes; allowed: {rule}, not {nodes}"
-        )
+        said = f"hardware {profile.name}: has no network between nodes"
+        raise UserError(f"{said}; allowed: {rule}, not {nodes}")
     cluster = Cluster(profile, nodes)
     _ = cluster.device
     check_links(cluster)

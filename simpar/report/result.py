@@ -74,10 +74,9 @@ class Speed(_Part):
 class TimeBreakdown(_Part):
     """Where the step of the critical rank goes, in s; the parts sum to the step time.
 
-    ``compute`` holds the kernels of forward, backward and recomputation; ``exposed_*`` is communication of the rank
-    that is under way while nothing is computed; ``bubble`` is waiting for other pipeline stages that the schedule
-    causes, ``waiting`` that for a slow rank, ranks with more work, collectives of other groups or other replicas;
-    ``jitter`` is what waiting for the slowest adds.
+    ``compute``: kernels of forward, backward and recomputation; ``exposed_*``: the rank's communication while nothing
+    is computed; ``bubble``: waiting for other stages that the schedule causes; ``waiting``: for a slow rank, ranks with
+    more work, collectives of other groups, other replicas; ``jitter``: what waiting for the slowest adds.
     """
 
     compute: float = 0.0
@@ -241,9 +240,9 @@ class Efficiency(_Part):
 class Cooperation(_Part):
     """How replicas that step on their own meet: means over replicas and local steps, in s and bytes.
 
-    A local step takes ``local_step_s`` of its own work, ``exchange_s`` of messages and ``waiting_s`` for other replicas
-    (ranks of one replica wait for each other in its own work).
-    ``busy`` is the share of time that links and servers are used; ``server_memory_bytes`` is a server's states.
+    A local step takes ``local_step_s`` of own work (waits between its ranks too), ``exchange_s`` of messages and
+    ``waiting_s`` for other replicas. ``busy`` is the share of time that links and servers are used.
+    ``server_memory_bytes`` is a server's states.
     """
 
     scheme: str
