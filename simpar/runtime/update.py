@@ -261,8 +261,8 @@ class Update:
         if self.scope.learning.clip_norm is None:
             return None
         norm = self.norm()
-        if norm > self.scope.learning.clip_norm:
-            every = [self.gradients[each.local] for each in self.owned]
+        every = [self.gradients[each.local] for each in self.owned]
+        if every and norm > self.scope.learning.clip_norm:  # a stage of frozen layers has none
             torch._foreach_mul_(every, self.scope.learning.clip_norm / norm)
         return norm
 
