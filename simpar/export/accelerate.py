@@ -20,7 +20,7 @@ def main():
 
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
     model = AutoModelForCausalLM.from_config(CONFIG, attn_implementation="sdpa", dtype=torch.float32)
-    optimizer = {optimizer}
+{recompute}    optimizer = {optimizer}
     model, optimizer = accelerator.prepare(model, optimizer)
     data = microbatches(accelerator.process_index // {model_ranks}, accelerator.device)
     for step in range(STEPS):
@@ -36,6 +36,8 @@ def main():
         if accelerator.is_main_process:
             print(f"step {{step}}: loss {{loss.item():.4f}}, {{time.perf_counter() - start:.3f}} s", flush=True)
 '''
+_RECOMPUTE = """    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+"""
 _FORWARD = """                loss = model(**batch).loss
                 accelerator.backward(loss)"""
 _CONTEXT_FORWARD = """                labels = batch.pop("labels")
@@ -138,6 +140,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
     main = _MAIN.format(
         optimizer=hugging_face.optimizer(s),
         model_ranks=s.plan.mesh.cp,
+        recompute=_RECOMPUTE if s.plan.data_parallel.zero < 2 and s.plan.memory.recompute == "full" else "",
         forward=_CONTEXT_FORWARD if s.plan.mesh.cp > 1 else _FORWARD,
     )
     shape = {"nodes": s.nodes, "devices": s.devices_per_node, "config": CONFIG}
@@ -156,8 +159,6 @@ def notes(s: Subject) -> Iterator[str]:
     yield from hugging_face.notes(s)
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
-    if not s.plan.data_parallel.zero and s.plan.memory.recompute == "full":
-        yield "Recomputation is an option of FSDP: without it, call model.gradient_checkpointing_enable()."
 
 
 ACCELERATE = Target(

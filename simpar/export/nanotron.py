@@ -58,6 +58,9 @@ def _sharding(s: Subject) -> Iterator[Loss]:
     if data.zero > 1:
         yield Loss("zero", data.zero, "optimizer states are sharded, or nothing: zero 0 or 1")
     yield from rules.no_replicas_of_shards(s)
+    tensor = s.plan.tensor_parallel
+    if "overlap" in s.stated and tensor.overlap and not tensor.sequence_parallel:
+        yield Loss("overlap", True, "linear layers communicate asynchronously with sequence parallelism only")
 
 
 def options(s: Subject) -> Options:

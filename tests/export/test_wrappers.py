@@ -41,6 +41,14 @@ def test_accelerate_without_sharding_is_ddp():
     assert "fsdp_config" not in found
 
 
+def test_accelerate_recomputes_with_and_without_sharding():
+    """FSDP has an option; without it the script's model does it."""
+    for zero, recompute, called in ((0, "full", True), (0, "none", False), (3, "full", False)):
+        text = exported("accelerate", checked(dp=8, zero=zero, recompute=recompute))["train.py"]
+        compile(text, "train.py", "exec")
+        assert ("gradient_checkpointing_enable(" in text) is called
+
+
 def test_accelerate_rotates_keys_as_planned():
     """The two ways of torch's context parallelism."""
     for method, strategy in (("all_gather", "allgather"), ("ring", "alltoall")):
@@ -103,6 +111,12 @@ def test_scripts_are_python_with_the_plans_model(target):
         ("nanotron", "qwen2.5-7b", {"dp": 8}, "Llama decoders"),
         ("nanotron", "llama-3-8b", {"pp": 2, "dp": 4, "layers": (10, 22)}, "by their cost"),
         ("nanotron", "llama-3-8b", {"pp": 2, "dp": 4, "schedule": "gpipe"}, None),
+        (
+            "nanotron",
+            "llama-3-8b",
+            {"tp": 2, "dp": 4, "sequence_parallel": False, "tensor_parallel": {"overlap": True}},
+            "overlap = true",
+        ),
         ("nanotron", "llama-3-8b", {"pp": 2, "vpp": 2, "dp": 4}, "schedule = interleaved"),
         ("sagemaker", "llama-3-8b", {"dp": 8}, "zero = 0"),
         ("sagemaker", "qwen2.5-7b", {"tp": 2, "dp": 4, "zero": 3, "sequence_parallel": False}, "tp = 2"),
