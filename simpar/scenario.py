@@ -464,8 +464,3 @@ def _has(data: Any, key: str) -> bool:
             return not isinstance(data, Mapping)
         data = data[part]
     return data is not None
-
-
-def scenario_schema() -> dict[str, Any]:
-    """JSON Schema of the scenario file."""
-    return Scenario.model_json_schema()

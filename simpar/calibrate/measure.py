@@ -30,12 +30,10 @@ def calibrate(request: Request, known: Facts) -> Profiles:
     )
 
 
-def make_request(
-    ranks: int | None, device: str | None, *, is_quick: bool, threads: int | None = None
-) -> Request:
+def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Request:
     """What to measure on this machine, in a folder of its own. Raises UserError.
 
-    ``ranks`` left out is one a CUDA device, or one a core without any; ``threads`` is what a run gives each rank.
+    ``ranks`` left out is one a CUDA device, or one a core without any.
     """
     require_torch()
     found, cores = accelerators(), usable_cores()
@@ -47,7 +45,7 @@ def make_request(
         raise UserError(
             f"--device cuda: {ranks} ranks, {found} CUDA devices; allowed: cpu, or one device a rank"
         )
-    machine = Machine.model_validate({"device": device, "threads": threads or max(1, cores // ranks)})
+    machine = Machine.model_validate({"device": device, "threads": max(1, cores // ranks)})
     return (quick if is_quick else standard)(ranks, machine, tempfile.mkdtemp(prefix="simpar-calibrate-"))
 
 

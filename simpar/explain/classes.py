@@ -17,7 +17,6 @@ OTHER = "other"
 """The class of what no pattern fits: listed by name, so that it can be added to a table."""
 OPTIMIZER = "optimizer"
 COPY, MEMSET = "copy", "memset"
-GROUP = "group"
 AXES = ("tp", "pp", "dp", "cp", "ep")
 SHIPPED = Path(__file__).with_name("kernel_classes.yaml")
 

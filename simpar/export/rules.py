@@ -82,12 +82,11 @@ def no_single_process(s: Subject) -> Iterator[Loss]:
         yield Loss("kind", "single_process", "the target runs a process for every device")
 
 
-def no_replicas_of_shards(s: Subject, stages: tuple[int, ...] = ()) -> Iterator[Loss]:
-    """Hybrid sharding where a target has it only for some ZeRO stages."""
+def no_replicas_of_shards(s: Subject) -> Iterator[Loss]:
+    """Targets without hybrid sharding."""
     data = s.plan.data_parallel
-    if data.hsdp > 1 and data.zero not in stages:
-        with_stages = f"only with zero {', '.join(map(str, stages))}" if stages else "not at all"
-        yield Loss("hsdp", data.hsdp, f"replicas of sharded states are there {with_stages}")
+    if data.hsdp > 1:
+        yield Loss("hsdp", data.hsdp, "there are no replicas of sharded states")
 
 
 ROTATIONS = {"all_gather": "allgather", "ring": "alltoall"}

@@ -202,12 +202,6 @@ class Block:
         own, last = self.view(dims), self.operators[-1]
         return evaluate(last.rows, own) * evaluate(last.columns, own) + evaluate(self.passes, own)
 
-    def expert_parameters(self, dims: Dims) -> Numbers:
-        """Those of the parameters that belong to routed experts."""
-        own = self.view(dims)
-        weights = (weight for op in self.operators for weight in op.weights if weight.kind == "expert")
-        return sum(evaluate(weight.size, own) for weight in weights)
-
     def trained_experts(self, dims: Dims) -> Numbers:
         """Parameters of routed experts that have gradients."""
         own = self.view(dims)

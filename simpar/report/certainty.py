@@ -13,7 +13,7 @@ from simpar.program.footprint import Footprint, on_fullest_device
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns, after, like
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import LONG, Traits, support_of
-from simpar.uncertainty.table import Table, shipped
+from simpar.uncertainty.table import shipped
 from simpar.units import BITS
 
 
@@ -64,27 +64,23 @@ def measured_on(stack: Stack, cluster: str) -> list[MeasuredLayout]:
     return [one for one in stack.measured if one.cluster == cluster]
 
 
-def step_time_error(
-    traits: Traits, own_runs: Sequence[OwnRuns] = (), table: Table | None = None
-) -> StepTimeError:
+def step_time_error(traits: Traits, own_runs: Sequence[OwnRuns] = ()) -> StepTimeError:
     """How far a step may be off, by published runs and by those that its profiles were learnt from."""
-    table = table or shipped()
+    table = shipped()
     known = StepTimeError.of(support_of(traits, table.evidence), table.time)
     return after(known, like(traits, own_runs), table.learned)
 
 
-def certainty_of(
-    job: Job, cluster: Cluster, held: Sequence[Footprint], step_time_s: float, table: Table | None = None
-) -> Certainty:
-    """How sure a simulated step is, by the errors of a ``table`` (default: the one that is shipped).
+def certainty_of(job: Job, cluster: Cluster, held: Sequence[Footprint], step_time_s: float) -> Certainty:
+    """How sure a simulated step is, by the errors of the table that is shipped.
 
     On several kinds of devices it is no surer than on the kind that is known the least.
     """
     own_runs = runs_on(job.stack, cluster.profile.name)
     everything = [traits_of(job, cluster, one.name) for one in cluster.devices]
-    errors = [step_time_error(traits, own_runs, table) for traits in everything]
+    errors = [step_time_error(traits, own_runs) for traits in everything]
     error, traits = max(zip(errors, everything, strict=True), key=lambda one: one[0].spread)
-    shown = [*(table or shipped()).evidence, *(own.evidence for own in own_runs)]
+    shown = [*shipped().evidence, *(own.evidence for own in own_runs)]
     support = support_of(traits, shown)
     fullest = max(on_fullest_device(held), key=lambda one: one.held_bytes)
     riskiest = min(held, key=lambda one: one.fit_probability)

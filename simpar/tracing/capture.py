@@ -160,7 +160,6 @@ class _Trace:
 
     program: Any
     calls: list[Call] = field(default_factory=list)
-    renamed: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(name: str, module: Any, examples: _Examples, shape: Shape) -> _Trace:

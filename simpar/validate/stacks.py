@@ -18,16 +18,11 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
     words = text(row, "stack").lower()
     words = load_stack(words).name if "@" in words else words
     notes = f"{overlap_words(row)} {text(row, 'model_name')}".lower()
-    known = {
-        "megatron-deepspeed": "megatron-deepspeed", "megatron": "megatron", "nanotron": "nanotron",
-        "llm-foundry": "llm-foundry", "torchtitan": "torchtitan", "fsdp": "fsdp", "llama3": "llama3",
-        "maxtext": "maxtext",
-    }  # fmt: skip
-    if words not in known and words not in files.bundled("stacks"):
+    if words not in files.bundled("stacks"):
         # known as what it is, so that nothing measured supports it
         eager = {"fusion.attention": "unfused"} if unfused(row) else {}
         return _nearest(row, words), {"name": words or UNNAMED, **eager}
-    name = known.get(words, words)
+    name = words
     if name == "megatron" and re.search("maxtext|paxml", notes):
         name = "maxtext"
     elif name == "megatron" and is_nemo(row):

@@ -116,7 +116,7 @@ def test_experts_are_matrices_of_their_own():
     experts = [m for m in inner_matrices([layer], graph.dims) if m.expert]
     assert sum(m.count for m in experts) == 3 * graph.dims["experts"]
     size = sum(m.rows * m.columns * m.count for m in experts)
-    assert size == pytest.approx(float(layer.expert_parameters(graph.dims)))
+    assert size == pytest.approx(float(layer.trained_experts(graph.dims)))
 
 
 def test_states_and_updates_in_a_step():

@@ -46,11 +46,9 @@ def test_experts_read_the_latent() -> None:
     plain, latent = read({**CONFIG, **EXPERTS}), read({**CONFIG, **EXPERTS, "moe_latent_size": 32})
     assert (plain.expert_hidden, latent.expert_hidden) == (128, 32)
     narrow, wide = latent.blocks["moe"], plain.blocks["moe"]
-    assert narrow.expert_parameters(latent.dims) == 8 * 2 * 32 * 64
-    assert wide.expert_parameters(plain.dims) == 8 * 2 * 128 * 64
-    others = [
-        b.parameters(g.dims) - b.expert_parameters(g.dims) for b, g in ((narrow, latent), (wide, plain))
-    ]
+    assert narrow.trained_experts(latent.dims) == 8 * 2 * 32 * 64
+    assert wide.trained_experts(plain.dims) == 8 * 2 * 128 * 64
+    others = [b.parameters(g.dims) - b.trained_experts(g.dims) for b, g in ((narrow, latent), (wide, plain))]
     assert others[0] - others[1] == 2 * 128 * 32
     assert narrow.operators[-1].inputs == ("input", "latent_up", "shared_down")
 

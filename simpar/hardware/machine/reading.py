@@ -24,13 +24,12 @@ class Fact:
 class Links:
     """NVLinks of every device: to all others together (``per_device``), through switches or from device to device.
 
-    ``switched`` is None where the file does not say; then ``per_pair`` links are seen between any two devices.
+    ``switched`` is None where the file does not say; then ``per_device`` are those that any two devices see.
     """
 
     file: str
     per_device: int
     switched: bool | None
-    per_pair: int | None = None
 
 
 @dataclass

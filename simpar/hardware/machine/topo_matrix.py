@@ -106,7 +106,7 @@ def _links(found: Reading, matrix: Matrix, devices: Sequence[str]) -> None:
         found.say("scale_up.kind", "pcie")
     elif len(counts) == 1:
         (pair,) = counts
-        found.links = Links(found.file, pair, None, pair)
+        found.links = Links(found.file, pair, switched=None)
     elif counts:
         found.unread.append(
             "scale_up: pairs of GPUs have "

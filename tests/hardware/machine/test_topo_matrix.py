@@ -15,7 +15,7 @@ def test_gpus_links_and_the_cards_behind_their_switches():
         "devices_per_node": 8,
         "scale_out.nics_per_node": 8,
     }
-    assert found.links == Links("topo.txt", 18, None, 18)
+    assert found.links == Links("topo.txt", 18, switched=None)
     assert any("NIC8, NIC9" in line for line in found.unread)
 
 
