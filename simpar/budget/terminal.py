@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from simpar.budget.answer import HowMany
 from simpar.budget.nodes import Row
 from simpar.report.run_rows import NO_FAILURES, amount, figure
+from simpar.report.tables import Column, print_table
 from simpar.report.words import layout, probably
 from simpar.units import format_count, format_seconds
 
@@ -22,18 +23,14 @@ CLOSE = 0.01
 
 def print_how_many(found: HowMany, console: Console) -> None:
     """Write the answer to a rich console."""
-    from rich import box
-    from rich.table import Table
-
     for line in answer_lines(found):
         console.print(line, soft_wrap=True)
     console.print()
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("", "nodes", "GPUs", "days", "nine of ten", "dollars", "MWh", "step", "limits"):
-        table.add_column(name, justify="left" if name == "limits" else "right", no_wrap=name != "limits")
-    for row in found.rows:
-        table.add_row(*_cells(found, row))
-    console.print(table)
+    columns = [
+        Column(""), Column("nodes"), Column("GPUs", spare=3), Column("days"), Column("nine of ten", spare=4),
+        Column("dollars"), Column("MWh", spare=1), Column("step", spare=2), Column("limits", "left", least=16),
+    ]  # fmt: skip
+    print_table(console, columns, [_cells(found, row) for row in found.rows])
     for line in certificate_lines(found):
         console.print(line, soft_wrap=True)
     console.print("\nPlans", style="bold")

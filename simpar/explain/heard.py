@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simpar.explain.flight import FlightRun, Stuck
 from simpar.explain.logs import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, LogRun
-from simpar.report.terminal import table_of
+from simpar.report.tables import table_of
 from simpar.report.words import three
 from simpar.units import GIB, format_bytes, format_seconds
 

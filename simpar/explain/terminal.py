@@ -12,7 +12,7 @@ from simpar.explain.classes import OPTIMIZER
 from simpar.explain.heard import print_flight, print_log
 from simpar.explain.measured import AxisUse, Measured
 from simpar.explain.traffic import collective_uses
-from simpar.report.terminal import table_of
+from simpar.report.tables import Column, print_table, table_of
 from simpar.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -165,18 +165,19 @@ def _print_changes(found: Changes, screen: Console) -> None:
         f"{format_seconds(fitted.after_s)} after",
         soft_wrap=True,
     )
-    table = table_of(
-        screen, ("change", "left"), ("gain", "right"), ("nine in ten", "right"), ("fits", "right")
-    )
+    columns = [
+        Column("change", "left", least=20), Column("gain"), Column("nine in ten", spare=1), Column("fits"),
+    ]  # fmt: skip
+    rows = []
     worth = [each for each in found.gains if not each.refused and (each.gain_s or 0.0) > 0]
     for each in worth[:MOST_CHANGES]:
         assert each.interval_s is not None, "of one that was simulated"
         low, high = (f"{'-' * (s < 0)}{format_seconds(abs(s))}" for s in each.interval_s)
         sure = "yes" if each.fit_probability is None else f"{each.fit_probability:.0%}"
         fits = sure if each.fits else "NO"
-        table.add_row(each.change, format_seconds(each.gain_s or 0.0), f"{low} to {high}", fits)
-    if table.row_count:
-        screen.print(table)
+        rows.append((each.change, format_seconds(each.gain_s or 0.0), f"{low} to {high}", fits))
+    if rows:
+        print_table(screen, columns, rows)
     else:
         screen.print("none of those that were tried gains anything")
     for line in found.remarks:

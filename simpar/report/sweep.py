@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.files import write_atomic
 from simpar.formats import SWEEP
 from simpar.report.result import Result
+from simpar.report.tables import Column, print_table
 from simpar.report.words import interval_words, probably
 from simpar.units import format_bytes, format_seconds
 
@@ -158,25 +159,13 @@ def _shade(row: Swept, rows: Sequence[Swept]) -> str:
 
 def print_sweep(rows: Sequence[Swept], console: Console) -> None:
     """Write the table, the fastest choice that fits marked; on a narrow terminal columns are left out, and named."""
-    from rich.table import Table
-
     head, *lines = table(rows)
     times = [row.result.step_time_s if row.result and row.result.fits else float("inf") for row in rows]
     best = times.index(min(times)) if min(times) < float("inf") else -1
     cells = [["*" if at == best else "", *line] for at, line in enumerate(lines)]
     for row, line in zip(rows, cells, strict=True):
         line[-1] = row.instead if row.result is None else line[-1]
-    titles = ["", *head]
-    shown, left_out = _that_fit(titles, cells, len(rows[0].choice), console.width)
-    drawn = Table(box=None, pad_edge=False)
-    for at in shown:
-        title = titles[at].replace(" busy", "\nbusy") if console.is_terminal else titles[at]
-        drawn.add_column(title, justify="left" if at in (0, len(head)) else "right", no_wrap=True)
-    for line in cells:
-        drawn.add_row(*(line[at] for at in shown))
-    console.print(drawn)
-    if left_out:
-        console.print(f"left out for width: {', '.join(left_out)} (--json has them)", soft_wrap=True)
+    print_table(console, _columns(head, len(rows[0].choice)), cells)
     for row in rows:
         if row.refused:
             choice = " ".join(f"{key}={value}" for key, value in row.choice.items())
@@ -185,16 +174,15 @@ def print_sweep(rows: Sequence[Swept], console: Console) -> None:
         console.print("* fastest that fits")
 
 
-def _that_fit(
-    titles: Sequence[str], cells: Sequence[Sequence[str]], num_keys: int, width: int
-) -> tuple[list[int], list[str]]:
-    """Columns that a console is wide enough for, and titles of the rest: communication goes first, then intervals."""
-    longest = [max(len(part) for part in title.split(" busy")) for title in titles]
-    widths = [max(longest[at], *(len(line[at]) for line in cells)) + 2 for at in range(len(titles))]
-    interval, first_kind = num_keys + 2, num_keys + 4
-    shown, left_out = list(range(len(titles))), []
-    for at in (*range(first_kind, len(titles) - 2), interval):
-        if sum(widths[each] for each in shown) - 2 > width:
-            shown.remove(at)
-            left_out.append(titles[at])
-    return shown, left_out
+def _columns(head: Sequence[str], num_keys: int) -> list[Column]:
+    """Columns with the mark before them; on a narrow terminal communication goes first, then the interval."""
+    interval, first_kind, verdict = num_keys + 1, num_keys + 3, len(head) - 1
+    kinds = list(range(first_kind, verdict - 1))
+    order = {at: place for place, at in enumerate((*kinds, interval), start=1)}
+    return [
+        Column("", "left"),
+        *(
+            Column(title, "left" if at == verdict else "right", spare=order.get(at, 0))
+            for at, title in enumerate(head)
+        ),
+    ]

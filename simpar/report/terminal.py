@@ -6,8 +6,9 @@ Tables have lines and bars only on a terminal; piped output is plain text. NO_CO
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from simpar.report.tables import WRAPPED, Column, print_table, table_of
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.words import figures, headline, how_sure, three, verdict
 from simpar.scenario import Published
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from simpar.report.result import Cooperation, Result, StageMemory, Trial
 
 BAR_WIDTH = 32
-WRAPPED = "wrapped"
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}
 MAX_MEMORY_ROWS = 12
 UNTRIED = "--advise simulates layouts one or two changes away and says what each would gain."
@@ -59,22 +59,27 @@ def print_report(result: Result, console: Console) -> None:
         console.print(f"\n{UNTRIED}", soft_wrap=True)
     else:
         console.print("\nNeighbouring layouts, simulated", style="bold")
-        console.print(_trials(result, console))
+        _print_trials(result, console)
 
 
-def _trials(result: Result, console: Console) -> Table:
+def _print_trials(result: Result, console: Console) -> None:
     """The best layouts that fit, and those that would be faster if they did."""
-    table = table_of(
-        console, ("change", "left"), ("step", "right"), ("against this", "right"), ("MFU", "right"),
-        ("memory", "right"), ("", "left"),
-    )  # fmt: skip
-    for trial in worth_showing(result):
-        gain = (trial.step_time_s or 0.0) / result.step_time_s - 1
-        table.add_row(
-            trial.change, format_seconds(trial.step_time_s or 0.0), f"{gain:+.1%}", f"{trial.mfu or 0.0:.1%}",
-            format_bytes(trial.peak_reserved_bytes or 0.0), verdict(trial),
-        )  # fmt: skip
-    return table
+    columns = [
+        Column("change", "left", least=20), Column("step"), Column("against this"), Column("MFU", spare=1),
+        Column("memory", spare=2), Column("", "left", least=12),
+    ]  # fmt: skip
+    rows = [
+        (
+            trial.change,
+            format_seconds(trial.step_time_s or 0.0),
+            f"{(trial.step_time_s or 0.0) / result.step_time_s - 1:+.1%}",
+            f"{trial.mfu or 0.0:.1%}",
+            format_bytes(trial.peak_reserved_bytes or 0.0),
+            verdict(trial),
+        )
+        for trial in worth_showing(result)
+    ]
+    print_table(console, columns, rows)
 
 
 def worth_showing(result: Result) -> list[Trial]:
@@ -290,20 +295,3 @@ def shortened(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tu
         return list(rows)
     half = MAX_MEMORY_ROWS // 2
     return [*rows[:half], ("...", ()), *rows[-half + 1 :]]
-
-
-def table_of(console: Console, *columns: tuple[str, Any], header: bool = True) -> Table:
-    """An empty table of columns (title, justification); lines and bold titles on a terminal only.
-
-    A column of words that is justified as WRAPPED takes several lines where the console is narrow: no other is cut.
-    """
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        box=box.SIMPLE_HEAD if console.is_terminal and header else None, show_header=header, pad_edge=False
-    )
-    for name, justify in columns:
-        wraps = justify == WRAPPED
-        table.add_column(name, justify="left" if wraps else justify, no_wrap=not wraps)
-    return table

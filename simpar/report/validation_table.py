@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simpar.report.terminal import WRAPPED, table_of
+from simpar.report.tables import WRAPPED, table_of
 from simpar.report.words import three
 
 if TYPE_CHECKING:

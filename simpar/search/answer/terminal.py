@@ -9,6 +9,7 @@ from simpar.plan import flat
 from simpar.program.emission.emit import MOST_OPS
 from simpar.report.bill import WholeRun
 from simpar.report.run_rows import run_rows
+from simpar.report.tables import Column, print_table
 from simpar.report.words import interval_words, layout, probably
 from simpar.search.certify.scope import listed, usual_values
 from simpar.search.problem import BY_REGRET
@@ -19,7 +20,6 @@ from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 
 DECIDED = ("bucket_bytes", "grad_dtype", "cp_method", "cp_balance", "reshard_after_forward")
@@ -49,7 +49,7 @@ def print_search(found: SearchResult, console: Console) -> None:
     """Write the whole answer to a rich console."""
     console.print(headline(found), style="bold", soft_wrap=True)
     console.print()
-    console.print(_candidates(found, console))
+    _print_candidates(found, console)
     for line in ties(found):
         console.print(line, soft_wrap=True)
     console.print()
@@ -232,26 +232,25 @@ def headline(found: SearchResult) -> str:
     )
 
 
-def _candidates(found: SearchResult, console: Console) -> Table:
-    from rich import box
-    from rich.table import Table
-
+def _print_candidates(found: SearchResult, console: Console) -> None:
     extra = EXTRA.get(found.objective, {})
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     compared = "best_probability" in found.best.figures
-    for name in ("", "step", "slower by", *["is best"] * compared, "MFU", "reserved GiB", "fits", *extra):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("plan", justify="left")
+    columns = [
+        Column(""), Column("step"), Column("slower by", spare=2), *[Column("is best", spare=4)] * compared,
+        Column("MFU", spare=1), Column("reserved GiB", spare=3), Column("fits", least=9), *map(Column, extra),
+        Column("plan", "left", least=24),
+    ]  # fmt: skip
+    rows = []
     for one in found.candidates:
         lost = one.step_time_s - found.shortest.step_time_s
         odds = [f"{one.figures['best_probability']:.0%}"] if compared else []
-        table.add_row(
+        rows.append((
             str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "", *odds,
             f"{one.mfu:.1%}", f"{one.figures['peak_reserved_bytes'] / GIB:.1f}",
             probably(one.figures["fit_probability"]),
             *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(found)),
-        )  # fmt: skip
-    return table
+        ))  # fmt: skip
+    print_table(console, columns, rows)
 
 
 def _figure(one: Candidate, name: str) -> str:
@@ -268,12 +267,12 @@ def _point(one: Mapping[str, Any], asked: Iterable[str]) -> str:
 
 def print_grid(grid: Mapping[str, Any], console: Console) -> None:
     """Write the best layout of every cell of a grid of searches to a rich console."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-
-    table = RichTable(box=SIMPLE_HEAD, title=f"Best layouts, {grid['title']}", title_justify="left")
-    for name in (*grid["axes"], "step", "nine of ten", "MFU", "reserved GiB", "fits", "plan"):
-        table.add_column(name, overflow="fold")
+    columns = [
+        *(Column(name, "left") for name in grid["axes"]), Column("step"), Column("nine of ten", spare=3),
+        Column("MFU", spare=1), Column("reserved GiB", spare=2), Column("fits", least=9),
+        Column("plan", "left", least=24),
+    ]  # fmt: skip
+    rows = []
     for cell in grid["cells"]:
         best = cell["best"]
         at = [str(cell[axis]) for axis in grid["axes"]]
@@ -283,8 +282,9 @@ def print_grid(grid: Mapping[str, Any], console: Console) -> None:
                 format_seconds(best["step_time_s"]), interval_words(best["step_time_interval_s"]), f"{best['mfu']:.1%}",
                 f"{best['peak_reserved_bytes'] / GIB:.1f}", probably(best["fit_probability"]), describe(best["plan"]),
             ]  # fmt: skip
-        table.add_row(*at, *figures)
-    console.print(table)
+        rows.append((*at, *figures))
+    console.print(f"Best layouts, {grid['title']}", style="italic", soft_wrap=True)
+    print_table(console, columns, rows)
     done = [cell for cell in grid["cells"] if cell["best"]]
     certified = sum(cell["certified_optimal"] for cell in done)
     console.print(
