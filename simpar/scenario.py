@@ -330,8 +330,11 @@ def _simulated(data: dict[str, Any]) -> dict[str, Any]:
     nodes = {"nodes": best["nodes"]} if "nodes" in best else {}
     found = _wrapped(plan) | {"cluster": chosen_cluster(cluster) | nodes}
     perturbed = {"slow_ranks": ran.get("slow_ranks"), "degraded_links": cluster.get("degraded")}
-    if ran.get("jitter_sigma"):
-        perturbed["jitter"] = {"sigma": ran["jitter_sigma"], "seeds": ran.get("jitter_seeds", 1)}
+    engine = data.get("engine")
+    seed = engine.get("seed", 0) if isinstance(engine, dict) else 0
+    if ran.get("jitter_sigma") or seed:  # loads of experts are drawn from the seed, too
+        jitter = {"sigma": ran.get("jitter_sigma", 0.0), "seeds": ran.get("jitter_seeds", 1)}
+        perturbed["jitter"] = jitter | {"seed": seed}
     return found | {"perturbation": {key: value for key, value in perturbed.items() if value}}
 
 

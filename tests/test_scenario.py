@@ -9,6 +9,7 @@ from simpar.errors import UserError
 from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
 from simpar.scenario import Scenario, load_scenario, parse_setting, with_value
+from simpar.simulation import simulate
 
 FLAGS = {
     "model": "llama-3-8b",
@@ -255,3 +256,17 @@ def test_a_key_outside_its_section_is_told_its_place(line, key, tmp_path):
     (tmp_path / "s.yaml").write_text(f"model: gpt2\n{line}\n")
     with pytest.raises(UserError, match=rf"^\S+:2: unknown key \w+; did you mean {key}\?$"):
         load_scenario(tmp_path / "s.yaml")
+
+
+def test_a_saved_result_is_drawn_from_its_own_seed(tmp_path):
+    """Jitter comes back with its seed, and what else is drawn from one without any jitter."""
+    for sigma in (0.1, 0.0):
+        saved, options = (
+            tmp_path / f"{sigma}.json",
+            {"perturbation.jitter": {"sigma": sigma, "seed": 7, "seeds": 2}},
+        )
+        first = simulate(**load_scenario("gpt2-laptop", options).inputs())
+        first.save(saved)
+        again = load_scenario(saved)
+        assert (again.perturb().jitter_sigma, again.perturb().seed) == (sigma, 7)
+        assert simulate(**again.inputs()).step_time_s == first.step_time_s
