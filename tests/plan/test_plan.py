@@ -150,7 +150,7 @@ def test_microbatches():
         ("schedule: custom", "schedule = 'custom' needs an action table"),
         ("{schedule: gpipe, actions: '0F0,0B0'}", "schedule = 'gpipe' and an action table: give one"),
         ("layers: [2, -1]", "layers.1 = -1: Input should be greater than or equal to 0"),
-        ("- 1", "Input should be a valid dictionary"),
+        ("- 1", "document = [1]: is no mapping; allowed: {tp: ..., "),
     ],
 )
 def test_mistakes_are_reported_where_they_were_written(tmp_path, text, said):
