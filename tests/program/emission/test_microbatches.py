@@ -41,7 +41,6 @@ PLANS: dict[str, dict[str, Any]] = {
 APART: dict[str, dict[str, Any]] = {
     "zero2": {"zero": 2},
     "fsdp": {"zero": 3, "kind": "fsdp"},
-    "gpipe": {"schedule": "gpipe"},
     "pipeline": {"pp": 2},
     "offload": {"offload_activations": 0.5},
 }
@@ -137,7 +136,7 @@ def test_slow_rank(plan: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("plan", APART.values(), ids=APART.keys())
 def test_what_communicates_every_microbatch_stays_apart(plan: dict[str, Any]) -> None:
-    """Gathers, reductions, copies and messages of every microbatch, and forwards that pile up, are not merged."""
+    """Gathers, reductions, copies and messages of every microbatch are not merged."""
     (short, _), (long, _) = both(plan, 6)
     assert len(short.program) == len(long.program)
 
