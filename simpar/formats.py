@@ -80,6 +80,11 @@ def kind_of(data: Mapping[str, Any]) -> Format | None:
     return named[0] if named else None
 
 
+def is_simulated(data: Mapping[str, Any]) -> bool:
+    """Whether data are the answer on one plan that was simulated: a result or a checked launch."""
+    return not {RESULT.key, CHECK.key}.isdisjoint(data)
+
+
 def check_answer(data: Mapping[str, Any], source: str) -> None:
     """Raises UserError where data are an answer that is no scenario, or of a version that is not read."""
     kind = kind_of(data)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.formats import CHECK, HOW_MANY, RESULT, SEARCH, check_answer
+from simpar.formats import HOW_MANY, SEARCH, check_answer, is_simulated
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.models.training import Training
@@ -310,8 +310,7 @@ def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
 
     A result is the scenario it was made from, a checked launch as well; one of a search, with its best plan.
     """
-    simulated = {RESULT.key, CHECK.key} & data.keys()
-    if (simulated and "plan" in data) or SEARCH.key in data:
+    if (is_simulated(data) and "plan" in data) or SEARCH.key in data:
         return _simulated(data)
     if "plan" in data or not {"mesh", "version"} & data.keys():
         return data

@@ -38,7 +38,7 @@ def read(text: str, name: str) -> Imported:
     values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
     plan = plan_said(values)
     notes = (MODEL_NOTE, *_notes(given, auto), *given.misspelt())
-    return Imported(plan, given.rest(), notes, model_note=MODEL_NOTE)
+    return Imported(plan, given.rest(), notes, asks={"model": MODEL_NOTE})
 
 
 def _notes(given: Given, auto: list[str]) -> Iterator[str]:

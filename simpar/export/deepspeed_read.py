@@ -50,9 +50,10 @@ def read(text: str, name: str) -> Imported:
     if tp and tp > 1:
         values |= {"tp": tp, "sequence_parallel": False}
     plan = plan_said(values)
-    notes = (MODEL_NOTE, *_notes(given, batch, auto), *given.misspelt())
     local, microbatches = _local(given, auto), _microbatches(given, auto)
-    return Imported(plan, given.rest(), notes, local, microbatches, model_note=MODEL_NOTE)
+    asks = {"model": MODEL_NOTE, "micro_batch": _micro_note(given, batch, microbatches)}
+    notes = (MODEL_NOTE, *_notes(given, batch, auto, asks["micro_batch"]), *given.misspelt())
+    return Imported(plan, given.rest(), notes, local, microbatches, asks=asks)
 
 
 def _batch(given: Given) -> tuple[int | None, int | None]:
@@ -90,15 +91,22 @@ def _microbatches(given: Given, auto: list[str]) -> int | None:
     return given.whole("gradient_accumulation_steps") or 1
 
 
-def _notes(given: Given, batch: int | None, auto: list[str]) -> Iterator[str]:
+def _micro_note(given: Given, batch: int | None, microbatches: int | None) -> str:
+    if microbatches:
+        ranks = f"({microbatches} x data-parallel ranks)"
+        return f"The micro-batch is {batch} / {ranks}: the plan has 1; set micro_batch in it."
+    if "train_micro_batch_size_per_gpu" not in given:
+        return "The micro-batch is not said: the plan has 1; set micro_batch where it is another."
+    return ""
+
+
+def _notes(given: Given, batch: int | None, auto: list[str], micro_note: str) -> Iterator[str]:
     if batch:
         yield f"The global batch is {batch} sequences."
     if auto:
         yield f"Filled in by who starts it (auto), and not read: {', '.join(auto)}."
-    if steps := _microbatches(given, auto):
-        yield f"The micro-batch is {batch} / ({steps} x data-parallel ranks): the plan has 1; set micro_batch in it."
-    elif "train_micro_batch_size_per_gpu" not in given:
-        yield "The micro-batch is not said: the plan has 1; set micro_batch where it is another."
+    if micro_note:
+        yield micro_note
     if {"bf16.enabled", "fp16.enabled"} & set(auto):
         yield "The precision is not said: the plan has bf16; set numerics.precision where it is another."
     if any(key.startswith("activation_checkpointing") for key in given):

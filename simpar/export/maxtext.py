@@ -157,7 +157,7 @@ def options(s: Subject) -> Options:
         "remat_policy": REMAT.get(s.plan.memory.recompute, "full"),
         "dtype": DTYPES.get(s.plan.numerics.precision, "bfloat16"),
         "weight_dtype": "float32",
-        "steps": 100,
+        "steps": placeholders.STEPS,
         "learning_rate": placeholders.LEARNING_RATE,
         "dataset_type": "synthetic",
         "enable_checkpointing": False,

@@ -78,7 +78,7 @@ def _recomputed(s: Subject) -> Iterator[Loss]:
     chosen = set(module_names(kind))
     if s.plan.numerics.precision == "fp8" and chosen & UNSCALED:
         yield Loss("recompute", kind, f"delayed scaling of fp8 recomputes no {' or '.join(sorted(UNSCALED))}")
-    if "moe_act" in chosen and not s.graph.dims.get("num_experts"):
+    if "moe_act" in chosen and not s.graph.is_mixture:
         yield Loss("recompute", kind, "moe_act is there with experts")
     if "mla_up_proj" in chosen and "qk_dim" not in s.graph.dims:
         yield Loss("recompute", kind, "mla_up_proj is there with latent attention")
@@ -96,7 +96,7 @@ def _exchange(s: Subject) -> Iterator[Loss]:
             "it runs with at most one layer that predicts": predictions(s) > 1,
         }
         yield from (Loss("ep_overlap", True, reason) for reason, holds in reasons.items() if holds)
-    if s.graph.dims.get("num_experts") and choice.capacity_factor and choice.token_dispatch != "per_expert":
+    if s.graph.is_mixture and choice.capacity_factor and choice.token_dispatch != "per_expert":
         yield Loss("token_dispatch", choice.token_dispatch, "DeepEP pads no expert to its capacity")
 
 
@@ -330,7 +330,7 @@ def _training(s: Subject) -> Options:
         "--micro-batch-size": s.plan.micro_batch,
         "--global-batch-size": s.training.global_batch,
         "--seq-length": s.training.seq_len,
-        "--train-iters": 100,
+        "--train-iters": placeholders.STEPS,
         "--lr": placeholders.LEARNING_RATE,
         "--mock-data": FLAG,
         "--tokenizer-type": "NullTokenizer",

@@ -65,7 +65,7 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
     told = sizes if is_telling(sizes) and not model else _told_sizes(given)
     said = tuple(filter(None, notes))
-    return Imported(Plan.model_validate(values), given.rest(), said, local, sizes=told, model_note=note)
+    return Imported(Plan.model_validate(values), given.rest(), said, local, sizes=told, asks={"model": note})
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:

@@ -46,7 +46,9 @@ def read(text: str, name: str) -> Imported:
     plan = plan_said(values)
     note = model_note(models, sizes)
     notes = (*filter(None, (note,)), *given.misspelt())
-    return Imported(plan, given.rest(), notes, sizes=sizes if is_telling(sizes) else told, model_note=note)
+    return Imported(
+        plan, given.rest(), notes, sizes=sizes if is_telling(sizes) else told, asks={"model": note}
+    )
 
 
 def _layout(given: Given) -> dict[str, Any]:

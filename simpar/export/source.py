@@ -10,7 +10,7 @@ from typing import Any
 from simpar import files
 from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve
 from simpar.errors import UserError
-from simpar.formats import CHECK, RESULT, check_answer
+from simpar.formats import check_answer, is_simulated
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import load_model
@@ -71,7 +71,7 @@ def load_source(name: str, facts: Facts) -> Source:
         best = _best(data["candidates"], document.source)
         return _from_plan(best, document.source, path.parent, facts, where)
     if isinstance(data.get("plan"), dict):  # as it was asked for: what it left to the stack is open
-        if not {RESULT.key, CHECK.key} & data.keys():
+        if not is_simulated(data):
             return _from_scenario(name, facts)
         asked = data.get("asked")
         found = asked if isinstance(asked, dict) else data["plan"]

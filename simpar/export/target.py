@@ -30,7 +30,8 @@ class Imported:
     ``per_replica`` are the sequences that a data-parallel rank trains in a step, where the file says no global batch
     and the tool takes as many of every rank. ``microbatches`` are those of a rank's step, where the file says them in
     place of a micro-batch. ``sizes`` are those of the model that the file says (by the keys of ``match.SIZES``),
-    ``model_note`` is the one of the ``notes`` that asks which model it is, "" where that is certain.
+    ``asks`` are those of the ``notes`` that a user can answer, by what they ask for: "model", "micro_batch" or
+    "global_batch" ("" where that is certain).
     """
 
     plan: Plan
@@ -39,7 +40,7 @@ class Imported:
     per_replica: int | None = None
     microbatches: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    model_note: str = ""
+    asks: Mapping[str, str] = field(default_factory=dict)
 
     def global_batch(self, world_size: int) -> int | None:
         """Sequences of a step on so many devices, None where the file does not tell."""

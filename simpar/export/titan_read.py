@@ -13,7 +13,6 @@ from simpar.export.recipes import Given, Made, Recipes, Unknown, flat, split_nam
 from simpar.export.target import Imported, plan_said
 from simpar.export.titan import FLAVORS, MIXTURES, ROTATION, SCHEDULES
 from simpar.models.catalogue import load_model
-from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp
 
 CHECKPOINTING = {
@@ -149,17 +148,20 @@ def _imported(given: Given, values: dict[str, Any], said: str, notes: tuple[str,
     plan = {"stack": "torchtitan"} | values | _parallel(given, model)
     plan |= {"micro_batch": shape["micro"], "training": {"seq_len": shape["seq_len"], **batch}}
     made = plan_said(plan)
-    model_note = "" if made.model else f"The model {said} is not shipped: give --model."
-    left = (*filter(None, (model_note,)), *_notes(given, made, shape["local"]), *given.misspelt())
     local = None if batch else shape["local"]
-    return Imported(made, given.rest(), (*notes, *left), local, model_note=model_note)
+    of_rank = f"The global batch is {local} sequences a data-parallel rank"
+    asks = {
+        "model": "" if made.model else f"The model {said} is not shipped: give --model.",
+        "global_batch": f"{of_rank}, which are left open: give --global-batch." if local else "",
+    }
+    left = filter(None, (asks["model"], _action_table(given), asks["global_batch"]))
+    return Imported(made, given.rest(), (*notes, *left, *given.misspelt()), local, asks=asks)
 
 
-def _notes(given: Given, plan: Plan, local: int) -> Iterator[str]:
-    if given.get("parallelism.pipeline_parallel_schedule_csv"):
-        yield "The action table is in a file of its own: put its text into pipeline.actions."
-    if plan.training and "global_batch" not in plan.training:
-        yield f"The global batch is {local} sequences a data-parallel rank, which are left open: give --global-batch."
+def _action_table(given: Given) -> str:
+    if not given.get("parallelism.pipeline_parallel_schedule_csv"):
+        return ""
+    return "The action table is in a file of its own: put its text into pipeline.actions."
 
 
 def _parallel(given: Given, model: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ one tensor-parallel shard (evaluate with local dims) and for a thousand layouts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -259,10 +259,8 @@ class ModelGraph:
         """Parameters of every trained tensor that is no expert's, in the order of the model; shared ones count once."""
         return tuple(
             int(evaluate(weight.size, block.view(self.dims)))
-            for block in self._in_order
-            for op in block.operators
-            for weight in op.weights
-            if weight.trainable and weight.kind not in ("expert", "shared") and weight not in self._tied
+            for block, weight in self._weights(self._in_order)
+            if weight.trainable and weight.kind != "expert"
         )
 
     @property
@@ -285,12 +283,18 @@ class ModelGraph:
         return int(
             sum(
                 evaluate(weight.size, block.view(dims))
-                for block in (self.embedding, *layers, self.head)
-                for op in block.operators
-                for weight in op.weights
-                if weight.kind != "shared" and weight not in self._tied and (weight.trainable or not trained)
+                for block, weight in self._weights((self.embedding, *layers, self.head))
+                if weight.trainable or not trained
             )
         )
+
+    def _weights(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Weight]]:
+        """The weights of blocks; one that several share is that of the first."""
+        for block in blocks:
+            for op in block.operators:
+                for weight in op.weights:
+                    if weight.kind != "shared" and weight not in self._tied:
+                        yield block, weight
 
     @property
     def _tied(self) -> tuple[Weight, ...]:

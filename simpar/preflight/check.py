@@ -144,7 +144,9 @@ def check_launch(given: Given, facts: Facts) -> Checked:
         raise UserError(
             f"--fits-with {facts.fits_with:g}: allowed: from {AS_PREDICTED} (as predicted) to below 1"
         )
-    notes = [note for note in given.found.notes if facts.model is None or note != given.found.model_note]
+    notes = list(given.found.notes)
+    if facts.model is not None:
+        _answered("model", given, notes)
     plan = given.found.plan
     plan = plan.model_copy(update={"stack": facts.stack or plan.stack})
     model = _model(given, plan, facts)
@@ -153,7 +155,7 @@ def check_launch(given: Given, facts: Facts) -> Checked:
     if given.found.microbatches:
         placed = given.found.placed(cluster.world_size, training.global_batch)
         plan = plan.model_copy(update={"micro_batch": placed.micro_batch})
-        notes[:] = [note for note in notes if "set micro_batch" not in note]
+        _answered("micro_batch", given, notes)
         notes.append(
             f"The micro-batch is {plan.micro_batch}: the step has {given.found.microbatches} of them."
         )
@@ -200,10 +202,16 @@ def _with_dp(plan: Plan, settled: Plan) -> Plan:
     return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": settled.mesh.dp})})
 
 
+def _answered(what: str, given: Given, notes: list[str]) -> None:
+    """Drop the note of the text's reader that asked for it."""
+    if (note := given.found.asks.get(what)) in notes:
+        notes.remove(note)
+
+
 def _model(given: Given, plan: Plan, facts: Facts) -> str:
     model = facts.model or plan.model
     if model is None:
-        told = given.found.model_note or "names no model: give --model NAME"
+        told = given.found.asks.get("model") or "names no model: give --model NAME"
         raise UserError(f"{given.where}: {told}")
     return model
 
@@ -236,7 +244,8 @@ def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> 
     seq_len = facts.seq_len or told.get("seq_len")
     ruled = given.found.global_batch(world_size)
     batch = facts.global_batch or ruled
-    notes[:] = [note for note in notes if not batch or "--global-batch" not in note]
+    if batch:
+        _answered("global_batch", given, notes)
     if ruled and "global_batch" not in told:
         rule = f"{ruled} sequences: {given.found.per_replica} of every data-parallel rank"
         if batch == ruled:

@@ -51,7 +51,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
 """Values of other axes that neighbours have, as far as the framework has them."""
 KEPT = ("hsdp", "order")
 """Axes that neighbours have as the plan has them."""
-FOLLOWS = {
+LEADS = {
     "tp": ("sequence_parallel", "tp_overlap"),
     "zero": ("overlap_grad_reduce", "overlap_param_gather"),
     "pp": ("schedule", "vpp"),
@@ -261,5 +261,5 @@ def _close(rows: Rows, plan: Plan, least: int = 1) -> Ints:
 
 def _leaders(name: str) -> frozenset[str]:
     """Axes that another one follows, also by others between them."""
-    direct = {leader for leader, followers in FOLLOWS.items() if name in followers}
+    direct = {leader for leader, followers in LEADS.items() if name in followers}
     return frozenset(direct).union(*map(_leaders, direct))
