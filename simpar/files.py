@@ -9,7 +9,7 @@ import re
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -64,6 +64,21 @@ class Document:
             if location[:end] in self.elsewhere:
                 return self.elsewhere[location[:end]]
         return self.source
+
+    def naming(self, location: tuple[str, ...], check: Callable[[str], object]) -> None:
+        """Check the name that stands at a place. Raises the UserError of ``check`` with file, line and key before it.
+
+        Nothing is checked where no text stands there, or where it was laid over the file: who uses it will say so.
+        """
+        name = self.data
+        for part in location:
+            name = name.get(part) if isinstance(name, Mapping) else None
+        if not isinstance(name, str) or (place := self.place(location)) == COMMAND_LINE:
+            return
+        try:
+            check(name)
+        except UserError as error:
+            raise UserError(f"{place}: {dotted(location)} = {name}: {error}") from None
 
 
 def load(path: Path | str) -> Document:

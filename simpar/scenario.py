@@ -20,7 +20,7 @@ from simpar.plan.follows import followers
 from simpar.plan.plan import Plan
 from simpar.profiles import is_file
 from simpar.program.perturbation import Perturbation, Rank, Seeds, Sigma, SlowFactor
-from simpar.tracing.code import consented
+from simpar.tracing.code import consented, is_code
 from simpar.units import Bytes, Count, Fraction, UsdPerHour
 
 if TYPE_CHECKING:
@@ -57,14 +57,9 @@ class ClusterChoice(_Part):
 
         if isinstance(self.hardware, MixedProfile):
             return make_mixed(self.hardware, self.nodes)
-        if isinstance(self.hardware, ClusterProfile):
-            return load_cluster(self.hardware, self.nodes)
-        try:
-            return load_cluster(self.hardware, self.nodes)
-        except UserError as error:
-            if is_file(self.hardware) or f"unknown hardware {self.hardware!r}" not in str(error):
-                raise
-            raise UserError(f"{error}; a profile of your own is named by its file: --hardware FILE") from None
+        if isinstance(self.hardware, str):
+            _check_hardware(self.hardware, ": --hardware FILE")
+        return load_cluster(self.hardware, self.nodes)
 
 
 class Jitter(_Part):
@@ -216,14 +211,43 @@ def read_as(
             if _has(data, key.rpartition(".")[0]) and not _has(data, INSTEAD.get(key, ""))
         ),
     )
+    carrying = document.carrying(data, laid_over)
     try:
-        found = files.parse(kind, document.carrying(data, laid_over), source=document.source)
+        found = files.parse(kind, carrying, source=document.source)
     except UserError as error:
         if "unknown key" not in str(error):  # a key that is spelt wrongly is missing too
             _require(data, document.source, required)
         raise
     _require(data, document.source, required)
+    if isinstance(carrying, files.Document):
+        carrying.naming(("model",), _check_model)
+        carrying.naming(("cluster", "hardware"), _check_hardware)
+        carrying.naming(("stack",), _check_stack)
     return found
+
+
+def _check_model(name: str) -> None:
+    """Raises UserError for a name that no model has; files and code are read where they are used."""
+    from simpar.models import catalogue
+
+    if not catalogue.is_file(name) and not is_code(name):
+        catalogue.named(name)
+
+
+def _check_hardware(name: str, by: str = "") -> None:
+    """Raises UserError for a name that no profile of hardware has; ``by`` what one gives a file of one's own."""
+    if is_file(name):
+        return
+    try:
+        files.find(name, "clusters", "hardware")
+    except UserError as error:
+        raise UserError(f"{error}; a profile of your own is named by its file{by}") from None
+
+
+def _check_stack(name: str) -> None:
+    """Raises UserError for a name that no stack has."""
+    if not is_file(name):
+        files.find(name.partition("@")[0], "stacks", "stack")
 
 
 def _on_other_hardware(data: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -270,3 +270,29 @@ def test_a_saved_result_is_drawn_from_its_own_seed(tmp_path):
         again = load_scenario(saved)
         assert (again.perturb().jitter_sigma, again.perturb().seed) == (sigma, 7)
         assert simulate(**again.inputs()).step_time_s == first.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("model: llama-3-8b", "model: llama-3-8x", "1: model = llama-3-8x: unknown model"),
+        ("dgx-h100", "dgx-h10", "3: cluster.hardware = dgx-h10: unknown hardware"),
+        ("plan:", "stack: megatrom\nplan:", "8: stack = megatrom: unknown stack"),
+    ],
+)
+def test_an_unknown_name_says_where_it_stands(old, new, said, scenario_file):
+    """File, line and key, then the nearest name; a flag in its place is obeyed."""
+    scenario_file.write_text(scenario_file.read_text().replace(old, new))
+    with pytest.raises(UserError, match=rf"^{scenario_file}:{said} '\S+'; did you mean"):
+        load_scenario(scenario_file)
+    assert load_scenario(scenario_file, FLAGS | {"stack": "megatron"}).model == "llama-3-8b"
+
+
+def test_an_unknown_device_says_where_it_stands(tmp_path):
+    """In the profile that names it."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nlike: hgx-h100\ndevice: h10-sxm\n")
+    with pytest.raises(
+        UserError, match=rf"^{path}:3: device = h10-sxm: unknown device 'h10-sxm'; did you mean"
+    ):
+        load_scenario(None, FLAGS | {"cluster.hardware": str(path)}).build_cluster()

@@ -34,6 +34,8 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None)
         profile = files.parse(ClusterProfile, document, also=(LIKE,))
         if isinstance(profile.device, str) and Path(profile.device).suffix:
             profile = profile.model_copy(update={"device": str(path.parent / profile.device)})
+        elif isinstance(profile.device, str):
+            document.naming(("device",), lambda name: files.find(name, "devices", "device"))
     return make_cluster(profile, 1 if nodes is None else nodes)
 
 

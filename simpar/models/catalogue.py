@@ -83,11 +83,19 @@ def config_of(model: str | Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in (found or {}).items() if key not in ("source", "name")}
 
 
+def is_file(name: str) -> bool:
+    """Whether a model is the path of a config, and no name of the catalogue."""
+    return name.endswith((".json", ".yaml")) or "/" in name
+
+
+def named(name: str) -> dict[str, Any]:
+    """The config of a shipped model. Raises UserError, with the nearest name, where none is called so."""
+    if (config := shipped(name)) is not None:
+        return config
+    known = catalogue()
+    return known[files.choose(name, known, "model", remedy="simpar list models prints all")]
+
+
 def load_model(name: str) -> ModelGraph:
     """A model of the catalogue, or the path of a config.json. Raises UserError."""
-    if name.endswith((".json", ".yaml")) or "/" in name:
-        return read(files.load(Path(name)).data, name)
-    if (config := shipped(name)) is None:
-        known = catalogue()
-        config = known[files.choose(name, known, "model", remedy="simpar list models prints all")]
-    return read(config, name)
+    return read(files.load(Path(name)).data if is_file(name) else named(name), name)
