@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import os
 import re
@@ -375,6 +376,21 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: cannot be written ({reason})") from None
+
+
+def check_writable(*paths: Path | str | None) -> None:
+    """Raises UserError, as :func:`write_atomic` would, where a file cannot be written for want of its folder.
+
+    For those that are written after long work. None is no file, and "-" standard output.
+    """
+    for path in paths:
+        if path is None or str(path) == "-":
+            continue
+        target = Path(path).resolve()
+        code = 0 if os.access(target.parent, os.W_OK) else errno.EACCES
+        code = code if target.parent.exists() else errno.ENOENT
+        if target.is_dir() or (code and not target.exists()):
+            raise UserError(f"{path}: cannot be written ({os.strerror(code or errno.EISDIR)})")
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -128,7 +128,11 @@ def search(scenario: str | None, **values: Any) -> int:
 
     Flags of the layout, such as --tp 8, fix an axis.
     """
-    if _is_of_run(values):
+    from simpar.files import check_writable
+
+    is_of_run = _is_of_run(values)
+    check_writable(*(values[name] for name in ("output", "json_", "csv")))
+    if is_of_run:
         from simpar.cli.how_many import how_many_devices
 
         one_step = {**values, "objective": "time", "deadline": None}
@@ -189,6 +193,7 @@ def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
         if values["suggest_to"]:
             raise UserError(f"--suggest-to {values['suggest_to']}: needs --suggest, such as --suggest 3")
         return None
+    from simpar.files import check_writable
     from simpar.learn.suggest import refuse_existing
 
     if values["suggest"] < 1:
@@ -199,6 +204,7 @@ def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
     if table.suffix != ".csv":
         raise UserError(f"--suggest-to {table}: allowed: a name that ends in .csv")
     refuse_existing(table)
+    check_writable(table)
     return table
 
 

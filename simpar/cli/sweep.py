@@ -23,10 +23,12 @@ SECTIONS = {
 
 def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, Any]) -> int:
     """Simulate every combination and print a table; the exit code."""
+    from simpar.files import check_writable
     from simpar.report.sweep import Swept, print_sweep, to_dict
     from simpar.scenario import load_scenario
     from simpar.simulation import simulate
 
+    check_writable(*(values[name] for name in ("html", "csv", "json_")))
     for name in ALONE:
         if values.get(name):
             flag = name.replace("_", "-")

@@ -308,3 +308,14 @@ def test_suggestions_that_cannot_be_are_one_line(flags, why, capsys, tmp_path, m
     assert cli.run([*SMALL, *flags]) == 2
     assert why in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", [["-o"], ["--json"], ["--csv"], ["--suggest", "2", "--suggest-to"]])
+def test_what_cannot_be_written_is_said_before_the_search(flags, capsys, tmp_path, monkeypatch):
+    """In one line: nobody waits for an answer that has no place."""
+    monkeypatch.setattr(
+        "simpar.search.api.find_space", lambda *_: pytest.fail("searched before that was known")
+    )
+    path = tmp_path / "none" / "out.csv"
+    assert cli.run([*SMALL, *flags, str(path)]) == 2
+    assert capsys.readouterr().err == f"{path}: cannot be written (No such file or directory)\n"
