@@ -1,5 +1,27 @@
-"""``python -m simpar`` is the same as ``simpar``."""
+"""The executable: ``simpar`` and ``python -m simpar``. It loads nothing until it can answer an interrupt."""
 
-from simpar.cli import main
+from __future__ import annotations
 
-main()
+import signal
+import sys
+from typing import NoReturn
+
+from simpar.interrupts import interrupt
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    code = 130  # simpar.cli.app.INTERRUPTED, before that is there
+    try:
+        signal.signal(signal.SIGINT, interrupt)
+        from simpar.cli import main as run_command
+
+        code = run_command()
+    except KeyboardInterrupt:  # before or behind the command, which answers its own
+        sys.stderr.write("interrupted\n")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left is Python's own end
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

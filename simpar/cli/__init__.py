@@ -102,7 +102,7 @@ def run(arguments: list[str]) -> int:
             _drop_output()
         return _fail(f"{error.filename or 'standard output'}: {error.strerror}", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return _fail("interrupted", INTERRUPTED)
 
 
 def _drop_output() -> None:
@@ -115,12 +115,12 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def main() -> None:
-    """Entry point of the ``simpar`` executable and of ``python -m simpar``."""
+def main() -> int:
+    """Run the command that this process was started with and return its exit code."""
     gc.set_threshold(*SELDOM)
     os.environ.setdefault(
         "PYDANTIC_DISABLE_PLUGINS", "__all__"
     )  # it would ask every installed package for one
     code = run(sys.argv[1:])
     gc.freeze()  # a process that ends need not look for cycles in all that it has made: a tenth of a second
-    sys.exit(code)
+    return code

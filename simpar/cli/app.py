@@ -6,10 +6,13 @@ Everything heavy is imported inside the commands, so that ``simpar --help`` answ
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +21,32 @@ OUR_FAULT, BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 PIPED_WIDTH = 200
 JSON_HELP = "Write the result as JSON; - is standard output"
 
+
+class Commands(TyperGroup):
+    """The commands. Where Ctrl-C ends one, Abort is raised: typer would make a number of it, as of a command's own."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the arguments."""
+        with _aborting():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _aborting():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _aborting() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise typer.Abort from stop
+
+
 app = typer.Typer(
     name="simpar",
+    cls=Commands,
     help="Simulate and plan distributed training of large models.",
     epilog="Example: simpar simulate llama-3.1-405b-16384-h100 --timeline timeline.png",
     rich_markup_mode=None,

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from traceback import walk_stack
 from types import FrameType
 
 from simpar.errors import UserError
+from simpar.interrupts import imports
 from simpar.search.result import Counts
 from simpar.search.workers import Workers
 
@@ -95,7 +95,7 @@ class Progress:
         armed = True
 
         def ring(_signal: int, frame: FrameType | None) -> None:
-            if armed and frame and frame.f_code.co_filename not in OUTSIDE and not _imports(frame):
+            if armed and frame and frame.f_code.co_filename not in OUTSIDE and not imports(frame):
                 raise TimeIsUp
 
         before = signal.signal(signal.SIGALRM, ring)
@@ -107,8 +107,3 @@ class Progress:
             armed = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
-
-
-def _imports(frame: FrameType) -> bool:
-    """Whether a module is being imported, which must not be stopped halfway."""
-    return any("importlib" in each.f_code.co_filename for each, _ in walk_stack(frame))

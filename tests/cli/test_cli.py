@@ -419,14 +419,15 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("simpar ")
 
 
-def test_an_interrupt_exits_with_130(monkeypatch):
-    """Ctrl-C is no traceback."""
+def test_an_interrupt_exits_with_130(monkeypatch, capsys):
+    """Ctrl-C is no traceback but one word."""
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(about, "_versions", interrupted)
     assert cli.run(["doctor"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_our_own_bugs_are_not_hidden(monkeypatch):

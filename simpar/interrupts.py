@@ -1,0 +1,28 @@
+"""Ctrl-C that waits for imports: what is raised inside one may be swallowed there, or become another error."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from types import FrameType
+
+AGAIN_S = 0.02
+"""After how long an interrupt that met an import is tried again."""
+
+
+def imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported, which must not be stopped halfway."""
+    while frame is not None:
+        if "importlib" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: raise KeyboardInterrupt, as soon as nothing is imported."""
+    if not imports(frame):
+        raise KeyboardInterrupt
+    again = threading.Timer(AGAIN_S, _thread.interrupt_main, (number,))
+    again.daemon = True
+    again.start()
