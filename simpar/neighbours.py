@@ -101,7 +101,13 @@ def _hints(result: Result) -> Iterator[str]:
         step_s, size = trial.step_time_s or 0.0, trial.peak_reserved_bytes or 0.0
         memory = f"{format_bytes(size)} of {format_bytes(result.memory.capacity_bytes)}"
         memory += "" if trial.fit_probability is None else f", {probably(trial.fit_probability)}"
-        if result.fits:
+        if result.fits and step_s > result.step_time_s:
+            odds = " instead of ".join(
+                probably(_sureness(each)).removesuffix(" sure") for each in (trial, result.certainty)
+            )
+            slower = f"{step_s / result.step_time_s - 1:.1%} slower ({format_seconds(step_s)})"
+            yield f"{trial.change}: surer to fit, {odds}, {slower}"
+        elif result.fits:
             gain = f"{format_seconds(step_s)} instead of {format_seconds(result.step_time_s)}"
             yield f"{trial.change}: {gain} ({step_s / result.step_time_s - 1:+.1%}), {memory}"
         else:

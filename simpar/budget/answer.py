@@ -147,7 +147,9 @@ class HowMany:
         """What would be needed where no row keeps both limits: the nearest that each limit allows."""
         wanted = self.wanted
         if not self.planned:
-            reasons = "; ".join(f"{row.nodes} nodes: {row.reason}" for row in self.rows[-1:])
+            reasons = "; ".join(
+                f"{row.nodes} node{'s' * (row.nodes > 1)}: {row.reason}" for row in self.rows[-1:]
+            )
             return f"no number of nodes has a plan ({reasons})"
         limits = [f"{wanted.deadline_days:g} days"] if wanted.deadline_days is not None else []
         limits += [f"{figure(wanted.budget_usd)} dollars"] if wanted.budget_usd is not None else []

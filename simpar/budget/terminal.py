@@ -48,7 +48,7 @@ def answer_lines(found: HowMany) -> Iterator[str]:
     limits += [f"for at most {figure(wanted.budget_usd)} dollars"] if wanted.budget_usd is not None else []
     what = "quickest" if wanted.objective == "days" else "cheapest"
     yield (
-        f"{chosen.devices:,} GPUs ({chosen.nodes:,} nodes) are the {what} {' and '.join(limits)}".rstrip()
+        f"{chosen.devices:,} GPUs ({_nodes(chosen)}) are the {what} {' and '.join(limits)}".rstrip()
         + f": {format_count(chosen.run.tokens)} tokens in {both_words(chosen)}"
     )
     others = {"cheapest by the deadline": found.cheapest, "quickest within the budget": found.quickest}
@@ -58,8 +58,14 @@ def answer_lines(found: HowMany) -> Iterator[str]:
     if close := _close(found, chosen):
         yield f"within 1 % of it: {', '.join(f'{row.devices:,} GPUs' for row in close)}"
     if limits and (sure := found.surely) is not chosen:
-        words = "none of them" if sure is None else f"{sure.devices:,} GPUs ({sure.nodes:,} nodes)"
-        yield f"to keep to that in 95 of 100 cases: {words}"
+        if sure is None:
+            yield "no number of nodes keeps the limits in 95 of 100 cases"
+        else:
+            yield f"to keep to that in 95 of 100 cases: {sure.devices:,} GPUs ({_nodes(sure)})"
+
+
+def _nodes(row: Row) -> str:
+    return f"{row.nodes:,} node{'s' * (row.nodes > 1)}"
 
 
 def _close(found: HowMany, chosen: Row) -> list[Row]:
@@ -96,7 +102,7 @@ def _cells(found: HowMany, row: Row) -> list[str]:
 
 def plan_words(row: Row) -> str:
     """The best plan of a number of nodes, and how surely it fits, or why there is none."""
-    nodes = f"{row.nodes:,} node{'s' * (row.nodes > 1)}"
+    nodes = _nodes(row)
     if row.plan is None or row.figures is None:
         return f"{nodes}: {row.reason}"
     sure = row.figures["fit_probability"]

@@ -41,7 +41,12 @@ SIMULATE_FLAGS = (
     Flag("--engine", "", str, "auto, reference, sweep or event"),
     Flag("--seed", "", int, "First seed of jitter"),
     Flag("--flops-convention", "", str, "How MFU counts causal attention: full or causal"),
-    Flag("--require-fit", "", bool, "Exit with 3 where the layout does not fit in memory"),
+    Flag(
+        "--require-fit",
+        "",
+        bool,
+        "Exit with 3 where the layout is predicted not to fit (check asks for a probability)",
+    ),
 )
 
 

@@ -134,9 +134,10 @@ def comment(s: Subject, prefix: str = "#") -> list[str]:
     """What every exported file starts with."""
     mesh = s.plan.mesh
     shape = f"tp {mesh.tp}, cp {mesh.cp}, dp {s.dp}, pp {mesh.pp}, ep {mesh.ep}"
+    passes = f"{s.microbatches} microbatch{'es' * (s.microbatches > 1)} of {s.plan.micro_batch}"
     lines = [
         f"Written by simpar {simpar.__version__} from plan {plan_hash(s)}.",
-        f"{s.graph.name} on {s.world_size} devices: {shape}; {s.microbatches} microbatches of {s.plan.micro_batch}.",
+        f"{s.graph.name} on {s.world_size} devices: {shape}; {passes}.",
     ]
     lines += [f"Predicted under {s.predicted}."] if s.predicted else []
     return [f"{prefix} {line}" for line in lines]

@@ -16,7 +16,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     """Write what a campaign came to."""
     share = outcome.effective_time
     console.print(
-        f"\nOperated for {outcome.days:g} days on {outcome.nodes:,} nodes "
+        f"\nOperated for {outcome.days:g} days on {outcome.nodes:,} node{'s' * (outcome.nodes > 1)} "
         f"(reliability {outcome.reliability}, {outcome.runs:,} repetitions)",
         style="bold", soft_wrap=True,
     )  # fmt: skip

@@ -159,7 +159,8 @@ def _target_of(text: str, source: str, suffix: str) -> str:
     keys = set(data) if isinstance(data, Mapping) else set()
     if keys & {"mesh", "plan", "candidates"}:
         raise UserError(
-            f"{source}: a plan or scenario of simpar; allowed: simpar simulate {source} --require-fit"
+            f"{source}: a plan or scenario of simpar; allowed: simpar simulate {source} --require-fit, which asks for "
+            "what check asks for with --fits-with 0.5"
         )
     for target, known in SECTIONS.items():
         if keys & set(known):

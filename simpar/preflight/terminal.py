@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simpar.preflight.check import Checked, Neighbour
 from simpar.report.run_rows import run_rows
-from simpar.report.words import headline, memory_state, probably, step_time_words
+from simpar.report.words import headline, is_at_the_limit, memory_state, probably, step_time_words
 from simpar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ def print_checked(checked: Checked, console: Console) -> None:
     result = checked.result
     console.print(headline(result), style="bold", soft_wrap=True)
     console.print()
-    verdict = "OK" if checked.is_sure else "NOT SURE TO FIT" if result.fits else "DOES NOT FIT"
+    unsure = result.fits or is_at_the_limit(result)
+    verdict = "OK" if checked.is_sure else "NOT SURE TO FIT" if unsure else "DOES NOT FIT"
     rows = [
         ("verdict", f"{verdict} (wanted: {100 * checked.fits_with:g} % sure to fit)"),
         ("memory", memory_state(result, "does not fit")),

@@ -148,7 +148,7 @@ def _memory_sentence(result: Result) -> str:
     largest = max(parts, key=lambda name: parts[name])
     room = abs(memory.headroom_bytes)
     fits = memory.fits or (memory.host is not None and not memory.host.fits and memory.headroom_bytes >= 0)
-    state = f"{format_bytes(room)} are left" if fits else f"{format_bytes(room)} too much: it does not fit"
+    state = f"{format_bytes(room)} are left" if fits else f"{format_bytes(room)} too much"
     words = largest.replace("_", " ")
     reserved, capacity = format_bytes(memory.peak_reserved_bytes), format_bytes(memory.capacity_bytes)
     mixed = len({one.device for one in memory.stages}) > 1

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from simpar.report.run_rows import run_rows
+from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 CAUSES = {
-    "allocator": "gaps of the allocator and workspaces", "stack": "what the stack keeps unseen",
+    "allocator": "allocator gaps and workspaces", "stack": "memory the stack keeps unseen",
     "experts": "uneven experts",
 }  # fmt: skip
 
@@ -112,12 +113,21 @@ def figures(result: Result) -> list[tuple[str, str]]:
 
 def memory_state(result: Result, misfit: str = "DOES NOT FIT") -> str:
     """Whether a step fits, into how much, and how sure that is; ``misfit`` says that it does not."""
-    memory = result.memory
-    sure = ""
-    if result.certainty is not None:
-        sure = f", {probably(result.certainty.fit_probability)}" + " to fit all the same" * (not memory.fits)
-    size = f"{format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}"
-    return f"{'fits' if memory.fits else misfit}: {size}{sure}"
+    memory, known = result.memory, result.certainty
+    state = "fits" if memory.fits else "is at the limit" if is_at_the_limit(result) else misfit
+    words = f"{state}: {format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    if not memory.fits and memory.host is not None and not memory.host.fits:
+        return f"{words}; what it keeps on its hosts is too much for them"
+    if known is not None:
+        words += f", {probably(known.fit_probability)}" + " to fit" * (not memory.fits)
+    return words
+
+
+def is_at_the_limit(result: Result) -> bool:
+    """Whether devices are predicted to need more than they have, and a step is yet more likely to fit than not."""
+    memory, known = result.memory, result.certainty
+    host_fits = memory.host is None or memory.host.fits
+    return not memory.fits and host_fits and known is not None and known.fit_probability >= AS_PREDICTED
 
 
 def step_and_memory(result: Result) -> str:
@@ -169,11 +179,11 @@ def how_sure(result: Result) -> list[str]:
 
 
 def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:
-    """What part every cause has in what must stay free for a fit, the largest first; below 1 % is left out."""
+    """What part every cause has in the memory that must stay free to fit with WANTED; below 1 % is left out."""
     parts = sorted(causes.items(), key=lambda item: -item[1])
-    words = ", ".join(f"{CAUSES.get(name, name)} {100 * part:.0f} %" for name, part in parts if part >= 0.01)
+    words = ", ".join(f"{100 * part:.0f} % {CAUSES.get(name, name)}" for name, part in parts if part >= 0.01)
     if words:
-        yield f"what must stay free for it: {words}"
+        yield f"memory margin for {100 * WANTED:.0f} %: {words}"
 
 
 def three(value: float) -> str:

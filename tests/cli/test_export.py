@@ -111,7 +111,7 @@ def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, ca
     lossless = [*command, "--lossy"]
     assert cli.run(lossless) == 2
     error = capsys.readouterr().err.strip()
-    assert "Under simpar, the stack of torch, the plan does not fit: " in error
+    assert "Under simpar, the stack of torch, the plan is at the limit: 81.7 GiB of 79.2 GiB" in error
     assert "GiB of 79.2 GiB" in error
     assert "under megatron, for which it was made, " in error
     assert error.endswith("(--force exports it all the same)")

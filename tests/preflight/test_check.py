@@ -104,7 +104,7 @@ def test_a_layout_of_many_ops_and_neighbours_that_need_too_much(capsys):
             "has layers 80, hidden 8192, ffn 28672, heads 64; the command says layers 32, hidden 4096, ffn 14336,",
         ),
         (["nowhere.sh"], "nowhere.sh"),
-        ([str(SCENARIO)], "simpar simulate"),
+        ([str(SCENARIO)], "--require-fit, which asks for what check asks for with --fits-with 0.5"),
         (["--from", "make", "--", *shlex.split(COMMAND)], "--from make"),
     ],
 )

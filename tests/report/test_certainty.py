@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.console import Console
 import simpar
 from simpar.report.result import Result
 from simpar.report.terminal import print_report
-from simpar.report.words import how_sure, probably
+from simpar.report.words import how_sure, memory_state, probably
 
 
 def _result(stack: str, **plan: object) -> Result:
@@ -101,9 +102,9 @@ def test_causes_of_what_must_stay_free_are_told_and_kept() -> None:
         assert ("experts" in causes) == (result is mixture)
         assert json.loads(result.to_json())["fit_causes"] == causes
         told = how_sure(result)[-1]
-        assert told.startswith("what must stay free for it: ")
+        assert told.startswith("memory margin for 95 %: ")
         assert ("uneven experts" in told) == (result is mixture)
-        assert f"gaps of the allocator and workspaces {100 * causes['allocator']:.0f} %" in told
+        assert f"{100 * causes['allocator']:.0f} % allocator gaps and workspaces" in told
 
 
 def test_files_that_do_not_say_causes_are_read() -> None:
@@ -114,3 +115,18 @@ def test_files_that_do_not_say_causes_are_read() -> None:
     assert read.certainty is not None
     assert read.certainty.fit_causes == {}
     assert not any("stay free" in line for line in how_sure(read))
+
+
+def test_what_is_more_likely_to_fit_than_not_is_at_the_limit() -> None:
+    """No report says of one step that it does not fit and that it probably does."""
+    result = _result("deepspeed")
+    memory = result.memory.model_copy(
+        update={"peak_reserved_bytes": 1.01 * result.memory.capacity_bytes, "fits": False}
+    )
+    assert result.certainty is not None
+    for probability, state in ((0.53, "is at the limit: "), (0.47, "DOES NOT FIT: ")):
+        certainty = result.certainty.model_copy(update={"fit_probability": probability})
+        why = result.why.model_copy(update={"certainty": certainty})
+        said = memory_state(replace(result, memory=memory, why=why))
+        assert said.startswith(state)
+        assert said.endswith(f", {100 * probability:.0f} % sure to fit")
