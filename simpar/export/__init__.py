@@ -136,7 +136,7 @@ def losses(
     target: str,
     *,
     own: Stack | None = None,
-    devices_per_node: int = 8,
+    devices_per_node: int | None = None,
 ) -> tuple[Loss, ...]:
     """What a target cannot express of a plan, whatever its data are.
 
@@ -215,7 +215,7 @@ def export(
     training: Training,
     target: str,
     *,
-    devices_per_node: int = 8,
+    devices_per_node: int | None = None,
     lossy: bool = False,
 ) -> Exported:
     """The files of a plan for a target: see :func:`draft`."""
@@ -228,7 +228,7 @@ def draft(
     training: Training,
     target: str,
     *,
-    devices_per_node: int = 8,
+    devices_per_node: int | None = None,
     lossy: bool = False,
 ) -> Draft:
     """A plan as a target runs it. ``plan`` was checked and has its dp.

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import gcd
 
-from simpar import files
 from simpar.export import placeholders, rules
 from simpar.export.hub import as_shipped
 from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.export.yaml_text import yaml_file
-from simpar.scenario import ClusterChoice
 
 CONFIG = "maxtext.yml"
 MODELS = {
@@ -102,15 +100,7 @@ def slices(s: Subject) -> int:
 
     MaxText asks that the axes ``ici_`` multiply up to the devices of a slice and those ``dcn_`` to the slices.
     """
-    return s.nodes if hardware(s) == "gpu" else 1
-
-
-def hardware(s: Subject) -> str | None:
-    """What the plan runs on in MaxText's words, which are those of devices: gpu, tpu or cpu; None where nobody says."""
-    if not s.plan.cluster:
-        return None
-    place = files.parse(ClusterChoice, s.plan.cluster, source="the plan's cluster")
-    return str(place.load().device.kind)
+    return s.nodes if s.device_kind == "gpu" else 1
 
 
 def _axes(s: Subject) -> tuple[int, int, int, int]:
@@ -163,8 +153,8 @@ def options(s: Subject) -> Options:
         "enable_checkpointing": False,
         "base_output_directory": "output",
     }
-    if (kind := hardware(s)) is not None:
-        found["hardware"] = kind
+    if s.device_kind is not None:
+        found["hardware"] = s.device_kind  # MaxText's words for them are the same
     if further:
         found["mtp_num_layers"] = further
     return found | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})
@@ -183,9 +173,9 @@ def written(s: Subject, given: Options) -> Mapping[str, str]:
 def notes(s: Subject) -> Iterator[str]:
     """What to know."""
     yield "Synthetic data, learning rate and number of steps are placeholders: a plan does not say them."
-    if hardware(s) is None:
+    if s.device_kind is None:
         yield "On TPUs start the same command on every host of the slice; `hardware=gpu` runs it on GPUs."
-    if hardware(s) == "tpu":
+    if s.device_kind == "tpu":
         yield "Start the same command on every host of the slice."
     if rows := ROWS.get(s.graph.name):
         yield f"MaxText's table of tokens has {rows} rows, the plan's {s.graph.dims['vocab']}."

@@ -10,6 +10,7 @@ from typing import Any
 from simpar import files
 from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve
 from simpar.errors import UserError
+from simpar.export.subject import cluster_of, node_of
 from simpar.formats import check_answer, is_simulated
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
@@ -18,10 +19,9 @@ from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
-from simpar.scenario import ClusterChoice, chosen_cluster, load_scenario
+from simpar.scenario import chosen_cluster, load_scenario
 from simpar.tracing.code import is_code
 
-DEVICES_PER_NODE = 8
 CODE = "is code, which no launcher builds; allowed: a model by name or config.json, or simpar run"
 
 
@@ -128,8 +128,7 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
         )
     training = Training(seq_len=seq_len, global_batch=batch)
     cluster = _cluster(plan, facts)
-    usual = cluster.profile.devices_per_node if cluster and not cluster.is_mixed else DEVICES_PER_NODE
-    devices = facts.devices_per_node or usual
+    devices = facts.devices_per_node or node_of(cluster)
     world = facts.nodes * devices if facts.nodes else plan.world_size
     if world is None:
         raise UserError(f"{source}: the plan leaves dp open: give --nodes N (and --gpus-per-node)")
@@ -140,11 +139,8 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
 def _cluster(plan: Plan, facts: Facts) -> Cluster | None:
     """The cluster that the plan was made for, or that is named beside it; None where nothing names one."""
     named = dict(plan.cluster or {}) | ({"hardware": facts.hardware} if facts.hardware else {})
-    if "hardware" not in named:
-        return None
-    choice = files.parse(ClusterChoice, named, source="the plan's cluster")
-    cluster = choice.load().reducing(nvls=choice.nvls, sharp=choice.sharp)
-    if facts.nodes or not plan.world_size:
+    cluster = cluster_of(named)
+    if cluster and (facts.nodes or not plan.world_size):
         return replace(cluster, nodes=facts.nodes or cluster.nodes)
     return cluster
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd
 from typing import Any
 
 from pydantic import BaseModel
 
+from simpar import files
 from simpar.cost.stack import Stack, load_stack, resolve
+from simpar.hardware.cluster import Cluster
 from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import is_full, of_layer
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import stage_layers
+from simpar.scenario import ClusterChoice
 
 STACK_FIELDS = {
     "data_parallel": (
@@ -43,6 +47,8 @@ UNDERSTOOD = {
     "memory": ("recompute",),
     "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
 }  # fmt: skip
+DEVICES_PER_NODE = 8
+"""Devices of a node where no cluster is named."""
 PASSIVE = ("version", "model", "training", "stack", "cluster", "search", "predicted", "micro_batch")
 
 
@@ -74,7 +80,7 @@ class Subject:
     chosen: frozenset[str] = frozenset()
     stated: frozenset[str] = frozenset()
     config: Mapping[str, Any] = field(default_factory=dict)
-    devices_per_node: int = 8
+    devices_per_node: int = DEVICES_PER_NODE
     predicted: str = ""
 
     @property
@@ -91,6 +97,12 @@ class Subject:
     def nodes(self) -> int:
         """Nodes that the launchers ask for."""
         return -(-self.world_size // self.devices_per_node)
+
+    @cached_property
+    def device_kind(self) -> str | None:
+        """What the plan runs on: gpu, tpu or cpu; None where it names no cluster. Raises UserError."""
+        cluster = cluster_of(self.plan.cluster)
+        return cluster.device.kind if cluster else None
 
     @property
     def microbatches(self) -> int:
@@ -163,18 +175,33 @@ def _opened(plan: Plan, fields: Mapping[str, tuple[str, ...]]) -> Plan:
     return plan.model_copy(update=update)
 
 
+def cluster_of(named: Mapping[str, Any] | None) -> Cluster | None:
+    """The cluster that a plan names; None where it names none. Raises UserError."""
+    if not named or "hardware" not in named:
+        return None
+    choice = files.parse(ClusterChoice, dict(named), source="the plan's cluster")
+    return choice.load().reducing(nvls=choice.nvls, sharp=choice.sharp)
+
+
+def node_of(cluster: Cluster | None) -> int:
+    """Devices of a node of a cluster, the usual number where there is none."""
+    return cluster.profile.devices_per_node if cluster else DEVICES_PER_NODE
+
+
 def subject(
     plan: Plan,
     graph: ModelGraph,
     training: Training,
     stack: str,
-    devices_per_node: int = 8,
+    devices_per_node: int | None = None,
     own: Stack | None = None,
 ) -> Subject:
     """What a target whose habits are ``stack`` is asked to express (``own``: see :func:`settle`).
 
-    Raises UserError for an unknown stack.
+    Nodes have as many devices as those of the plan's cluster, where no number is given. Raises UserError for an unknown
+    stack or cluster.
     """
+    inside = devices_per_node or node_of(cluster_of(plan.cluster))
     settled, chosen = settle(plan, stack, own)
     said = {
         name
@@ -183,8 +210,8 @@ def subject(
         if getattr(getattr(plan, section), name) is not None
     }
     config = config_of(graph.name)
-    shared = gcd(devices_per_node, settled.mesh.world_size)
-    per_node = min(devices_per_node, settled.mesh.world_size)
+    shared = gcd(inside, settled.mesh.world_size)
+    per_node = min(inside, settled.mesh.world_size)
     return Subject(
         plan=settled,
         graph=graph,

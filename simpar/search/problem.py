@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, Unpack
+from functools import cached_property
+from typing import Any, TypedDict, Unpack
 
 from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.errors import UserError
 from simpar.files import choose
+from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
@@ -16,6 +18,7 @@ from simpar.models.recompute import OPTIMAL
 from simpar.models.training import Training
 from simpar.plan.plan import SLICING, Plan
 from simpar.program.perturbation import Perturbation
+from simpar.scenario import chosen_cluster
 from simpar.simulation import tuned_graph
 from simpar.tracing.load import load_model
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED
@@ -118,6 +121,11 @@ class Problem:
         if self.constraints.portable is not None:
             return self.held_to
         return self.framework.target if self.framework else None
+
+    @cached_property
+    def place(self) -> dict[str, Any]:
+        """The cluster as plans that are found for it say it."""
+        return chosen_cluster(recorded(self.cluster))
 
     @property
     def memory_limit_bytes(self) -> float:

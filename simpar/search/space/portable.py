@@ -82,13 +82,14 @@ def axis_of(loss: Loss) -> str:
 
 
 def losses(problem: Problem, plan: Plan, target: str) -> list[Loss]:
-    """What a target cannot express of a plan that has its dp. Raises UserError where it cannot be asked."""
+    """What a target cannot express of a plan that has its dp, on the problem's cluster, as an export is asked.
+
+    Raises UserError where it cannot be asked.
+    """
     from simpar import export
 
-    named = plan.model_copy(update={"stack": problem.stack.name})
-    per_node = problem.cluster.profile.devices_per_node
-    job = (named, problem.graph, problem.training, target)
-    return list(export.losses(*job, own=problem.stack, devices_per_node=per_node))
+    named = plan.model_copy(update={"stack": problem.stack.name, "cluster": problem.place})
+    return list(export.losses(named, problem.graph, problem.training, target, own=problem.stack))
 
 
 def keep_expressible(rows: Rows) -> Rows:

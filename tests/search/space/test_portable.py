@@ -8,7 +8,7 @@ import pytest
 import simpar
 from simpar.cost.stack import load_stack
 from simpar.errors import Infeasible
-from simpar.export import TARGETS, load_target, targets_of
+from simpar.export import TARGETS, load_target, targets_of, unsupported
 from simpar.search import Constraints, make_problem
 from simpar.search.certify.scope import scope
 from simpar.search.progress import Progress
@@ -143,3 +143,27 @@ def test_the_scope_has_no_values_that_were_left_out():
     assert told["held"]["pp"] == 1
     assert set(told["decided_by"]["left_out"]["pp"]) == {2, 4, 8}
     assert scope(problem_of())["decided_by"] is None
+
+
+@pytest.mark.parametrize(
+    ("hardware", "most"),
+    some([("dgx-h100", 8), ("gb200-nvl72", 4), ("tpu-v5p-pod", 16)], 2, tuples=True),
+)
+def test_a_search_refuses_what_the_export_refuses_on_its_cluster(hardware, most):
+    """MaxText spreads experts inside of a node of GPUs, whatever its size, and over all of a pod of TPUs."""
+    name, target = "qwen3-30b-a3b", "maxtext"
+    training = simpar.Training(seq_len=512, global_batch=64)
+    held = {**HELD, "pp": 1, "cp": 1, "tp": (1, 2), "zero": 3, "recompute": "full", "ep": (2, 4, 8, 16)}
+    cluster = simpar.Cluster(hardware, nodes=4)
+    asked = make_problem(
+        name, cluster, training, constraints=Constraints(fixed={**held, "etp": 1}, portable=target)
+    )
+    rows = enumerate_space(asked)
+    taken = set()
+    for row in range(0, rows.count, max(rows.count // 60, 1)):
+        where = {"stack": asked.stack.name, "cluster": {"hardware": hardware, "nodes": 4}}
+        plan = counted(rows, row).model_copy(update=where)
+        said = unsupported(plan, asked.graph, training, target)
+        assert refusals(rows, row) == said
+        taken |= set() if said else {plan.mesh.ep}
+    assert max(taken) == most
