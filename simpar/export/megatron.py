@@ -75,6 +75,11 @@ def _recomputed(s: Subject) -> Iterator[Loss]:
     kind = s.plan.memory.recompute
     if recompute.period(kind) and s.recomputed_per_stage is None:
         yield Loss("recompute", kind, "the first N layers of every stage are recomputed; here N differs")
+    further = range(len(s.graph.layers) - predictions(s), len(s.graph.layers))
+    if recompute.period(kind) and any(recompute.is_full(recompute.of_layer(kind, each)) for each in further):
+        yield Loss(
+            "recompute", kind, "layers that predict further tokens are recomputed with all others or not"
+        )
     chosen = set(module_names(kind))
     if s.plan.numerics.precision == "fp8" and chosen & UNSCALED:
         yield Loss("recompute", kind, f"delayed scaling of fp8 recomputes no {' or '.join(sorted(UNSCALED))}")

@@ -236,22 +236,28 @@ def _by_module(given: Arguments) -> str:
 
 
 def _every(given: Arguments, number: int) -> str:
-    """``every:C`` for the first N layers of every stage: as many layers, evenly spread."""
-    sizes = _stage_sizes(given)
-    if sizes and number >= max(sizes):
+    """The first N layers of every stage: ``every:C`` where those are as many, evenly spread, else layer by layer.
+
+    Layers that predict further tokens are not recomputed.
+    """
+    sizes, further = _stage_sizes(given), given.number("--mtp-num-layers") or 0
+    if not sizes:
+        raise UserError(
+            f"{given.source}: --recompute-num-layers = {number}: of how many layers of a stage is not said; allowed: "
+            "with --num-layers, a multiple of the stages"
+        )
+    if number >= max(sizes) and not further:
         return "full"
-    ends = (0, *accumulate(sizes))
-    for count in range(1, max(sizes, default=0) + 1):
-        policy = every(count)
-        if all(
-            sum(of_layer(policy, layer) == "full" for layer in range(*stage)) == number
-            for stage in pairwise(ends)
-        ):
+    stages = [range(*ends) for ends in pairwise((0, *accumulate(sizes))) if ends[0] < ends[1]]
+    for policy in map(every, range(1, max(sizes) + 1)):
+        whole = [of_layer(policy, layer) == "full" for layer in range(sum(sizes) + further)]
+        even = all(sum(whole[layer] for layer in stage) == number for stage in stages)
+        if even and not any(whole[sum(sizes) :]):
             return policy
-    raise UserError(
-        f"{given.source}: --recompute-num-layers = {number}: a plan says every C-th layer; allowed: as many as those "
-        f"are of the {' or '.join(map(str, sorted(set(sizes)))) or 0} layers of a stage"
-    )
+    modes = [
+        pair for size in sizes for pair in (("full", min(number, size)), ("none", max(size - number, 0)))
+    ]
+    return by_layer((mode, count) for mode, count in (*modes, ("none", further)) if count)
 
 
 def _numerics(given: Arguments) -> dict[str, Any]:

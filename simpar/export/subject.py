@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
 
@@ -121,13 +122,15 @@ class Subject:
 
     @property
     def recomputed_per_stage(self) -> int | None:
-        """Layers that ``every:C`` recomputes in each virtual stage; None where stages differ."""
-        policy = self.plan.memory.recompute
-        starts = [sum(self.layers[:stage]) for stage in range(len(self.layers))]
-        counts = {
-            sum(is_full(of_layer(policy, start + layer)) for layer in range(size))
-            for start, size in zip(starts, self.layers, strict=True)
-        }
+        """Layers that ``every:C`` recomputes in each virtual stage, None where stages differ.
+
+        Layers that predict further tokens do not count, nor do stages of nothing else.
+        """
+        policy, names = self.plan.memory.recompute, self.graph.layers
+        main = [layer for layer, name in enumerate(names) if name not in self.graph.auxiliary]
+        whole = [layer for layer in main if is_full(of_layer(policy, layer))]
+        stages = [range(*ends) for ends in pairwise((0, *accumulate(self.layers)))]
+        counts = {sum(layer in stage for layer in whole) for stage in stages if {*stage} & {*main}}
         return counts.pop() if len(counts) == 1 else None
 
     def chose(self, name: str) -> bool:

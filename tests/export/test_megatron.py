@@ -163,8 +163,8 @@ def test_a_script_of_a_user_is_read():
         ("--micro-batch-size 1 --optimizer-cpu-offload --optimizer-offload-fraction 2", "= 2: allowed: from 0 to 1"),
         ("nothing of the sort", "no Megatron-LM arguments"),
         ("--micro-batch-size '1", "not shell text"),
-        (("--micro-batch-size 1 --num-layers 10 --recompute-granularity full --recompute-method block "
-         "--recompute-num-layers 6"), "--recompute-num-layers = 6"),
+        ("--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 6",
+         "--recompute-num-layers = 6"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_one_line(arguments, words):
@@ -360,6 +360,12 @@ ON_TWO = "--num-layers 80 --pipeline-model-parallel-size 2"
         (f"1 --recompute-method block {ON_TWO} --num-virtual-stages-per-pipeline-rank 8", "every:5"),
         (f"50 --recompute-method block {ON_TWO} --decoder-first-pipeline-num-layers 50", "full"),
         ("11 --recompute-method block --num-layers 32", "every:3"),
+        ("6 --recompute-method block --num-layers 10", "layers:full*6,none*4"),
+        (
+            f"20 --recompute-method block {ON_TWO} --mtp-num-layers 1",
+            "layers:full*20,none*20,full*20,none*21",
+        ),
+        (f"40 --recompute-method block {ON_TWO} --mtp-num-layers 1", "layers:full*80,none*1"),
         ("1 --recompute-method uniform --num-layers 32", "full"),
         ("8 --recompute-method uniform --num-layers 32", "layers:full:8*32"),
         (f"50 --recompute-method uniform {ON_TWO}", "layers:full:40*80"),
@@ -386,6 +392,21 @@ def test_every_cth_layer_comes_back_or_is_a_loss(values, count):
         again = checked(**values, recompute=read(text, "command.sh", "megatron").plan.memory.recompute)
         numbers = [subject(each, graph, TRAINING, "megatron").recomputed_per_stage for each in (plan, again)]
         assert numbers[0] == numbers[1] is not None
+
+
+def test_every_cth_layer_is_counted_without_those_that_predict():
+    """Megatron-Core recomputes them with all layers or not at all."""
+    graph = load_model("glm-4.5-air")
+    said = {}
+    for count in (2, 3, 4):
+        plan = checked("glm-4.5-air", dp=8, ep=8, recompute=f"every:{count}")
+        said[count] = [each for each in unsupported(plan, graph, TRAINING, "megatron") if "recompute" in each]
+    assert [len(reasons) for reasons in said.values()] == [1, 0, 0]
+    assert "predict further tokens" in said[2][0]
+    for count in (3, 4):
+        plan = checked("glm-4.5-air", dp=8, ep=8, recompute=f"every:{count}")
+        back = read(exported("megatron", plan)["command.sh"], "command.sh", "megatron").plan
+        assert back.memory.recompute == f"every:{count}"
 
 
 def test_fsdp_without_a_strategy_shards_nothing():

@@ -87,9 +87,11 @@ def losses(problem: Problem, plan: Plan, target: str) -> list[Loss]:
     Raises UserError where it cannot be asked.
     """
     from simpar import export
+    from simpar.export.subject import node_of
 
     named = plan.model_copy(update={"stack": problem.stack.name, "cluster": problem.place})
-    return list(export.losses(named, problem.graph, problem.training, target, own=problem.stack))
+    job, inside = (named, problem.graph, problem.training, target), node_of(problem.cluster)
+    return list(export.losses(*job, own=problem.stack, devices_per_node=inside))
 
 
 def keep_expressible(rows: Rows) -> Rows:
