@@ -58,9 +58,12 @@ def _sharding(s: Subject) -> Iterator[Loss]:
     if data.zero > 1:
         yield Loss("zero", data.zero, "optimizer states are sharded, or nothing: zero 0 or 1")
     yield from rules.no_replicas_of_shards(s)
-    tensor = s.plan.tensor_parallel
-    if "overlap" in s.stated and tensor.overlap and not tensor.sequence_parallel:
-        yield Loss("overlap", True, "linear layers communicate asynchronously with sequence parallelism only")
+    if s.plan.mesh.tp > 1 and s.plan.tensor_parallel.overlap:
+        yield Loss(
+            "overlap",
+            True,
+            "products are not cut into chunks: at most a rank's own share runs beside a gather",
+        )
 
 
 def options(s: Subject) -> Options:
@@ -86,7 +89,7 @@ def _parallelism(s: Subject) -> Options:
         "parallelism.expert_parallel_size": 1,
         "parallelism.pp_engine": ENGINES.get(s.plan.schedule, "1f1b"),
         "parallelism.tp_mode": "REDUCE_SCATTER" if tensor.sequence_parallel else "ALL_REDUCE",
-        "parallelism.tp_linear_async_communication": bool(tensor.sequence_parallel),
+        f"parallelism.{nanotron_read.ASYNC}": bool(tensor.sequence_parallel),
         "parallelism.recompute_layer": s.plan.memory.recompute == "full",
     }
 
@@ -177,6 +180,8 @@ def notes(s: Subject) -> Iterator[str]:
     yield "Dummy data and tokenizer, learning rate and number of steps are placeholders: a plan does not say them."
     if s.plan.mesh.pp > 1 and s.plan.pipeline.layers is None:
         yield "nanotron spreads layers over stages by cost, not evenly; predict with --stack nanotron."
+    if s.plan.mesh.tp > 1 and s.plan.tensor_parallel.sequence_parallel:
+        yield f"`{nanotron_read.ASYNC}` is on, which a plan does not say: stack nanotron is fitted to such runs."
 
 
 NANOTRON = Target(

@@ -9,6 +9,7 @@ from simpar.errors import UserError
 from simpar.export.match import is_telling, model_note, models_with
 from simpar.export.recipes import Given, flat
 from simpar.export.target import Imported, plan_said
+from simpar.plan.plan import Plan
 
 ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -18,6 +19,7 @@ SIZES = {
     "moe_config.moe_intermediate_size": "expert_ffn",
 }  # fmt: skip
 MODEL = "model.model_config."
+ASYNC = "tp_linear_async_communication"
 
 
 def read(text: str, name: str) -> Imported:
@@ -45,7 +47,7 @@ def read(text: str, name: str) -> Imported:
     values |= {"model": models[0] if models else None}
     plan = plan_said(values)
     note = model_note(models, sizes)
-    notes = (*filter(None, (note,)), *given.misspelt())
+    notes = (*filter(None, (note, _serial(given, plan))), *given.misspelt())
     return Imported(
         plan, given.rest(), notes, sizes=sizes if is_telling(sizes) else told, asks={"model": note}
     )
@@ -69,6 +71,21 @@ def _layout(given: Given) -> dict[str, Any]:
         "recompute": "full" if given.get(f"{prefix}recompute_layer") else "none",
         "bucket_bytes": f"{bucket} MiB" if bucket else None,
     }
+
+
+def _serial(given: Given, plan: Plan) -> str:
+    """A note where tensor-parallel ranks wait for each other; "" where they do not. Raises UserError."""
+    key, tensor = f"parallelism.{ASYNC}", plan.tensor_parallel.sequence_parallel
+    beside = given.get(key)
+    if beside not in (None, True, False):
+        raise UserError(f"{given.source}: {key} = {beside!r}: allowed: true, false")
+    if beside and not tensor and plan.mesh.tp > 1:  # nanotron raises ValueError
+        raise UserError(
+            f"{given.source}: {key} = true: allowed: false, or parallelism.tp_mode = REDUCE_SCATTER"
+        )
+    if beside or not tensor:
+        return ""
+    return f"{key} is off, for which a plan has no word: stack nanotron is fitted to runs that have it on."
 
 
 def _numerics(given: Given) -> dict[str, Any]:

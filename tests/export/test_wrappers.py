@@ -6,7 +6,8 @@ import runpy
 import pytest
 from ruamel.yaml import YAML
 
-from simpar.export import read, unsupported
+from simpar.errors import UserError
+from simpar.export import export, read, unsupported
 from simpar.models.catalogue import load_model
 from simpar.models.hf_config import read as read_config
 from simpar.plan.plan import Plan
@@ -117,6 +118,12 @@ def test_scripts_are_python_with_the_plans_model(target):
             {"tp": 2, "dp": 4, "sequence_parallel": False, "tensor_parallel": {"overlap": True}},
             "overlap = true",
         ),
+        (
+            "nanotron",
+            "llama-3-8b",
+            {"tp": 2, "dp": 4, "sequence_parallel": True, "tensor_parallel": {"overlap": True}},
+            "overlap = true",
+        ),
         ("nanotron", "llama-3-8b", {"pp": 2, "vpp": 2, "dp": 4}, "schedule = interleaved"),
         ("sagemaker", "llama-3-8b", {"dp": 8}, "zero = 0"),
         ("sagemaker", "qwen2.5-7b", {"tp": 2, "dp": 4, "zero": 3, "sequence_parallel": False}, "tp = 2"),
@@ -171,6 +178,25 @@ def test_sagemaker_wraps_the_layers_of_every_family(model, layer, tmp_path):
 def test_a_config_of_nanotron_comes_back(label):
     """Export and import give the same plan."""
     assert comes_back("nanotron", checked(**PLANS[label]), "nanotron.yaml")
+
+
+@pytest.mark.parametrize(
+    ("mode", "beside", "said"),
+    [("REDUCE_SCATTER", True, 0), ("REDUCE_SCATTER", False, 1), ("REDUCE_SCATTER", None, 1), ("ALL_REDUCE", False, 0)],
+)  # fmt: skip
+def test_communication_that_waits_is_said(mode, beside, said):
+    """A plan has no word for nanotron's asynchronous linear layers; its stack has them."""
+    layout = {"dp": 4, "tp": 2, "pp": 1, "tp_mode": mode, "tp_linear_async_communication": beside}
+    found = read(json.dumps({"parallelism": layout}), "config.yaml", "nanotron")
+    assert sum("tp_linear_async_communication is off" in note for note in found.notes) == said
+    assert "parallelism.tp_linear_async_communication" not in found.ignored
+    notes = export(checked(tp=2, dp=4), load_model("llama-3-8b"), TRAINING, "nanotron").notes
+    assert any("tp_linear_async_communication" in note for note in notes)
+    with pytest.raises(
+        UserError, match=r"tp_linear_async_communication = true: allowed: false, or .*REDUCE_SCATTER"
+    ):
+        read(json.dumps({"parallelism": layout | {"tp_mode": "ALL_REDUCE", "tp_linear_async_communication": True}}),
+             "config.yaml", "nanotron")  # fmt: skip
 
 
 @pytest.mark.parametrize("label", ["ddp", "zero-3", "hsdp", "offloaded"])
