@@ -11,7 +11,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.export.match import is_telling, model_note, models_with, with_rope
 from simpar.export.megatron_arguments import AXES, SIZES, Arguments, read_arguments
-from simpar.export.megatron_hybrid import STAGE_END, layers_of_pattern
+from simpar.export.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.export.target import Imported
 from simpar.models.recompute import MODULES, by_layer, every, of_layer
 from simpar.plan.plan import Plan
@@ -22,6 +22,7 @@ RECIPES = {
     "--fp4-format": {"nvfp4": "nvfp4"},
 }
 """Precisions by the recipe (the first where none is named) of floats of 8 and 4 bits."""
+PATTERN = "--hybrid-layer-pattern"
 MAIN_GRADIENTS = ("--megatron-fsdp-main-grads-dtype", "--main-grads-dtype")
 """Other words for the dtype of gradients: in bf16 they are not reduced in fp32 (``megatron/training/arguments.py``)."""
 MOMENTS = ("--exp-avg-dtype", "--exp-avg-sq-dtype")
@@ -99,14 +100,7 @@ def _context(given: Arguments) -> dict[str, Any]:
 
 def _pipeline(given: Arguments) -> dict[str, Any]:
     pp = given.number("--pipeline-model-parallel-size") or 1
-    for flag in ("--pipeline-model-parallel-layout", "--hybrid-layer-pattern"):
-        text = given.text(flag)
-        if text is None or (STAGE_END not in text and flag == "--hybrid-layer-pattern"):
-            continue
-        hybrid = flag == "--hybrid-layer-pattern"
-        layers = layers_of_pattern(text) if hybrid else layers_of(text, given.source)
-        if len(layers) % pp:
-            raise UserError(f"{given.source}: {flag}: {len(layers)} stages for pp = {pp}")
+    if layers := _spelled(given, pp):
         even = len(set(layers)) == 1
         return {"vpp": len(layers) // pp, "layers": None if even else layers}
     vpp = given.number("--num-virtual-stages-per-pipeline-rank")
@@ -163,6 +157,25 @@ def layers_of(text: str, source: str = "layout") -> tuple[int, ...]:
     return tuple(stage.count("t") + stage.count("m") for stage in flat.split("|"))
 
 
+def _spelled(given: Arguments, pp: int) -> tuple[int, ...]:
+    """Layers of every virtual stage, those that predict included, where a layout or a pattern spells stages."""
+    for flag in ("--pipeline-model-parallel-layout", PATTERN):
+        text = given.text(flag)
+        if text is None or (STAGE_END not in text and flag == PATTERN):
+            continue
+        layers = layers_of_pattern(text) if flag == PATTERN else layers_of(text, given.source)
+        if len(layers) % pp:
+            raise UserError(f"{given.source}: {flag}: {len(layers)} stages for pp = {pp}")
+        return layers
+    return ()
+
+
+def _further(given: Arguments) -> int:
+    """Layers that predict further tokens."""
+    pattern = given.text(PATTERN)
+    return pattern.count(PASS) if pattern else given.number("--mtp-num-layers") or 0
+
+
 def _data_parallel(given: Arguments) -> dict[str, Any]:
     zero = 1 if given.has("--use-distributed-optimizer") else 0
     kind = None
@@ -198,12 +211,19 @@ def _recompute(given: Arguments) -> dict[str, Any]:
 
 def _stage_sizes(given: Arguments) -> tuple[int, ...]:
     """Layers of every virtual stage, without those that predict further tokens; none where the arguments do not say."""
-    pattern = given.text("--hybrid-layer-pattern")  # says the layers of hybrids, in place of their number
-    layers = given.number("--num-layers") or (sum(layers_of_pattern(pattern)) if pattern else 0)
+    pp, further, pattern = (
+        given.number("--pipeline-model-parallel-size") or 1,
+        _further(given),
+        given.text(PATTERN),
+    )
+    if spelled := _spelled(given, pp):
+        return (*spelled[:-1], spelled[-1] - further)
+    # a pattern says the layers of hybrids, in place of their number
+    layers = given.number("--num-layers") or (sum(layers_of_pattern(pattern)) - further if pattern else 0)
     pipeline = _pipeline(given)
     if sizes := pipeline["layers"]:
         return (*sizes[:-1], sizes[-1] - (sum(sizes) - layers if layers else 0))
-    stages = (given.number("--pipeline-model-parallel-size") or 1) * (pipeline["vpp"] or 1)
+    stages = pp * (pipeline["vpp"] or 1)
     return (layers // stages,) * stages if layers and layers % stages == 0 else ()
 
 
@@ -217,7 +237,7 @@ def _segments(given: Arguments, number: int) -> str:
         length = min(number, size)
         rest = size % length if length else 0
         modes += [(_segment(length), size - rest), (_segment(rest), rest)]
-    modes.append(("full", given.number("--mtp-num-layers") or 0))  # have no neighbour
+    modes.append(("full", _further(given)))  # have no neighbour
     return by_layer((mode, count) for mode, count in modes if count)
 
 
@@ -240,7 +260,7 @@ def _every(given: Arguments, number: int) -> str:
 
     Layers that predict further tokens are not recomputed.
     """
-    sizes, further = _stage_sizes(given), given.number("--mtp-num-layers") or 0
+    sizes, further = _stage_sizes(given), _further(given)
     if not sizes:
         raise UserError(
             f"{given.source}: --recompute-num-layers = {number}: of how many layers of a stage is not said; allowed: "

@@ -50,6 +50,12 @@ def test_layers_that_recompute_come_back():
     text = exported("megatron", checked("nemotron-h-8b", dp=8, recompute="every:2"))["command.sh"]
     assert "--num-layers" not in text
     assert read(text, "command.sh", "megatron").plan.memory.recompute == "every:2"
+    plan = checked("nemotron-3-super", dp=8, ep=8, etp=1, recompute="every:3")  # 88 layers and 2 that predict
+    again = read(exported("megatron", plan)["command.sh"], "command.sh", "megatron").plan
+    assert again.memory.recompute == "every:3"
+    arguments = "--pipeline-model-parallel-size 2 --hybrid-layer-pattern 'MEM|EM/*E'"  # three layers a stage
+    text = f"{arguments} --recompute-granularity full --recompute-method block --recompute-num-layers 2"
+    assert read(text, "train.sh", "megatron").plan.memory.recompute == "layers:full*2,none*1,full*2,none*1"
 
 
 def test_a_pattern_has_bars_between_stages_and_passes_behind():
