@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 from simpar import cli
 from simpar.export import unsupported
 from simpar.export.maxtext import MODELS
+from simpar.export.source import Facts, load_source
 from simpar.models.catalogue import catalogue, load_model
 from simpar.plan.plan import Plan
 
@@ -61,6 +62,23 @@ def test_axes_of_a_slice_multiply_up_to_its_devices(values, hardware, expected):
     inside = found["ici_data_parallelism"] * found["ici_fsdp_parallelism"] * found["ici_tensor_parallelism"]
     assert inside == (16 if hardware.startswith("tpu") else 8)
     assert found["hardware"] == ("tpu" if hardware.startswith("tpu") else "gpu")
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    ["gb200-nvl72", {"name": "ours", "groups": [{"hardware": "gb200-nvl72"}, {"hardware": "mi250x-8"}], "between": {}}],
+)  # fmt: skip
+def test_nodes_are_those_of_the_plans_cluster(hardware, tmp_path):
+    """Four devices each, in Python and from the command line; eight are those of no cluster."""
+    values = {"dp": 8, "zero": 3, "recompute": "full"}
+    plan = checked("llama-3.1-8b", 8, **values, cluster={"hardware": hardware, "nodes": 2})
+    found = exported("maxtext", plan)
+    assert YAML(typ="safe", pure=True).load(found["maxtext.yml"])["dcn_fsdp_parallelism"] == 2
+    assert "--nodes=2" in found["slurm.sh"]
+    plan.save(tmp_path / "plan.json")
+    assert load_source(str(tmp_path / "plan.json"), Facts()).devices_per_node == 4
+    alone = exported("maxtext", checked("llama-3.1-8b", 8, **values))
+    assert "--nodes=1" in alone["slurm.sh"]
 
 
 def test_what_runs_on_gpus_is_told_by_the_command_line_too(tmp_path):
