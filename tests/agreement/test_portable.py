@@ -21,6 +21,8 @@ FILES = {
     "deepspeed": "ds_config.json",
 }  # fmt: skip
 """The file of an export that is read back."""
+BASES = {"axolotl": simpar.Plan().with_values(master_weights=False)}
+"""What a plan says that a target takes no other of: Axolotl keeps no second copy of weights, which is no axis."""
 FEW = ("gpt3-1.3b", "llama-3-8b", "qwen3-0.6b", "mixtral-8x7b", "nemotron-h-4b")
 SHARE = 0.25
 """Of the memory of all devices, what the states of a model may need."""
@@ -37,7 +39,9 @@ def problem_for(model, **options):
     fixed = {"micro_batch": 1, "tp": (1, 8), "pp": (1, 4), "hsdp": (1, 2), "vpp": (1, 2)}
     fixed["cp"] = 1 if graph.has_state else (1, 2)
     constraints = Constraints(fixed=fixed | options.pop("fixed", {}), **options)
-    return make_problem(graph, simpar.Cluster("dgx-h100", nodes=nodes), training, constraints=constraints)
+    base = BASES.get(constraints.portable, simpar.Plan())
+    cluster = simpar.Cluster("dgx-h100", nodes=nodes)
+    return make_problem(graph, cluster, training, base=base, constraints=constraints)
 
 
 def agree(target, model):
@@ -47,7 +51,7 @@ def agree(target, model):
     """
     problem = problem_for(model, portable=target)
     assert problem.stack.name == load_target(target).stack
-    simplest = losses(problem, simpar.Plan(dp=1), target)
+    simplest = losses(problem, problem.base.with_values(dp=1), target)
     if any(axis_of(loss) not in AXIS_NAMES for loss in simplest):
         with pytest.raises(Infeasible, match=f"{target} can express none"):
             search_uniform(problem, Progress(top=1, brief=True))
