@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_copies: dict[tuple[int, Any, bool], Tensor] = {}
-"""By parameter, dtype and whether gradients are recorded; backward passes may read it in threads of autograd's."""
+_copies: dict[tuple[int, Any, bool], tuple[Tensor, Tensor]] = {}
+"""A parameter, so that no other takes its identity, and its copy: by that identity, dtype and whether gradients are
+recorded. Backward passes may read it in threads of autograd's."""
 _shares: list[bool] = [False]
 
 
@@ -38,9 +39,11 @@ def cast(weight: Tensor, dtype: Any) -> Tensor:
     """
     if torch.compiler.is_compiling() or weight.dtype == dtype or not _shares[-1]:
         return weight.to(dtype)
-    if not isinstance(weight, nn.Parameter):
+    if not (
+        isinstance(weight, nn.Parameter) and weight.is_leaf
+    ):  # the local part of a DTensor passes for a Parameter
         return weight.to(dtype)
     key = (id(weight), dtype, torch.is_grad_enabled())
     if key not in _copies:
-        _copies[key] = weight.to(dtype)
-    return _copies[key]
+        _copies[key] = (weight, weight.to(dtype))
+    return _copies[key][1]

@@ -26,6 +26,7 @@ from simpar.models.graph import INPUT, Block, ModelGraph, Operator
 from simpar.plan.placement import Role, States
 from simpar.plan.stages import StagePlan
 from simpar.runtime.attention import Place
+from simpar.runtime.casts import cast
 from simpar.runtime.context import Context
 from simpar.runtime.decoder import Decoder
 from simpar.runtime.loss import mean_loss
@@ -157,6 +158,8 @@ class Placed:
             found = parameter.redistribute(placements=weight.used)
         elif weight.kept != weight.used:
             found = parameter.to(self.compute).redistribute(placements=weight.used)
+        elif op.kind == "matmul" and parameter.ndim > 1:
+            found = cast(parameter, self.compute)
         local = found.to_local(grad_placements=weight.gradient)
         if weight.kept != weight.used:
             gathered.append(Gathered(local.untyped_storage().data_ptr(), parameter, local.dtype, weight.used))
