@@ -28,15 +28,22 @@ def refuse_roles(stages: tuple[StagePlan, ...], graph: ModelGraph) -> None:
                     raise UserError(f"{where} as {words} on mesh {stage.mesh}: {reason}")
 
 
+def why_no_copies(graph: ModelGraph, parts: int) -> str | None:
+    """Why heads of attention are not divided into so many parts; None where they are."""
+    kv_heads = graph.dims["kv_heads"]
+    if kv_heads % parts == 0:
+        return None
+    return f"the runtime does not copy key-value heads; allowed: a divisor of {kv_heads}"
+
+
 def _reason(op: Operator, roles: tuple[Role, ...], mesh: tuple[int, ...], graph: ModelGraph) -> str | None:
     """Why an operator does not run in its roles; None where it does."""
     if op.kind not in KINDS or "qk_dim" in graph.dims:
         return f"a real run places no operators of kind {op.kind}, nor latent attention, one by one{allowed(KINDS)}"
     parts = prod(size for role, size in zip(roles, mesh, strict=True) if role.divides == "columns")
     of_keys = op.attention is not None or any("kv_heads" in names for _, names in op.columns)
-    if of_keys and graph.dims["kv_heads"] % parts:
-        kv_heads = graph.dims["kv_heads"]
-        return f"the runtime does not copy key-value heads; allowed: a divisor of {kv_heads}"
+    if of_keys and (reason := why_no_copies(graph, parts)):
+        return reason
     whole = any("heads" in names for weight in op.weights for _, names in weight.size)
     if op.kind == "norm" and parts > 1 and whole:
         return "it normalises over all heads at once; allowed: batch, sequence, replicate"

@@ -34,7 +34,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.stage_layers import stage_layers
 from simpar.plan.sync import apart
-from simpar.plan.torch_roles import refuse_roles
+from simpar.plan.torch_roles import refuse_roles, why_no_copies
 from simpar.simulation import tuned_graph
 
 Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers", "stages"]
@@ -336,11 +336,8 @@ def _refuse_mixers(plan: Plan, graph: ModelGraph) -> None:
 
 
 def _refuse_tensor(tp: int, graph: ModelGraph) -> None:
-    kv_heads = graph.dims["kv_heads"]
-    if kv_heads % tp:
-        raise UserError(
-            f"plan.tp = {tp}: the runtime does not copy key-value heads; allowed: a divisor of {kv_heads}"
-        )
+    if reason := why_no_copies(graph, tp):
+        raise UserError(f"plan.tp = {tp}: {reason}")
     for block in graph.blocks.values():
         for op in block.operators:
             whole = any("heads" in names for weight in op.weights for _, names in weight.size)
