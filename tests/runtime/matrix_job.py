@@ -11,6 +11,7 @@ import sys
 import time
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -166,19 +167,37 @@ def delay(engine, ratio: float) -> None:
     optimizer.step = step
 
 
-def train(values: dict, rank: int, world: int, dtype: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+class Trained(NamedTuple):
+    """Losses, parameters by name, and how far the farthest of them moved, of one training."""
+
+    losses: list[float]
+    parameters: dict[str, torch.Tensor]
+    moved: float
+
+    @classmethod
+    def of(cls, losses: list[float], before: dict[str, torch.Tensor], engine) -> Trained:
+        """An engine's, whose parameters were others ``before``."""
+        found = whole_parameters(engine)
+        changes = (
+            float((value - before[name]).abs().max()) for name, value in found.items() if name in before
+        )
+        return cls(losses, found, max(changes, default=0.0))
+
+
+def train(values: dict, rank: int, world: int, dtype: str) -> Trained:
     """Losses and parameters of a case; with "then", another layout goes on from a checkpoint in the middle."""
     values = dict(values)
     then, folder = values.pop("then", None), Path(sys.argv[2]).parent / "checkpoints"
     late = values.pop("late", None)
     engine = build(values, rank, world, dtype)
+    before = {name: value.clone() for name, value in whole_parameters(engine).items()}
     if late is not None:
         delay(engine, late)
     away = values.get("offload_optimizer") == "cpu" and "offload_parameters" not in values
     assert bool(engine.update.hosted()) == away, "states are where the plan says"
     assert not values.get("offload_gradients") or engine.update.early, "gradients go where the plan says"
     if then is None:
-        return steps(engine, 0, STEPS), whole_parameters(engine)
+        return Trained.of(steps(engine, 0, STEPS), before, engine)
     losses = steps(engine, 0, 1)
     store = Store.open(folder, keep=1, background=True)
     store.save(named_tensors(engine.update)[0], Contents("tiny", "any", 1))
@@ -193,7 +212,7 @@ def train(values: dict, rank: int, world: int, dtype: str) -> tuple[list[float],
         same = [torch.equal(a, b) for a, b in zip(*map(leaves, (engine, other)), strict=True)]
         assert losses == losses_of_first, "resuming in the same layout is bit-identical"
         assert all(same), "resuming in the same layout is bit-identical"
-    return losses, whole_parameters(other)
+    return Trained.of(losses, before, other)
 
 
 def leaves(engine) -> list[torch.Tensor]:
@@ -217,7 +236,7 @@ def choose_by_parts(scores, routed, num_experts: int, factor: float, *, parts: i
 
 
 @cache
-def by_one_process(alone: str, dtype: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+def by_one_process(alone: str, dtype: str) -> Trained:
     """What one process trains, rank 0, for all layouts that are compared with it."""
     found = [train(json.loads(alone), 0, 1, dtype) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found, src=0)
@@ -236,18 +255,18 @@ def compare(case: dict, rank: int, world: int) -> dict:
         with mock.patch.object(experts, "choose", partial(choose_by_parts, parts=parts)):
             alone |= {"micro_batch": case.get("micro_batch", 1)}
             DROPPED.clear()
-            expected_losses, expected = train(alone, 0, 1, dtype)
+            expected = train(alone, 0, 1, dtype)
         assert sum(DROPPED) > 0, "the capacity is one that drops something"
     else:
-        expected_losses, expected = by_one_process(json.dumps({**alone, "micro_batch": 4}), dtype)
+        expected = by_one_process(json.dumps({**alone, "micro_batch": 4}), dtype)
     try:
-        losses, found = train(case, rank, world, dtype)
+        losses, found, _ = train(case, rank, world, dtype)
     except UserError as error:
         return {"case": case, "refused": str(error)}
-    loss = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
-    twin = {OUTPUT: TABLE}
+    loss = max(abs(a - b) for a, b in zip(losses, expected.losses, strict=True))
+    twin, alike = {OUTPUT: TABLE}, expected.parameters
     differences = (
-        float((value - expected[name if name in expected else twin[name]]).abs().max())
+        float((value - alike[name if name in alike else twin[name]]).abs().max())
         for name, value in found.items()
     )
     parameter = max(differences, default=0.0)  # a rank of frozen layers trains nothing
@@ -255,10 +274,10 @@ def compare(case: dict, rank: int, world: int) -> dict:
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     names = [None] * world
     dist.all_gather_object(names, sorted(found))
-    assert set(expected) <= {name for each in names for name in each}, "every parameter is on some rank"
+    assert set(alike) <= {name for each in names for name in each}, "every parameter is on some rank"
     return {
         "case": case, "loss": float(worst[0]), "parameter": float(worst[1]), "losses": losses,
-        "seconds": time.perf_counter() - started,
+        "moved": expected.moved, "seconds": time.perf_counter() - started,
     }  # fmt: skip
 
 

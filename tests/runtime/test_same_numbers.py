@@ -7,8 +7,13 @@ from simpar.plan.megatron_roles import with_roles
 from simpar.plan.stages import StagePlan
 
 SHARP = 1e-11
-BF16 = 3e-3
+BF16 = 3e-3  # of the loss
+SHARE_BF16 = 2**-6  # of how far parameters move: a random walk of 64 roundings by 2^-9 on a gradient's way
 ROUNDED = {"precision": "bf16", "optimizer": "sgd", "learning": {"learning_rate": 0.1}}
+FAST = {
+    **ROUNDED,
+    "learning": {"learning_rate": 10.0},
+}  # half of an adapter is zero at first: it hardly moves
 CLIPPED = {"learning": {"clip_norm": 0.5}}
 SEQUENCE = {"tp": 2, "sequence_parallel": True, "model": "gpt2"}
 SLICED = {"tp": 2, "etp": 2, "sequence_parallel": True}
@@ -93,6 +98,8 @@ WIDE_STAGED = [
     staged(gathering(stage(4, 0, (2, 2), rows=True, recompute="full")), micro_batch=4),
     staged(gathering(stage(4, 0, (2, 2), rows=True, recompute="selective"))),
     staged(stage(2, 0, (1, 2), rows=True), stage(2, 2, (2,)), **ROUNDED),
+    staged(TIED, stage(3, 2, (1, 2), **GPT2, rows=True), schedule="zb-h1", **GPT2, **ROUNDED),
+    staged(gathering(stage(4, 0, (2, 2), rows=True, recompute="full")), micro_batch=4, **ROUNDED),
 ]  # fmt: skip
 CONTINUED_STAGED = [
     staged(TIED, stage(3, 2, (1, 2), **GPT2, rows=True), **GPT2, then={"pp": 2, "dp": 2, "schedule": "zb-v"}),
@@ -166,7 +173,7 @@ WIDE_FOUR = [
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "zb-v", "recompute": "full", "model": "mixtral"},
     {"cp": 2, "dp": 2, "ep": 4, "cp_method": "ring", "model": "mixtral"},
     {"dp": 4, "lora_rank": 4},
-    {"dp": 4, "zero": 3, "lora_rank": 2, **ROUNDED},
+    {"dp": 4, "zero": 3, "lora_rank": 2, **FAST},
     {"pp": 2, "dp": 2, "zero": 1, "lora_rank": 2, "lora_targets": ["q_proj", "v_proj"], **CLIPPED},
     {"pp": 2, "dp": 2, "schedule": "zb-v", "lora_rank": 2},
     {"cp": 2, "dp": 2, "cp_method": "ring", "zero": 2, "lora_rank": 2},
@@ -208,7 +215,7 @@ WIDE_FOUR = [
     {"dp": 2, **SEQUENCE, "lora_rank": 2},
     {"dp": 2, "tp": 2, "lora_rank": 3, **CLIPPED},
     {"dp": 2, "tp": 2, "sequence_parallel": True, "lora_rank": 2, "zero": 3, "recompute": "full"},
-    {"dp": 2, "tp": 2, "sequence_parallel": True, "lora_rank": 2, **ROUNDED},
+    {"dp": 2, "tp": 2, "sequence_parallel": True, "lora_rank": 2, **FAST},
     {"pp": 2, "tp": 2, "sequence_parallel": True, "lora_rank": 2, "schedule": "zb-v"},
     {"dp": 2, **SEQUENCE, "frozen_layers": 2},
     {"pp": 4, "frozen_layers": 2},
@@ -338,6 +345,7 @@ CONTINUED_ON_HOST = [
 CAST = [
     {"dp": 2, "micro_batch": 1, "recompute": "selective", **ROUNDED},
     {"pp": 2, "micro_batch": 1, "schedule": "zb-h1", **ROUNDED},
+    staged(stage(4, 0, (1, 2)), micro_batch=1, **ROUNDED),
 ]
 COMPILED = [{"tp": 2, "sequence_parallel": True, "micro_batch": 4}]
 
@@ -346,8 +354,9 @@ def assert_equal(results):
     """Every case within its tolerance; a failure names all cases that differ."""
     differing = []
     for result in results:
-        limit = BF16 if result["case"]["precision"] == "bf16" else SHARP
-        same = "refused" not in result and max(result["loss"], result["parameter"]) <= limit
+        rounded = result["case"]["precision"] == "bf16"
+        same = "refused" not in result and result["loss"] <= (BF16 if rounded else SHARP)
+        same = same and result["parameter"] <= (SHARE_BF16 * result["moved"] if rounded else SHARP)
         if not same or result["losses"][0] <= result["losses"][-1]:
             differing.append(result)
     assert differing == []
