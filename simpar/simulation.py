@@ -23,6 +23,7 @@ from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.stage_layers import layers_by_cost
 from simpar.plan.sync import apart
+from simpar.precisions import narrower
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import check_countable
@@ -202,10 +203,11 @@ def tuned_graph(plan: Plan, graph: ModelGraph) -> ModelGraph:
             "plan.tuning: not with stages of their own, offload_parameters or replicas that step on their own; "
             "allowed: none of them"
         )
-    if tuning.frozen_dtype == "fp8" and plan.numerics.precision != "fp8":
+    stored, precision = tuning.frozen_dtype, plan.numerics.precision
+    if stored in narrower(16) and stored != precision:
         raise UserError(
-            f"plan.frozen_dtype = fp8: products of precision {plan.numerics.precision} read other weights; allowed: "
-            "precision = fp8, or frozen_dtype = bf16, nf4"
+            f"plan.frozen_dtype = {stored}: products of precision {precision} read other weights; allowed: "
+            f"precision = {stored}, or frozen_dtype = bf16, nf4"
         )
     if graph.facts.get(TUNED):
         return graph

@@ -37,32 +37,7 @@ MOST_LINK_BYTES_PER_S = 500e12
 
 DTYPE_BYTES = {
     "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5,
-    "nvfp4": 0.5 + 1 / 16,  # an 8-bit scale for 16 values
-    "mxfp4": 0.5 + 1 / 32, "mxfp8": 1.0 + 1 / 32,  # and for 32
-    "fp8_blockwise": 1.0 + 4 / 128,  # an fp32 one for 128
 }  # fmt: skip
-CAST_DTYPES = ("fp8", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4")
-"""Precisions of products alone, whose operands are cast; what they hand each other is bf16."""
-FOUR_BITS = ("nvfp4", "mxfp4")
-MICROSCALED = ("mxfp8", *FOUR_BITS)
-"""Of them, those whose scales of 16 or 32 values tensor cores apply themselves."""
-BLOCK_SCALED = ("fp8_blockwise", *MICROSCALED)
-"""Of them, those whose values share scales in blocks along the contraction, of 128 the first."""
-
-
-BITS = {"fp8": 8, "fp8_blockwise": 8, "mxfp8": 8, "nvfp4": 4, "mxfp4": 4}
-"""Bits of the products of precisions that have fewer than 16."""
-
-
-def handed_dtype(precision: str) -> str:
-    """Dtype of activations and of computed-with parameters at a precision."""
-    return "bf16" if precision in CAST_DTYPES else precision
-
-
-def handed_bytes(precision: str) -> float:
-    """Bytes of an element of them."""
-    return DTYPE_BYTES[handed_dtype(precision)]
-
 
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}

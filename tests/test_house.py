@@ -196,18 +196,22 @@ def test_every_schedule_is_in_the_table():
     assert homes == paths.keys() - silent
 
 
-def test_nothing_downstream_knows_the_name_of_a_schedule_or_an_optimizer():
+def test_nothing_downstream_knows_the_name_of_a_schedule_an_optimizer_or_a_precision():
     """No text of the code has one as a word, but where they are declared and where targets say it in their own words.
 
-    "naive" is also the key of what people choose without a search.
+    "naive" is also the key of what people choose without a search. Precisions are those that are no dtype of storage;
+    tables of measured runs and a model's recipe have some.
     """
     from simpar.plan.optimizers import OPTIMIZERS
     from simpar.plan.schedules import SCHEDULES
+    from simpar.precisions import PRECISIONS
+    from simpar.units import DTYPE_BYTES
 
     homes = [ROOT / "simpar" / home for home in ("plan/schedules", "plan/optimizers", "export")]
-    names, found = {*SCHEDULES, *OPTIMIZERS}, []
+    homes += [ROOT / "simpar/precisions.py", ROOT / "simpar/validate", ROOT / "simpar/models/hf_hybrids.py"]
+    names, found = {*SCHEDULES, *OPTIMIZERS, *PRECISIONS} - DTYPE_BYTES.keys(), []
     for path in PACKAGE:
-        texts = () if any(home in path.parents for home in homes) else set(texts_of(tree(path)))
+        texts = () if any(home in (path, *path.parents) for home in homes) else set(texts_of(tree(path)))
         for text in texts - {"naive"} if texts else ():
             found += [
                 f"{path.name}: {word}" for word in set(re.findall(r"[a-z0-9][a-z0-9_-]*", text)) & names

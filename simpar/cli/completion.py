@@ -11,6 +11,7 @@ KIND_OF_FLAG = {
     "--schedule": "schedules",
     "--schedules": "schedules",
     "--optimizer": "optimizers",
+    "--precision": "precisions",
     "--stack": "stacks",
     "--reliability": "reliability",
     "--like": "hardware",
@@ -44,6 +45,10 @@ def _names(kind: str) -> list[str]:
         from simpar.plan.optimizers import OPTIMIZERS
 
         return list(OPTIMIZERS)
+    if kind == "precisions":
+        from simpar.precisions import PRECISIONS
+
+        return list(PRECISIONS)
     if kind == "targets":
         from simpar.export import TARGETS
 

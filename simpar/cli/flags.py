@@ -59,7 +59,7 @@ SCENARIO_FLAGS = (
     ),
     Flag("--schedule", "plan.schedule", str, "Pipeline schedule (simpar list schedules)"),
     Flag("--recompute", "plan.recompute", str, "none, selective, full, every:C or optimal"),
-    Flag("--precision", "plan.precision", str, "bf16, fp16, fp32, fp8, fp8_blockwise, mxfp8, nvfp4 or mxfp4"),
+    Flag("--precision", "plan.precision", str, "Precision of products (simpar list precisions)"),
     Flag("--optimizer", "plan.optimizer", str, "Optimizer (simpar list optimizers)"),
     Flag("--stack", "stack", str, "Software stack profile (simpar list stacks)"),
 )

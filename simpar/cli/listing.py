@@ -17,6 +17,7 @@ LISTS = {
     "scenarios": "for simulate, search, compare, run and export",
     "schedules": "for --schedule and --schedules",
     "optimizers": "for --optimizer",
+    "precisions": "for --precision",
     "stacks": "for --stack",
     "reliability": "for --reliability",
     "targets": "for export --to and import --from",
@@ -51,6 +52,7 @@ def _names(what: str) -> dict[str, str]:
         "reliability": lambda: _described("reliability"),
         "schedules": _schedules,
         "optimizers": _optimizers,
+        "precisions": _precisions,
         "targets": _targets,
     }[what]()
 
@@ -97,6 +99,12 @@ def _optimizers() -> dict[str, str]:
     from simpar.plan.optimizers import OPTIMIZERS
 
     return {name: each.summary for name, each in OPTIMIZERS.items()}
+
+
+def _precisions() -> dict[str, str]:
+    from simpar.precisions import PRECISIONS
+
+    return {name: each.summary for name, each in PRECISIONS.items()}
 
 
 def _targets() -> dict[str, str]:

@@ -27,7 +27,8 @@ from simpar.models.graph import (
 from simpar.models.recompute import is_full, operators, segment
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
-from simpar.units import CAST_DTYPES, DTYPE_BYTES, Flags, Numbers, handed_bytes
+from simpar.precisions import PRECISIONS
+from simpar.units import DTYPE_BYTES, Flags, Numbers
 
 _FLOAT = DTYPE_BYTES["fp32"]
 
@@ -51,8 +52,8 @@ def block_activations(
 ) -> BlockActivations:
     """Saved and transient bytes of one block under a recompute choice (none, selective, full, modules)."""
     width = activation_bytes(numerics)
-    cast = numerics.precision in CAST_DTYPES and stack.memory.transformer_engine
-    kept = DTYPE_BYTES[numerics.precision] if cast else width
+    cast = numerics.products.is_cast and stack.memory.transformer_engine
+    kept = numerics.products.operand_bytes if cast else width
     found = _Sizes(block, dims.of_block(block), stack, numerics.precision, width, kept).under(recompute)
     if block.still:  # nothing is kept, nothing runs backward
         return BlockActivations(0.0 * found.saved_bytes, 0.0, found.forward_workspace_bytes, 0.0)
@@ -61,7 +62,7 @@ def block_activations(
 
 def activation_bytes(numerics: Numerics) -> float:
     """Bytes of an activation element: 8-bit and 4-bit products hand each other bf16."""
-    return handed_bytes(numerics.precision)
+    return numerics.products.handed_bytes
 
 
 def _largest(sizes: Iterable[Numbers]) -> Numbers:
@@ -152,7 +153,7 @@ class _Sizes:
 
     def _is_cast(self, op: Operator) -> bool:
         """Whether a product reads its input in less than 16 bits."""
-        return op.name != "lm_head" and op.computes_in(self.precision) in CAST_DTYPES
+        return op.name != "lm_head" and PRECISIONS[op.computes_in(self.precision)].is_cast
 
     def _own(self, op: Operator, what: str) -> Numbers:
         """An operator's own mask (1 byte an element), statistics (fp32 a row) or lse (fp32 a row and head)."""

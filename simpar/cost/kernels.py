@@ -13,7 +13,8 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.hardware.device import Device
-from simpar.units import CAST_DTYPES, DTYPE_BYTES, FOUR_BITS, US, Floats, Numbers, handed_dtype
+from simpar.precisions import PRECISIONS, Precision
+from simpar.units import DTYPE_BYTES, US, Floats, Numbers
 
 _TILES = np.array(
     [(256, 128, 0), (128, 256, 0), (128, 128, 1), (128, 64, 2), (64, 64, 3)], dtype=np.float64
@@ -73,6 +74,11 @@ DEFAULTS: dict[str, float] = {
 }
 
 
+def variants(parameter: str, precision: str) -> tuple[str, ...]:
+    """Names of a parameter for products at a precision, its own first; what one leaves at 0 the next one has."""
+    return (*(f"{parameter}_{rate}" for rate in PRECISIONS[precision].rates), parameter)
+
+
 @dataclass(frozen=True)
 class KernelModel:
     """Kernel times of a device at a precision.
@@ -100,20 +106,25 @@ class KernelModel:
         return {**DEFAULTS, **self.device.kernels}
 
     @property
+    def products(self) -> Precision:
+        """What the precision means for products."""
+        return PRECISIONS[self.precision]
+
+    @property
     def activation_dtype(self) -> str:
         """Dtype of activations: 8-bit and 4-bit runs keep them in bf16 between products."""
-        return handed_dtype(self.precision)
+        return self.products.handed_dtype
 
     @property
     def activation_bytes(self) -> float:
         """Bytes of an activation element."""
-        return DTYPE_BYTES[self.activation_dtype]
+        return self.products.handed_bytes
 
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s. Raises UserError where the device cannot compute in that dtype."""
-        rates = self.device.peak_flop_per_s
-        found = "fp4" if dtype in FOUR_BITS else "fp8" if dtype in CAST_DTYPES else dtype
-        if found not in rates or (dtype == "mxfp8" and "fp4" not in rates):  # scaled blocks came with 4 bits
+        rates, known = self.device.peak_flop_per_s, PRECISIONS[dtype]
+        found = next(iter(known.rates), dtype)
+        if found not in rates or (known.needs and known.needs not in rates):
             raise UserError(
                 f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}"
             )
@@ -121,10 +132,11 @@ class KernelModel:
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s at the clock that kernels run at."""
-        p = self.parameters
-        eight = p["sustained_clock_fp8"] if dtype in CAST_DTYPES else 0.0
-        four = p["sustained_clock_fp4"] if dtype in FOUR_BITS else 0.0
-        return self.peak(dtype) * ((four or eight or p["sustained_clock"]) if self.sustained else 1.0)
+        return self.peak(dtype) * (self._measured("sustained_clock", dtype) if self.sustained else 1.0)
+
+    def _measured(self, parameter: str, dtype: str) -> float:
+        """A parameter for products in a dtype: of the narrowest that somebody has measured."""
+        return next(filter(None, (self.parameters[name] for name in variants(parameter, dtype))), 0.0)
 
     @cached_property
     def bandwidth(self) -> float:
@@ -155,18 +167,13 @@ class KernelModel:
         best: Floats = (paid * per_wave).min(axis=0)
         if accumulate:
             best = best * (1 + self.parameters["gemm_wgrad_loss"])
-        size = DTYPE_BYTES[self.precision] if self.precision in CAST_DTYPES else self.activation_bytes
         result = DTYPE_BYTES["fp32"] * 2 if accumulate else self.activation_bytes
-        moved = batch * (size * (m * k + k * n) + result * m * n)
+        moved = batch * (self.products.operand_bytes * (m * k + k * n) + result * m * n)
         return self.latency_s + np.maximum(best, moved / self.bandwidth)
 
     @cached_property
     def _gemm_rate(self) -> float:
-        p = self.parameters
-        share = p["gemm_efficiency_fp8" if self.precision in CAST_DTYPES else "gemm_efficiency"]
-        if self.precision in FOUR_BITS:
-            share = p["gemm_efficiency_fp4"] or share
-        return self.rate(self.precision) * share
+        return self.rate(self.precision) * self._measured("gemm_efficiency", self.precision)
 
     def head_dim(self, key_dim: Numbers, value_dim: Numbers, *, backward: bool) -> Numbers:
         """The dim that products of attention have in the mean: of scores ``key_dim``, of outputs ``value_dim``."""
@@ -214,7 +221,7 @@ class KernelModel:
         reads, writes, and a byte of its mask. Source: Megatron-LM's scaled_upper_triang_masked_softmax.
         """
         batch, seq, heads, head_dim = shape
-        model = replace(self, precision="bf16") if self.precision in CAST_DTYPES else self
+        model = replace(self, precision=self.activation_dtype)
         scores = batch * heads * seq * keys
         products = model.gemm_time_s(seq, keys, head_dim, batch=batch * heads) + model.gemm_time_s(
             seq, head_dim, keys, batch=batch * heads

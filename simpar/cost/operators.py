@@ -12,16 +12,9 @@ from simpar.cost.stack import Stack
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.models.graph import Attention, Dims, Operator, Weight, evaluate
 from simpar.plan.sharding import RankDims
-from simpar.units import BLOCK_SCALED, CAST_DTYPES, DTYPE_BYTES, MICROSCALED, Numbers
+from simpar.precisions import Precision
+from simpar.units import DTYPE_BYTES, Numbers
 
-BLOCK_CAST_RATE = 0.75
-"""Speed of a cast in blocks over that of a copy: 5.1 TB/s on a B200 [NVIDIA Transformer Engine, pull request 3137]."""
-LONG_BLOCK_CAST_RATE = 0.6
-"""The same of blocks of 128: on Hopper 1.4 TB/s in vLLM, 1.8 in rows and 2.6 in columns [deepseek-ai/profile-data]."""
-WEIGHTS_IN_BLOCKS = {"fp8_blockwise": 1.54}
-"""Time of weight gradients over that of other products: where no tensor core applies the scales, those of both operands
-change along the contraction. 1.47 to 1.52 ms for what takes 0.90 to 0.94 forward, 1.04 of which is how they add into
-fp32 [deepseek-ai/profile-data, output projection of 4,096 tokens]."""
 SWIZZLES = 2
 """Kernels before a product that lay out the scales of its operands' blocks as tensor cores read them [NVIDIA
 Transformer Engine, swizzle_scaling_factors]."""
@@ -102,27 +95,29 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     gradient_s: Numbers = 0.0
     columns_s: Numbers = 0.0
     casts, later, swizzles = 0, 0, 0
-    if kernels.precision in CAST_DTYPES and (op.name == "lm_head" or op.kind == "router"):
-        kernels = replace(kernels, precision="bf16")
-    elif kernels.precision == "fp8":
-        gradient_s = kernels.memory_time_s(m * n * (DTYPE_BYTES["bf16"] + DTYPE_BYTES["fp8"]))
-    elif kernels.precision in BLOCK_SCALED:
-        cast = BlockCasts.of(kernels, sizes.stack)
-        casts, later, swizzles = 1, cast.kernels_later, SWIZZLES * (kernels.precision in MICROSCALED)
+    if kernels.products.is_cast and (op.name == "lm_head" or op.kind == "router"):
+        kernels = replace(kernels, precision=kernels.activation_dtype)
+    products = kernels.products
+    if products.scales:
+        cast = BlockCasts.of(products, sizes.stack)
+        casts, later, swizzles = 1, cast.kernels_later, SWIZZLES * products.is_laid_out
         input_s = kernels.memory_time_s(m * k * cast.first)
         gradient_s = kernels.memory_time_s(m * n * cast.first + k * n * cast.weights)
         columns_s = kernels.memory_time_s(m * (k * cast.inputs + n * cast.gradients), kernels=later)
+    elif products.is_cast:
+        gradient_s = kernels.memory_time_s(m * n * (products.handed_bytes + products.operand_bytes))
     frozen, swizzled_s = _is_frozen(op), swizzles * kernels.latency_s
     widen_s, turn_s = _widen_s(op, sizes), _turn_s(op, sizes)
     fused = sizes.stack.numerics.gradient_accumulation_fusion
-    in_blocks = WEIGHTS_IN_BLOCKS.get(kernels.precision, 1.0)
     return OperatorTime(
         op.name,
         kernels.gemm_time_s(m, n, k) + input_s + swizzled_s + widen_s,
         kernels.gemm_time_s(m, k, n) + gradient_s + swizzled_s + widen_s + turn_s,
         0.0
         if frozen
-        else in_blocks * kernels.gemm_time_s(k, n, m, accumulate=fused) + swizzled_s + columns_s,
+        else products.weight_gradient * kernels.gemm_time_s(k, n, m, accumulate=fused)
+        + swizzled_s
+        + columns_s,
         casts + 1 + swizzles,
         casts + (1 + swizzles if frozen else 2 * (1 + swizzles) + later) + bool(np.any(turn_s)),
     )
@@ -148,7 +143,8 @@ def _turn_s(op: Operator, sizes: Sizes) -> Numbers:
 
 def _in_eight_bits(weight: Weight, kernels: KernelModel) -> bool:
     """Whether a frozen weight is stored as 8-bit products read it."""
-    return weight.stored_bytes == DTYPE_BYTES["fp8"] and kernels.precision == "fp8"
+    products = kernels.products
+    return products.is_cast and not products.scales and weight.stored_bytes == products.operand_bytes
 
 
 def _widen_s(op: Operator, sizes: Sizes) -> Numbers:
@@ -157,17 +153,6 @@ def _widen_s(op: Operator, sizes: Sizes) -> Numbers:
     width = sizes.kernels.activation_bytes
     widened = (evaluate(w.size, sizes.dims) * ((w.stored_bytes or 0.0) + width) for w in packed)
     return sizes.kernels.memory_time_s(sum(widened)) if packed else 0.0
-
-
-def block_cast(kernels: KernelModel) -> float:
-    """Bytes that casting an element in blocks moves: read, and written in rows for one product, in columns for another.
-
-    Scales are along the contraction, so each product has its own. NVFP4 also scales whole tensors, whose largest value
-    another pass finds, and rotates columns by Hadamard matrices in a kernel apart from that for rows [NVIDIA
-    Transformer Engine, NVFP4Quantizer].
-    """
-    reads = 3 if kernels.precision == "nvfp4" else 1
-    return reads * kernels.activation_bytes + 2 * DTYPE_BYTES[kernels.precision]
 
 
 @dataclass(frozen=True)
@@ -185,13 +170,13 @@ class BlockCasts:
     kernels_later: int = 0
 
     @staticmethod
-    def of(kernels: KernelModel, stack: Stack) -> BlockCasts:
+    def of(products: Precision, stack: Stack) -> BlockCasts:
         """Rows and columns at once, or apart: kept inputs are then 8-bit rows already, gradients are read once more."""
-        rate = BLOCK_CAST_RATE if kernels.precision in MICROSCALED else LONG_BLOCK_CAST_RATE
-        if not stack.numerics.casts_apart:
-            return BlockCasts(block_cast(kernels) / rate)
-        narrow = DTYPE_BYTES[kernels.precision]
-        read_wide = (kernels.activation_bytes + narrow) / rate
+        scales, narrow = products.scales, products.operand_bytes
+        if not (scales and stack.numerics.casts_apart):
+            return BlockCasts(products.cast_bytes)
+        rate = scales.cast_rate
+        read_wide = (products.handed_bytes + narrow) / rate
         return BlockCasts(read_wide, 2 * narrow / rate, read_wide, 2 * narrow, kernels_later=2)
 
 
@@ -208,13 +193,11 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     kernels, experts = sizes.kernels, sizes.dims["experts"]
     m, fused = rows / experts, sizes.stack.numerics.gradient_accumulation_fusion
     launches = 1 if sizes.stack.fusion.grouped_products else experts
-    at_once = kernels.activation_bytes + 2 * DTYPE_BYTES["fp8"] if kernels.precision == "fp8" else 0.0
-    scaled = kernels.precision in BLOCK_SCALED
-    cast = BlockCasts.of(kernels, sizes.stack) if scaled else BlockCasts(at_once)
+    products, cast = kernels.products, BlockCasts.of(kernels.products, sizes.stack)
     casts = launches if cast.first else 0
-    each = launches + SWIZZLES * (kernels.precision in MICROSCALED)
+    each = launches + SWIZZLES * products.is_laid_out
     done = {("expert_down", 0), ("expert_up", 1)} if sizes.stack.fusion.expert_epilogues else set()
-    if arrived := sizes.stack.experts.sends_cast and scaled:
+    if arrived := sizes.stack.experts.sends_cast and products.scales:
         done |= {("expert_up", 0), ("expert_down", 1)}
     cast_s = [
         0.0
@@ -227,9 +210,8 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     # gradients that arrived cast are in rows, as inputs are
     columns = k * cast.inputs + n * (cast.inputs if arrived and op.name == "expert_down" else cast.gradients)
     weights_s: Numbers = 0.0
-    in_blocks = WEIGHTS_IN_BLOCKS.get(kernels.precision, 1.0)
     if not frozen:
-        weights_s = in_blocks * kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused)
+        weights_s = products.weight_gradient * kernels.gemm_time_s(k, n, m, batch=experts, accumulate=fused)
         weights_s = weights_s + kernels.memory_time_s(rows * columns, kernels=cast.kernels_later)
     bias = _weighted_bias(op, sizes)
     return OperatorTime(
@@ -297,11 +279,11 @@ def _moved(op: Operator, sizes: Sizes, elements: Numbers, *, outward: str) -> Op
     moved = copies * (elements * kernels.activation_bytes)
     rows_s = dims["batch"] * dims["seq"] * dims["topk"] * habits.row_s
     took_s = habits.overhead * kernels.memory_time_s(moved, kernels=launches) + rows_s
-    if not habits.sends_cast or kernels.precision not in BLOCK_SCALED:
+    products = kernels.products
+    if not habits.sends_cast or not products.scales:
         return OperatorTime(op.name, took_s, took_s, 0.0, launches, launches)
-    narrow = DTYPE_BYTES[kernels.precision]
-    cast = elements / dims["topk"] * BlockCasts.of(kernels, sizes.stack).first
-    sent_s = kernels.memory_time_s(copies * elements * narrow + cast, kernels=launches + 1)
+    cast = elements / dims["topk"] * BlockCasts.of(products, sizes.stack).first
+    sent_s = kernels.memory_time_s(copies * elements * products.operand_bytes + cast, kernels=launches + 1)
     forward_s, backward_s = (sent_s, took_s) if outward == "forward" else (took_s, sent_s)
     return OperatorTime(op.name, forward_s, backward_s, 0.0, launches + 1, launches + 1)
 

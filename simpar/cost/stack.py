@@ -346,7 +346,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
     at_once = data.zero == 1 and not habits.grad_reduce_zero1
     kind = data.kind or ("fsdp" if stack.shards(data.zero) else "ddp")
     once = bool(stack.once_a_step(kind == "fsdp", max(plan.mesh.pp, len(plan.pipeline.stages or ()))))
-    low, own_width = numerics.precision != "fp32", OPTIMIZERS[numerics.optimizer].has_own_width
+    low, own_width = numerics.products.is_mixed, OPTIMIZERS[numerics.optimizer].has_own_width
     in_sequence = has_tensor_ranks(plan) and (stack.sequence_parallel or tensor.tp_method != "1d")
     decided = {
         "stack": stack.name,

@@ -27,7 +27,6 @@ from simpar.plain import dotted
 from simpar.plan.optimizers import USUAL
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
-from simpar.units import BLOCK_SCALED, FOUR_BITS
 
 TARGETS = {
     "torch": "torch:TORCH",
@@ -191,7 +190,7 @@ def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
     Nobody says which layers recompute, nor 4-bit products; few say what of 8-bit floats shares a scale, or have many
     optimizers.
     """
-    policy, precision, optimizer = plan.memory.recompute, plan.numerics.precision, plan.numerics.optimizer
+    policy, products, optimizer = plan.memory.recompute, plan.numerics.products, plan.numerics.optimizer
     lost: list[Loss] = []
     if optimizer not in target.optimizers:
         known = ", ".join(target.optimizers)
@@ -200,12 +199,13 @@ def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
     if policy == OPTIMAL or chosen_layers(policy) is not None:
         lost.append(Loss("recompute", policy, "all layers are treated alike: full in its place"))
         plan = plan.with_values(recompute="full")
-    if precision in FOUR_BITS:
-        lost.append(Loss("precision", precision, "products have at least 8 bits: bf16 in its place"))
-        plan = plan.with_values(precision="bf16")
-    elif precision in BLOCK_SCALED and "block scales" not in target.features:
-        lost.append(Loss("precision", precision, "8-bit products have a scale a tensor: fp8 in its place"))
-        plan = plan.with_values(precision="fp8")
+    instead = products.in_its_place
+    if instead and not (products.bits == 8 and "block scales" in target.features):
+        known = (
+            "products have at least 8 bits" if products.bits < 8 else "8-bit products have a scale a tensor"
+        )
+        lost.append(Loss("precision", products.name, f"{known}: {instead} in its place"))
+        plan = plan.with_values(precision=instead)
     return plan, tuple(lost)
 
 

@@ -18,11 +18,13 @@ import numpy as np
 
 from simpar import files
 from simpar.cost.collectives.parameters import PARAMETERS
+from simpar.cost.kernels import variants
 from simpar.cost.stack import Stack, load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device, load_device
 from simpar.hardware.profile import ClusterProfile
-from simpar.units import CAST_DTYPES, FOUR_BITS, GIB, MIB, MS, NS, US
+from simpar.precisions import PRECISIONS
+from simpar.units import GIB, MIB, MS, NS, US
 from simpar.validate.predict import Tuning, changed_stack, cluster_of
 from simpar.validate.rows import Case
 
@@ -43,7 +45,7 @@ class Parameter:
 
 
 CLOCK = Parameter(0.05, 1.3, 0.03)
-CLOCKS = ("sustained_clock", "sustained_clock_fp8", "sustained_clock_fp4")
+CLOCKS = (*reversed(max((variants("sustained_clock", name) for name in PRECISIONS), key=len)),)
 ATTENTION = "fusion.attention_rate"
 STACK = {
     "launch.host_time_per_kernel_s": Parameter(0.0, 100 * US, 4 * US),
@@ -107,9 +109,8 @@ def parameter(key: str) -> Parameter:
 
 def names_of(case: Case, tuning: Tuning) -> Iterator[Name]:
     """Parameters that the step of a case may depend on."""
-    device, precision = cluster_of(case, tuning).device, case.plan["precision"]
-    narrow = (precision in CAST_DTYPES) + (precision in FOUR_BITS)
-    for key in CLOCKS[: 1 + narrow]:
+    device, precision = cluster_of(case, tuning).device, str(case.plan["precision"])
+    for key in reversed(variants(CLOCKS[0], precision)):
         yield "device", device.name, key
     copies = case.plan.get("zero") and load_stack(case.stack).launch.shard_copy_s
     kinds = (

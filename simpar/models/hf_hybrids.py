@@ -26,7 +26,7 @@ from simpar.models.transformer import (
     norm,
     prediction,
 )
-from simpar.units import CAST_DTYPES, FOUR_BITS
+from simpar.precisions import narrower
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 NEWER = {"linear_attention": "M", "full_attention": "*"}
@@ -65,7 +65,7 @@ def hybrid(name: str, pattern: str, shape: Shape, state: Mamba, style: Style, *,
 def _kept(block: Block, *, everything: bool) -> Block:
     """The block with the products that a 4-bit recipe keeps in more bits: those of KEPT, or all."""
     operators = tuple(
-        replace(op, kept_in=dict.fromkeys(FOUR_BITS, "bf16" if everything else KEPT[op.name]))
+        replace(op, kept_in=dict.fromkeys(narrower(8), "bf16" if everything else KEPT[op.name]))
         if op.kind in PRODUCTS and (everything or op.name in KEPT)
         else op
         for op in block.operators
@@ -80,7 +80,7 @@ def predicting(graph: ModelGraph, shape: Shape, style: Style, passes: int, disti
     stay in 16 bits (Megatron-Bridge 0.6.2, recipes/nemotronh: keep_mtp_spec_in_bf16).
     """
     operators = prediction(style, Layer(rotary=False, experts=True), shape)
-    wide = dict.fromkeys(CAST_DTYPES, "bf16")
+    wide = dict.fromkeys(narrower(16), "bf16")
     own = Block(
         "prediction",
         tuple(replace(op, kept_in=wide) if op.kind in PRODUCTS else op for op in operators),

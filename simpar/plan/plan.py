@@ -30,13 +30,16 @@ from simpar.plan.optimizers import OPTIMIZERS, USUAL, known_optimizer
 from simpar.plan.schedules import SCHEDULES, known_name, meant_by, natural_vpp, usual_schedule
 from simpar.plan.stages import StagePlan
 from simpar.plan.sync import SCHEMES, problem
+from simpar.precisions import PRECISIONS, Precision, known_precision
 from simpar.units import Bytes, Count
 
 VERSION = str(PLAN.version)
 SLICING = ", ".join(each.name for each in SCHEDULES.values() if each.sliced)
 """Schedules that cut sequences into slices of tokens."""
 CUSTOM = "custom"
-Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4"]
+PrecisionName = Annotated[
+    str, AfterValidator(known_precision), WithJsonSchema({"type": "string", "enum": [*PRECISIONS]})
+]
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Home = Literal["none", "cpu", "nvme"]
 Optimizer = Annotated[
@@ -291,13 +294,18 @@ class Numerics(_Part):
     states (None: fp32).
     """
 
-    precision: Precision = "bf16"
+    precision: PrecisionName = "bf16"
     grad_dtype: Literal["fp32", "bf16"] | None = None
     reduce_dtype: Literal["fp32", "bf16", "fp8", "int4"] | None = None
     gather_dtype: Literal["fp32", "bf16", "fp8", "int8"] | None = None
     master_weights: bool | None = None
     optimizer: Optimizer = USUAL
     moment_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
+
+    @property
+    def products(self) -> Precision:
+        """What the precision means for products."""
+        return PRECISIONS[self.precision]
 
     @model_validator(mode="after")
     def _states_have_a_dtype(self) -> Numerics:

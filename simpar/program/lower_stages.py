@@ -34,7 +34,7 @@ from simpar.program.fold.group_routes import GroupKind
 from simpar.program.structure.stage_builder import RolesBuilder, axes_group
 from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.synchronisation import Synchronisation
-from simpar.units import US, Ints, handed_bytes
+from simpar.units import US, Ints
 
 
 def stage_builders(job: Job, cluster: Cluster, schedule: Schedule) -> tuple[ActionBuilder, ...]:
@@ -160,7 +160,7 @@ class Boundaries:
         """Bytes of the whole tensor behind a stage, of one microbatch."""
         job, block = self.job, self._blocks[lower][-1]
         shape = shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch)
-        width = handed_bytes(job.plan.numerics.precision)
+        width = job.plan.numerics.products.handed_bytes
         return float(block.output_elements(block.view(shape))) * width
 
     def message(self, stage: int, target: int) -> tuple[float, int]:

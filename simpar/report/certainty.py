@@ -14,7 +14,6 @@ from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns, after, like
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import LONG, Traits, support_of
 from simpar.uncertainty.table import shipped
-from simpar.units import BITS
 
 
 class Certainty(BaseModel):
@@ -48,7 +47,7 @@ def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
         stack=job.stack.known_as,
         device=device,
         mixture=mixture,
-        bits=BITS.get(job.plan.numerics.precision, 16),
+        bits=min(job.plan.numerics.products.bits, 16),
         spread=mixture and mesh.ep * int(mesh.etp or 1) > cluster.domain_size,
         long=job.training.seq_len > LONG,
     )

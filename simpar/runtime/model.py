@@ -17,6 +17,7 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import stage_layers
+from simpar.precisions import IN_TORCH, PRECISIONS
 from simpar.runtime import adapters, eight_bits, experts, placed, tensor_parallel
 from simpar.runtime.attention import Place
 from simpar.runtime.context import Context
@@ -36,7 +37,7 @@ from simpar.runtime.strategy import Strategy
 from simpar.runtime.weights import Source
 
 Dtype = Any
-DTYPES: Mapping[str, Dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+DTYPES: Mapping[str, Dtype] = {name: getattr(torch, PRECISIONS[name].in_torch) for name in IN_TORCH}
 """What is computed in outside of products in 8 bits."""
 
 
@@ -105,7 +106,7 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
         for module in model.modules():
             if isinstance(module, TokenEmbedding):
                 module.compute_dtype = blueprint.dtypes.compute
-        if plan.numerics.precision == "fp8":
+        if plan.numerics.products.is_cast:
             eight_bits.convert(model, ranks.device)
     if own is not None:
         placed.apply(model, blueprint.graph, own, blueprint.dtypes.compute)

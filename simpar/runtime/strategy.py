@@ -24,6 +24,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
+from simpar import precisions
 from simpar.errors import UserError
 from simpar.models.details import ROPE_TYPES, SCORES
 from simpar.models.graph import ModelGraph
@@ -38,7 +39,6 @@ from simpar.plan.torch_roles import refuse_roles, why_no_copies
 from simpar.simulation import tuned_graph
 
 Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers", "stages"]
-PRECISIONS = ("bf16", "fp32", "fp8")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     _refuse(plan, graph)
     if schedule is not None:
         refuse_schedule(schedule)
-    if plan.numerics.precision == "fp8":
+    if plan.numerics.products.is_cast:
         _refuse_eight_bits(plan, schedule, graph)
     if schedule is not None and graph is not None and graph.auxiliary:
         _refuse_further(plan, graph, schedule)
@@ -172,10 +172,10 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             raise UserError(
                 f"plan.{name} = {given}: the runtime sends gradients and parameters as it holds them; allowed: none"
             )
-    if numerics.precision not in PRECISIONS:
+    if not numerics.products.in_torch:
         raise UserError(
             f"plan.precision = {numerics.precision}: needs scaled losses, or products that torch has not; "
-            f"allowed in a real run: {', '.join(PRECISIONS)}"
+            f"allowed in a real run: {', '.join(precisions.IN_TORCH)}"
         )
     if graph is None:
         others = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp}
@@ -219,7 +219,7 @@ def _refuse_eight_bits(plan: Plan, schedule: Schedule | None, graph: ModelGraph 
         ),
     ):
         if wrong:
-            raise UserError(f"plan.precision = fp8: {said}")
+            raise UserError(f"plan.precision = {plan.numerics.precision}: {said}")
 
 
 def _refuse_details(plan: Plan, graph: ModelGraph) -> None:

@@ -19,8 +19,9 @@ from simpar.neighbours import RECOMPUTE
 from simpar.plan.check import Target, check
 from simpar.plan.flat import SECTION_OF
 from simpar.plan.optimizers import OPTIMIZERS
-from simpar.plan.plan import CUSTOM, Home, Plan, Precision
+from simpar.plan.plan import CUSTOM, Home, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp, usual_schedule
+from simpar.precisions import PRECISIONS
 from simpar.program.resolve.checkpointing import check_optimal
 from simpar.search.space.axes import LEAST_PIECE
 from simpar.simulation import balanced, check_drives
@@ -200,7 +201,7 @@ def _precisions(asked: Asked) -> list[str]:
             return False
         return True
 
-    return [precision for precision in get_args(Precision) if computes(precision)]
+    return [precision for precision in PRECISIONS if computes(precision)]
 
 
 @cache

@@ -1,10 +1,8 @@
 """What flags say about themselves is what plans take."""
 
 import re
-from typing import get_args
 
 from simpar.cli.flags import SCENARIO_FLAGS
-from simpar.plan.plan import Precision
 from simpar.plan.sync import SCHEMES
 
 
@@ -15,6 +13,5 @@ def listed(name: str) -> list[str]:
 
 
 def test_help_lists_the_values_that_a_plan_may_have():
-    """Precisions and schemes of cooperation; schedules, optimizers and stacks have lists of their own."""
-    assert listed("precision") == [*get_args(Precision)]
+    """Schemes of cooperation; schedules, optimizers, precisions and stacks have lists of their own."""
     assert listed("sync") == [*SCHEMES]

@@ -8,7 +8,7 @@ import pytest
 
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import BLOCK_CAST_RATE, OperatorTime, operator_times
+from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack, load_stack
 from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
@@ -83,7 +83,7 @@ def test_epilogues_activate_and_cast(precision: str) -> None:
     assert all(float(cast) > 0 for cast in casts) == (precision != "bf16")
     assert own["expert_up"].forward_s == other["expert_up"].forward_s
     assert own["expert_down"].backward_input_s == other["expert_down"].backward_input_s
-    ffn, width = graph.dims["expert_ffn"], 4 if precision == "fp8" else (2 + 2 * 33 / 32) / BLOCK_CAST_RATE
+    ffn, width = graph.dims["expert_ffn"], 4 if precision == "fp8" else (2 + 2 * 33 / 32) / 0.75
     if precision != "bf16":
         rows = 4 * 4096 * 8
         cast_s = STACK.experts.overhead * (kernels.latency_s + width * rows * ffn / kernels.bandwidth)

@@ -11,10 +11,6 @@ from hypothesis import strategies as st
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import (
-    BLOCK_CAST_RATE,
-    LONG_BLOCK_CAST_RATE,
-    WEIGHTS_IN_BLOCKS,
-    block_cast,
     operator_times,
 )
 from simpar.cost.stack import Fusion, load_stack
@@ -26,8 +22,9 @@ from simpar.models.graph import Attention
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import rank_dims
+from simpar.precisions import PRECISIONS
 from simpar.simulation import simulate
-from simpar.units import DTYPE_BYTES, MS, PETA, TERA
+from simpar.units import MS, PETA, TERA
 
 MODEL = KernelModel(load_device("h100-sxm-80gb"))
 SIZE = st.integers(1, 20_000)
@@ -151,9 +148,8 @@ def test_four_bits(precision: str) -> None:
     ratio = float(eights.gemm_time_s(large, large, large) / fours.gemm_time_s(large, large, large))
     assert ratio == pytest.approx(2, rel=1e-3)
     m, n = 8, 1 << 16
-    moved = DTYPE_BYTES[precision] * (m * n + n * n) + 2 * m * n
+    moved = {"nvfp4": 9 / 16, "mxfp4": 17 / 32}[precision] * (m * n + n * n) + 2 * m * n
     assert fours.gemm_time_s(m, n, n) == pytest.approx(fours.latency_s + moved / fours.bandwidth)
-    assert DTYPE_BYTES[precision] == {"nvfp4": 9 / 16, "mxfp4": 17 / 32}[precision]
     measured = device.model_copy(update={"kernels": {**device.kernels, "gemm_efficiency_fp4": 0.5}})
     slow = KernelModel(measured, precision).gemm_time_s(large, large, large)
     share = device.kernels["gemm_efficiency_fp8"]
@@ -179,7 +175,9 @@ def test_four_bits_need_a_device_that_has_them() -> None:
 )
 def test_casts_in_blocks(precision: str, moved: float) -> None:
     """Read once, written in rows and columns; NVFP4 looks for the largest value, and reads again to rotate columns."""
-    assert block_cast(KernelModel(load_device("b200-sxm"), precision)) == pytest.approx(moved)
+    found = PRECISIONS[precision]
+    assert found.scales
+    assert found.cast_bytes * found.scales.cast_rate == pytest.approx(moved)
 
 
 def test_scales_of_blocks_need_a_device_that_has_them() -> None:
@@ -204,7 +202,7 @@ def test_products_in_blocks_cast_both_operands_and_lay_out_their_scales() -> Non
     model, rows, hidden = KernelModel(device, "mxfp8"), 2 * 4096, 4096
     assert (own["o_proj"].forward_kernels, own["o_proj"].backward_kernels) == (4, 7)
     product_s = model.gemm_time_s(rows, hidden, hidden)
-    cast_s = model.memory_time_s(rows * hidden * block_cast(model) / BLOCK_CAST_RATE)
+    cast_s = model.memory_time_s(rows * hidden * (2 + 2 * 33 / 32) / 0.75)
     assert own["o_proj"].forward_s == pytest.approx(float(product_s + cast_s + 2 * model.latency_s))
     assert own["router"] == half["router"] == tensor["router"]
 
@@ -235,15 +233,13 @@ def test_casts_in_long_blocks(stack: str, kernels: tuple[int, int]) -> None:
     found = next(each for each in times if each.name == "o_proj")
     assert (found.forward_kernels, found.backward_kernels) == kernels
     apart, narrow = stack == "hai-llm", 132 / 128
-    moved = size**2 * (2 + narrow * (1 if apart else 2)) / LONG_BLOCK_CAST_RATE
+    moved = size**2 * (2 + narrow * (1 if apart else 2)) / 0.6
     product_s = float(model.gemm_time_s(size, size, size))
-    weights_s = WEIGHTS_IN_BLOCKS["fp8_blockwise"] * float(
-        model.gemm_time_s(size, size, size, accumulate=True)
-    )
+    weights_s = 1.54 * float(model.gemm_time_s(size, size, size, accumulate=True))
     assert found.forward_s == pytest.approx(product_s + float(model.memory_time_s(moved)))
     turned = 2 * narrow * size**2 * apart
     assert found.backward_input_s == pytest.approx(product_s + float(model.memory_time_s(moved + turned)))
-    later = size**2 * (2 + 3 * narrow) / LONG_BLOCK_CAST_RATE if apart else 0.0
+    later = size**2 * (2 + 3 * narrow) / 0.6 if apart else 0.0
     assert found.backward_weight_s == pytest.approx(
         weights_s + float(model.memory_time_s(later, kernels=2 * apart))
     )

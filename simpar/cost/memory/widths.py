@@ -13,7 +13,7 @@ from simpar.cost.optimizers import moment_bytes
 from simpar.cost.stack import Stack
 from simpar.plan.offload import leaves_unasked
 from simpar.plan.plan import Plan
-from simpar.units import DTYPE_BYTES, Flags, Numbers, handed_bytes
+from simpar.units import DTYPE_BYTES, Flags, Numbers
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def kept_widths(plan: Plan, stack: Stack) -> Widths:
     fp32 [Douillard et al. 2023, arXiv 2311.08105, algorithm 1].
     """
     numerics, whole = plan.numerics, DTYPE_BYTES["fp32"]
-    compute = handed_bytes(numerics.precision)
+    compute = numerics.products.handed_bytes
     stored = whole if stack.numerics.parameter_dtype == "fp32" else compute
     master = whole if numerics.master_weights and stored < whole else 0.0
     outer = 2 * whole if plan.data_parallel.sync == "diloco" else 0.0

@@ -18,7 +18,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_arrivals, fullest_load
 from simpar.plan.sharding import RankDims, rank_dims
-from simpar.units import BLOCK_SCALED, DTYPE_BYTES, Numbers, agreed, floats, handed_bytes
+from simpar.units import Numbers, agreed, floats
 
 ANY = -1
 
@@ -105,10 +105,10 @@ class RankView:
     @cached_property
     def sent_bytes(self) -> Numbers:
         """The same of what goes out to the experts, which some stacks cast to the dtype of products first."""
-        precision = self.job.plan.numerics.precision
-        if precision not in BLOCK_SCALED or not self.job.stack.experts.sends_cast:
+        products = self.job.plan.numerics.products
+        if not products.scales or not self.job.stack.experts.sends_cast:
             return self.routed_bytes
-        return self.routed_bytes * DTYPE_BYTES[precision] / self.compute_bytes
+        return self.routed_bytes * products.operand_bytes / self.compute_bytes
 
     @property
     def _fullest_share(self) -> Numbers:
@@ -172,7 +172,7 @@ class RankView:
     @property
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
-        return handed_bytes(self.job.plan.numerics.precision)
+        return self.job.plan.numerics.products.handed_bytes
 
     def elements(self, op: Operator) -> Numbers:
         """Elements of all rows of an operator's output that this rank has."""

@@ -45,7 +45,7 @@ from simpar.program.blocks.rank_view import Job
 from simpar.program.blocks.steps import BlockSteps, steps_of
 from simpar.program.structure.stages import PASSES, ActionBuilder, Piece
 from simpar.program.structure.synchronisation import DENSE, GATHERED, Replicas, Synchronisation
-from simpar.units import DTYPE_BYTES, handed_bytes
+from simpar.units import DTYPE_BYTES
 
 OWN = "own"
 """Kind of replicas of parameters that one rank has to itself."""
@@ -74,7 +74,7 @@ class StageView:
     @property
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
-        return handed_bytes(self.job.plan.numerics.precision)
+        return self.job.plan.numerics.products.handed_bytes
 
     def dims(self, block: Block) -> Dims:
         """Global dims of a block with the shape of one microbatch."""

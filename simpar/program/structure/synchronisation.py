@@ -149,23 +149,20 @@ class Synchronisation:
     @property
     def parameter_bytes(self) -> float:
         """Bytes per parameter that a gather moves: as computed with, unless the plan says otherwise."""
-        return DTYPE_BYTES[self.job.plan.numerics.gather_dtype or self._compute_dtype]
+        given = self.job.plan.numerics.gather_dtype
+        return DTYPE_BYTES[given] if given else self.compute_bytes
 
     @property
     def gradient_bytes(self) -> float:
         """Bytes per parameter that a reduction moves: as the stack reduces, unless the plan says otherwise."""
-        low = self.job.plan.numerics.precision != "fp32"
+        low = self.job.plan.numerics.products.is_mixed
         usual = self.job.stack.numerics.reduce_dtype if low else "fp32"
         return DTYPE_BYTES[self.job.plan.numerics.reduce_dtype or usual]
 
     @property
     def compute_bytes(self) -> float:
         """Bytes per parameter as it is computed with."""
-        return DTYPE_BYTES[self._compute_dtype]
-
-    @property
-    def _compute_dtype(self) -> str:
-        return "fp32" if self.job.plan.numerics.precision == "fp32" else "bf16"
+        return self.job.plan.numerics.products.handed_bytes
 
     @property
     def quantise_s_per_byte(self) -> dict[str, float]:

@@ -13,7 +13,6 @@ from functools import lru_cache
 
 import pytest
 
-from simpar.cost.operators import WEIGHTS_IN_BLOCKS
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Block, Operator, evaluate
@@ -73,7 +72,7 @@ class Pair:
         activations_s = forwards * kernels.gemm_time_s(m, n, k, batch=several)
         activations_s = activations_s + kernels.gemm_time_s(m, k, n, batch=several)
         weights_s = kernels.gemm_time_s(k, n, m, batch=several, accumulate=True)
-        in_blocks = WEIGHTS_IN_BLOCKS[kernels.precision]
+        in_blocks = kernels.products.weight_gradient
         times = LAYERS * self.slowdown
         return times * float(activations_s), times * float(in_blocks * weights_s)
 

@@ -1,0 +1,174 @@
+"""Precisions: the operands of products, what products hand each other, and how devices compute them.
+
+An entry declares all that plans, kernels, memory, learning, the runtime and exports ask. To add a precision, add one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simpar import files
+from simpar.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class BlockScales:
+    """Scales that ``values`` neighbours along the contraction share, of ``scale_bytes`` each.
+
+    ``in_tensor_cores``: these apply them, and read them in a layout of their own. A cast in blocks reads its input
+    ``cast_reads`` times and has ``cast_rate`` of the speed of a copy. ``weight_gradient`` is the time of weight
+    gradients over that of other products.
+    """
+
+    values: int
+    scale_bytes: float
+    in_tensor_cores: bool
+    cast_rate: float
+    cast_reads: int = 1
+    weight_gradient: float = 1.0
+
+
+_BLOCK_CAST_RATE = 0.75
+"""5.1 TB/s on a B200 [NVIDIA Transformer Engine, pull request 3137]."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision; ``summary`` says what it is. Operands of products have so many ``bits``, and scales if any.
+
+    ``handed`` is the dtype of activations and computed-with parameters ("": its own). ``rates`` are the narrow peaks
+    of devices it runs at: its own, then the wider one whose measured clocks and efficiencies stand for those that a
+    profile leaves out; devices need the peak ``needs`` beside it. ``in_torch`` is the dtype in which the runtime
+    computes it ("": it does not). ``in_its_place`` is what targets get that do not know it.
+    """
+
+    name: str
+    summary: str
+    bits: int
+    handed: str = ""
+    rates: tuple[str, ...] = ()
+    needs: str = ""
+    scales: BlockScales | None = None
+    in_torch: str = ""
+    in_its_place: str = ""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it is narrower than the fp32 of master weights."""
+        return self.bits < 32
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether operands are cast for products alone, which hand each other 16 bits."""
+        return bool(self.handed)
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether tensor cores apply scales of blocks."""
+        return self.scales is not None and self.scales.in_tensor_cores
+
+    @property
+    def weight_gradient(self) -> float:
+        """Time of weight gradients over that of other products."""
+        return self.scales.weight_gradient if self.scales else 1.0
+
+    @property
+    def cast_bytes(self) -> float:
+        """Bytes that casting an element moves, at the speed of a copy; 0 where nothing is cast.
+
+        It is read, and written in rows for one product, in columns for another: scales are along the contraction.
+        """
+        reads, rate = (self.scales.cast_reads, self.scales.cast_rate) if self.scales else (1, 1.0)
+        return (reads * self.handed_bytes + 2 * self.operand_bytes) / rate if self.is_cast else 0.0
+
+    @property
+    def handed_dtype(self) -> str:
+        """Dtype of activations and of computed-with parameters."""
+        return self.handed or self.name
+
+    @property
+    def handed_bytes(self) -> float:
+        """Bytes of an element of them."""
+        return DTYPE_BYTES[self.handed_dtype]
+
+    @property
+    def operand_bytes(self) -> float:
+        """Bytes of an element of an operand, with its share of a scale."""
+        return self.bits / 8 + (self.scales.scale_bytes / self.scales.values if self.scales else 0.0)
+
+
+PRECISIONS = {
+    each.name: each
+    for each in (
+        Precision("bf16", "16 bits, fp32's exponents", 16, in_torch="bfloat16"),
+        Precision("fp16", "16 bits, with a scaled loss", 16),
+        Precision("fp32", "32 bits throughout", 32, in_torch="float32"),
+        Precision(
+            "fp8",
+            "8-bit products, a scale for every tensor",
+            8,
+            handed="bf16",
+            rates=("fp8",),
+            in_torch="bfloat16",
+        ),
+        Precision(
+            "fp8_blockwise",
+            "8-bit products, scales for 1 x 128 and 128 x 128 values [DeepSeek-V3, arXiv 2412.19437]",
+            8,
+            handed="bf16",
+            rates=("fp8",),
+            # Casts: on Hopper 1.4 TB/s in vLLM, 1.8 in rows and 2.6 in columns. Weight gradients: where no tensor core
+            # applies the scales, those of both operands change along the contraction. 1.47 to 1.52 ms for what takes
+            # 0.90 to 0.94 forward, 1.04 of which is how they add into fp32 [deepseek-ai/profile-data, output
+            # projection of 4,096 tokens].
+            scales=BlockScales(
+                128, DTYPE_BYTES["fp32"], in_tensor_cores=False, cast_rate=0.6, weight_gradient=1.54
+            ),
+            in_its_place="fp8",
+        ),
+        Precision(
+            "mxfp8",
+            "8-bit products, a scale for 32 values in the tensor cores [OCP Microscaling Formats 1.0]",
+            8,
+            handed="bf16",
+            rates=("fp8",),
+            needs="fp4",  # scaled blocks came with 4 bits
+            scales=BlockScales(32, 1, in_tensor_cores=True, cast_rate=_BLOCK_CAST_RATE),
+            in_its_place="fp8",
+        ),
+        Precision(
+            "nvfp4",
+            "4-bit products, a scale for 16 values and one for the tensor [NVIDIA 2025, arXiv 2509.25149]",
+            4,
+            handed="bf16",
+            rates=("fp4", "fp8"),
+            # another pass finds a tensor's largest value, and columns are rotated by Hadamard matrices in a kernel
+            # apart from that for rows [NVIDIA Transformer Engine, NVFP4Quantizer]
+            scales=BlockScales(16, 1, in_tensor_cores=True, cast_rate=_BLOCK_CAST_RATE, cast_reads=3),
+            in_its_place="bf16",
+        ),
+        Precision(
+            "mxfp4",
+            "4-bit products, a scale for 32 values [OCP Microscaling Formats 1.0]",
+            4,
+            handed="bf16",
+            rates=("fp4", "fp8"),
+            scales=BlockScales(32, 1, in_tensor_cores=True, cast_rate=_BLOCK_CAST_RATE),
+            in_its_place="bf16",
+        ),
+    )
+}
+IN_TORCH = tuple(each.name for each in PRECISIONS.values() if each.in_torch)
+"""Those that the runtime computes."""
+
+
+def known_precision(name: str) -> str:
+    """The name itself. Raises ValueError with a suggestion for an unknown one."""
+    if name not in PRECISIONS:
+        raise ValueError(f"is no precision{files.suggest(name, PRECISIONS)}{files.allowed(PRECISIONS)}")
+    return name
+
+
+def narrower(bits: int) -> tuple[str, ...]:
+    """Precisions whose products have fewer bits."""
+    return tuple(each.name for each in PRECISIONS.values() if each.bits < bits)
