@@ -16,7 +16,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
-from simpar.models.recompute import OPTIMAL, chosen_layers
+from simpar.models.recompute import OPTIMAL, SIMPLE, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.follows import following
 from simpar.plan.plan import CUSTOM, Offload, Plan
@@ -32,7 +32,7 @@ from simpar.uncertainty.memory import WANTED
 from simpar.units import format_bytes, format_seconds
 
 Change = dict[str, Any]
-RECOMPUTE = ("none", "selective", "full", "optimal")
+RECOMPUTE = (*SIMPLE, OPTIMAL)
 MAX_PAIRS = 6  # simulated in the second round
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
 

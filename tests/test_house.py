@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "simpar").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_FILE, MAX_FUNCTION, MEDIAN_FUNCTION, MAX_FIELDS, MAX_PARAMETERS = 500, 80, 10, 12, 6
+GRAMMAR = re.compile(r"^(every|layers|modules|full):|(full|none|selective)\*")
 SCALES_AS_WRITTEN = {"1e-9", "1e-6", "1e-3", "1e3", "1e6", "1e9", "1e12", "1e15"}
 SCALES = {repr(float(text)) for text in SCALES_AS_WRITTEN}
 POWERS = {"10 ** 3", "10 ** 6", "10 ** 9", "10 ** 12", "2 ** 10", "2 ** 20", "2 ** 30", "2 ** 40"}
@@ -216,6 +217,15 @@ def test_nothing_downstream_knows_the_name_of_a_schedule_an_optimizer_or_a_preci
             found += [
                 f"{path.name}: {word}" for word in set(re.findall(r"[a-z0-9][a-z0-9_-]*", text)) & names
             ]
+    assert found == []
+
+
+def test_policies_of_recomputation_are_written_and_read_in_one_file():
+    """No other text of the code has a piece of their grammar, but words for people."""
+    found = []
+    for path in PACKAGE:
+        if path != ROOT / "simpar/models/recompute.py":
+            found += [f"{path.name}: {each}" for each in texts_of(tree(path)) if GRAMMAR.search(each)]
     assert found == []
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from simpar.cli.completion import KIND_OF_FLAG, names_of
+from simpar.models.recompute import WORDS
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ SCENARIO_FLAGS = (
         "Shard activations along the sequence between tensor-parallel operators",
     ),
     Flag("--schedule", "plan.schedule", str, "Pipeline schedule (simpar list schedules)"),
-    Flag("--recompute", "plan.recompute", str, "none, selective, full, every:C or optimal"),
+    Flag("--recompute", "plan.recompute", str, WORDS),
     Flag("--precision", "plan.precision", str, "Precision of products (simpar list precisions)"),
     Flag("--optimizer", "plan.optimizer", str, "Optimizer (simpar list optimizers)"),
     Flag("--stack", "stack", str, "Software stack profile (simpar list stacks)"),

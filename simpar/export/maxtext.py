@@ -11,6 +11,7 @@ from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options, Target
 from simpar.export.yaml_text import yaml_file
+from simpar.models.recompute import of_modules
 
 CONFIG = "maxtext.yml"
 MODELS = {
@@ -32,7 +33,8 @@ ROWS = {
     **dict.fromkeys(("gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), 262144),
 }  # fmt: skip
 """Rows of tables of tokens that MaxText's own configs pad or cut; a config file cannot say others."""
-REMAT = {"full": "full", "modules:core_attn+layernorm": "minimal"}
+MINIMAL = of_modules(["core_attn", "layernorm"])
+REMAT = {"full": "full", MINIMAL: "minimal"}
 """What is computed again: all, or all but products with weights."""
 OPTIMIZERS = {"adamw": "adamw"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
@@ -69,7 +71,7 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss(
             "recompute",
             s.plan.memory.recompute,
-            "remat_policy is full, or minimal: modules:core_attn+layernorm",
+            f"remat_policy is full, or minimal: {MINIMAL}",
         )
     numerics = s.plan.numerics
     if numerics.precision not in DTYPES:

@@ -13,7 +13,7 @@ from simpar.export.match import is_telling, model_note, models_with, with_rope
 from simpar.export.megatron_arguments import AXES, SIZES, Arguments, read_arguments
 from simpar.export.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
 from simpar.export.target import Imported
-from simpar.models.recompute import MODULES, by_layer, every, of_layer
+from simpar.models.recompute import MODULES, by_layer, every, of_layer, of_modules, together
 from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES
 
@@ -236,13 +236,9 @@ def _segments(given: Arguments, number: int) -> str:
     for size in sizes:
         length = min(number, size)
         rest = size % length if length else 0
-        modes += [(_segment(length), size - rest), (_segment(rest), rest)]
+        modes += [(together(length), size - rest), (together(rest), rest)]
     modes.append(("full", _further(given)))  # have no neighbour
     return by_layer((mode, count) for mode, count in modes if count)
-
-
-def _segment(length: int) -> str:
-    return f"full:{length}" if length > 1 else "full"
 
 
 def _by_module(given: Arguments) -> str:
@@ -252,7 +248,7 @@ def _by_module(given: Arguments) -> str:
     known = [name for name in given.values["--recompute-modules"] if name in MODULES]
     if known == ["core_attn"]:
         return "selective"
-    return f"modules:{'+'.join(known)}" if known else "none"
+    return of_modules(known)
 
 
 def _every(given: Arguments, number: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from simpar import export
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
+from simpar.models.recompute import of_modules
 from simpar.models.training import Training
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
@@ -29,7 +30,7 @@ LEFT_OPEN = (
 OTHERWISE: dict[str, tuple[dict[str, Any], ...]] = {
     "schedule": ({"schedule": None, "actions": None, "pass_costs": None}, {"schedule": "gpipe"}),
     "recompute": (
-        {"recompute": "selective"}, {"recompute": "modules:core_attn+layernorm"}, {"recompute": "full"},
+        {"recompute": "selective"}, {"recompute": of_modules(["core_attn", "layernorm"])}, {"recompute": "full"},
         {"recompute": "none"},
     ),
     "sequence_parallel": ({"sequence_parallel": False}, {"sequence_parallel": True}),

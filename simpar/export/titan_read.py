@@ -13,6 +13,7 @@ from simpar.export.recipes import Given, Made, Recipes, Unknown, flat, split_nam
 from simpar.export.target import Imported, plan_said
 from simpar.export.titan import FLAVORS, MIXTURES, ROTATION, SCHEDULES
 from simpar.models.catalogue import load_model
+from simpar.models.recompute import every
 from simpar.plan.schedules import natural_vpp
 
 CHECKPOINTING = {
@@ -138,7 +139,7 @@ def _recompute(given: Given) -> str:
         raise UserError(
             f"{given.source}: activation_checkpoint.mode = {mode!r}: allowed: none, selective, full"
         )
-    return mode if mode != "selective" else "selective" if option == "op" else f"every:{option}"
+    return mode if mode != "selective" else "selective" if option == "op" else every(option)
 
 
 def _imported(given: Given, values: dict[str, Any], said: str, notes: tuple[str, ...]) -> Imported:

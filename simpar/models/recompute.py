@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 
@@ -28,13 +28,22 @@ MODULES: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 _PREFIX = "modules:"
 _CHOICE = "|".join(MODULES)
-OPTIMAL = "optimal"
+NONE, SELECTIVE, FULL, OPTIMAL = "none", "selective", "full", "optimal"
+SIMPLE = (NONE, SELECTIVE, FULL)
+"""Policies that treat all layers alike, whatever they are made of."""
 _BY_LAYER = "layers:"
 _EVERY = "every:"
 _NUMBER = r"[1-9]\d{0,5}"
 _MODULES = rf"{_PREFIX}({_CHOICE})(\+({_CHOICE}))*"
-_ITEM = rf"(none|selective|full(:{_NUMBER})?|{_MODULES})\*{_NUMBER}"
-PATTERN = rf"(none|selective|full|{OPTIMAL}|{_EVERY}{_NUMBER}|{_MODULES}|{_BY_LAYER}{_ITEM}(,{_ITEM})*)"
+_ITEM = rf"({NONE}|{SELECTIVE}|{FULL}(:{_NUMBER})?|{_MODULES})\*{_NUMBER}"
+PATTERN = rf"({'|'.join(SIMPLE)}|{OPTIMAL}|{_EVERY}{_NUMBER}|{_MODULES}|{_BY_LAYER}{_ITEM}(,{_ITEM})*)"
+WORDS = f"{', '.join(SIMPLE)}, {_EVERY}C or {OPTIMAL}"
+"""What flags take, in words."""
+ALLOWED = (
+    f"{', '.join(SIMPLE)}, {OPTIMAL}, {_EVERY}C with C >= 1, {_PREFIX} and any of {'+'.join(MODULES)}, "
+    f"{_BY_LAYER} and any of those with *COUNT, such as {_BY_LAYER}{NONE}*4,{FULL}*8"
+)
+"""What plans take, in words."""
 
 
 def is_known(policy: str) -> bool:
@@ -50,11 +59,18 @@ def of_layer(policy: str, layer: int) -> str:
     if policy.startswith(_BY_LAYER):
         return _by_layer(policy)[layer]
     if (count := period(policy)) is not None:
-        return "full" if layer % count == 0 else "none"
+        return FULL if layer % count == 0 else NONE
     return policy
 
 
-def every(count: int) -> str:
+def modes(policy: str) -> tuple[str, ...]:
+    """Everything that a policy means for single layers; itself where that depends on the layout (``optimal``)."""
+    if period(policy) is not None:
+        return (FULL, NONE)
+    return (*dict.fromkeys(_by_layer(policy)),) if policy.startswith(_BY_LAYER) else (policy,)
+
+
+def every(count: int | str) -> str:
     """The policy that recomputes the first of so many layers in full."""
     return f"{_EVERY}{count}"
 
@@ -71,13 +87,13 @@ def by_share(policy: str) -> bool:
 
 @cache
 def _by_layer(policy: str) -> tuple[str, ...]:
-    modes: list[str] = []
+    found: list[str] = []
     for item in policy.removeprefix(_BY_LAYER).split(","):
         mode, _, count = item.rpartition("*")
         size = int(mode.removeprefix("full:")) if mode.startswith("full:") else 1
         each = [f"full:{at}/{size}" for at in range(size)] if size > 1 else [mode.split(":1")[0]]
-        modes += (each * int(count))[: int(count)]
-    return tuple(modes)
+        found += (each * int(count))[: int(count)]
+    return tuple(found)
 
 
 def chosen_layers(policy: str) -> int | None:
@@ -85,15 +101,30 @@ def chosen_layers(policy: str) -> int | None:
     return len(_by_layer(policy)) if policy.startswith(_BY_LAYER) else None
 
 
-def by_layer(modes: Iterable[tuple[str, int]]) -> str:
+def says_layers(text: str) -> bool:
+    """Whether a text, which may list several policies, has one that chooses layer by layer."""
+    return _BY_LAYER in text
+
+
+def by_layer(chosen: Iterable[tuple[str, int]]) -> str:
     """The policy of consecutive choices (mode, layers): ``full:K`` with layers a multiple of K, or any other mode."""
-    joined = ((mode, sum(n for _, n in group)) for mode, group in groupby(modes, key=lambda pair: pair[0]))
+    joined = ((mode, sum(n for _, n in group)) for mode, group in groupby(chosen, key=lambda pair: pair[0]))
     return _BY_LAYER + ",".join(f"{mode}*{count}" for mode, count in joined)
 
 
 def is_full(mode: str) -> bool:
     """Whether a layer runs forward again as a whole, alone or in a segment."""
-    return mode == "full" or mode.startswith("full:")
+    return mode == FULL or mode.startswith(f"{FULL}:")
+
+
+def together(layers: int) -> str:
+    """The choice of :func:`by_layer` that recomputes so many layers from the input of the first."""
+    return f"{FULL}:{layers}" if layers > 1 else FULL
+
+
+def last_of(layers: int) -> str:
+    """What that means for the last of them."""
+    return f"{FULL}:{layers - 1}/{layers}"
 
 
 def segment(mode: str) -> tuple[int, int]:
@@ -105,6 +136,11 @@ def segment(mode: str) -> tuple[int, int]:
 def counted(policy: str, num_layers: int) -> Mapping[str, int]:
     """How many layers each choice is made for."""
     return Counter(of_layer(policy, layer) for layer in range(num_layers))
+
+
+def of_modules(names: Sequence[str]) -> str:
+    """The policy that recomputes some modules."""
+    return _PREFIX + "+".join(names) if names else NONE
 
 
 def module_names(policy: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
-from simpar.models.recompute import chosen_layers, of_layer, segment
+from simpar.models.recompute import SIMPLE, chosen_layers, of_layer, segment
 from simpar.models.training import Training
 from simpar.plan.early import check_early
 from simpar.plan.grid import grid_of
@@ -48,7 +48,7 @@ def check(plan: Plan, target: Target) -> Plan:
     for rule in (_tensor, _grid, _context, _experts, _batch, _stages, _recompute, _slices, _schedule, _data):
         rule(plan, target)
     check_offload(plan)
-    check_early(plan, len(target.graph.layers))
+    check_early(plan)
     _whole_matrices(plan)
     return plan.model_copy(update={"offload": decided_offload(plan)})
 
@@ -129,9 +129,7 @@ def _recompute(plan: Plan, target: Target) -> None:
     for layers in stage_layers(plan, count):
         first, last = last + 1, last + layers
         for layer in (first, last) if layers else ():
-            at, size = (
-                segment(of_layer(policy, layer)) if of_layer(policy, layer).startswith("full") else (0, 1)
-            )
+            at, size = segment(of_layer(policy, layer))
             if (layer == first and at) or (layer == last and at != size - 1):
                 raise UserError(
                     f"plan.recompute = {policy}: layer {layer} is recomputed with layers of another stage: allowed: "
@@ -185,7 +183,7 @@ def _grid(plan: Plan, target: Target) -> None:
         raise UserError(f"{what}: whole sequences lie on a rank; allowed: cp 1 without slices of tokens")
     if not plan.tensor_parallel.sequence_parallel:
         raise UserError(f"{what}: rows are spread over all ranks; allowed: sequence_parallel true")
-    if plan.memory.recompute not in ("none", "selective", "full"):
+    if plan.memory.recompute not in SIMPLE:
         raise UserError(f"{what}: plan.recompute = {plan.memory.recompute}; allowed: none, selective, full")
     if plan.micro_batch % grid.sequences:
         raise UserError(
@@ -448,7 +446,7 @@ _RULES: dict[str, Callable[[Plan, Target], None]] = {
     "context": _context,
     "experts": _experts,
     "data": _data,
-    "early": lambda plan, target: check_early(plan, len(target.graph.layers)),
+    "early": lambda plan, _: check_early(plan),
     "offload": lambda plan, _: check_offload(plan),
     "optimizer": lambda plan, _: _whole_matrices(plan),
 }

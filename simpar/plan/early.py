@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simpar.errors import UserError
-from simpar.models.recompute import of_layer
+from simpar.models.recompute import FULL, NONE, modes
 from simpar.plan.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from simpar.plan.plan import Plan
 
 
-def check_early(plan: Plan, num_layers: int) -> None:
+def check_early(plan: Plan) -> None:
     """What runs ahead of its backward needs a schedule of passes in turn, and parameters that are there.
 
     Raises UserError with the first rule that a plan breaks; ``plan`` has its dp.
@@ -20,8 +20,8 @@ def check_early(plan: Plan, num_layers: int) -> None:
     if not plan.memory.recompute_early:
         return
     what, data = "plan.recompute_early = true", plan.data_parallel
-    modes = {of_layer(plan.memory.recompute, layer) for layer in range(num_layers)}
-    if not modes <= {"none", "full"} or "full" not in modes:
+    used = modes(plan.memory.recompute)
+    if not {*used} <= {NONE, FULL} or FULL not in used:
         raise UserError(f"{what}: plan.recompute = {plan.memory.recompute}; allowed: full or every:C")
     if plan.mesh.pp == 1:
         raise UserError(f"{what}: plan.pp = 1 has no gradient to wait for; allowed: pp above 1")

@@ -225,11 +225,7 @@ class MemoryPolicy(_Part):
     @classmethod
     def _known(cls, value: str) -> str:
         if not recompute.is_known(value):
-            modules = "+".join(recompute.MODULES)
-            raise ValueError(
-                f"allowed none, selective, full, optimal, every:C with C >= 1, modules: and any of {modules}, "
-                "layers: and any of those with *COUNT, such as layers:none*4,full*8"
-            )
+            raise ValueError(f"allowed {recompute.ALLOWED}")
         return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
-from simpar.models.recompute import OPTIMAL
+from simpar.models.recompute import OPTIMAL, SIMPLE
 from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import decided_offload
@@ -111,7 +111,7 @@ def refuse_in_roles(plan: Plan, graph: ModelGraph, cause: str = "a stage has a s
     """Raises UserError for what a stage cannot do whose operators have roles of their own, and for which ``cause``."""
     data, numerics = plan.data_parallel, plan.numerics
     modes = {stage.recompute for stage in plan.pipeline.stages or () if stage.sharding}
-    modes -= {"none", "selective", "full"}
+    modes -= {*SIMPLE}
     refused: tuple[tuple[object, str, object], ...] = (
         (graph.is_mixture, f"{graph.name} routes tokens to experts", "dense models"),
         (graph.has_state, f"{graph.name} has state-space layers", "transformers"),

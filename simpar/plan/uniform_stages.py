@@ -7,6 +7,7 @@ from math import prod
 
 from simpar.errors import UserError
 from simpar.models.graph import Block, ModelGraph
+from simpar.models.recompute import by_layer
 from simpar.plan.megatron_roles import in_roles, megatron_sharding
 from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
@@ -91,7 +92,7 @@ def _recompute(stages: tuple[StagePlan, ...]) -> str:
     policies = {stage.recompute for stage in stages}
     if len(policies) == 1:
         return policies.pop()
-    return "layers:" + ",".join(f"{stage.recompute}*{stage.layers}" for stage in stages if stage.layers)
+    return by_layer((stage.recompute, stage.layers) for stage in stages if stage.layers)
 
 
 def _axes(index: int, stage: StagePlan, graph: ModelGraph) -> tuple[str, ...]:

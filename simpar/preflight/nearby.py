@@ -15,6 +15,7 @@ import numpy as np
 
 from simpar.engine import choose_engine
 from simpar.errors import Infeasible
+from simpar.models.recompute import SIMPLE
 from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp, usual_schedule
@@ -45,7 +46,7 @@ HALVED = ("tp", "pp", "micro_batch")
 IN_USE = ("cp", "ep", "vpp")
 OTHERS: dict[str, tuple[Any, ...]] = {
     "schedule": (usual_schedule(), usual_schedule(chunks=2)), "zero": (0, 1, 2, 3), "sequence_parallel": (True, False),
-    "recompute": ("none", "selective", "full"), "tp_overlap": (True, False), "overlap_grad_reduce": (True, False),
+    "recompute": SIMPLE, "tp_overlap": (True, False), "overlap_grad_reduce": (True, False),
     "overlap_param_gather": (True, False),
 }  # fmt: skip
 """Values of other axes that neighbours have, as far as the framework has them."""

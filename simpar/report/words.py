@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from simpar.models.recompute import says_layers
 from simpar.report.run_rows import run_rows
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds
@@ -58,7 +59,7 @@ def layout(plan: dict[str, Any]) -> str:
         words.append(f"ZeRO-{zero}")
     recompute = plan.get("memory", {}).get("recompute", "none")
     if recompute != "none":
-        words.append("recompute by layer" if recompute.startswith("layers:") else f"recompute {recompute}")
+        words.append("recompute by layer" if says_layers(recompute) else f"recompute {recompute}")
     words.append(str(plan.get("numerics", {}).get("precision", "")))
     return ", ".join(word for word in words if word)
 

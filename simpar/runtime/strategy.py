@@ -28,7 +28,7 @@ from simpar import precisions
 from simpar.errors import UserError
 from simpar.models.details import ROPE_TYPES, SCORES
 from simpar.models.graph import ModelGraph
-from simpar.models.recompute import OPTIMAL
+from simpar.models.recompute import SIMPLE, modes
 from simpar.plan.mirrored import FOLDED
 from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
@@ -154,7 +154,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             f"{', '.join(IN_TORCH)} with fp32 moments"
         )
     policy = plan.memory.recompute
-    if policy == OPTIMAL or "modules:" in policy or "full:" in policy:
+    if not {*modes(policy)} <= {*SIMPLE}:
         raise UserError(
             f"plan.recompute = {policy}: allowed in a real run: none, selective, full, every:C, or layers: of "
             "the first three"

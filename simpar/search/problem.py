@@ -14,7 +14,7 @@ from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
-from simpar.models.recompute import OPTIMAL
+from simpar.models.recompute import OPTIMAL, says_layers
 from simpar.models.training import Training
 from simpar.plan.plan import SLICING, Plan
 from simpar.program.perturbation import Perturbation
@@ -72,7 +72,7 @@ class Constraints:
             raise UserError(f"deadline = {self.deadline_s}: allowed: above 0 s")
         wanted = self.fixed.get("recompute", ())
         for policy in wanted if isinstance(wanted, list | tuple) else (wanted,):
-            if "layers:" in str(policy):
+            if says_layers(str(policy)):
                 raise UserError(
                     f"plan.recompute = {policy}: is chosen for one layout, not searched; allowed: none, selective, "
                     f"full, every:C, and {OPTIMAL}, which makes that choice for every layout"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
-from simpar.models.recompute import MODULES
+from simpar.models.recompute import FULL, MODULES, NONE, by_layer, every, of_modules
 from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp, usual_schedule
 from simpar.validate.cells import Row, Unmodelled, is_primus, number, text, whole
 from simpar.validate.dense import is_mixture, unfused
@@ -172,7 +172,7 @@ def _first_layers(row: Row, count: int) -> str:
     kept = whole(row, "n_layers") // stages - count
     if kept <= 0:
         return "full"
-    return "layers:" + ",".join([f"full*{count},none*{kept}"] * stages)
+    return by_layer([(FULL, count), (NONE, kept)] * stages)
 
 
 def _recompute(row: Row) -> str:
@@ -188,12 +188,12 @@ def _recompute(row: Row) -> str:
     if not words or words.startswith("none") or words in OFF:
         return "none"
     if re.search(r"every other|every n-th", words):
-        return "every:2"
+        return every(2)
     share = re.search(r"(\d+) of (\d+)\b", words)
     if share and words.startswith("full"):
-        return f"every:{max(round(int(share.group(2)) / int(share.group(1))), 1)}"
+        return every(max(round(int(share.group(2)) / int(share.group(1))), 1))
     if words == "minimal":  # products with weights are kept, MaxText's remat_policy
-        return "modules:core_attn+layernorm"
+        return of_modules(["core_attn", "layernorm"])
     if some := re.fullmatch(r"full recompute of (\d+) layers(?: \(per virtual stage\))?", words):
         return _first_layers(row, int(some.group(1)))
     if _OFFLOADED.fullmatch(words):
@@ -212,7 +212,7 @@ def _recompute(row: Row) -> str:
     if named and len(modules) < len(named):
         raise Unmodelled("recompute of chosen modules")
     if modules:
-        return f"modules:{'+'.join(modules)}"
+        return of_modules(modules)
     if "selective" in words:
         return "selective"
     if words.startswith("full") or words in ON:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from simpar.models.recompute import FULL, NONE, by_layer
 from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, predict
 from simpar.validate.row_plan import MEGATRONS
@@ -63,8 +64,8 @@ def _least(entry: Case) -> _Tried | None:
 def _tried(entry: Case, count: int, layers: int, stages: int) -> _Tried | None:
     case = entry
     if count:
-        kinds = "full" if count == layers else f"full*{count},none*{layers - count}"
-        again = kinds if count == layers else "layers:" + ",".join([kinds] * stages)
+        kinds = [(FULL, count), (NONE, layers - count)] * stages
+        again = FULL if count == layers else by_layer(kinds)
         words = f"{count * stages} of {layers * stages} layers recomputed"
         case = _saying(replace(entry, plan={**entry.plan, "recompute": again}), words)
     try:

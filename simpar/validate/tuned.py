@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from simpar.models.recompute import FULL, NONE, SELECTIVE, every
 from simpar.plan.schedules import usual_schedule
 from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, predict
@@ -18,7 +19,7 @@ from simpar.validate.rows import Case
 
 MOST_SEQUENCES = 64
 CP_METHODS = ("ring", "ulysses", "all_gather")  # Megatron-Core's cp_comm_type: p2p, a2a, all_gather
-RECOMPUTE = ("none", "selective", "every:4", "every:2", "full")
+RECOMPUTE = (NONE, SELECTIVE, every(4), every(2), FULL)
 
 
 def settled(entry: Case) -> tuple[Case, Prediction]:

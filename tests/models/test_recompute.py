@@ -9,7 +9,24 @@ from simpar.cost.stack import load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
-from simpar.models.recompute import MODULES, is_known, module_names, of_layer, operators
+from simpar.models.recompute import (
+    ALLOWED,
+    MODULES,
+    OPTIMAL,
+    SIMPLE,
+    by_layer,
+    every,
+    is_known,
+    last_of,
+    modes,
+    module_names,
+    of_layer,
+    of_modules,
+    operators,
+    says_layers,
+    segment,
+    together,
+)
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import rank_dims
@@ -45,6 +62,31 @@ def test_names() -> None:
     assert module_names("modules:mlp+moe") == ("mlp", "moe")
     assert operators("modules:moe_act") == {"expert_clamp", "expert_activation"}
     assert operators("full") == frozenset()
+
+
+def test_what_is_built_is_read_again() -> None:
+    """Policies of modules, of every C-th layer, of segments and by layer."""
+    chosen = [("none", 2), (together(3), 6), (of_modules(["mlp", "moe"]), 1), ("full", 1), ("full", 2)]
+    policy = by_layer(chosen)
+    assert policy == "layers:none*2,full:3*6,modules:mlp+moe*1,full*3"
+    assert is_known(policy)
+    assert says_layers(f"full,{policy}")
+    assert [of_layer(policy, layer) for layer in (0, 2, 4, 8, 9)] == [
+        "none", "full:0/3", last_of(3), "modules:mlp+moe", "full",
+    ]  # fmt: skip
+    assert segment(last_of(3)) == (2, 3)
+    assert modes(policy) == ("none", "full:0/3", "full:1/3", "full:2/3", "modules:mlp+moe", "full")
+    assert modes(every(3)) == ("full", "none")
+    assert (of_modules([]), together(1)) == ("none", "full")
+
+
+@pytest.mark.parametrize("policy", [*SIMPLE, OPTIMAL, of_modules(["mlp"])])
+def test_other_policies_are_what_they_mean_for_a_layer(policy: str) -> None:
+    """They choose for no layer by itself, and their words are in what a refusal lists."""
+    assert modes(policy) == (policy,)
+    assert is_known(policy)
+    assert not says_layers(policy)
+    assert policy.partition(":")[0] in ALLOWED
 
 
 def test_modules_name_operators_that_exist() -> None:

@@ -15,7 +15,17 @@ from simpar.cost.memory.moments import short_schedule
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import Block
-from simpar.models.recompute import MODULES, OPTIMAL, by_layer
+from simpar.models.recompute import (
+    FULL,
+    MODULES,
+    NONE,
+    OPTIMAL,
+    SIMPLE,
+    by_layer,
+    last_of,
+    of_modules,
+    together,
+)
 from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
 from simpar.program.blocks.rank_view import Job
@@ -174,17 +184,14 @@ class _Checkpointing:
 
     def choices(self, block: Block, length: int) -> tuple[Choice, ...]:
         """Everything that may be done with a block: kept, parts dropped, or segments of layers from one input."""
-        modes = ["none", "selective", "full"]
-        if self.job.plan.tensor_parallel.tp_method != "1d":
-            modes = ["none", "full"]
-        else:
-            modes += module_policies(block)
+        grid = self.job.plan.tensor_parallel.tp_method != "1d"
+        modes = [NONE, FULL] if grid else [*SIMPLE, *module_policies(block)]
         found = [self._choice(block, mode) for mode in modes]
-        full = next(choice for choice in found if choice.mode == "full")
+        full = next(choice for choice in found if choice.mode == FULL)
         for layers in range(2, length + 1):
-            last = self._activations(block, f"full:{layers - 1}/{layers}")
+            last = self._activations(block, last_of(layers))
             held = float(last.recomputed_bytes + last.backward_workspace_bytes)
-            found.append(Choice(f"full:{layers}", layers, full.saved_bytes, held, layers * full.again_s))
+            found.append(Choice(together(layers), layers, full.saved_bytes, held, layers * full.again_s))
         return tuple(found)
 
     def _choice(self, block: Block, mode: str) -> Choice:
@@ -205,7 +212,7 @@ class _Checkpointing:
 
     def _under(self, taken: Mapping[int, Taken]) -> Job:
         """The job with choices for some stretches, and everything recomputed in the others."""
-        modes = [pair for each in self.stretches for pair in taken.get(each.first, (("full", each.length),))]
+        modes = [pair for each in self.stretches for pair in taken.get(each.first, ((FULL, each.length),))]
         return self._with(by_layer(modes))
 
     def _with(self, recompute: str) -> Job:
@@ -231,7 +238,7 @@ def module_policies(block: Block) -> list[str]:
     present = [name for name, operators in MODULES.items() if 2 * len(operators & names) > len(operators)]
     present = present[:MOST_MODULES]
     return [
-        "modules:" + "+".join(name for at, name in enumerate(present) if bits >> at & 1)
+        of_modules([name for at, name in enumerate(present) if bits >> at & 1])
         for bits in range(1, 2 ** len(present))
     ]
 

@@ -16,7 +16,7 @@ import numpy as np
 from simpar.cost.optimizers import inner_matrices, matrices_time_s
 from simpar.cost.power import beyond_waiting, streaming_operators
 from simpar.models.graph import Block, evaluate
-from simpar.models.recompute import OPTIMAL
+from simpar.models.recompute import OPTIMAL, SIMPLE, modes
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import BLOCK_STREAMS, Step
@@ -275,5 +275,5 @@ def _asked(step: Step, streaming: Collection[str]) -> float:
 def _choices(policy: str, block: Block) -> tuple[str, ...]:
     """What a recompute policy chooses for single layers of a block; segments take the time of their layers."""
     if policy == OPTIMAL:
-        return ("none", "selective", "full", *module_policies(block))
-    return ("full", "none") if policy.startswith("every:") else (policy,)
+        return (*SIMPLE, *module_policies(block))
+    return modes(policy)

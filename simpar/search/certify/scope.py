@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.models.recompute import OPTIMAL, every
+from simpar.models.recompute import OPTIMAL, SIMPLE, every
 from simpar.plan import flat
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES
@@ -29,7 +29,7 @@ POSSIBLE: dict[str, Callable[[Problem], Sequence[Any]]] = {
     "micro_batch": lambda problem: divisors(problem.training.global_batch),
     "schedule": lambda _: list(SCHEDULES),
     "recompute": lambda problem: [
-        "none", "selective", "full", *(every(n) for n in range(2, len(problem.graph.layers) + 1)), OPTIMAL
+        *SIMPLE, *(every(n) for n in range(2, len(problem.graph.layers) + 1)), OPTIMAL
     ],
     "order": lambda _: ["-".join(order) for order in permutations(("tp", "cp", "dp", "pp"))],
 }  # fmt: skip

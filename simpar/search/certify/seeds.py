@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.models.recompute import SIMPLE
 from simpar.plan.schedules import usual_schedule
 from simpar.search.certify.branch_and_bound import BranchAndBound, Field
 from simpar.search.problem import Problem
 from simpar.search.space.axes import DEFAULT_ORDER, tensor_degrees
 
 PLAIN: dict[str, tuple[Any, ...]] = {
-    "recompute": ("none", "selective", "full"), "schedule": (usual_schedule(),), "vpp": (1,), "hsdp": (1,),
+    "recompute": SIMPLE, "schedule": (usual_schedule(),), "vpp": (1,), "hsdp": (1,),
     "micro_batch": (1,), "tp_overlap": (False,), "overlap_grad_reduce": (True,), "overlap_param_gather": (True,),
     "order": (DEFAULT_ORDER,), "cp": (1,),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.models.recompute import OPTIMAL
+from simpar.models.recompute import OPTIMAL, SIMPLE, every
 from simpar.plan import flat
 from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules, refuse_tensor_parallel
 from simpar.plan.mirrored import FOLDED
@@ -29,7 +29,7 @@ Codes = NDArray[np.int8 | np.int16 | np.int32]
 """Places in the domain of an axis, as narrow as it is short."""
 DEFAULT_ORDER = "tp-cp-dp-pp"
 ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
-RECOMPUTE = ("none", "selective", "full", "every:2")
+RECOMPUTE = (*SIMPLE, every(2))
 MAX_MICRO_BATCH, ROWS_AT_ONCE = 64, 2**19
 STATES_ASKED = ("offload", "reshard", "sync")
 """What axes on request begin with that tell ZeRO-3 from ZeRO-2 in any pipeline."""

@@ -20,7 +20,7 @@ from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_mov
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.stack import resolve, under
-from simpar.models.recompute import OPTIMAL
+from simpar.models.recompute import FULL, NONE, OPTIMAL, by_layer, together
 from simpar.plan.layouts import Layouts
 from simpar.plan.mirrored import FOLDED, folded
 from simpar.plan.offload import decided_offload, leaves_unasked
@@ -130,10 +130,10 @@ def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArr
     """Policies that need the least memory, and the waiting rows whose stages are long enough for them."""
     layers = len(rows.problem.graph.layers)
     longest = np.maximum(-(-layers // rows["stages"]), 1)
-    yield "none", waiting
+    yield NONE, waiting
     for size in SEGMENTS:
         if (fits := waiting & (longest >= size)).any():
-            yield f"layers:full:{size}*{layers}" if size > 1 else "full", fits
+            yield by_layer([(together(size), layers)]) if size > 1 else FULL, fits
 
 
 def _most(rows: Rows) -> tuple[Floats, Floats]:
@@ -275,7 +275,7 @@ def _template(rows: Rows, index: int) -> Plan:
     """A resolved plan with what rows that are alike have in common; loads as little uneven as they may come out."""
     plan = counted(rows, index)
     if plan.memory.recompute == OPTIMAL:
-        plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "full"})})
+        plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": FULL})})
     plan = resolve(plan, rows.problem.stack)
     plan = folded(plan.model_copy(update={"offload": decided_offload(plan)}))
     if plan.experts.expert_load == "sampled" and plan.experts.expert_imbalance:

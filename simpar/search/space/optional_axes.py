@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from simpar.cost.stack import resolve
+from simpar.models.recompute import FULL, modes
 from simpar.plan import flat
 from simpar.plan.check import Target, keeps_rules
 from simpar.plan.optimizers import OPTIMIZERS
@@ -178,7 +179,7 @@ def _away(rows: Rows) -> Mask:
 
 def _pipelined_recomputation(rows: Rows) -> Mask:
     """Rows that run whole layers again, in a pipeline."""
-    whole = [name for name in rows.domain["recompute"] if name == "full" or name.startswith("every:")]
+    whole = [name for name in rows.domain["recompute"] if FULL in modes(name)]
     return np.asarray((rows["pp"] > 1) & rows.one_of("recompute", *whole))
 
 

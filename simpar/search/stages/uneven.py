@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import TooManyOps, UserError
+from simpar.models.recompute import SIMPLE
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, usual_schedule
 from simpar.search.certify.exact import Exact
@@ -30,7 +31,6 @@ from simpar.units import Floats, Ints
 
 Cut = tuple[int, ...]
 MICRO_BATCHES = (1, 2, 4)
-RECOMPUTE = ("none", "selective", "full")
 MOST_SIMULATED = 400
 MOST_CUTS = 50_000
 """Cuts of one skeleton that are bounded one by one; where more may win, boundaries are moved instead."""
@@ -81,7 +81,7 @@ class Uneven(StagesSearch):
             "tp": [1 << n for n in range(inside.bit_length()) if world % (1 << n) == 0],
             "pp": divisors(world, len(problem.graph.layers) + 2),
             "micro_batch": MICRO_BATCHES,
-            "recompute": RECOMPUTE,
+            "recompute": SIMPLE,
             "order": ORDERS if cluster.is_mixed else ORDERS[:1],
             "schedule": (usual_schedule(),),
         }

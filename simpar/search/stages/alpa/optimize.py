@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from simpar.errors import UserError
+from simpar.models.recompute import SIMPLE
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import same_memory, usual_schedule
@@ -120,7 +121,7 @@ class AlpaSearch(StagesSearch):
         offered: dict[str, Sequence[Value]] = {
             "micro_batch": [size for size in sizes if size <= WIDEST * world],
             "pp": range(1, min(world, layers + 2, MAX_STAGES) + 1),
-            "recompute": ("none", "selective", "full"),
+            "recompute": SIMPLE,
             "schedule": SCHEDULES,
         }
         self.values = chosen_values(problem, self.space, offered, {"micro_batch": divisors(batch)})
