@@ -154,7 +154,8 @@ class HowMany:
         limits = [f"{wanted.deadline_days:g} days"] if wanted.deadline_days is not None else []
         limits += [f"{figure(wanted.budget_usd)} dollars"] if wanted.budget_usd is not None else []
         counts = ", ".join(str(row.nodes) for row in self.rows)
-        return f"no number of nodes of {counts} keeps to {' and '.join(limits)}; {'; '.join(self._nearest())}"
+        who = f"none of {counts} nodes keeps" if len(self.rows) > 1 else f"{_nodes(self.rows[0])} cannot keep"
+        return f"{who} to {' and '.join(limits)}; {'; '.join(self._nearest())}"
 
     def _nearest(self) -> Iterator[str]:
         """The least that would have to be allowed of each limit, where the other is kept if it can be."""
@@ -165,7 +166,7 @@ class HowMany:
             )
             which = "the quickest" if cheapest is None else "the quickest within the budget"
             days = _up(row.days)
-            yield f"{which} takes {days} days on {_nodes(row)}: try --deadline {days}d"
+            yield f"{which} takes {days} days on {_nodes(row)}: try --deadline {days}d{self._more_nodes(row)}"
         if wanted.budget_usd is not None and (quickest is None or cheapest is not None):
             row = (
                 cheapest
@@ -174,6 +175,15 @@ class HowMany:
             )
             which = "the cheapest" if quickest is None else "the cheapest by the deadline"
             yield f"{which} costs {figure(row.dollars)} dollars on {_nodes(row)}: try --budget {math.ceil(row.dollars)}"
+
+    def _more_nodes(self, quickest: Row) -> str:
+        """How many nodes would meet the deadline if days fell in proportion, where no more were asked about."""
+        wanted = self.wanted
+        most = quickest.nodes == max(row.nodes for row in self.rows)
+        if not most or wanted.deadline_days is None or not self.keeps_budget(quickest):
+            return ""
+        doublings = max(math.ceil(math.log2(quickest.days / wanted.deadline_days)), 1)
+        return f" or more nodes: --nodes {quickest.nodes << doublings}"
 
 
 def how_many(

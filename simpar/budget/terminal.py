@@ -127,7 +127,12 @@ def certificate_lines(found: HowMany) -> Iterator[str]:
         yield "* the answer" * (found.chosen is not None) + "; " * (found.chosen is not None) + FRONT
     counts = ", ".join(str(row.nodes) for row in found.rows)
     if found.is_certified:
-        yield f"certified: on none of {counts} nodes has a plan of the space a shorter step"
+        several = len(found.rows) > 1
+        yield (
+            f"certified: on none of {counts} nodes has a plan of the space a shorter step"
+            if several
+            else f"certified: on {_nodes(found.rows[0])} no plan of the space has a shorter step"
+        )
     elif not found.is_whole:
         yield "not certified: stopped before all numbers of nodes were searched"
     else:

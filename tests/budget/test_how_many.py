@@ -141,6 +141,20 @@ def test_what_would_be_needed(wanted, told):
     assert told in found.needed()
 
 
+def test_more_nodes_where_the_most_were_too_slow():
+    """29 days on 8 nodes are for 10 days a matter of four times as many, unless dollars or larger numbers say no."""
+    rows = ROWS[:4]
+    said = HowMany(Wanted("dollars", deadline_days=10.0), rows).needed()
+    assert said.startswith("none of 1, 2, 4, 8 nodes keeps to 10 days; ")
+    assert said.endswith("try --deadline 29d or more nodes: --nodes 32")
+    one = HowMany(Wanted("days", deadline_days=60.0, budget_usd=2e6), ROWS[:1]).needed()
+    assert one.startswith("1 node cannot keep to 60 days and 2.00 M dollars; ")
+    assert one.endswith("or more nodes: --nodes 2")
+    for other in (Wanted("days", deadline_days=10.0, budget_usd=11.0), Wanted("days", budget_usd=5.0)):
+        assert "more nodes" not in HowMany(other, rows).needed()
+    assert "more nodes" not in HowMany(Wanted("days", deadline_days=10.0), ROWS).needed()
+
+
 def test_halves():
     """As other objectives over numbers of nodes have them."""
     assert halves(12) == [3, 6, 12]
