@@ -158,7 +158,7 @@ def _row(candidate: Candidate, scenario: Scenario) -> dict[str, Any]:
         "layout": layout(candidate.plan.model_dump(mode="json")),
         "step_time_s": candidate.step_time_s,
         "mfu": candidate.mfu,
-        "peak_memory_bytes": candidate.peak_memory_bytes,
+        "peak_reserved_bytes": candidate.figures["peak_reserved_bytes"],
         "fit_probability": candidate.figures.get("fit_probability"),
         "tied": bool(candidate.figures.get("tied")),
         "why": list(candidate.why),

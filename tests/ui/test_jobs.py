@@ -37,6 +37,7 @@ def test_a_search_of_the_page_is_that_of_the_library(state):
     best = found["candidates"][0]
     assert found["certified"]
     assert best["step_time_s"] == known.best.step_time_s
+    assert best["peak_reserved_bytes"] == known.best.figures["peak_reserved_bytes"]
     taken = read_state(best["state"], Allowed())
     assert taken.plan.mesh.pp == 2
     assert taken.plan.flat_values() == known.best.plan.flat_values()

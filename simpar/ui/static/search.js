@@ -42,12 +42,12 @@ export class Search {
 
   show(found) {
     const sure = found.certified ? "certified: no layout of the space is better" : `stopped: another may be up to ${percent(found.gap)} better`;
-    $("progress").textContent = `${sure}; ${found.space_size.toLocaleString("en")} layouts, ${found.simulated} simulated, ${seconds(found.seconds)}`;
-    const head = ["layout", "step time", "MFU", "memory", "probability of fitting", ""].map((name) => make("th", { scope: "col", textContent: name }));
+    $("progress").textContent = `${sure}; ${found.space_size ? `${found.space_size.toLocaleString("en")} layouts, ` : ""}${found.simulated} simulated, ${seconds(found.seconds)}`;
+    const head = ["layout", "step time", "MFU", "reserved", "probability of fitting", ""].map((name) => make("th", { scope: "col", textContent: name }));
     const rows = found.candidates.map((one, at) => {
       const button = make("button", { type: "button", textContent: "Take", ariaLabel: `Take layout ${at + 1}` });
       button.addEventListener("click", () => this.take(one.state));
-      const cells = [seconds(one.step_time_s), percent(one.mfu), gib(one.peak_memory_bytes), surely(one.fit_probability)];
+      const cells = [seconds(one.step_time_s), percent(one.mfu), gib(one.peak_reserved_bytes), surely(one.fit_probability)];
       return make("tr", {}, make("th", { scope: "row", textContent: one.layout + (one.tied ? " (not told apart)" : "") }), ...cells.map((text) => make("td", { textContent: text })), make("td", {}, button));
     });
     $("found").replaceChildren(make("div", { className: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows))));
