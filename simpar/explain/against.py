@@ -17,6 +17,7 @@ from simpar.errors import UserError
 from simpar.explain.classes import OPTIMIZER
 from simpar.explain.logs import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, TFLOPS, TOKENS, LogRun
 from simpar.explain.measured import Job, Measured
+from simpar.explain.memory import MemoryBeside, memory_beside
 from simpar.plan.plan import Plan
 from simpar.report.words import three
 from simpar.units import GIB, NS_PER_S, format_bytes, format_seconds
@@ -59,11 +60,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Against:
-    """What the plan predicts of the measured ranks: causes and classes of kernels in s, and the result it is from."""
+    """Causes and classes of kernels that the plan predicts of the measured ranks, in s; their result, and memory."""
 
     result: Result
     causes_s: Mapping[str, float]
     classes_s: Mapping[str, float]
+    memory: MemoryBeside | None = None
 
     def mfu(self, measured: Measured) -> float:
         """Model FLOP utilisation of the measured step, 0..1, counted as the predicted one's."""
@@ -99,6 +101,7 @@ def set_against(measured: Measured, result: Result, graph: ModelGraph) -> Agains
         result,
         {k: v for k, v in causes.items() if v},
         dict(sorted(classes.items(), key=lambda item: -item[1])),
+        memory_beside(measured, result, stages),
     )
 
 

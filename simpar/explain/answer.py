@@ -108,7 +108,7 @@ def _rank(each: RankAccount) -> dict[str, Any]:
 
 def _predicted(against: Against, measured: Measured) -> dict[str, Any]:
     """The predicted step, and where the measured one parts from it: what differs most comes first."""
-    result, memory = against.result, [each.memory for each in measured.ranks if each.memory is not None]
+    result, memory = against.result, against.memory
     return {
         "step_time_s": result.step_time_s,
         "step_time_interval_s": None if result.certainty is None else result.certainty.step_time_interval_s,
@@ -121,7 +121,8 @@ def _predicted(against: Against, measured: Measured) -> dict[str, Any]:
             vars(each) | {"more_s": each.more_s} for each in against.differences(measured, "classes_s")
         ],
         "peak_memory_bytes": result.memory.peak_memory_bytes,
-        "measured_peak_memory_bytes": max((each.allocated_bytes for each in memory), default=None),
+        "measured_peak_memory_bytes": memory and memory.measured.allocated_bytes,
+        "memory": memory and asdict(memory),
     }
 
 

@@ -78,11 +78,12 @@ class Collective:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Most bytes that tensors held, and that the allocator held, while memory was profiled."""
+    """Most bytes that tensors and the allocator held while memory was profiled, and the fewest that tensors held."""
 
     allocated_bytes: float
     reserved_bytes: float
     device: str
+    least_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,9 @@ class _Reader:
         if event.get("name") != "[memory]" or not isinstance(found, dict) or "Total Allocated" not in found:
             return
         kind = "cpu" if found.get("Device Type") == 0 else "device"
-        now = [_whole(found["Total Allocated"]), _whole(found.get("Total Reserved"))]
-        most = self.memory.setdefault(kind, [0.0, 0.0])
-        most[:] = [max(pair) for pair in zip(most, now, strict=True)]
+        now, reserved = _whole(found["Total Allocated"]), _whole(found.get("Total Reserved"))
+        most = self.memory.setdefault(kind, [0.0, 0.0, now])
+        most[:] = [max(most[0], now), max(most[1], reserved), min(most[2], now)]
 
 
 def read_kineto(path: str | Path) -> RankTrace:
@@ -214,7 +215,8 @@ def read_kineto(path: str | Path) -> RankTrace:
     header = _header(stream.header, str(path))
     collectives = tuple(_with_group(each, header.groups) for each in reader.collectives)
     kind = "device" if "device" in reader.memory else "cpu"
-    memory = MemoryUse(reader.memory[kind][0], reader.memory[kind][1], kind) if reader.memory else None
+    most, reserved, least = reader.memory.get(kind, (0.0, 0.0, 0.0))
+    memory = MemoryUse(most, reserved, kind, least) if reader.memory else None
     return RankTrace(
         str(path), tuple(reader.names), tables["device"], tables["calls"], tables["ops"], tables["spans"], collectives,
         memory, header,

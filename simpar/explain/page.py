@@ -11,7 +11,7 @@ import numpy as np
 from simpar.explain.answer import Explanation, mean_axes
 from simpar.explain.changes import Changes
 from simpar.explain.classes import OPTIMIZER
-from simpar.explain.terminal import axis_cells, collective_rows, headline, sentences, words_of
+from simpar.explain.terminal import axis_cells, collective_rows, headline, longer, sentences, words_of
 from simpar.explain.timeline import MOST_ROWS, measured_series, shown_ranks
 from simpar.files import write_atomic
 from simpar.report.html import environment, filled
@@ -122,10 +122,9 @@ def _parts(found: Explanation) -> Iterator[dict[str, Any]]:
     whole_s = max(step_s, *(sum(each.values()) for each in should[:1]))
 
     def row(name: str, was: float, meant: float, colour: str, *, inner: bool = False) -> dict[str, Any]:
-        more = was - meant
         return {
             "name": name, "inner": inner, "measured": format_seconds(was), "predicted": format_seconds(meant),
-            "more": f"{'+' if more >= 0 else '-'}{format_seconds(abs(more))}",
+            "more": longer(was, meant),
             "bar": _bar(name, colour, was, whole_s), "should": _bar(f"{name} predicted", colour, meant, whole_s),
         }  # fmt: skip
 

@@ -11,6 +11,7 @@ from simpar.explain.changes import Changes
 from simpar.explain.classes import OPTIMIZER
 from simpar.explain.heard import print_flight, print_log
 from simpar.explain.measured import AxisUse, Measured
+from simpar.explain.memory import MemoryBeside, fullest
 from simpar.explain.traffic import collective_uses
 from simpar.report.tables import Column, print_table, table_of
 from simpar.units import format_bytes, format_rate, format_seconds
@@ -83,6 +84,12 @@ def words_of(cause: str) -> str:
     return MEANING.get(cause, cause.replace("exposed_", "exposed "))
 
 
+def longer(measured_s: float, predicted_s: float) -> str:
+    """By how much something took longer than predicted, signed, to the nanosecond that traces have."""
+    more = round(measured_s - predicted_s, 9)
+    return f"{'+' if more >= 0 else '-'}{format_seconds(abs(more))}"
+
+
 def _causes(found: Measured, screen: Console) -> Table:
     """Causes and classes of kernels: mean over ranks, share, and between what the ranks lie."""
     several = len(found.ranks) > 1
@@ -117,9 +124,9 @@ def _beside(found: Measured, against: Against, screen: Console) -> Table:
     step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
 
     def row(name: str, measured_s: float, predicted_s: float) -> None:
-        more = measured_s - predicted_s
-        said = f"{'+' if more >= 0 else '-'}{format_seconds(abs(more))}"
-        table.add_row(name, format_seconds(measured_s), format_seconds(predicted_s), said)
+        table.add_row(
+            name, format_seconds(measured_s), format_seconds(predicted_s), longer(measured_s, predicted_s)
+        )
 
     was, should = found.mean_s(), against.causes_s
     for cause in {**was, **should}:
@@ -151,10 +158,8 @@ def _parting(found: Measured, against: Against) -> Iterator[str]:
     )
     yield f"measured {off:+.1%} against predicted{expected}: {', '.join(words) or 'no part differs by 1 % of the step'}"
     yield f"MFU {against.mfu(found):.1%} measured, {against.result.speed.mfu:.1%} predicted"
-    known = [each.memory.allocated_bytes for each in found.ranks if each.memory is not None]
-    if known:
-        peak = against.result.memory.peak_memory_bytes
-        yield f"allocated at most {format_bytes(max(known))} measured, {format_bytes(peak)} predicted"
+    if against.memory is not None:
+        yield from _memory_beside(against.memory)
 
 
 def _print_changes(found: Changes, screen: Console) -> None:
@@ -237,14 +242,30 @@ def _stragglers(found: Measured) -> Iterator[str]:
 
 
 def _memory(found: Measured) -> Iterator[str]:
-    known = [each for each in found.ranks if each.memory is not None]
-    if known:
-        most = max(known, key=lambda each: each.memory.allocated_bytes if each.memory else 0.0)
-        assert most.memory is not None, "chosen for it"
-        reserved = (
-            f", {format_bytes(most.memory.reserved_bytes)} reserved" if most.memory.reserved_bytes else ""
+    known = fullest(found)
+    if known is not None:
+        rank, memory = known
+        reserved = f", {format_bytes(memory.reserved_bytes)} reserved" if memory.reserved_bytes else ""
+        yield (
+            f"memory: {format_bytes(memory.allocated_bytes)} allocated at most{reserved} (rank {rank}), "
+            f"{format_bytes(memory.least_bytes)} of it held throughout"
         )
-        yield f"memory: {format_bytes(most.memory.allocated_bytes)} allocated at most{reserved} (rank {most.rank})"
+
+
+def _memory_beside(found: MemoryBeside) -> Iterator[str]:
+    """The peak with what it is predicted to be made of, and what is held throughout."""
+    was = found.measured
+    parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in found.parts_bytes.items()]
+    yield (
+        f"allocated at most {format_bytes(was.allocated_bytes)} measured (rank {found.rank}), "
+        f"{format_bytes(found.peak_bytes)} predicted: {', '.join(parts)}"
+    )
+    if found.least_bytes is not None:
+        yield (
+            f"held throughout {format_bytes(was.least_bytes)} measured, {format_bytes(found.least_bytes)} predicted; "
+            f"comes and goes {format_bytes(was.allocated_bytes - was.least_bytes)} measured, "
+            f"{format_bytes(found.peak_bytes - found.least_bytes)} predicted"
+        )
 
 
 def _unknown(found: Measured) -> Iterator[str]:

@@ -8,6 +8,7 @@ from simpar import cli
 from simpar.errors import UserError
 from simpar.explain.answer import explain
 from simpar.explain.changes import NO_STRAGGLER
+from simpar.explain.terminal import longer, sentences
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
 from tests.explain.predicted_traces import traces
@@ -45,6 +46,37 @@ def test_a_step_as_predicted(tmp_path):
     assert predicted.mfu(found.measured) == pytest.approx(result.mfu, rel=0.001)
     again = explain(tmp_path, plan=plan, changes=False)
     assert again.to_dict() == found.to_dict()
+
+
+def test_memory_by_category(tmp_path):
+    """The measured peak stands beside the predicted one and its parts, with what both hold throughout."""
+    plan = scenario()
+    made, result = traces(plan.inputs(), RANKS, 8)
+    curve = result.overview.stages[0].memory.total_bytes
+    for held in (curve.min(), curve.max()):
+        said = {"Total Allocated": int(held), "Total Reserved": int(held), "Device Type": 1}
+        made[1].events.append(
+            {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "ts": 1, "args": said}
+        )
+    found = explain(*(each.save(tmp_path) for each in made), plan=plan, changes=False)
+    beside = found.against.memory
+    (stage,) = result.memory.stages
+    assert (beside.rank, beside.peak_bytes) == (RANKS[1], stage.peak)
+    assert beside.measured.allocated_bytes == pytest.approx(beside.peak_bytes, rel=0.01)
+    assert beside.measured.least_bytes == pytest.approx(beside.least_bytes, rel=0.01)
+    assert beside.parts_bytes["activations"] == stage.activations
+    assert sum(beside.parts_bytes.values()) == pytest.approx(stage.peak)
+    assert found.to_dict()["predicted"]["memory"]["parts_bytes"] == beside.parts_bytes
+    said = list(sentences(found))
+    (peak,) = (line for line in said if line.startswith("allocated at most"))
+    assert "activations" in peak.partition("predicted: ")[2]
+    assert any(line.startswith("held throughout") for line in said)
+
+
+def test_differences_below_the_clock_of_traces_are_none():
+    """What rounding leaves of equal times is no difference."""
+    assert longer(0.0268, 0.0268 + 1e-12) == "+0 s"
+    assert longer(1.0, 1.25) == "-250 ms"
 
 
 def test_lost_overlap_is_sized(tmp_path):

@@ -98,15 +98,19 @@ def test_gaps_are_the_hosts_where_it_launched_late(tmp_path):
 
 
 def test_copies_and_memory(tmp_path):
-    """A copy to the host that nothing hides is offload, the profiler's memory events give the peak."""
+    """A copy to the host that nothing hides is offload; memory events give the peak and what is held throughout."""
     made = Rank(0, 1)
     made.kernel("gemm_bwd", 0, 100)
     made.event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 100, 50, args={"correlation": 9})
-    memory = {"Total Allocated": 3 * 2**30, "Total Reserved": 4 * 2**30, "Device Type": 1}
-    made.events.append({"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "ts": 1, "args": memory})
+    for when, held in enumerate((2, 3, 1)):
+        memory = {"Total Allocated": held * 2**30, "Total Reserved": 4 * 2**30, "Device Type": 1}
+        made.events.append(
+            {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "ts": when, "args": memory}
+        )
     (found,) = explained(tmp_path, [made]).ranks
     assert found.causes_s["offload"] == pytest.approx(50 * US)
     assert (found.memory.allocated_bytes, found.memory.reserved_bytes) == (3 * 2**30, 4 * 2**30)
+    assert found.memory.least_bytes == 2**30
 
 
 def test_several_steps_are_averaged(tmp_path):
