@@ -141,6 +141,12 @@ def read_tree(text: str, file: str, nodes: frozenset[str] | None = None) -> Read
         name: [host for host in hosts if nodes is None or host in nodes] for name, hosts in leaves.items()
     }
     sizes = Counter(len(hosts) for hosts in kept.values() if hosts)
+    named, left = (sum(map(len, of.values())) for of in (leaves, kept))
+    if 0 < left < named:
+        found.unread.append(
+            f"{named - left} of {named} nodes below leaf switches are not among the nodes with GPUs that were given: "
+            "they do not count"
+        )
     if sizes:
         most = max(sizes)
         found.say("scale_out.nodes_per_leaf", most)

@@ -80,6 +80,7 @@ def test_the_tree_says_how_many_nodes_a_leaf_has():
     assert found.facts["scale_out.nodes_per_leaf"].value == 2
     assert found.nodes == known
     assert any("leaf switches differ (1 with 1, 1 with 2)" in line for line in found.unread)
+    assert any(line.startswith("29 of 32 nodes below leaf switches are not among") for line in found.unread)
 
 
 def test_blocks_are_said_and_not_taken_for_racks():
