@@ -15,6 +15,7 @@ from simpar.explain.classes import load_classes
 from simpar.explain.flight import FlightRun, explain_flights
 from simpar.explain.kinds import FLIGHT, LOG, TRACE, files_of, kind_of
 from simpar.explain.logs import DEVICES, GLOBAL_BATCH, SEQ_LEN, LogRun, read_log
+from simpar.explain.lost_overlap import as_it_ran, with_overlap_named
 from simpar.explain.measured import AxisUse, Measured, RankAccount, measure
 from simpar.explain.traffic import collective_uses
 from simpar.files import write_atomic
@@ -217,4 +218,11 @@ def _beside(
         found = replace(found, logged=tuple(log_rows(found.log, result, step_s)))
     if seen is None or not changes:
         return found
-    return replace(found, changes=find_changes(seen, scenario, result, progress))
+    ran = None
+    if found.measured is not None and found.against is not None:
+        dp = mean_axes(found.measured.ranks).get("dp")
+        ran = as_it_ran(found.measured, found.against, scenario, dp)
+    if ran is None:
+        return replace(found, changes=find_changes(seen, scenario, result, progress))
+    late, late_result = ran
+    return replace(found, changes=with_overlap_named(find_changes(seen, late, late_result, progress)))

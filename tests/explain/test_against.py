@@ -8,6 +8,7 @@ from simpar import cli
 from simpar.errors import UserError
 from simpar.explain.answer import explain
 from simpar.explain.changes import NO_STRAGGLER
+from simpar.explain.lost_overlap import LOST, OVERLAPPED
 from simpar.explain.terminal import longer, sentences
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
@@ -87,6 +88,21 @@ def test_lost_overlap_is_sized(tmp_path):
     first = found.against.differences(found.measured)[0]
     assert first.part == "exposed_dp"
     assert first.more_s == pytest.approx(ran - meant, rel=0.05)
+
+
+def test_lost_overlap_is_a_change(tmp_path):
+    """What the overlap of the plan would gain is what the two simulated steps differ by; as planned nothing is lost."""
+    plan, lost = scenario(), scenario(**{"plan.overlap_grad_reduce": False})
+    late_s, meant_s = (simulate(**each.inputs()).step_time_s for each in (lost, plan))
+    found, _ = explained(tmp_path, lost.inputs(), plan)
+    gain = next(each for each in found.changes.gains if each.change == OVERLAPPED)
+    assert gain.gain_s == pytest.approx(late_s - meant_s, rel=0.05)
+    assert found.changes.fitted.after_s == pytest.approx(late_s, rel=0.01)
+    assert LOST in found.changes.remarks
+    (tmp_path / "planned").mkdir()
+    kept, _ = explained(tmp_path / "planned", plan.inputs(), plan)
+    assert LOST not in kept.changes.remarks
+    assert OVERLAPPED not in {each.change for each in kept.changes.gains}
 
 
 @pytest.fixture(scope="module")

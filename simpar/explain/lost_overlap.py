@@ -1,0 +1,65 @@
+"""A run whose gradients were reduced after the backward pass although its plan overlaps the two: as it really ran."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from simpar.errors import UserError
+from simpar.explain.against import set_against
+from simpar.neighbours import as_flags
+from simpar.plan.plan import Plan
+from simpar.simulation import simulate
+
+if TYPE_CHECKING:
+    from simpar.explain.against import Against
+    from simpar.explain.changes import Changes
+    from simpar.explain.measured import AxisUse, Measured
+    from simpar.report.result import Result
+    from simpar.scenario import Scenario
+
+OVERLAPPED = "gradients reduced under the backward pass"
+LOST = (
+    "gradients are reduced after the backward pass, though the plan overlaps the two: changes are simulated on the "
+    "plan without that overlap, and the overlap is one of them"
+)
+ALL, MUCH, LEAST = 0.95, 0.8, 0.01
+"""Shares: of its transfers that a run without overlap exposes at least, and one with it at most; of the step."""
+
+
+def as_it_ran(
+    measured: Measured, against: Against, scenario: Scenario, dp: AxisUse | None
+) -> tuple[Scenario, Result] | None:
+    """The scenario and its simulated step without the overlap that its plan has, where that is what was measured.
+
+    ``dp`` is the traffic of the data-parallel axis, the mean over ranks. None where nothing is lost, or where waiting
+    for other ranks cannot be told from transfers.
+    """
+    plan, planned_s = Plan.model_validate(against.result.setup.plan), against.causes_s.get("exposed_dp", 0.0)
+    traffic = against.result.communication.get("dp")
+    if dp is None or traffic is None or dp.waiting_s is None or not plan.data_parallel.overlap_grad_reduce:
+        return None
+    more_s = dp.exposed_s - planned_s
+    if (
+        dp.exposed_s < ALL * dp.busy_s
+        or planned_s > MUCH * traffic.busy_s
+        or more_s < LEAST * against.result.step_time_s
+    ):
+        return None
+    try:
+        late = scenario.model_copy(update={"plan": scenario.plan.with_values(overlap_grad_reduce=False)})
+        inputs = late.inputs()
+        result = simulate(**inputs)
+    except (UserError, ValueError):
+        return None  # stacks that can only reduce at once
+    off_s = dp.exposed_s - set_against(measured, result, inputs["model"]).causes_s.get("exposed_dp", 0.0)
+    return (late, result) if abs(off_s) < more_s / 2 else None
+
+
+def with_overlap_named(changes: Changes) -> Changes:
+    """The changes of a run as it ran: the overlap under the name of what the plan has, and why it is there."""
+    setting = as_flags({"overlap_grad_reduce": True})
+    gains = tuple(
+        replace(each, change=OVERLAPPED) if each.change == setting else each for each in changes.gains
+    )
+    return replace(changes, gains=gains, remarks=(LOST, *changes.remarks))
