@@ -56,8 +56,12 @@ def numbers(asked: Asked, engine: str = "auto") -> dict[str, Any]:
     """Figures in words, what pins compare in SI units, and sections that need no timeline. Raises UserError."""
     result = simulated(asked, engine, with_timeline=False)
     known, bill, page = result.certainty, result.bill, page_data(result)
-    if asked.cluster.profile.reliability:
-        page["figures"] = [_to_be_counted(figure) for figure in page["figures"]]
+    words = (
+        ("being counted", "the whole run is without them so far")
+        if asked.cluster.profile.reliability
+        else ("not counted", "the hardware profile has no failure rates")
+    )
+    page["figures"] = [_without_failures(figure, *words) for figure in page["figures"]]
     return {
         "state": as_state(asked.scenario),
         "title": page["title"],
@@ -78,11 +82,9 @@ def numbers(asked: Asked, engine: str = "auto") -> dict[str, Any]:
     }
 
 
-def _to_be_counted(figure: dict[str, str]) -> dict[str, str]:
-    """What stands for failures until they are counted."""
-    if figure["name"] != "failures":
-        return figure
-    return {**figure, "value": "being counted", "detail": "the whole run is without them so far"}
+def _without_failures(figure: dict[str, str], value: str, detail: str) -> dict[str, str]:
+    """What stands for failures until they are counted, or where they cannot be."""
+    return {**figure, "value": value, "detail": detail} if figure["name"] == "failures" else figure
 
 
 def operated(result: Result, asked: Asked) -> dict[str, Any] | None:

@@ -65,6 +65,10 @@ def test_a_whole_run_gets_its_failures(state):
     run["training"] = {**state["training"], "tokens": "1T"}
     first = numbers(ask(read_state(run, Allowed())))
     assert "being counted" in first["html"]["figures"]
+    unknown = {**run, "cluster": {"hardware": "dgx-h100", "nodes": 2}}
+    without = numbers(ask(read_state(unknown, Allowed())))["html"]["figures"]
+    assert "the hardware profile has no failure rates" in without
+    assert "--reliability" not in without
     counted = operated(simulate(**ask(read_state(run, Allowed())).inputs()), ask(read_state(run, Allowed())))
     assert counted["whole_run"]["days"]["value"] > first["values"]["whole_run"]["days"]["value"]
     assert "interruptions" in counted["html"]["figures"]
