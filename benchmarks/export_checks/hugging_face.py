@@ -18,7 +18,9 @@ def check_model(exported: Exported) -> None:
     config = AutoConfig.for_model(given.pop("model_type"), **given)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    counted = sum(parameter.numel() for parameter in set(model.parameters()))
+    named = dict(model.named_parameters(remove_duplicate=False))
+    kept = [tensor for name, tensor in model.state_dict().items() if name not in named]  # biases of routers
+    counted = sum(tensor.numel() for tensor in (*set(named.values()), *kept))
     expected = load_model(json.loads(exported.files["plan.json"])["model"]).num_parameters()
     if counted != expected:
         raise ValueError(f"{counted} parameters instead of {expected}")

@@ -103,6 +103,8 @@ def _exchange(s: Subject) -> Iterator[Loss]:
         yield from (Loss("ep_overlap", True, reason) for reason, holds in reasons.items() if holds)
     if s.graph.is_mixture and choice.capacity_factor and choice.token_dispatch != "per_expert":
         yield Loss("token_dispatch", choice.token_dispatch, "DeepEP pads no expert to its capacity")
+    if s.graph.is_mixture and mesh.expert_tensor_parallel > 1 and "mlp" in architecture(s.graph).biases:
+        yield Loss("etp", mesh.expert_tensor_parallel, "experts with biases are whole: 1")
 
 
 def _overlaps(s: Subject) -> Iterator[Loss]:

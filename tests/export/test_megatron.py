@@ -195,6 +195,8 @@ def test_bad_arguments_are_one_line(arguments, words):
             {"dp": 4, "cp": 2, "cp_method": "ring", "cp_balance": "zigzag"},
             "sinks of attention",
         ),
+        ("gpt-oss-20b", {"tp": 2, "dp": 4}, "etp = 2"),
+        ("gpt-oss-20b", {"tp": 2, "dp": 4, "ep": 8, "etp": 1}, None),
         ("gemma-3-1b", {"dp": 8}, "rope_local_base_freq"),
         ("mpt-7b", {"dp": 8}, "norms without biases"),
         ("gpt2", {"dp": 8}, None),
