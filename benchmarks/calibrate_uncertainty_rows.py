@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tables import DATA
 
 from simpar.learn.parameters import ATTENTION, EXPERTS, SHARDS, Name, names_of, parameter, tuning_of, value_of
+from simpar.precisions import narrower
 from simpar.program.footprint import footprints
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import traits_of
@@ -30,7 +31,6 @@ from simpar.report.context import Context
 from simpar.report.summarise import summarise
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
-from simpar.units import FOUR_BITS
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import (
     NO_TUNING,
@@ -211,7 +211,7 @@ def is_fitted(source: str, entry: Case, predicted: Prediction) -> bool:
     """
     plan = entry.plan
     partial = "offload_activations" in plan or "layers:" in str(plan["recompute"])
-    narrow = plan["precision"] in FOUR_BITS and not entry.stack.startswith("nemo")
+    narrow = plan["precision"] in narrower(8) and not entry.stack.startswith("nemo")
     fits = predicted.fits or plan["recompute"] == "full"
     return bool(not NEVER.match(source) and not (partial or narrow) and fits)
 

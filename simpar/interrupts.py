@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 from types import FrameType
 
@@ -23,6 +23,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     """Handle a signal: raise KeyboardInterrupt, as soon as nothing is imported."""
     if not imports(frame):
         raise KeyboardInterrupt
-    again = threading.Timer(AGAIN_S, _thread.interrupt_main, (number,))
+    # to the main thread, which may sleep by then: a flag alone would not wake it
+    again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
     again.daemon = True
     again.start()
