@@ -5,6 +5,7 @@ An entry declares all that plans, kernels, memory, learning, the runtime and exp
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from simpar import files
@@ -39,7 +40,7 @@ class Precision:
     ``handed`` is the dtype of activations and computed-with parameters ("": its own). ``rates`` are the narrow peaks
     of devices it runs at: its own, then the wider one whose measured clocks and efficiencies stand for those that a
     profile leaves out; devices need the peak ``needs`` beside it. ``in_torch`` is the dtype in which the runtime
-    computes it ("": it does not). ``in_its_place`` is what targets get that do not know it.
+    computes it ("": it does not). ``in_its_place`` is what a target gets that does not have it; all have the rest.
     """
 
     name: str
@@ -101,7 +102,7 @@ PRECISIONS = {
     each.name: each
     for each in (
         Precision("bf16", "16 bits, fp32's exponents", 16, in_torch="bfloat16"),
-        Precision("fp16", "16 bits, with a scaled loss", 16),
+        Precision("fp16", "16 bits, with a scaled loss", 16, in_its_place="bf16"),
         Precision("fp32", "32 bits throughout", 32, in_torch="float32"),
         Precision(
             "fp8",
@@ -110,6 +111,7 @@ PRECISIONS = {
             handed="bf16",
             rates=("fp8",),
             in_torch="bfloat16",
+            in_its_place="bf16",
         ),
         Precision(
             "fp8_blockwise",
@@ -172,3 +174,10 @@ def known_precision(name: str) -> str:
 def narrower(bits: int) -> tuple[str, ...]:
     """Precisions whose products have fewer bits."""
     return tuple(each.name for each in PRECISIONS.values() if each.bits < bits)
+
+
+def in_place_of(name: str, known: Collection[str]) -> str:
+    """The precision itself where it is among those known, else what is in its place there."""
+    while name not in known:
+        name = PRECISIONS[name].in_its_place
+    return name

@@ -7,7 +7,7 @@ import pytest
 
 from simpar.cost.kernels import DEFAULTS, variants
 from simpar.plan.plan import Plan, plan_schema
-from simpar.precisions import IN_TORCH, PRECISIONS, narrower
+from simpar.precisions import IN_TORCH, PRECISIONS, in_place_of, narrower
 from simpar.units import DTYPE_BYTES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -23,8 +23,7 @@ def test_a_precision_is_declared_whole(name: str) -> None:
     assert found.is_cast == (found.bits < 16) == bool(found.rates)
     assert {*found.rates, found.needs or "bf16"} <= DTYPE_BYTES.keys()
     assert all(DEFAULTS.keys() >= {*variants(each, name)} for each in ("sustained_clock", "gemm_efficiency"))
-    assert bool(found.in_its_place) == (found.scales is not None)
-    assert found.in_its_place in ("", *PRECISIONS)
+    assert (in_place_of(name, ["bf16", "fp32"]) == name) == (not found.in_its_place)
 
 
 @pytest.mark.parametrize(

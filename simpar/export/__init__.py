@@ -27,6 +27,7 @@ from simpar.plain import dotted
 from simpar.plan.optimizers import USUAL
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
+from simpar.precisions import in_place_of
 
 TARGETS = {
     "torch": "torch:TORCH",
@@ -187,24 +188,22 @@ def _of_data(training: Training) -> Iterator[Loss]:
 def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
     """The plan without what its target has no word for, and what stands in its place.
 
-    Nobody says which layers recompute, nor 4-bit products; few say what of 8-bit floats shares a scale, or have many
-    optimizers.
+    Nobody says which layers recompute, nor 4-bit products; few have 8-bit ones, or many optimizers.
     """
-    policy, products, optimizer = plan.memory.recompute, plan.numerics.products, plan.numerics.optimizer
+    policy, optimizer, precision = plan.memory.recompute, plan.numerics.optimizer, plan.numerics.precision
+    has = target.numerics
     lost: list[Loss] = []
-    if optimizer not in target.optimizers:
-        known = ", ".join(target.optimizers)
+    if optimizer not in has.optimizers:
+        known = ", ".join(has.optimizers)
         lost.append(Loss("optimizer", optimizer, f"the target has {known}: {USUAL} in its place"))
         plan = plan.with_values(optimizer=USUAL)
     if policy == OPTIMAL or chosen_layers(policy) is not None:
         lost.append(Loss("recompute", policy, "all layers are treated alike: full in its place"))
         plan = plan.with_values(recompute="full")
-    instead = products.in_its_place
-    if instead and not (products.bits == 8 and "block scales" in target.features):
-        known = (
-            "products have at least 8 bits" if products.bits < 8 else "8-bit products have a scale a tensor"
-        )
-        lost.append(Loss("precision", products.name, f"{known}: {instead} in its place"))
+    instead = in_place_of(precision, has.precisions)
+    if instead != precision:
+        known = ", ".join(has.precisions)
+        lost.append(Loss("precision", precision, f"the target has {known}: {instead} in its place"))
         plan = plan.with_values(precision=instead)
     return plan, tuple(lost)
 

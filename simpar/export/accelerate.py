@@ -78,8 +78,6 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
     if s.plan.mesh.cp > 1 and data.zero < 2:
         yield Loss("cp", s.plan.mesh.cp, "context parallelism comes with FSDP: zero 2 or 3")
-    if s.plan.numerics.precision == "fp8":
-        yield Loss("precision", "fp8", "fp8 is set up by the backend that does it")
     yield from rules.offload_of_shards(s)
     yield from rules.chosen(
         s,

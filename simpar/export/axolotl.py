@@ -88,5 +88,5 @@ AXOLOTL = Target(
     files=files,
     notes=trainer_arguments.notes,
     features=("offload", "a part"),
-    optimizers=trainer_arguments.OPTIMIZERS,
+    numerics=trainer_arguments.NUMERICS,
 )

@@ -60,8 +60,6 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("bucket_bytes", data.bucket_bytes, "without zero a bucket has 500,000,000 elements")
     yield from _gradient_losses(s)
     yield from _offload_losses(s)
-    if s.plan.numerics.precision == "fp8":
-        yield Loss("precision", "fp8", "precision is fp32, fp16 or bf16")
     yield from rules.chosen(
         s,
         master_weights="bf16 and fp16 train with fp32 master weights",

@@ -50,5 +50,5 @@ LLAMA_FACTORY = Target(
     notes=trainer_arguments.notes,
     how="The data set `c4_demo` is in the folder `data` of its repository; name your own with `dataset_dir`.",
     features=("offload", "a part"),
-    optimizers=trainer_arguments.OPTIMIZERS,
+    numerics=trainer_arguments.NUMERICS,
 )

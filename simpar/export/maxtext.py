@@ -9,7 +9,7 @@ from simpar.export import placeholders, rules
 from simpar.export.hub import as_shipped
 from simpar.export.launch import LOCAL_HEAD, SLURM_HEAD
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Options, Target
+from simpar.export.target import Numerics, Options, Target
 from simpar.export.yaml_text import yaml_file
 from simpar.models.recompute import of_modules
 
@@ -72,11 +72,6 @@ def losses(s: Subject) -> Iterator[Loss]:
             "recompute",
             s.plan.memory.recompute,
             f"remat_policy is full, or minimal: {MINIMAL}",
-        )
-    numerics = s.plan.numerics
-    if numerics.precision not in DTYPES:
-        yield Loss(
-            "precision", numerics.precision, "dtype is bfloat16 or float32, products have 16 or 8 bits"
         )
     offload = s.plan.offload
     if offload.is_used:
@@ -147,7 +142,7 @@ def options(s: Subject) -> Options:
         "dcn_data_parallelism": between,
         "dcn_fsdp_parallelism": far,
         "remat_policy": REMAT.get(s.plan.memory.recompute, "full"),
-        "dtype": DTYPES.get(s.plan.numerics.precision, "bfloat16"),
+        "dtype": DTYPES[s.plan.numerics.precision],
         "weight_dtype": "float32",
         "steps": placeholders.STEPS,
         "learning_rate": placeholders.LEARNING_RATE,
@@ -195,6 +190,6 @@ MAXTEXT = Target(
     files=written,
     notes=notes,
     features=("a part",),
-    optimizers=OPTIMIZERS,
+    numerics=Numerics(OPTIMIZERS, tuple(DTYPES)),
     how="Its `base.yml` is found in the installed package.",
 )

@@ -19,7 +19,7 @@ from simpar.export.megatron_details import (
 from simpar.export.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.export.megatron_read import read
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Options, Target
+from simpar.export.target import Numerics, Options, Target
 from simpar.models import recompute
 from simpar.models.recompute import module_names
 from simpar.units import DTYPE_BYTES
@@ -34,6 +34,7 @@ FP8_RECIPES = {
     "fp8_blockwise": ("e4m3", "blockwise"),
     "mxfp8": ("e4m3", "mxfp8"),
 }
+NUMERICS = Numerics(OPTIMIZERS, ("bf16", "fp16", "fp32", *FP8_RECIPES))
 
 
 UNSCALED = {"layernorm", "moe_act"}
@@ -390,6 +391,5 @@ MEGATRON = Target(
     notes=notes,
     how="Set `MEGATRON` to a checkout of Megatron-LM.",
     read=read,
-    features=("block scales",),
-    optimizers=OPTIMIZERS,
+    numerics=NUMERICS,
 )

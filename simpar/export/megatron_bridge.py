@@ -253,7 +253,6 @@ MEGATRON_BRIDGE = Target(
     options=options,
     files=files,
     notes=notes,
-    features=("block scales",),
-    optimizers=megatron.OPTIMIZERS,
+    numerics=megatron.NUMERICS,
     read=read,
 )

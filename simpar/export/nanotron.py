@@ -8,7 +8,7 @@ from simpar.export import nanotron_read, placeholders, rules
 from simpar.export.architecture import architecture
 from simpar.export.launch import launchers
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Options, Target
+from simpar.export.target import Numerics, Options, Target
 from simpar.export.yaml_text import yaml_file
 from simpar.plan.stage_layers import layers_by_cost
 from simpar.units import MIB
@@ -42,8 +42,6 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("layers", s.plan.pipeline.layers, "blocks are spread over stages by their cost")
     if s.plan.memory.recompute not in ("none", "full"):
         yield Loss("recompute", s.plan.memory.recompute, "layers are recomputed whole, all or none")
-    if s.plan.numerics.precision == "fp8":
-        yield Loss("precision", "fp8", "precision is bf16, fp16 or fp32")
     yield from rules.chosen(
         s,
         first_bucket_bytes="buckets have one size",
@@ -111,7 +109,7 @@ def _model(s: Subject) -> Options:
         f"{prefix}tie_word_embeddings": s.graph.tied_embeddings,
         f"{prefix}vocab_size": dims["vocab"],
         "model.init_method.std": s.graph.details.init_std,
-        "model.dtype": DTYPES.get(s.plan.numerics.precision, "bfloat16"),
+        "model.dtype": DTYPES[s.plan.numerics.precision],
         "model.make_vocab_size_divisible_by": 1,
     }
     if s.chose("bucket_bytes"):
@@ -194,6 +192,6 @@ NANOTRON = Target(
     files=files,
     notes=notes,
     read=nanotron_read.read,
-    optimizers=OPTIMIZERS,
+    numerics=Numerics(OPTIMIZERS),
     how="Set `NANOTRON` to a checkout of nanotron.",
 )

@@ -164,7 +164,7 @@ NEMO_RUN = Target(
     options=options,
     files=files,
     notes=notes,
-    features=("block scales", "a part"),
-    optimizers=megatron.OPTIMIZERS,
+    features=("a part",),
+    numerics=megatron.NUMERICS,
     read=read,
 )

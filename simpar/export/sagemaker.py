@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from simpar.export import hugging_face, rules
 from simpar.export.launch import comment
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Options, Target
+from simpar.export.target import Numerics, Options, Target
 
 CONFIG = "smp.json"
 SDK, TRANSFORMERS = "sagemaker>=2.232,<3", "transformers>=4.56,<5"
@@ -104,8 +104,6 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield Loss("tp", mesh.tp, f"tensor parallelism knows {', '.join(TENSOR_PARALLEL)}")
     if data.zero < 2:
         yield Loss("zero", data.zero, "the library shards with FSDP: zero 2 or 3")
-    if s.plan.numerics.precision in ("fp8", "fp16"):
-        yield Loss("precision", s.plan.numerics.precision, "the script trains in bf16 or fp32")
     if s.devices_per_node not in INSTANCES:
         yield Loss("devices_per_node", s.devices_per_node, "instances have 1 or 8 H100")
     yield from rules.chosen(
@@ -168,6 +166,7 @@ SAGEMAKER = Target(
     options=options,
     files=files,
     notes=notes,
+    numerics=Numerics(precisions=("bf16", "fp32")),
     how=(
         f"`pip install '{SDK}'`, then `python job.py ROLE_ARN` starts the job; on HyperPod run `train.py` with "
         "torchrun and the library's init."

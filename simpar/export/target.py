@@ -15,7 +15,6 @@ from simpar.plan.plan import Plan
 Options = dict[str, Any]
 FEATURES = {
     "offload": "options say what a plan offloads; else that is lost",
-    "block scales": "options take 8-bit floats whose blocks share a scale; else that is lost",
     "a part": "something else runs more of what its stack does: it does not decide what is searched for that",
 }
 """What a target may have beside files."""
@@ -91,6 +90,14 @@ def plan_said(values: Mapping[str, Any]) -> Plan:
 
 
 @dataclass(frozen=True)
+class Numerics:
+    """What a framework computes with: its names of ``optimizers`` that it has, by simpar's, and ``precisions``."""
+
+    optimizers: Mapping[str, str] = field(default_factory=lambda: OF_TORCH)
+    precisions: tuple[str, ...] = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True)
 class Target:
     """One framework at one version.
 
@@ -98,8 +105,7 @@ class Target:
     plans made for them are told. ``losses`` yields what it cannot express, ``options`` the options it is given by
     their own names, ``files`` the text of every file from a subject and its options. ``notes`` tells what the user
     should know, ``how`` what to do before it is started. ``read`` takes the text of one of its files, and the file's
-    name, back to a plan. ``features`` are of :data:`FEATURES`, ``optimizers`` its names of those that it has, by
-    simpar's.
+    name, back to a plan. ``features`` are of :data:`FEATURES`.
     """
 
     name: str
@@ -113,7 +119,7 @@ class Target:
     how: str = ""
     read: Callable[[str, str], Imported] | None = field(default=None)
     features: tuple[str, ...] = ()
-    optimizers: Mapping[str, str] = field(default_factory=lambda: OF_TORCH)
+    numerics: Numerics = Numerics()
 
     @property
     def stack(self) -> str:

@@ -9,7 +9,7 @@ from simpar.export import rules
 from simpar.export.architecture import Architecture, architecture
 from simpar.export.hub import as_shipped
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Options
+from simpar.export.target import Numerics, Options
 from simpar.models.catalogue import load_model
 from simpar.models.recompute import module_names
 from simpar.plan.check import schedule_of
@@ -48,6 +48,7 @@ OPTIMIZERS = {"adamw": "AdamW"}
 LOAD_BALANCERS = ("zigzag",)
 CSV = "schedule.csv"
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
+NUMERICS = Numerics(OPTIMIZERS, tuple(PRECISIONS))
 
 
 def family(style: Architecture) -> str | None:
@@ -114,9 +115,6 @@ def losses(s: Subject, *, named: bool = False, methods: Iterable[str] = ("all_ga
         overlap_grad_reduce="FSDP overlaps always",
         overlap_param_gather="FSDP overlaps always",
     )
-    numerics = s.plan.numerics
-    if numerics.precision == "fp16":
-        yield Loss("precision", "fp16", "mixed precision is bf16 or fp32")
 
 
 def _data_parallel(s: Subject) -> Iterator[Loss]:
@@ -212,7 +210,7 @@ def training(s: Subject) -> Options:
         "training.global_batch_size": s.training.global_batch,
         "training.seq_len": s.training.seq_len,
         "training.steps": 100,
-        "training.mixed_precision_param": PRECISIONS.get(s.plan.numerics.precision, "bfloat16"),
+        "training.mixed_precision_param": PRECISIONS[s.plan.numerics.precision],
         "training.mixed_precision_reduce": "float32",
         **({"training.enable_cpu_offload": True} if s.plan.offload.is_used else {}),
     }

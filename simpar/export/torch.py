@@ -11,7 +11,7 @@ from simpar.export import placeholders, rules
 from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import OF_TORCH, Options, Target
+from simpar.export.target import OF_TORCH, Numerics, Options, Target
 from simpar.models.details import ROPE_TYPES, Dropout
 from simpar.models.recompute import is_full, period
 from simpar.plan.check import schedule_of
@@ -35,8 +35,6 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from _pipeline(s)
     if s.plan.memory.recompute == "selective":
         yield Loss("recompute", "selective", "layers are recomputed whole")
-    if s.plan.numerics.precision not in ("bf16", "fp32"):
-        yield Loss("precision", s.plan.numerics.precision, "precision is bf16 or fp32")
     if s.plan.data_parallel.hsdp > 1 and s.plan.data_parallel.zero == 1:
         yield Loss("hsdp", s.plan.data_parallel.hsdp, "ZeroRedundancyOptimizer shards over all ranks")
     yield from rules.offload_of_shards(s)
@@ -204,5 +202,6 @@ TORCH = Target(
     options=options,
     files=files,
     notes=notes,
+    numerics=Numerics(precisions=("bf16", "fp32")),
     features=("offload", "a part"),  # `simpar run` runs more than the script
 )

@@ -201,6 +201,6 @@ TORCHTITAN = Target(
     files=files,
     notes=titan.notes,
     features=("offload",),
-    optimizers=titan.OPTIMIZERS,
+    numerics=titan.NUMERICS,
     read=read,
 )

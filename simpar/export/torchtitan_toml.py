@@ -98,6 +98,6 @@ TORCHTITAN_TOML = Target(
     files=files,
     notes=titan.notes,
     features=("offload",),
-    optimizers=titan.OPTIMIZERS,
+    numerics=titan.NUMERICS,
     read=read,
 )

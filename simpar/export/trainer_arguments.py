@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from simpar.export import hugging_face, placeholders, rules
 from simpar.export.hub import HUB, as_shipped
 from simpar.export.subject import Loss, Subject
-from simpar.export.target import Options
+from simpar.export.target import Numerics, Options
 from simpar.units import MIB
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd"}
+NUMERICS = Numerics(OPTIMIZERS)
 PARSER = "transformers 5.23 (TrainingArguments)"
 
 
@@ -31,11 +32,9 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 def sharded_losses(s: Subject) -> Iterator[Loss]:
     """What FSDP of Accelerate, on which trainers stand, does not have."""
-    data, numerics = s.plan.data_parallel, s.plan.numerics
+    data = s.plan.data_parallel
     if data.zero == 1:
         yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
-    if numerics.precision == "fp8":
-        yield Loss("precision", "fp8", "precision is bf16, fp16 or fp32")
     yield from rules.offload_of_shards(s)
     where_sharded = "a layer is the unit of communication"
     yield from rules.chosen(

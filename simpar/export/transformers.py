@@ -73,5 +73,5 @@ TRANSFORMERS = Target(
     files=files,
     notes=notes,
     features=("offload", "a part"),
-    optimizers=trainer_arguments.OPTIMIZERS,
+    numerics=trainer_arguments.NUMERICS,
 )

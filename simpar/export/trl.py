@@ -50,5 +50,5 @@ TRL = Target(
     files=files,
     notes=trainer_arguments.notes,
     features=("offload", "a part"),
-    optimizers=trainer_arguments.OPTIMIZERS,
+    numerics=trainer_arguments.NUMERICS,
 )

@@ -26,7 +26,7 @@ def test_an_optimizer_that_a_target_lacks_is_named_and_the_usual_one_stands_in_i
     """Whatever the target, never another one in silence."""
     usual, nothing_lost = exported(target, USUAL)
     assert not nothing_lost
-    known = load_target(target).optimizers
+    known = load_target(target).numerics.optimizers
     assert USUAL in known
     for name in sorted(set(OPTIMIZERS) - set(known)):
         files, lost = exported(target, name)
@@ -39,7 +39,7 @@ def test_an_optimizer_that_a_target_lacks_is_named_and_the_usual_one_stands_in_i
 def test_those_that_a_target_has_are_lost_nowhere_and_differ(target):
     """Files of two optimizers are never the same."""
     texts = {}
-    for name in load_target(target).optimizers:
+    for name in load_target(target).numerics.optimizers:
         files, lost = exported(target, name)
         assert not lost
         texts[name] = "".join(files.values())
