@@ -8,6 +8,9 @@ Needs an environment of its own, in which the tools are installed without their 
     pip install --no-deps trl==1.16.0 axolotl==0.19.0 llamafactory==0.9.5 and what they import; DISABLE_VERSION_CHECK=1
     pip download --no-deps --python-version 3.12 --only-binary=:all: maxtext==0.2.5 ; unpack it, put it on PYTHONPATH
 
+Bridge loads configs of released models from the hub, or, where that cannot be reached, from folders of their names in
+the working folder (openai/gpt-oss-20b/config.json with its "architectures"). TORCHTITAN_02 is a folder with 0.2.2.
+
     python benchmarks/check_exports.py [--megatron FOLDER] [--tables] [--only TARGET]
 
 ``--tables`` writes ``tests/export/tables/*.yaml`` anew from the installed tools; without it, every plan of the matrix

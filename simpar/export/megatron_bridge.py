@@ -99,6 +99,10 @@ def options(s: Subject) -> Options:
     found: Options = {PLAIN[flag]: value for flag, value in arguments.items() if flag in PLAIN}
     for flag, fields in SWITCHES.items():
         found |= fields if flag in arguments else {}
+    if "--overlap-moe-expert-parallel-comm" in arguments:
+        found["model.moe_shared_expert_overlap"] = (
+            False  # Megatron-Core has one or the other; DeepSeek-V3 this one
+        )
     if not is_by_name(s):
         found["model.share_embeddings_and_output_weights"] = (
             "--untie-embeddings-and-output-weights" not in arguments

@@ -79,6 +79,15 @@ def test_mixtures_are_told_whole_or_by_their_released_name(model):
     assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
 
 
+def test_one_of_two_overlaps_of_experts_is_on():
+    """A released DeepSeek-V3 overlaps its shared experts, beside which Megatron-Core refuses other microbatches."""
+    for values in MIXTURES["experts-overlapped"], MIXTURES["experts"]:
+        plan = checked("deepseek-v3", **values)
+        text = exported("megatron-bridge", plan)["simpar_recipe.py"]
+        assert ("moe_shared_expert_overlap = False" in text) is ("ep_overlap" in values)
+        assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
+
+
 def test_an_unreleased_gpt_oss_is_written_out(tmp_path):
     """Sizes of one's own have no name on the hub: YaRN, sinks and the clamped activation are fields."""
     path = tmp_path / "ours.json"
