@@ -149,9 +149,10 @@ def _check_compiled(prepared: Prepared) -> None:
     if prepared.strategy.reduction in ("stages", "one_process"):
         what = "stages of their own" if prepared.strategy.reduction == "stages" else "kind = single_process"
         raise UserError(f"--compile with {what}: layers are not called as they stand; allowed: none")
-    if (tp := prepared.plan.mesh.tp) > 1:
+    if (tp := prepared.plan.mesh.tp) > 1 and not prepared.plan.tensor_parallel.sequence_parallel:
         raise UserError(
-            f"--compile with tp = {tp}: losses of such layers are not yet held against one process; allowed: 1"
+            f"--compile with tp = {tp} and whole sequences: torch does not finish tracing such layers; allowed: "
+            "plan.sequence_parallel = true, or tp = 1"
         )
     if prepared.schedule is not None and is_split(prepared.schedule):
         raise UserError(

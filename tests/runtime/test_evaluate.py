@@ -92,7 +92,7 @@ def test_a_file_needs_one_beside_it_that_is_long_enough(tmp_path, count, words):
     [
         (["plan.pp=2", "plan.schedule=zb-h1"], "--compile with schedule zb-h1: .*split into I and W"),
         (["plan.kind=single_process"], "--compile with kind = single_process: "),
-        (["plan.tp=2"], "--compile with tp = 2: "),
+        (["plan.tp=2", "plan.sequence_parallel=false"], "--compile with tp = 2 and whole sequences: "),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(tmp_path, settings, words):
