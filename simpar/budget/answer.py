@@ -147,14 +147,16 @@ class HowMany:
         """What would be needed where no row keeps both limits: the nearest that each limit allows."""
         wanted = self.wanted
         if not self.planned:
-            reasons = "; ".join(
-                f"{row.nodes} node{'s' * (row.nodes > 1)}: {row.reason}" for row in self.rows[-1:]
-            )
+            reasons = "; ".join(f"{row.node_words}: {row.reason}" for row in self.rows[-1:])
             return f"no number of nodes has a plan ({reasons})"
         limits = [f"{wanted.deadline_days:g} days"] if wanted.deadline_days is not None else []
         limits += [f"{figure(wanted.budget_usd)} dollars"] if wanted.budget_usd is not None else []
         counts = ", ".join(str(row.nodes) for row in self.rows)
-        who = f"none of {counts} nodes keeps" if len(self.rows) > 1 else f"{_nodes(self.rows[0])} cannot keep"
+        who = (
+            f"none of {counts} nodes keeps"
+            if len(self.rows) > 1
+            else f"{self.rows[0].node_words} cannot keep"
+        )
         return f"{who} to {' and '.join(limits)}; {'; '.join(self._nearest())}"
 
     def _nearest(self) -> Iterator[str]:
@@ -166,7 +168,7 @@ class HowMany:
             )
             which = "the quickest" if cheapest is None else "the quickest within the budget"
             days = _up(row.days)
-            yield f"{which} takes {days} days on {_nodes(row)}: try --deadline {days}d{self._more_nodes(row)}"
+            yield f"{which} takes {days} days on {row.node_words}: try --deadline {days}d{self._more_nodes(row)}"
         if wanted.budget_usd is not None and (quickest is None or cheapest is not None):
             row = (
                 cheapest
@@ -174,7 +176,8 @@ class HowMany:
                 else min(self.planned, key=lambda one: one.dollars)
             )
             which = "the cheapest" if quickest is None else "the cheapest by the deadline"
-            yield f"{which} costs {figure(row.dollars)} dollars on {_nodes(row)}: try --budget {math.ceil(row.dollars)}"
+            cost = figure(row.dollars)
+            yield f"{which} costs {cost} dollars on {row.node_words}: try --budget {math.ceil(row.dollars)}"
 
     def _more_nodes(self, quickest: Row) -> str:
         """How many nodes would meet the deadline if days fell in proportion, where no more were asked about."""
@@ -215,10 +218,6 @@ def refuse_without_choice(found: HowMany) -> None:
     """Raise Infeasible, with what would be needed, where no row keeps the limits."""
     if found.chosen is None:
         raise Infeasible(found.needed())
-
-
-def _nodes(row: Row) -> str:
-    return f"{row.nodes} node{'s' * (row.nodes > 1)}"
 
 
 def _beats(one: Row, other: Row) -> bool:

@@ -44,6 +44,11 @@ class Row:
     reason: str = ""
 
     @property
+    def node_words(self) -> str:
+        """The number of nodes in words."""
+        return f"{self.nodes:,} node{'s' * (self.nodes > 1)}"
+
+    @property
     def days(self) -> float:
         """Days of the run; infinite without a plan."""
         return float("inf") if self.run is None else self.run.days.value

@@ -61,7 +61,7 @@ def _by_how_much(found: HowMany, chosen: Row) -> Iterator[str]:
     for row in found.rows:
         if row is chosen:
             continue
-        where = f"{row.devices:,} GPUs ({row.nodes:,} node{'s' * (row.nodes > 1)})"
+        where = f"{row.devices:,} GPUs ({row.node_words})"
         yield f"{where}: {row.reason if row.run is None else f'{both_words(row)}; {limits_words(found, row)}'}"
     if len(found.rows) == 1:
         yield "no other number of nodes was asked for"

@@ -48,7 +48,7 @@ def answer_lines(found: HowMany) -> Iterator[str]:
     limits += [f"for at most {figure(wanted.budget_usd)} dollars"] if wanted.budget_usd is not None else []
     what = "quickest" if wanted.objective == "days" else "cheapest"
     yield (
-        f"{chosen.devices:,} GPUs ({_nodes(chosen)}) are the {what} {' and '.join(limits)}".rstrip()
+        f"{chosen.devices:,} GPUs ({chosen.node_words}) are the {what} {' and '.join(limits)}".rstrip()
         + f": {format_count(chosen.run.tokens)} tokens in {both_words(chosen)}"
     )
     others = {"cheapest by the deadline": found.cheapest, "quickest within the budget": found.quickest}
@@ -61,11 +61,7 @@ def answer_lines(found: HowMany) -> Iterator[str]:
         if sure is None:
             yield "no number of nodes keeps the limits in 95 of 100 cases"
         else:
-            yield f"to keep to that in 95 of 100 cases: {sure.devices:,} GPUs ({_nodes(sure)})"
-
-
-def _nodes(row: Row) -> str:
-    return f"{row.nodes:,} node{'s' * (row.nodes > 1)}"
+            yield f"to keep to that in 95 of 100 cases: {sure.devices:,} GPUs ({sure.node_words})"
 
 
 def _close(found: HowMany, chosen: Row) -> list[Row]:
@@ -102,11 +98,10 @@ def _cells(found: HowMany, row: Row) -> list[str]:
 
 def plan_words(row: Row) -> str:
     """The best plan of a number of nodes, and how surely it fits, or why there is none."""
-    nodes = _nodes(row)
     if row.plan is None or row.figures is None:
-        return f"{nodes}: {row.reason}"
+        return f"{row.node_words}: {row.reason}"
     sure = row.figures["fit_probability"]
-    return f"{nodes}: {layout(row.plan.model_dump(mode='json'))}" + (
+    return f"{row.node_words}: {layout(row.plan.model_dump(mode='json'))}" + (
         "" if sure is None else f"; {probably(sure)} to fit"
     )
 
@@ -131,7 +126,7 @@ def certificate_lines(found: HowMany) -> Iterator[str]:
         yield (
             f"certified: on none of {counts} nodes has a plan of the space a shorter step"
             if several
-            else f"certified: on {_nodes(found.rows[0])} no plan of the space has a shorter step"
+            else f"certified: on {found.rows[0].node_words} no plan of the space has a shorter step"
         )
     elif not found.is_whole:
         yield "not certified: stopped before all numbers of nodes were searched"

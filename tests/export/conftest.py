@@ -86,6 +86,15 @@ def exported(target, plan, *, lossy=False):
     return export(plan, load_model(plan.model), TRAINING, target, lossy=lossy).files
 
 
+def written_and_lost(target, **value):
+    """Files of a plan of a small dense model that says one field, without plan and page, and what is lost of it."""
+    (field,) = value
+    model, shape = load_model("llama-3.2-1b"), Training(seq_len=512, global_batch=16)
+    found = export(Plan(dp=8, **value), model, shape, target, lossy=True)
+    files = {name: text for name, text in found.files.items() if name not in ("plan.json", "README.md")}
+    return files, [str(loss) for loss in found.lost if loss.field == field]
+
+
 def comes_back(target, plan, name):
     """Whether a plan survives export and import: everything that stack and file together say is equal."""
     back = read(exported(target, plan)[name], name, target).plan

@@ -10,26 +10,21 @@ from simpar.models.training import Training
 from simpar.plan.optimizers import IN_TORCH, OPTIMIZERS, USUAL
 from simpar.plan.plan import Plan
 
+from .conftest import written_and_lost
+
 LLAMA = load_model("llama-3.2-1b")
 SHAPE = Training(seq_len=512, global_batch=16)
-
-
-def exported(target: str, optimizer: str):
-    """The files without the plan and the page, and what was lost of the optimizer."""
-    found = export(Plan(dp=8, optimizer=optimizer), LLAMA, SHAPE, target, lossy=True)
-    files = {name: text for name, text in found.files.items() if name not in ("plan.json", "README.md")}
-    return files, [str(loss) for loss in found.lost if loss.field == "optimizer"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_optimizer_that_a_target_lacks_is_named_and_the_usual_one_stands_in_its_place(target):
     """Whatever the target, never another one in silence."""
-    usual, nothing_lost = exported(target, USUAL)
+    usual, nothing_lost = written_and_lost(target, optimizer=USUAL)
     assert not nothing_lost
     known = load_target(target).numerics.optimizers
     assert USUAL in known
     for name in sorted(set(OPTIMIZERS) - set(known)):
-        files, lost = exported(target, name)
+        files, lost = written_and_lost(target, optimizer=name)
         assert len(lost) == 1
         assert re.fullmatch(rf"optimizer = {name}: the target has .*: {USUAL} in its place", lost[0])
         assert files == usual
@@ -40,7 +35,7 @@ def test_those_that_a_target_has_are_lost_nowhere_and_differ(target):
     """Files of two optimizers are never the same."""
     texts = {}
     for name in load_target(target).numerics.optimizers:
-        files, lost = exported(target, name)
+        files, lost = written_and_lost(target, optimizer=name)
         assert not lost
         texts[name] = "".join(files.values())
     assert len(set(texts.values())) == len(texts)

@@ -8,6 +8,8 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.precisions import PRECISIONS
 
+from .conftest import written_and_lost
+
 LLAMA = load_model("llama-3.2-1b")
 SHAPE = Training(seq_len=512, global_batch=16)
 EVERYWHERE = {"bf16", "fp32"}
@@ -21,13 +23,6 @@ NEAREST = {
 }
 
 
-def exported(target: str, precision: str) -> tuple[dict[str, str], list[str]]:
-    """The files without the plan and the page, and what was lost of the precision."""
-    found = export(Plan(dp=8, precision=precision), LLAMA, SHAPE, target, lossy=True)
-    files = {name: text for name, text in found.files.items() if name not in ("plan.json", "README.md")}
-    return files, [str(loss) for loss in found.lost if loss.field == "precision"]
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_precision_that_a_target_lacks_is_named_and_the_nearest_stands_in_its_place(target: str) -> None:
     """16 bits in place of 8, not 32, which would be in a file that says neither of two half precisions."""
@@ -35,10 +30,10 @@ def test_a_precision_that_a_target_lacks_is_named_and_the_nearest_stands_in_its_
     assert set(known) >= EVERYWHERE
     assert set(known) <= set(PRECISIONS)
     for name in sorted(set(PRECISIONS) - set(known)):
-        files, lost = exported(target, name)
+        files, lost = written_and_lost(target, precision=name)
         nearest = NEAREST[name] if NEAREST[name] in known else "bf16"
         assert lost == [f"precision = {name}: the target has {', '.join(known)}: {nearest} in its place"]
-        assert files == exported(target, nearest)[0]
+        assert files == written_and_lost(target, precision=nearest)[0]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -46,7 +41,7 @@ def test_those_that_a_target_has_are_lost_nowhere_and_differ(target: str) -> Non
     """Files of two precisions are never the same."""
     texts = {}
     for name in load_target(target).numerics.precisions:
-        files, lost = exported(target, name)
+        files, lost = written_and_lost(target, precision=name)
         assert not lost
         texts[name] = "".join(files.values())
     assert len(set(texts.values())) == len(texts)
