@@ -1,4 +1,7 @@
-"""What tensors do between the ranks that share a mixture, and what their gradients do on the way back."""
+"""What rows do between the ranks that share a mixture and within one, and their gradients on the way back.
+
+None of it keeps rows for the way back: at most where they went.
+"""
 
 from __future__ import annotations
 
@@ -76,3 +79,45 @@ class Summed(torch.autograd.Function):
     def backward(_: Any, gradient: Tensor) -> tuple[Any, ...]:
         """The gradient as it is."""
         return gradient, None
+
+
+class Reordered(torch.autograd.Function):
+    """Rows, ``times`` copies of each, in an order of their own; gradients are read by its inverse and added up.
+
+    Torch's own gradient of an index sorts it, and adds up even where nothing is there twice.
+    """
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, order: Tensor, inverse: Tensor, times: int) -> Tensor:
+        """Rows [rows, width] to [rows x times, width]; copy i is of row i // times, ``order`` is one of copies."""
+        context.save_for_backward(inverse)
+        context.times = times
+        return x[order // times if times > 1 else order]
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Any, ...]:
+        """The sum over the copies of every row."""
+        (inverse,) = context.saved_tensors
+        back, times = gradient[inverse], context.times
+        return back.unflatten(0, (-1, times)).sum(1) if times > 1 else back, None, None, None
+
+
+class Placed(torch.autograd.Function):
+    """Rows at places of their own among zeros. Torch's ``index_copy`` would keep them for the shape of a gradient."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, places: Tensor, count: int) -> Tensor:
+        """Rows [rows, width] to [count, width]."""
+        context.save_for_backward(places)
+        return x.new_zeros(count, *x.shape[1:]).index_copy_(0, places, x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Any, ...]:
+        """The gradient at the places."""
+        (places,) = context.saved_tensors
+        return gradient[places], None, None
+
+
+def inverse_of(order: Tensor) -> Tensor:
+    """The order that undoes one, both int64[rows]."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

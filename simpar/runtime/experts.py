@@ -30,7 +30,7 @@ from torch.nn import functional
 from simpar.models.details import Gating
 from simpar.models.graph import Operator
 from simpar.runtime.casts import cast
-from simpar.runtime.exchange import Exchange, Shared, Spread, Summed
+from simpar.runtime.exchange import Exchange, Placed, Reordered, Shared, Spread, Summed, inverse_of
 
 ALIGNED_BYTES = 16
 GROUPED_MAJORS = (9, 10)  # Hopper and Blackwell of data centres
@@ -64,24 +64,25 @@ class Chosen:
     """Copies in the order in which they are sent: ``order`` int64[kept] of int64[tokens x topk], by expert.
 
     ``counts`` are rows for each expert; with a capacity ``slots`` int64[kept] are the rows that copies take, the others
-    are padding.
+    are padding. Without one all are kept: ``inverse`` int64[tokens x topk] has the row of every copy.
     """
 
     order: Tensor
     counts: Tensor
     slots: Tensor | None = None
+    inverse: Tensor | None = None
 
-    def rows(self, copies: Tensor) -> Tensor:
-        """What is sent, from [kept, hidden]."""
+    def rows(self, tokens: Tensor, topk: int) -> Tensor:
+        """What is sent of [tokens, hidden]."""
         if self.slots is None:
-            return copies
-        padded = copies.new_zeros(int(self.counts.sum()), copies.shape[1])
-        return padded.index_copy(0, self.slots, copies)
+            return Reordered.apply(tokens, self.order, self.inverse, topk)
+        return Placed.apply(tokens[self.order // topk], self.slots, int(self.counts.sum()))
 
     def copies(self, rows: Tensor, count: int) -> Tensor:
         """What came back in its place among all copies, [count, hidden]; zero where they were dropped."""
-        kept = rows if self.slots is None else rows[self.slots]
-        return kept.new_zeros(count, kept.shape[1]).index_copy(0, self.order, kept)
+        if self.slots is None:
+            return Reordered.apply(rows, self.inverse, self.order, 1)
+        return Placed.apply(rows[self.slots], self.order, count)
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ class Routing:
     """Where the copies of this rank's tokens went, and what came.
 
     ``scores`` [tokens, topk] weigh the ``chosen`` copies of a tensor of ``shape``; ``sent`` and ``received`` are rows
-    by rank of the exchange, ``gathered`` rows by slice, ``arrived`` sorts what came by expert, ``counts`` are rows of
-    each local expert, int64[experts].
+    by rank of the exchange, ``gathered`` rows by slice, ``arrived`` sorts what came by expert, with its inverse (None:
+    it came in order), ``counts`` are rows of each local expert, int64[experts].
     """
 
     chosen: Chosen
@@ -99,7 +100,7 @@ class Routing:
     sent: list[int]
     received: list[int]
     gathered: list[int]
-    arrived: Tensor
+    arrived: tuple[Tensor, Tensor] | None
     counts: Tensor
 
 
@@ -149,7 +150,8 @@ def choose(scores: Tensor, experts: Tensor, num_experts: int, factor: float | No
     flat = experts.flatten()
     if factor is None:
         counts = torch.bincount(flat, minlength=num_experts)
-        return Chosen(torch.argsort(flat, stable=True), counts)
+        by_expert = torch.argsort(flat, stable=True)
+        return Chosen(by_expert, counts, inverse=inverse_of(by_expert))
     capacity = math.ceil(factor * flat.numel() / num_experts)
     best_first = torch.argsort(scores.detach().flatten(), descending=True, stable=True)
     order = best_first[torch.argsort(flat[best_first], stable=True)]
@@ -175,7 +177,7 @@ class Dispatch(nn.Module):
         if peers.same_tokens:
             x = Spread.apply(x, peers.slices)
         chosen = choose(scores, experts, self.num_experts, self.capacity_factor)
-        rows = chosen.rows(x.flatten(0, -2)[chosen.order // scores.shape[1]])
+        rows = chosen.rows(x.flatten(0, -2), scores.shape[1])
         counts = chosen.counts.reshape(peers.num_exchange, -1)
         coming = counts
         if peers.exchange is not None:
@@ -192,11 +194,14 @@ class Dispatch(nn.Module):
             gathered, coming = [int(each.sum()) for each in every], torch.cat(every)
             alike = [len(rows)] * peers.num_slices
             rows = Exchange.apply(rows.repeat(peers.num_slices, 1), alike, gathered, peers.slices)
-        local = torch.arange(counts.shape[1], device=x.device).repeat(len(coming))
-        of_rows = torch.repeat_interleave(local, coming.flatten(), output_size=len(rows))
-        arrived = torch.argsort(of_rows, stable=True)
-        routing = Routing(chosen, scores, tuple(x.shape), sent, received, gathered, arrived, coming.sum(0))
-        return rows[arrived], routing
+        arrived = None
+        if len(coming) > 1:
+            local = torch.arange(counts.shape[1], device=x.device).repeat(len(coming))
+            of_rows = torch.repeat_interleave(local, coming.flatten(), output_size=len(rows))
+            by_expert = torch.argsort(of_rows, stable=True)
+            arrived = by_expert, inverse_of(by_expert)
+            rows = Reordered.apply(rows, *arrived, 1)
+        return rows, Routing(chosen, scores, tuple(x.shape), sent, received, gathered, arrived, coming.sum(0))
 
 
 class Combine(nn.Module):
@@ -210,7 +215,9 @@ class Combine(nn.Module):
         """Shape [rows of local experts, hidden] to [batch, seq, hidden]."""
         y, routing = outputs
         peers = self.peers
-        y = torch.zeros_like(y).index_copy(0, routing.arrived, y)
+        if routing.arrived is not None:
+            by_expert, inverse = routing.arrived
+            y = Reordered.apply(y, inverse, by_expert, 1)
         if peers.num_slices > 1:
             own = [sum(routing.received)] * peers.num_slices
             y = Exchange.apply(y, routing.gathered, own, peers.slices)

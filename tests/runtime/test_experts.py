@@ -1,24 +1,55 @@
 """Which copies of tokens go to which expert, with and without a limit."""
 
 import math
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
+
 from simpar.runtime import experts  # noqa: E402
+from simpar.runtime.exchange import Placed, Reordered, inverse_of  # noqa: E402
 from simpar.runtime.experts import Combine, Dispatch, choose, grouped_product, limit  # noqa: E402
 
 SCORES = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.8, 0.2]])
 EXPERTS = torch.tensor([[0, 1], [0, 2], [0, 1], [0, 3]])
+MATRICES = [torch.ops.aten.mm.default]
+RECOMPUTE = {
+    "none": lambda run, *given: run(*given),
+    "full": partial(checkpoint, use_reentrant=False),
+    "selective": partial(
+        checkpoint, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, MATRICES)
+    ),
+}
+
+
+def pair(factor):
+    """What is around four experts that take ``factor`` times the mean."""
+    modules = torch.nn.ModuleList([Dispatch(4), Combine()])
+    limit(modules, factor)
+    return modules
 
 
 def mixture(factor):
     """Dispatch and combine around experts that give every copy back as it came."""
-    pair = torch.nn.ModuleList([Dispatch(4), Combine()])
-    limit(pair, factor)
-    dispatch, combine = pair
+    dispatch, combine = pair(factor)
     return lambda x, routed: combine(dispatch(x, routed))
+
+
+def inputs(seed):
+    """Tokens [2, 9, 6], scores and numbers of the best 3 of 4 experts, and their matrices."""
+    torch.manual_seed(seed)
+    scores, chosen = torch.softmax(torch.randn(18, 4).double(), -1).topk(3)
+    x, matrices = torch.randn(2, 9, 6).double(), torch.randn(4, 6, 6).double()
+    return [x.requires_grad_(), scores.requires_grad_(), matrices.requires_grad_()], chosen
+
+
+def product(rows, matrices, of_rows):
+    """Every row times the matrix of its expert."""
+    return torch.bmm(rows.unsqueeze(1), matrices[of_rows]).squeeze(1)
 
 
 def test_an_expert_keeps_the_copies_with_the_highest_scores():
@@ -60,6 +91,80 @@ def test_a_limit_that_nothing_reaches_changes_nothing():
     scores = torch.softmax(torch.randn(10, 2, generator=generator), -1)
     experts = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(10)])
     torch.testing.assert_close(mixture(4.0)(x, (scores, experts)), mixture(None)(x, (scores, experts)))
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("factor", [None, 0.5, 1.0, 4.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_and_gradients_are_those_of_plain_indexing(seed, factor, recompute):
+    """Of tokens, scores and matrices, computed again in backward or not; an expert may get nothing."""
+    leaves, chosen = inputs(seed)
+    if seed == 2:
+        chosen = torch.arange(3).repeat(18, 1)
+    dispatch, combine = pair(factor)
+
+    def ours(x, scores, matrices):
+        rows, routing = dispatch(x, (scores, chosen))
+        assert routing.arrived is None, "one rank has its rows in order"
+        of_rows = torch.repeat_interleave(torch.arange(4), routing.counts)
+        return combine((product(rows, matrices, of_rows), routing))
+
+    def plain(x, scores, matrices):
+        kept = choose(scores, chosen, 4, factor).order
+        y = product(x.flatten(0, 1)[kept // 3], matrices, chosen.flatten()[kept])
+        weighed = y * scores.flatten()[kept].unsqueeze(1)
+        return torch.zeros(18, 6, dtype=y.dtype).index_add(0, kept // 3, weighed).view(2, 9, 6)
+
+    found = []
+    for run in (partial(RECOMPUTE[recompute], ours), plain):
+        y = run(*leaves)
+        found.append((y, *torch.autograd.grad(y.sin().sum(), leaves)))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [None, 1.0])
+def test_rows_are_kept_for_the_gradient_of_scores_only(factor):
+    """Once, by what adds up; what brings tokens to experts keeps none."""
+    (x, scores, _), chosen = inputs(0)
+    dispatch, combine = pair(factor)
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        rows, routing = dispatch(x, (scores, chosen))
+        of_tokens = [tensor for tensor in kept if tensor.is_floating_point()]
+        kept.clear()
+        combine((rows, routing))
+    assert of_tokens == []
+    assert [tensor.shape for tensor in kept if tensor.shape[-1:] == (6,)] == [(18, 3, 6)]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_order_and_its_inverse_are_the_gradients_of_each_other(rows, times, dtype):
+    """Also of no rows; copies are added up in the dtype in which they come."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, 5, dtype=dtype, requires_grad=True)
+    order = torch.randperm(rows * times)
+    y = Reordered.apply(x, order, inverse_of(order), times)
+    assert torch.equal(y, x[order // times])
+    upstream = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, x, upstream)
+    expected = torch.zeros(rows, 5, dtype=torch.float64).index_add(0, order // times, upstream.double())
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected.to(dtype))
+
+
+def test_what_is_placed_among_zeros_gets_its_gradient_from_there():
+    """Torch's numerical gradient."""
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    places = torch.tensor([4, 0, 2])
+    assert torch.equal(Placed.apply(x, places, 6)[places], x)
+    assert torch.autograd.gradcheck(lambda x: Placed.apply(x, places, 6), x)
 
 
 @pytest.mark.parametrize("bias", [False, True])
