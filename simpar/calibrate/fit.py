@@ -16,7 +16,7 @@ from scipy.optimize import least_squares
 from simpar.calibrate.request import Request, Sample
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import OperatorTime, operator_times
+from simpar.cost.operators import SUMS, OperatorTime, operator_times
 from simpar.cost.optimizers import optimizer_time_s
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
@@ -24,7 +24,7 @@ from simpar.hardware.device import Device
 from simpar.models.graph import Block
 from simpar.plan.plan import Numerics, Plan
 from simpar.plan.sharding import RankDims, rank_dims
-from simpar.units import US, Floats
+from simpar.units import MS, US, Floats
 
 PASS_KINDS = ("norm", "rope", "gated_activation", "activation", "add", "dropout", "embedding", "loss")
 PRODUCTS: dict[str, tuple[float, float, float]] = {  # start, least, most
@@ -40,6 +40,8 @@ COLLECTIVES = {
     "gather_share": (1.0, 0.1, 10.0), "scatter_share": (1.0, 0.1, 10.0), "exchange_efficiency": (0.3, 0.005, 1.0),
     "send_efficiency": (0.6, 0.005, 1.0), "port_scale_loss": (0.1, 0.0, 0.9),
 }  # fmt: skip
+ISSUED = {"host_us": (10.0, 0.0, 500.0), "factor": (1.0, 0.5, 3.0), "once_ms": (1.0, 0.0, 1000.0)}
+EXPERTS = {"experts": (1.5, 0.3, 10.0)}
 _TOGETHER = ("collective", "wrapper")
 FIXED = {"pair_loss": 0.0, "ll_hop_factor": 1.0, "ll128_hop_factor": 1.0, "send_us": 0.0, "near_peer_us": 0.0}
 
@@ -95,10 +97,11 @@ class Machine:
 
     device: Device
     stack: Stack
+    precision: str = "fp32"
 
-    def kernels(self, precision: str = "fp32") -> KernelModel:
+    def kernels(self, precision: str | None = None) -> KernelModel:
         """The kernel model in short benchmarks and long steps alike: a calibration knows one clock."""
-        return KernelModel(self.device, precision, self.stack.fusion.attention)
+        return KernelModel(self.device, precision or self.precision, self.stack.fusion.attention)
 
     def with_kernels(self, values: Mapping[str, float]) -> Machine:
         """With other parameters of kernels."""
@@ -127,8 +130,13 @@ def solve(
     bounds: Mapping[str, tuple[float, float, float]],
     predict: Callable[[dict[str, float]], Floats],
     measured: Sequence[float],
+    *,
+    differences: float | None = None,
 ) -> dict[str, float]:
-    """Parameters within (start, least, most) that predict the measured seconds best, outliers counting less."""
+    """Parameters within (start, least, most) that predict the measured seconds best, outliers counting less.
+
+    Derivatives are ``differences`` over that share of a parameter, by default as small as they can be.
+    """
     names, goal = list(bounds), np.log(np.asarray(measured))
     start, least, most = (np.array(column) for column in zip(*bounds.values(), strict=True))
 
@@ -143,6 +151,7 @@ def solve(
         x_scale=np.maximum(np.abs(start), 0.1),
         loss="soft_l1",
         f_scale=0.1,
+        diff_step=None if differences is None else np.full(len(names), differences),
     )
     return {name: rounded(value) for name, value in _named(names, found.x).items()}
 
@@ -157,9 +166,9 @@ def rounded(value: float) -> float:
 
 
 def products(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
-    """Rates of products; other dtypes than fp32 get the peak at which they fit under the same shares."""
+    """Rates of products; other dtypes than the usual one get the peak at which they fit under the same shares."""
     plain, found = samples.of("product"), [each for each, kind in samples.operators if kind == "matmul"]
-    own = [each for each in plain if each.dtype == "fp32"]
+    own = [each for each in plain if each.dtype == machine.precision]
     bounds = {**PRODUCTS, **(TILES if machine.device.kind == "gpu" else {})}
 
     def predict(values: dict[str, float]) -> Floats:
@@ -171,7 +180,7 @@ def products(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]
     best = solve(bounds, predict, measured)
     quality = [Quality.of("products", predict(best), measured)]
     machine = _with_whole_peak(machine.with_kernels(best))
-    for dtype in sorted({each.dtype for each in plain} - {"fp32"}):
+    for dtype in sorted({each.dtype for each in plain} - {machine.precision}):
         mine = [each for each in plain if each.dtype == dtype]
         machine = _with_peak(machine, dtype, mine)
         times = [float(machine.kernels(dtype).gemm_time_s(*each.shape)) for each in mine]
@@ -256,6 +265,22 @@ def updates(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]
     return machine, [Quality.of("optimizer", seconds(ratio), [each.seconds for each in found])]
 
 
+def gradients(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+    """Bytes that move for each element of a weight's gradient between its product and the sum it is added to."""
+    found, kernels = samples.of("gradient"), machine.kernels()
+    if not found:
+        return machine, []
+
+    def seconds(size: float) -> Floats:
+        return np.array([float(kernels.memory_time_s(size * each.shape[0], kernels=SUMS)) for each in found])
+
+    beyond = np.array([each.seconds for each in found]) - seconds(0.0)
+    size = rounded(float(np.median(np.maximum(beyond, 0.0) / (seconds(1.0) - seconds(0.0)))))
+    numerics = machine.stack.numerics.model_copy(update={"sum_bytes": size})
+    machine = replace(machine, stack=machine.stack.model_copy(update={"numerics": numerics}))
+    return machine, [Quality.of("sums of gradients", seconds(size), [each.seconds for each in found])]
+
+
 def _with_launch(machine: Machine, **values: float) -> Machine:
     launch = machine.stack.launch.model_copy(update=values)
     return replace(machine, stack=machine.stack.model_copy(update={"launch": launch}))
@@ -266,9 +291,49 @@ def steps(
 ) -> tuple[Machine, list[Quality]]:
     """What whole steps take beyond their listed kernels: a factor on kernels, and a time once a step.
 
-    ``simulated`` gives the predicted seconds of a step of the request on a machine.
+    Where a host issues to a device, also what it needs for each kernel: steps of small kernels wait for that; and a
+    factor on the kernels of experts, from steps of mixtures. ``simulated`` gives the predicted seconds of a step of
+    the request on a machine.
     """
     found = [each for each in samples.of("step") if each.beside == 1]
+    measured = [each.seconds for each in found]
+    if machine.device.kind == "gpu" and len(found) > len(ISSUED):
+        mixtures = any(samples.request.steps[each.shape[0]].graph().is_mixture for each in found)
+        machine = _issued(found, machine, simulated, ISSUED | (EXPERTS if mixtures else {}))
+    else:
+        machine = _slowed(found, machine, simulated)
+    return machine, [
+        Quality.of("whole steps of one process", [simulated(machine, e.shape[0]) for e in found], measured)
+    ]
+
+
+def _issued(
+    found: Sequence[Sample],
+    machine: Machine,
+    simulated: Callable[[Machine, int], float],
+    bounds: Mapping[str, tuple[float, float, float]],
+) -> Machine:
+    """Host time of a kernel, factor on kernels and on those of experts, and time once a step, together."""
+
+    def tried(values: Mapping[str, float]) -> Machine:
+        launched = _with_launch(
+            machine, host_time_per_kernel_s=values["host_us"] * US, kernel_overhead=values["factor"],
+            step_overhead_s=values["once_ms"] * MS,
+        )  # fmt: skip
+        if "experts" not in values:
+            return launched
+        habits = launched.stack.experts.model_copy(update={"overhead": values["experts"]})
+        return replace(launched, stack=launched.stack.model_copy(update={"experts": habits}))
+
+    def predict(values: dict[str, float]) -> Floats:
+        return np.array([simulated(tried(values), each.shape[0]) for each in found])
+
+    found_s = [each.seconds for each in found]
+    return tried(solve(bounds, predict, found_s, differences=0.01))  # simulated time is in whole nanoseconds
+
+
+def _slowed(found: Sequence[Sample], machine: Machine, simulated: Callable[[Machine, int], float]) -> Machine:
+    """Factor on kernels and time once a step, where a step is linear in both."""
     measured = np.array([each.seconds for each in found])
     one, two = (
         np.array(
@@ -285,10 +350,7 @@ def steps(
         design = np.stack([kernels / measured, 1 / measured], axis=1)
         slope, constant = np.linalg.lstsq(design, 1 - rest / measured, rcond=None)[0]
         factor, once_s = (float(slope), float(constant)) if constant > 0 and slope > 0 else (factor, 0.0)
-    machine = _with_launch(machine, kernel_overhead=rounded(factor), step_overhead_s=rounded(once_s))
-    return machine, [
-        Quality.of("whole steps of one process", [simulated(machine, e.shape[0]) for e in found], measured)
-    ]
+    return _with_launch(machine, kernel_overhead=rounded(factor), step_overhead_s=rounded(once_s))
 
 
 def capacity(samples: Samples) -> tuple[float, list[Quality]]:

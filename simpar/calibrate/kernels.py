@@ -18,11 +18,13 @@ from simpar.calibrate.stopwatch import Stopwatch, Times
 from simpar.models.graph import INPUT
 from simpar.plan.optimizers import USUAL
 from simpar.runtime.attention import Place
-from simpar.runtime.decoder import BlockModule, Decoder, Part, Recompute
+from simpar.runtime.decoder import BlockModule, Decoder, Linear, Part, Recompute, TokenEmbedding
 from simpar.runtime.loss import mean_loss
 from simpar.runtime.model import fill
 from simpar.runtime.update import BETAS, EPS
 
+SIDES = {"cpu": 256, "cuda": 2048}
+"""Rows and columns of matrices that are updated, by what they are on."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -31,8 +33,9 @@ def kernels(request: Request, watch: Stopwatch) -> Iterator[Sample]:
     yield from products(request, watch)
     yield from streams(request, watch)
     yield from updates(request, watch)
+    yield from gradients(request, watch)
     for number, walk in enumerate(request.walks):
-        yield from operators(walk, number, watch)
+        yield from operators(walk, number, watch, DTYPES[request.dtype])
 
 
 def products(request: Request, watch: Stopwatch) -> Iterator[Sample]:
@@ -48,8 +51,8 @@ def products(request: Request, watch: Stopwatch) -> Iterator[Sample]:
 def streams(request: Request, watch: Stopwatch) -> Iterator[Sample]:
     """Two vectors added into a third; of the shortest also what the host needs to issue it."""
     for count in request.streams:
-        one = torch.randn(count, device=watch.device)
-        work = partial(torch.add, one, one)
+        one, other = (torch.randn(count, device=watch.device) for _ in range(2))
+        work = partial(torch.add, one, other)
         yield _sample(watch.time(work), kind="stream", name="add", shape=(count,))
         if count == min(request.streams):
             issued = Times(watch.issue_s(work), 0.0, 1)
@@ -59,7 +62,7 @@ def streams(request: Request, watch: Stopwatch) -> Iterator[Sample]:
 def updates(request: Request, watch: Stopwatch) -> Iterator[Sample]:
     """AdamW as the runtime runs it, on matrices of a model of so many parameters."""
     for count in request.parameters:
-        side = 256
+        side = SIDES[watch.device.type]
         matrices = [
             torch.nn.Parameter(torch.randn(side, side, device=watch.device))
             for _ in range(max(count // side**2, 1))
@@ -71,8 +74,26 @@ def updates(request: Request, watch: Stopwatch) -> Iterator[Sample]:
         yield _sample(watch.time(optimizer.step), kind="optimizer", name=USUAL, shape=(total,))
 
 
-def operators(walk: Walk, number: int, watch: Stopwatch) -> Iterator[Sample]:
-    """Every operator of an embedding, a layer and a head: forward, and backward to inputs and weights."""
+def gradients(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+    """A gradient in the dtype of a product widened to that of its parameter, and added to the sum of others."""
+    for count in request.parameters if request.dtype != "fp32" else ():
+        side = SIDES[watch.device.type]
+        shape = max(count // side**2, 1), side, side
+        narrow = torch.zeros(shape, device=watch.device, dtype=DTYPES[request.dtype])
+        total = torch.zeros(shape, device=watch.device)
+
+        def widen_and_add(narrow: Tensor = narrow, total: Tensor = total) -> None:
+            total.add_(narrow.to(total.dtype))
+
+        times = watch.time(widen_and_add)
+        yield _sample(times, kind="gradient", name="sum", shape=(total.numel(),), dtype=request.dtype)
+
+
+def operators(walk: Walk, number: int, watch: Stopwatch, dtype: torch.dtype) -> Iterator[Sample]:
+    """Every operator of an embedding, a layer and a head: forward, and backward to inputs and weights.
+
+    Weights of products have the dtype of the computation, the others are cast as in a run.
+    """
     graph = walk.graph()
     part = Part(range(1), embedding=True, head=True)
     with torch.device("meta"):
@@ -80,6 +101,11 @@ def operators(walk: Walk, number: int, watch: Stopwatch) -> Iterator[Sample]:
     model.to_empty(device=watch.device)
     model.tie()
     fill(model, 0)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.to(dtype)
+        elif isinstance(module, TokenEmbedding):
+            module.compute_dtype = dtype
     tokens = torch.randint(graph.dims["vocab"], (walk.batch, walk.seq_len), device=watch.device)
     found: list[Sample] = []
     x: Tensor = tokens

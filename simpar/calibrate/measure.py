@@ -69,7 +69,7 @@ def _processor() -> str:
 
 
 def summary(found: Profiles) -> dict[str, Any]:
-    """What was fitted and how well, for people and as JSON."""
+    """What was fitted and how well, and what it was fitted to, for people and as JSON."""
     return {
         "name": found.cluster.name,
         "ranks": found.cluster.devices_per_node,
@@ -79,4 +79,6 @@ def summary(found: Profiles) -> dict[str, Any]:
         },
         "cluster": found.cluster.model_dump(mode="json"),
         "stack": found.stack.model_dump(mode="json"),
+        "request": found.samples.request.model_dump(mode="json", exclude={"folder"}),
+        "samples": [each.model_dump(mode="json", exclude_defaults=True) for each in found.samples.every],
     }

@@ -33,11 +33,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Profiles:
-    """What a calibration found, and how well it describes what was measured; the device is inside the cluster."""
+    """What a calibration found, how well it describes what was measured, and that; the device is inside the cluster."""
 
     cluster: ClusterProfile
     stack: Stack
     quality: tuple[Quality, ...]
+    samples: Samples
 
 
 def build(samples: Samples, known: Facts) -> Profiles:
@@ -51,19 +52,20 @@ def build(samples: Samples, known: Facts) -> Profiles:
         if machine.device.kind == "cpu":
             cluster, found = _shared(samples, cluster)
             quality += found
-    machine, found = fit.steps(samples, machine, lambda tried, number: _step_s(samples, tried, number))
+    machine, found = fit.steps(samples, machine, lambda tried, number: step_s(samples, tried, number))
     quality += found
     text = _provenance(samples, quality)
     return Profiles(
         cluster.profile.model_copy(update={"provenance": text, "device": machine.device}),
         machine.stack.model_copy(update={"provenance": text}),
         tuple(quality),
+        samples,
     )
 
 
 def _kernels(samples: Samples, known: Facts) -> tuple[Machine, list[Quality]]:
-    machine, quality = Machine(_device(samples, known), _stack(samples, known)), []
-    for part in (fit.products, fit.attention, fit.passes, fit.updates):
+    machine, quality = Machine(_device(samples, known), _stack(samples, known), samples.request.dtype), []
+    for part in (fit.products, fit.attention, fit.passes, fit.updates, fit.gradients):
         machine, found = part(samples, machine)
         quality += found
     return machine, quality
@@ -76,14 +78,14 @@ def _device(samples: Samples, known: Facts) -> Device:
         2.0 * m * n * k / each.seconds
         for each in samples.of("product")
         for m, n, k in [each.shape]
-        if each.dtype == "fp32"
+        if each.dtype == samples.request.dtype
     ]
     is_cpu = samples.request.machine.device == "cpu"
     whole = {"gemm_wave_overlap": 1.0, "gemm_small_tile_loss": 0.0} if is_cpu else {}
     return Device(
         name=known.name,
         kind="cpu" if is_cpu else "gpu",
-        peak_flop_per_s={"fp32": rounded(max(rates))},
+        peak_flop_per_s={samples.request.dtype: rounded(max(rates))},
         memory_bytes=known.device.get("memory_bytes", known.memory_bytes / samples.request.ranks),
         memory_bandwidth=rounded(best),
         num_sms=known.device.get("num_sms", 1),
@@ -101,10 +103,13 @@ def _stack(samples: Samples, known: Facts) -> Stack:
     stack = load_stack(STACK)
     issue = samples.of("stream", "issue")
     is_cpu = samples.request.machine.device == "cpu"
+    # operators are timed without the sums of gradients; on a CPU these are in the factor on whole steps
+    numerics = stack.numerics.model_copy(update={"sum_bytes": 0.0})
     launch = stack.launch.model_copy(
         update={"host_time_per_kernel_s": 0.0 if is_cpu else rounded(issue[0].seconds)}
     )
-    update: dict[str, Any] = {"name": known.name, "launch": launch, "sources": (known.description,)}
+    update: dict[str, Any] = {"name": known.name, "launch": launch, "numerics": numerics}
+    update["sources"] = (known.description,)
     if is_cpu:
         update["overlap"] = stack.overlap.model_copy(update={"compute_slowdown_while_comm": 1.0})
         nothing = {"context_bytes": 0.0, "communicator_bytes": 0.0, "workspace_bytes": 0.0}
@@ -143,13 +148,13 @@ def _shared(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quality]]
     return replace(cluster, profile=cluster.profile.model_copy(update={"host": host})), quality
 
 
-def _step_s(samples: Samples, machine: Machine, number: int) -> float:
+def step_s(samples: Samples, machine: Machine, number: int) -> float:
     """Predicted seconds of a step of the request on one rank."""
     wanted = samples.request.steps[number]
     alone = Samples(samples.request.model_copy(update={"ranks": 1}), ())
     cluster = Cluster(_cluster(alone, Facts(machine.device.name, "", GIB, {}), machine.device), 1)
     plan = Plan.model_validate(
-        {"dp": 1, "micro_batch": wanted.batch // wanted.microbatches, "precision": "fp32"}
+        {"dp": 1, "micro_batch": wanted.batch // wanted.microbatches, "precision": samples.request.dtype}
     )
     result = simulate(wanted.graph(), cluster, plan, wanted.training, stack=machine.stack)
     return result.speed.step_time_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -12,7 +13,7 @@ from simpar.models.training import Training
 from simpar.runtime.job import Handed, Machine
 from simpar.units import KIB, MIB
 
-Kind = Literal["operator", "product", "stream", "optimizer", "collective", "wrapper", "step"]
+Kind = Literal["operator", "product", "stream", "optimizer", "gradient", "collective", "wrapper", "step"]
 
 
 class _Part(BaseModel):
@@ -45,13 +46,15 @@ class Steps(Walk):
 class Request(Handed):
     """What to measure on ``ranks`` processes of this machine.
 
-    ``products`` are (m, n, k) of matrix products, ``streams`` elements of vectors added, ``parameters`` sizes of
-    optimizer updates, ``messages`` bytes of collectives, ``window_s`` seconds for each of them.
+    ``dtype`` is that of operators and whole steps, ``dtypes`` are those of products, that one among them. ``products``
+    are (m, n, k) of matrix products, ``streams`` elements of vectors added, ``parameters`` sizes of optimizer updates,
+    ``messages`` bytes of collectives, ``window_s`` seconds for each of them.
     """
 
     FILE: ClassVar[str] = "request.json"
     ranks: int
     machine: Machine
+    dtype: str = "fp32"
     dtypes: tuple[str, ...] = ("fp32", "bf16")
     products: tuple[tuple[int, int, int], ...]
     streams: tuple[int, ...]
@@ -88,51 +91,100 @@ class Sample(_Part):
     load: float = 1.0
 
 
-def llama(hidden: int, layers: int, vocab: int) -> dict[str, Any]:
-    """A decoder with RMSNorm, rotary positions, grouped queries and a gate, heads of 64."""
-    heads = hidden // 64
+def llama(hidden: int, layers: int, vocab: int, *, head: int = 64) -> dict[str, Any]:
+    """A decoder with RMSNorm, rotary positions, grouped queries and a gate."""
+    heads = hidden // head
     return {
         "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": max(heads // 2, 1), "intermediate_size": hidden * 11 // 4, "vocab_size": vocab,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 8192,
     }  # fmt: skip
 
 
-def gpt(hidden: int, layers: int, vocab: int) -> dict[str, Any]:
-    """A decoder with LayerNorm, learned positions and biases, without dropout, heads of 64."""
+def gpt(hidden: int, layers: int, vocab: int, *, dropout: float = 0.0) -> dict[str, Any]:
+    """A decoder with LayerNorm, learned positions and biases, heads of 64."""
     return {
         "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": hidden // 64, "vocab_size": vocab,
-        "n_positions": 2048, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "n_positions": 2048, "resid_pdrop": dropout, "attn_pdrop": 0.0, "embd_pdrop": dropout,
+    }  # fmt: skip
+
+
+def mixture(hidden: int, layers: int, vocab: int, *, experts: int, topk: int) -> dict[str, Any]:
+    """The first decoder with experts in place of MLPs, whose copies of a token are twice as wide together."""
+    return {
+        **llama(hidden, layers, vocab, head=128), "model_type": "mixtral", "num_local_experts": experts,
+        "num_experts_per_tok": topk, "intermediate_size": 2 * hidden // topk,
     }  # fmt: skip
 
 
 def standard(ranks: int, machine: Machine, folder: str) -> Request:
-    """Sizes of models that train in seconds: hidden 256 to 1024 on a CPU, 2048 to 8192 on a CUDA device."""
-    wide = 8 if machine.device == "cuda" else 1
-    widths = [256 * wide, 512 * wide, 4 * 256 * wide]
-    products = [(m, n, k) for m in (256 * wide, 2048) for n in widths for k in (*widths, 2816 * wide)]
-    vocab = 8192 * wide
+    """Sizes of models that train in seconds on what ranks compute on."""
+    return (_on_cuda if machine.device == "cuda" else _on_cpu)(ranks, machine, folder)
+
+
+def _on_cpu(ranks: int, machine: Machine, folder: str) -> Request:
+    """Hidden 256 to 1024, in fp32."""
+    widths = [256, 512, 1024]
     return Request(
         ranks=ranks,
         machine=machine,
         folder=folder,
-        products=tuple(products),
+        products=_products((256, 2048), widths, 2816),
         streams=tuple(KIB * size for size in (4, 64, 512, 2048, 8192)),
         parameters=(MIB, 8 * MIB),
         messages=tuple(16 * KIB * 4**step for step in range(7)),
         walks=(
-            Walk(model=llama(widths[0], 1, vocab), batch=4, seq_len=256),
-            Walk(model=llama(widths[1], 1, vocab), batch=1, seq_len=512),
-            Walk(model=llama(widths[1], 1, vocab), batch=8, seq_len=256),
-            Walk(model=llama(widths[2], 1, vocab), batch=2, seq_len=1024),
-            Walk(model=gpt(widths[1], 1, vocab), batch=4, seq_len=256),
+            Walk(model=llama(256, 1, 8192), batch=4, seq_len=256),
+            Walk(model=llama(512, 1, 8192), batch=1, seq_len=512),
+            Walk(model=llama(512, 1, 8192), batch=8, seq_len=256),
+            Walk(model=llama(1024, 1, 8192), batch=2, seq_len=1024),
+            Walk(model=gpt(512, 1, 8192), batch=4, seq_len=256),
         ),
         steps=(
-            Steps(model=llama(widths[0], 8, vocab), batch=8, seq_len=256, microbatches=4),
-            Steps(model=llama(widths[1], 4, vocab), batch=8, seq_len=256, microbatches=2),
-            Steps(model=llama(widths[1], 8, vocab), batch=4, seq_len=512),
+            Steps(model=llama(256, 8, 8192), batch=8, seq_len=256, microbatches=4),
+            Steps(model=llama(512, 4, 8192), batch=8, seq_len=256, microbatches=2),
+            Steps(model=llama(512, 8, 8192), batch=4, seq_len=512),
         ),
-    )  # fmt: skip
+    )
+
+
+def _on_cuda(ranks: int, machine: Machine, folder: str) -> Request:
+    """Hidden 2048 to 8192 in bf16, thousands of tokens at a time: kernels of a training step fill the device.
+
+    The first steps are too small for that: they take what the host needs to issue them.
+    """
+    return Request(
+        ranks=ranks,
+        machine=machine,
+        folder=folder,
+        dtype="bf16",
+        products=_products((2048, 8192), [2048, 4096, 8192], 22_528),
+        streams=tuple(KIB * size for size in (4, 1024, 16_384, 65_536, 262_144)),
+        parameters=(64 * MIB, 512 * MIB),
+        messages=tuple(64 * KIB * 4**step for step in range(8)),
+        walks=(
+            Walk(model=llama(2048, 1, 32_768), batch=8, seq_len=2048),
+            Walk(model=llama(2048, 1, 65_536), batch=1, seq_len=8192),
+            Walk(model=llama(4096, 1, 32_768, head=128), batch=2, seq_len=4096),
+            Walk(model=llama(4096, 1, 32_768, head=128), batch=8, seq_len=1024),
+            Walk(model=llama(8192, 1, 16_384, head=128), batch=1, seq_len=4096),
+            Walk(model=gpt(2048, 1, 50_304, dropout=0.1), batch=8, seq_len=1024),
+        ),
+        steps=(
+            Steps(model=llama(512, 8, 4096), batch=4, seq_len=256, microbatches=4),
+            Steps(model=llama(1024, 12, 8192), batch=2, seq_len=512, microbatches=2),
+            Steps(model=llama(2048, 12, 32_768), batch=8, seq_len=2048, microbatches=2),
+            Steps(model=llama(4096, 4, 32_768, head=128), batch=4, seq_len=4096, microbatches=2),
+            Steps(model=llama(4096, 4, 32_768, head=128), batch=4, seq_len=4096),
+            Steps(model=mixture(2048, 4, 32_768, experts=8, topk=2), batch=4, seq_len=4096, microbatches=2),
+            Steps(model=mixture(2048, 4, 32_768, experts=64, topk=8), batch=4, seq_len=4096, microbatches=2),
+        ),
+    )
+
+
+def _products(rows: Sequence[int], widths: Sequence[int], ffn: int) -> tuple[tuple[int, int, int], ...]:
+    """(m, n, k) of every pair of widths, and into the layer from an MLP."""
+    return tuple((m, n, k) for m in rows for n in widths for k in (*widths, ffn))
 
 
 def quick(ranks: int, machine: Machine, folder: str) -> Request:

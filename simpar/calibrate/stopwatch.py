@@ -16,6 +16,9 @@ import torch.distributed as dist
 from simpar.units import MIB, MS, NS
 
 LEAST, MOST = 3, 200
+AHEAD = 1.5  # times what the host needs to issue work: how long the device is kept busy in front of it
+CYCLES_PER_S = 2e9  # of the fastest clocks; slower ones wait longer
+LONGEST_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ class Times:
 class Stopwatch:
     """Repeats work for ``window_s`` seconds, after two repetitions that do not count.
 
-    On a CUDA device times are those between two events around the work, so that neither issuing it nor waiting for it
-    counts, and work that is timed alone finds a cold L2 cache, as between the other kernels of a step.
+    On a CUDA device times are those between two events around the work, which the device reaches when all of it is
+    issued: neither issuing it nor waiting for it counts. Work that is timed alone finds a cold L2 cache, as between the
+    other kernels of a step.
     """
 
     device: Any
@@ -69,12 +73,15 @@ class Stopwatch:
         """Times of a piece of work in this process."""
         for _ in range(2):
             work()
+        room = self._more_than_l2()
+        busy_s = AHEAD * self.issue_s(work) if room is not None else 0.0
         begin = self.now()
         return Times.of(
             self._laps(
                 work,
                 lambda done: done < LEAST or (self.now() - begin < self.window_s and done < MOST),
-                room=self._more_than_l2(),
+                room=room,
+                busy_s=busy_s,
             )
         )
 
@@ -83,9 +90,14 @@ class Stopwatch:
         return replace(self, device=torch.device("cpu")).time(work)
 
     def _laps(
-        self, work: Callable[[], Any], goes_on: Callable[[int], bool], *, room: Any = None
+        self,
+        work: Callable[[], Any],
+        goes_on: Callable[[int], bool],
+        *,
+        room: Any = None,
+        busy_s: float = 0.0,
     ) -> list[float]:
-        """Seconds of every repetition; before each of them ``room`` is overwritten, uncounted."""
+        """Seconds of every repetition; before each ``room`` is overwritten and the device kept busy, uncounted."""
         if self.device.type != "cuda":
             seconds: list[float] = []
             while goes_on(len(seconds)):
@@ -97,6 +109,7 @@ class Stopwatch:
         while goes_on(len(marks)):
             if room is not None:
                 room.zero_()
+                torch.cuda._sleep(int(min(busy_s, LONGEST_S) * CYCLES_PER_S))
             marks.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
             marks[-1][0].record()
             work()

@@ -129,7 +129,7 @@ class _Sizes:
         """All saved tensors, scores of unfused attention and the stack's habits; no logits."""
         tensors = sum(self._tensor(key, op, what) for key, op, what in saved_tensors(self.block))
         losses = sum(saved for saved, _ in self._loss_bytes())
-        return tensors + losses + self._scores() + self._habits()
+        return tensors + losses + self._scores() + self._habits() + self._experts()
 
     def _tensor(self, key: str, op: Operator | None, what: str) -> Numbers:
         if op is not None and what in ("mask", "stats", "lse"):
@@ -257,6 +257,15 @@ class _Sizes:
                 self._output(op) for op in self.block.operators if op.kind == "gated_activation"
             )
         return total
+
+    def _experts(self) -> Numbers:
+        """What a stack keeps of a mixture beyond what products read: their last outputs, inputs of routers in fp32."""
+        if not self.stack.experts.keeps_outputs:
+            return 0.0
+        outputs = sum(self._output(self.block.operator(op.inputs[0])) for op in self._all("combine"))
+        local = self.dims.sequence
+        read = (evaluate(op.rows, local) * evaluate(op.contraction, local) for op in self._all("router"))
+        return outputs + _FLOAT * sum(read)
 
     def _forward_workspace(self) -> Numbers:
         """The largest output that nobody saves, with the gathered rows its product reads."""

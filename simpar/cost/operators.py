@@ -15,6 +15,10 @@ from simpar.plan.sharding import RankDims
 from simpar.precisions import Precision
 from simpar.units import DTYPE_BYTES, Numbers
 
+SUMS = 2
+"""Kernels behind the product of a weight's gradient that widen it and add it to the sum."""
+WIDENED_BYTES, ADDED_BYTES = 6.0, 12.0
+"""What they move at least for an element: 16 bits read and fp32 written, two fp32 read and one written."""
 SWIZZLES = 2
 """Kernels before a product that lay out the scales of its operands' blocks as tensor cores read them [NVIDIA
 Transformer Engine, swizzle_scaling_factors]."""
@@ -53,17 +57,35 @@ def _time(op: Operator, sizes: Sizes) -> OperatorTime:
     if (precision := op.computes_in(sizes.kernels.precision)) != sizes.kernels.precision:
         sizes = replace(sizes, kernels=replace(sizes.kernels, precision=precision))
     ruled = _RULES[op.kind](op, sizes)
-    if op.kind not in sizes.stack.passes or not np.any(ruled.forward_kernels):
+    if op.kind in sizes.stack.passes and np.any(ruled.forward_kernels):
+        # losses are computed in fp32 at any precision
+        width = DTYPE_BYTES["fp32"] if op.kind == "loss" else sizes.kernels.activation_bytes
+        moved = _elements(op, sizes) * width
+        forward, backward = sizes.stack.passes[op.kind]
+        backward_s = sizes.kernels.memory_time_s(backward * moved, kernels=ruled.backward_kernels)
+        by_weight = op.kind == "embedding"
+        ruled = replace(
+            ruled,
+            forward_s=sizes.kernels.memory_time_s(forward * moved, kernels=ruled.forward_kernels),
+            backward_input_s=0.0 if by_weight else backward_s,
+            backward_weight_s=backward_s if by_weight else 0.0,
+        )
+    return _with_sums(op, ruled, sizes)
+
+
+def _with_sums(op: Operator, ruled: OperatorTime, sizes: Sizes) -> OperatorTime:
+    """With the kernels that widen gradients of weights and add them up, where a stack has such; fp32 is only added."""
+    size, mine = sizes.stack.numerics.sum_bytes, [w for w in op.weights if w.trainable]
+    if not size or not mine:
         return ruled
-    moved = _elements(op, sizes) * sizes.kernels.activation_bytes
-    forward, backward = sizes.stack.passes[op.kind]
-    backward_s = sizes.kernels.memory_time_s(backward * moved, kernels=ruled.backward_kernels)
-    by_weight = op.kind == "embedding"
+    if sizes.kernels.activation_bytes == DTYPE_BYTES["fp32"]:
+        size *= ADDED_BYTES / (WIDENED_BYTES + ADDED_BYTES)
+    elements = sum(evaluate(weight.size, sizes.dims) for weight in mine)
     return replace(
         ruled,
-        forward_s=sizes.kernels.memory_time_s(forward * moved, kernels=ruled.forward_kernels),
-        backward_input_s=0.0 if by_weight else backward_s,
-        backward_weight_s=backward_s if by_weight else 0.0,
+        backward_weight_s=ruled.backward_weight_s
+        + sizes.kernels.memory_time_s(size * elements, kernels=SUMS),
+        backward_kernels=ruled.backward_kernels + SUMS,
     )
 
 

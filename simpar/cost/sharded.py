@@ -13,7 +13,7 @@ import numpy as np
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.cost.stack import Stack
-from simpar.models.graph import Block, Dims, Operator, Size, evaluate, term
+from simpar.models.graph import Block, Dims, Operator, Size, Weight, evaluate, term
 from simpar.plan.sharding import VOCAB_MULTIPLE, RankDims
 from simpar.plan.slices import sized_names
 from simpar.units import Numbers
@@ -61,13 +61,17 @@ def local_operator(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> Local
         "heads": sliced("heads", dims["heads"], by["columns"]),
         "kv_heads": sliced("kv_heads", dims["kv_heads"], by["columns"]),
     }
+    parts = {f"own_weight_{i}": local_weight(op, weight, dims, by) for i, weight in enumerate(op.weights)}
     named = replace(
         op,
         rows=term("own_rows"),
         columns=term("own_columns"),
         contraction=term("own_contraction") if op.contraction else (),
+        weights=tuple(
+            replace(weight, size=term(name)) for weight, name in zip(op.weights, parts, strict=True)
+        ),
     )
-    return LocalOperator(named, {**dims, **own})
+    return LocalOperator(named, {**dims, **own, **parts})
 
 
 def local_time(local: LocalOperator, kernels: KernelModel, stack: Stack) -> OperatorTime:
@@ -80,17 +84,23 @@ def local_weights(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> tuple[
     matrices: Numbers = np.zeros(np.shape(by["batch"]))
     vectors: Numbers = np.zeros(np.shape(by["batch"]))
     for weight in op.weights:
-        if weight.kind == "matrix":
-            inside = _local(op.contraction, dims, by["contraction"])
-            matrices = matrices + inside * _local(op.columns, dims, by["columns"])
-        elif weight.kind == "vector":
-            share = by["columns"] if op.kind == "matmul" else 1
-            vectors = vectors + _local(weight.size, dims, share)
-        elif op.looks_up_vocabulary:
-            matrices = matrices + _local(weight.size, dims, by["contraction"]) / by["columns"]
+        elements = local_weight(op, weight, dims, by)
+        if weight.kind == "matrix" or (weight.kind != "vector" and op.looks_up_vocabulary):
+            matrices = matrices + elements
         else:
-            vectors = vectors + evaluate(weight.size, dims) / by["columns"]
+            vectors = vectors + elements
     return matrices, vectors
+
+
+def local_weight(op: Operator, weight: Weight, dims: Dims, by: Mapping[str, Numbers]) -> Numbers:
+    """Elements of one of an operator's weights on one rank."""
+    if weight.kind == "matrix":
+        return _local(op.contraction, dims, by["contraction"]) * _local(op.columns, dims, by["columns"])
+    if weight.kind == "vector":
+        return _local(weight.size, dims, by["columns"] if op.kind == "matmul" else 1)
+    if op.looks_up_vocabulary:
+        return _local(weight.size, dims, by["contraction"]) / by["columns"]
+    return evaluate(weight.size, dims) / by["columns"]
 
 
 def tensor_elements(block: Block, name: str, reader: Operator | None, dims: Dims) -> float:

@@ -66,11 +66,11 @@ class Launch(_Part):
     collective; ``message_s`` for a pipeline message to be agreed on before its data goes (a stack that sends shapes
     ahead waits for them); ``dispatch_s`` for a tensor-parallel collective to be prepared where nothing else runs
     meanwhile, because the host is the device; ``kernel_overhead`` multiplies kernel times for the copies,
-    casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's
-    states; ``gather_passes`` and ``reduce_passes`` over memory around a gather of sharded parameters and a reduction of
+    casts and layout changes that an operator list does not contain; ``optimizer_passes`` over the optimizer's states;
+    ``gather_passes`` and ``reduce_passes`` over memory around a gather of sharded parameters and a reduction of
     their gradients, per byte of them; ``shard_copy_s`` to copy the part of one rank in one tensor out of what was
-    gathered, where that is done tensor by tensor; ``pipeline_balance`` "cost" counts the output projection when layers
-    are spread over stages; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
+    gathered, where that is done tensor by tensor; ``pipeline_balance`` "cost" counts the output projection when
+    layers are spread over stages; ``step_overhead_s`` once a step (data, logging, clipping, synchronisation).
     """
 
     host_time_per_kernel_s: Seconds = 0.0
@@ -98,6 +98,8 @@ class ExpertHabits(_Part):
     ranks: splits, padding and permutation, which a library that sends a token once to a rank does on the device.
     ``exchange_sms`` multiprocessors run an exchange, and are missing to the kernels beside it.
     With ``sends_cast`` tokens, and gradients of what comes back, leave for the experts as 8-bit products read them.
+    With ``keeps_outputs`` what experts return is kept to be weighted where it comes back together, and what routers
+    read in fp32.
     """
 
     overhead: float = Field(1.23, gt=0, allow_inf_nan=False)
@@ -106,6 +108,7 @@ class ExpertHabits(_Part):
     exchange_host_s: Seconds = 0.95 * MS
     exchange_sms: int = Field(20, ge=0)
     sends_cast: bool = False
+    keeps_outputs: bool = False
 
 
 class Overlap(_Part):
@@ -141,6 +144,8 @@ class Context(_Part):
 class StackNumerics(_Part):
     """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM.
 
+    ``sum_bytes`` move for each element of a weight's gradient where kernels of their own widen it and add it to the
+    sum of other microbatches.
     ``moment_dtype`` is that of optimizer states (None: fp32) where parameters are stored as they are computed with.
     Where 8-bit products have scales of blocks, ``casts_apart`` casts rows when a product reads them and columns when
     the product of the weights' gradients does, in kernels of their own; else both are written at once.
@@ -152,6 +157,7 @@ class StackNumerics(_Part):
     master_weights: bool = True
     moment_dtype: Dtype | None = None
     gradient_accumulation_fusion: bool = True
+    sum_bytes: float = Field(0.0, ge=0, allow_inf_nan=False)
     casts_apart: bool = False
 
 
@@ -272,7 +278,7 @@ class Stack(Described):
     """A training framework as the simulator sees it.
 
     ``passes`` are measured (forward, backward) passes over memory of memory-bound operators by kind, each of the
-    operator's output, in place of those that ``fusion`` implies.
+    operator's output (of a loss, of its logits in fp32), in place of those that ``fusion`` implies.
     ``variants`` name releases or settings that differ, by dotted key, in SI.
     """
 

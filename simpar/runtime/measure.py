@@ -67,10 +67,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of one rank, beyond what the process held before the model was built.
+    """Peak bytes of one rank, as the memory account counts them.
 
-    On a CUDA device both figures are the caching allocator's; on a CPU there is only the resident set of the
-    process, counted from ``base_bytes`` on.
+    On a CUDA device they are the caching allocator's and, beside it, what the device's context, its kernels and
+    communicators hold (all that is used on the device and is not the allocator's, so of other processes as well). On a
+    CPU there is only the resident set of the process, counted from ``base_bytes`` on: before the model was built.
     """
 
     device: Any
@@ -85,14 +86,17 @@ class Memory:
         return Memory(device, _resident_peak_bytes())
 
     def peak(self) -> dict[str, float]:
-        """Bytes allocated and reserved at the peak."""
+        """Bytes of tensors and of what was reserved for them at the peak, with those beside the allocator in both."""
         if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            beside = max(total - free - torch.cuda.memory_reserved(self.device), 0)
             return {
-                "peak_memory_bytes": float(torch.cuda.max_memory_allocated(self.device)),
-                "peak_reserved_bytes": float(torch.cuda.max_memory_reserved(self.device)),
+                "peak_memory_bytes": float(torch.cuda.max_memory_allocated(self.device) + beside),
+                "peak_reserved_bytes": float(torch.cuda.max_memory_reserved(self.device) + beside),
+                "beside_allocator_bytes": float(beside),
             }
         grown = float(_resident_peak_bytes() - self.base_bytes)
-        return {"peak_memory_bytes": grown, "peak_reserved_bytes": grown}
+        return {"peak_memory_bytes": grown, "peak_reserved_bytes": grown, "beside_allocator_bytes": 0.0}
 
 
 def _resident_peak_bytes() -> int:

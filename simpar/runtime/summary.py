@@ -35,6 +35,7 @@ def measured(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: 
         "tokens_per_s": training.tokens_per_step / step_time_s,
         "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
         "peak_reserved_bytes": max(rank["peak_reserved_bytes"] for rank in ranks),
+        "beside_allocator_bytes": max(rank["beside_allocator_bytes"] for rank in ranks),
         "peak_memory_bytes_by_rank": [rank["peak_memory_bytes"] for rank in ranks],
         "phases_s_by_rank": [_phases(steps) for steps in counted],
     }

@@ -10,7 +10,7 @@ from simpar.calibrate.stopwatch import LEAST, Stopwatch  # noqa: E402
 
 
 def test_device_times_are_between_events_and_find_a_cold_cache(monkeypatch):
-    """Overwriting the cache is issued before each repetition, and not counted; milliseconds become seconds."""
+    """Overwriting the cache and a pause in which all is issued go before each repetition, and are not counted."""
     told, clock = [], [0.0]
 
     class Event:
@@ -42,13 +42,15 @@ def test_device_times_are_between_events_and_find_a_cold_cache(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: told.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: told.append("busy" if cycles > 0 else "idle"))
     monkeypatch.setattr(Stopwatch, "_more_than_l2", lambda _: Room())
     watch = Stopwatch(SimpleNamespace(type="cuda"), 0.0)
     times = watch.time(work)
     assert times.seconds == pytest.approx(2e-3)
     assert times.repeats == LEAST
-    once = ["flush", "event", "work", "event"]
-    assert told == ["work", "work", "wait", *(LEAST * once), "wait", "wait"]
+    once = ["flush", "busy", "event", "work", "event"]
+    issued = ["work", "work", "wait", *(LEAST * ["work"]), "wait"]
+    assert told == ["work", "work", *issued, "wait", *(LEAST * once), "wait", "wait"]
 
 
 def test_whole_steps_go_by_the_hosts_clock():

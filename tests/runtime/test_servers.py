@@ -78,7 +78,7 @@ def test_replicas_at_their_own_pace_have_the_rate_of_all_together():
     """Steps of 1 s and 3 s: 4/3 local steps a second, so one takes 1.5 s in the mean of two replicas."""
     ranks = [
         {"rank": r, "steps": [{"loss": 1.0 + r, "step_time_s": t, "phases_s": {}}] * 3,
-         "peak_memory_bytes": 1.0, "peak_reserved_bytes": 1.0}
+         "peak_memory_bytes": 1.0, "peak_reserved_bytes": 1.0, "beside_allocator_bytes": 0.0}
         for r, t in ((0, 1.0), (1, 3.0))
     ]  # fmt: skip
     servers = [{"rank": 2, "server": 0, "staleness": [0, 2], "most_ahead": 1}]

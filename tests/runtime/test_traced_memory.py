@@ -53,6 +53,7 @@ TINY = {
         "attn_pdrop": 0.0,
     },
 }  # fmt: skip
+TINY["vocabulary"] = {**TINY["llama"], "vocab_size": 16_384}  # logits are most of what is held
 WORKSPACE_BYTES = 64 * 2**20  # of libraries on CUDA, in every account
 
 
@@ -235,6 +236,8 @@ def nodes_of(ranks, folder):
             ("gpt2", {"precision": "bf16"}, 0.03),
             ("gpt2", {"precision": "fp32"}, 0.03),
             ("llama", {"precision": "bf16", "recompute": "full"}, 0.04),
+            ("vocabulary", {"precision": "bf16"}, 0.03),
+            ("vocabulary", {"precision": "fp32"}, 0.03),
         ],
         2,
         tuples=True,
