@@ -1,27 +1,60 @@
 """The checklist of CUDA, as far as it goes without a GPU."""
 
 import importlib.util
+import json
+import shutil
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+from simpar.cost.stack import load_stack
 from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.device import load_device
 from simpar.runtime import request
 from simpar.runtime.request import load_request, make_ready
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks/on_gpu.py"
 
 
-@pytest.fixture(scope="module")
-def script():
-    """The benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("on_gpu", SCRIPT)
+def loaded(path):
+    """A benchmark as a module, until it is no longer needed."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["on_gpu"] = module
+    sys.modules[path.stem] = module
+    before = list(sys.path)
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["on_gpu"]
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name.partition(".")[0] in (path.stem, "gpu_checks")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The checklist, its parts beside it."""
+    yield from loaded(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def fit_runtime():
+    """What fits the runtime's stack to what a GPU measured."""
+    yield from loaded(SCRIPT.with_name("fit_runtime.py"))
+
+
+def known(provenance, folder, **found):
+    """A folder filled on a machine with GPUs."""
+    said = {
+        "devices": "1 x NVIDIA H200",
+        "device": "NVIDIA H200",
+        "count": "1",
+        "torch": "2.11",
+        **provenance,
+    }
+    (folder / "provenance.json").write_text(json.dumps(said))
+    for name, value in found.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
 
 
 def test_without_a_gpu_it_says_so(script, tmp_path, monkeypatch, capsys):
@@ -52,8 +85,8 @@ def test_a_wrong_number_is_an_error(script):
     """What rounding does not explain is marked."""
     torch = pytest.importorskip("torch")
     here = script.Here(Path(), 1, dry=True)
-    assert script._close("x", [(torch.ones(3), torch.ones(3))], here).sound
-    row = script._close("x", [(torch.ones(3), torch.tensor([1.0, 1.0, 1.1]))], here)
+    assert script.numbers._close("x", [(torch.ones(3), torch.ones(3))], here).sound
+    row = script.numbers._close("x", [(torch.ones(3), torch.tensor([1.0, 1.0, 1.1]))], here)
     assert not row.sound
     assert "| **no** |" in script.table([row], {})
 
@@ -62,9 +95,9 @@ def test_a_wrong_number_is_an_error(script):
 def test_every_layout_is_one_that_runs(script, tmp_path, devices):
     """Plans of the checklist pass every check that comes before torch starts."""
     here = script.Here(tmp_path, devices, dry=False)
-    for layout in script.layouts(devices):
+    for layout in script.steps.layouts(devices):
         path = tmp_path / "scenario.json"
-        path.write_text(script.json.dumps(script._scenario(layout, here)))
+        path.write_text(json.dumps(script.steps.scenario(layout, here)))
         machine = {"compile": "--compile" in layout.flags}
         options = {"steps": 2, "folder": str(tmp_path), "machine": machine}
         ready = make_ready(load_request(str(path), {}, []), layout.ranks, 1, options)
@@ -73,7 +106,74 @@ def test_every_layout_is_one_that_runs(script, tmp_path, devices):
 
 def test_shipped_profiles_are_taken_with_the_devices_there(script, tmp_path):
     """Every profile that a device's name leads to is one that ships, and loads with fewer devices."""
-    for name in sorted(set(script.PROFILES.values())):
-        found = load_cluster(str(script.resized(name, 1, tmp_path)))
+    from gpu_checks.here import PROFILES, resized
+
+    for name in sorted(set(PROFILES.values())):
+        found = load_cluster(str(resized(name, 1, tmp_path)))
         assert found.world_size == 1
         assert found.profile.device == load_cluster(name).profile.device
+
+
+def test_every_size_is_one_that_runs(script, tmp_path):
+    """Models of the sizes pass every check that comes before torch starts."""
+    for name, scenario in script.sizes.scenarios(script.Here(tmp_path, 1, dry=False)).items():
+        path = tmp_path / "scenario.json"
+        path.write_text(json.dumps(scenario))
+        ready = make_ready(load_request(str(path), {}, []), 1, 1, {"steps": 2, "folder": str(tmp_path)})
+        assert ready.world_size == 1, name
+
+
+def test_what_was_measured_elsewhere_is_predicted_here(script, tmp_path, monkeypatch, capsys):
+    """A folder from a machine with a GPU needs none: time and peak stand beside what the device's profile says."""
+    scenario = next(iter(script.sizes.scenarios(script.Here(tmp_path, 1, dry=True)).values()))
+    found = {"scenario": scenario, "step_time_s": 1.0, "peak_memory_bytes": 2.0**30}
+    failed = {"scenario": scenario, "failed": "CUDA out of memory"}
+    known({}, tmp_path, sizes={"tiny": found, "too large": failed})
+    monkeypatch.setattr(request, "accelerators", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["on_gpu.py", "--folder", str(tmp_path), "--only", "sizes"])
+    assert script.main() == 1, "a size that failed is not sound"
+    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    by_name = {row["what"]: row for row in rows}
+    assert by_name["tiny, shipped: step time"]["measured"] == 1.0
+    assert 0 < by_name["tiny, shipped: step time"]["against"] < 0.1
+    assert by_name["tiny, shipped: peak"]["unit"] == "bytes"
+    assert not by_name["too large"]["sound"]
+    assert "CUDA out of memory" in capsys.readouterr().out
+
+
+MEASURED = SCRIPT.parent / "measured" / "h200"
+HOST_BOUND = (
+    "small, short",
+    "middle, eight microbatches",
+)  # kernels wait for a host, each machine's is another
+
+
+def test_steps_on_an_h200_were_predicted(script, tmp_path):
+    """By the shipped profile: times that no fit saw within 7 %, half of them 3.5 %; peaks within 5 %, half 0.2 %."""
+    folder = tmp_path / "h200"
+    shutil.copytree(MEASURED, folder)
+    rows = {row.what: row for row in script.sizes.rows(script.Here(folder, 0, dry=False))}
+    names = list(json.loads((folder / "sizes.json").read_text()))
+    assert len(names) == 16
+    times = {name: abs(rows[f"{name}, shipped: step time"].error) for name in names}
+    peaks = [abs(rows[f"{name}, shipped: peak"].error) for name in names]
+    assert median(times.values()) < 0.035
+    assert max(error for name, error in times.items() if name not in HOST_BOUND) < 0.07
+    assert median(peaks) < 0.002
+    assert max(peaks) < 0.05
+
+
+@pytest.mark.slow
+def test_the_runtimes_profile_is_what_the_fit_says(fit_runtime):
+    """Numbers of the shipped stack are those that the committed script finds in the committed samples."""
+    device = load_device("h200-sxm")
+    samples = fit_runtime.read_samples(MEASURED / "calibration.json")
+    earlier = fit_runtime.read_samples(MEASURED / "calibration-earlier.json")
+    found = fit_runtime.as_profile(fit_runtime.fitted(samples, [earlier], device))
+    shipped = fit_runtime.as_profile(load_stack("simpar"))
+    for part in ("launch", "experts", "numerics"):
+        assert {name: str(value) for name, value in found[part].items()} == {
+            name: str(value) for name, value in shipped[part].items()
+        }, part
+    for kind, both in found["passes"].items():
+        assert shipped["passes"][kind] == pytest.approx(both, rel=0.01), kind

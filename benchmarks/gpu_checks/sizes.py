@@ -1,0 +1,186 @@
+"""Steps of many sizes in one process: time, phases, memory and a trace of each, beside what is predicted."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gpu_checks.here import Here, Row, predicted_beside, write_json
+
+FILE = "sizes.json"
+STEPS, WARMUP = 5, 2
+
+
+def llama(hidden: int, layers: int, vocab: int = 32_768, head: int = 128, **more: Any) -> dict[str, Any]:
+    """A decoder of grouped heads with a gated MLP."""
+    return {
+        "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": hidden // head, "num_key_value_heads": max(hidden // head // 4, 1),
+        "intermediate_size": hidden * 11 // 4, "vocab_size": vocab, "max_position_embeddings": 65_536, **more,
+    }  # fmt: skip
+
+
+def gpt(hidden: int, layers: int, dropout: float) -> dict[str, Any]:
+    """A decoder with LayerNorm, biases, learned positions and dropout."""
+    return {
+        "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": hidden // 64, "vocab_size": 50_304,
+        "n_positions": 2048, "resid_pdrop": dropout, "attn_pdrop": dropout, "embd_pdrop": dropout,
+    }  # fmt: skip
+
+
+def mixtral(hidden: int, layers: int) -> dict[str, Any]:
+    """Eight experts of a layer, two of a token."""
+    experts = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    return {**llama(hidden, layers), **experts, "intermediate_size": hidden}
+
+
+def qwen3_moe(hidden: int, layers: int) -> dict[str, Any]:
+    """64 small experts of a layer, eight of a token."""
+    experts = {
+        "model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": hidden // 4,
+        "head_dim": 128, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True,
+    }  # fmt: skip
+    return {**llama(hidden, layers), **experts}
+
+
+def cases() -> dict[str, tuple[dict[str, Any], int, int, dict[str, Any]]]:
+    """By name: model, tokens of a sequence, sequences of a step, fields of the plan."""
+    small, middle, large = llama(1024, 8, head=64), llama(2048, 16, head=64), llama(4096, 8)
+    return {
+        "small, short": (small, 1024, 4, {"micro_batch": 1}),
+        "small": (small, 4096, 16, {"micro_batch": 8}),
+        "middle": (middle, 2048, 8, {"micro_batch": 4}),
+        "middle, eight microbatches": (middle, 2048, 8, {"micro_batch": 1}),
+        "middle, fp32": (llama(2048, 4), 2048, 4, {"micro_batch": 2, "precision": "fp32"}),
+        "middle, sgd": (middle, 2048, 8, {"micro_batch": 4, "optimizer": "sgd"}),
+        "long": (llama(2048, 4), 32_768, 1, {"micro_batch": 1}),
+        "large": (large, 4096, 4, {"micro_batch": 2}),
+        "large, selective": (large, 4096, 4, {"micro_batch": 2, "recompute": "selective"}),
+        "large, full": (large, 4096, 4, {"micro_batch": 2, "recompute": "full"}),
+        "wide": (llama(8192, 2), 4096, 2, {"micro_batch": 1}),
+        "large vocabulary": (llama(2048, 8, 131_072), 4096, 4, {"micro_batch": 2}),
+        "biases": (gpt(2048, 12, 0.0), 1024, 16, {"micro_batch": 8}),
+        "dropout": (gpt(2048, 12, 0.1), 1024, 16, {"micro_batch": 8}),
+        "experts": (mixtral(2048, 8), 4096, 4, {"micro_batch": 2}),
+        "many experts": (qwen3_moe(2048, 8), 4096, 4, {"micro_batch": 2}),
+    }
+
+
+def scenarios(here: Here) -> dict[str, dict[str, Any]]:
+    """Every case as a scenario; of a rehearsal, one tiny one."""
+    if here.dry:
+        tiny = (llama(128, 2, 512, head=32), 64, 4, {"micro_batch": 2, "precision": "fp32"})
+        return {"tiny": _scenario("tiny", *tiny)}
+    return {name: _scenario(name, *case) for name, case in cases().items()}
+
+
+def _scenario(
+    name: str, model: dict[str, Any], seq_len: int, batch: int, plan: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "model": {"name": name.replace(",", "").replace(" ", "-"), **model},
+        "training": {"seq_len": seq_len, "global_batch": batch},
+        "plan": {"dp": 1, "precision": "bf16", **plan},
+    }
+
+
+def measure(here: Here) -> None:
+    """Every case that the folder lacks, one after the other on the first device."""
+    path = here.folder / FILE
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    with ExitStack() as stack:
+        device = None
+        for name, scenario in scenarios(here).items():
+            if name in found:
+                continue
+            device = device or stack.enter_context(_alone(here))
+            try:
+                found[name] = {"scenario": scenario, **_measured(scenario, device, here)}
+            except RuntimeError as error:  # torch's out of memory among them
+                found[name] = {"scenario": scenario, "failed": str(error).splitlines()[0][:200]}
+            _forget(here)
+            write_json(path, found)
+
+
+def _alone(here: Here) -> Any:
+    """The device of this process as the only rank of a job."""
+    from simpar.runtime.job import Machine
+    from simpar.runtime.worker import joined
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", GROUP_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )  # fmt: skip
+    return joined(Machine.model_validate({"device": here.device}), here.folder)
+
+
+def _measured(scenario: dict[str, Any], device: Any, here: Here) -> dict[str, Any]:
+    """Steps of a case: seconds of each, phases, bytes, and a trace of one more."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from simpar.models.training import Training
+    from simpar.plan.plan import Plan
+    from simpar.runtime.job import Job, Machine
+    from simpar.runtime.measure import Memory
+    from simpar.runtime.prepare import STACK
+    from simpar.runtime.train import start, train_step
+
+    memory = Memory.start(device)
+    job = Job(
+        plan=Plan.model_validate({**scenario["plan"], "stack": STACK}), model=scenario["model"],
+        training=Training.model_validate(scenario["training"]), steps=STEPS, folder=str(here.folder),
+        machine=Machine.model_validate({"device": here.device, "threads": 8}),
+    )  # fmt: skip
+    session = start(job, 0, 1, device)
+    steps = [train_step(session, step) for step in range(WARMUP + STEPS)]
+    peak = memory.peak()
+    activities = [ProfilerActivity.CPU, *([] if here.dry else [ProfilerActivity.CUDA])]
+    with profile(activities=activities) as traced:
+        train_step(session, WARMUP + STEPS)
+        if not here.dry:
+            torch.cuda.synchronize()
+    trace = here.folder / "traces" / f"{scenario['model']['name']}.json.gz"
+    trace.parent.mkdir(exist_ok=True)
+    traced.export_chrome_trace(str(trace))
+    counted = steps[WARMUP:]
+    return {
+        "step_time_s": median(each["step_time_s"] for each in counted),
+        "steps_s": [each["step_time_s"] for each in counted],
+        "phases_s": {
+            phase: median(each["phases_s"][phase] for each in counted) for phase in counted[0]["phases_s"]
+        },
+        "losses": [each["loss"] for each in steps],
+        **peak,
+    }
+
+
+def _forget(here: Here) -> None:
+    """Give memory back, so that the next case finds an empty device."""
+    import torch
+
+    gc.collect()
+    if not here.dry:
+        torch.cuda.empty_cache()
+
+
+def rows(here: Here) -> Iterator[Row]:
+    """What was measured and predicted of every case in the folder."""
+    path = here.folder / FILE
+    for name, found in json.loads(path.read_text()).items() if path.exists() else ():
+        if "failed" in found:
+            yield Row("sizes", name, sound=False, note=found["failed"])
+            continue
+        scenario = Path(here.folder / "sizes" / name.replace(",", "").replace(" ", "-") / "scenario.json")
+        write_json(scenario, found["scenario"])
+        yield from predicted_beside(name, scenario, found, here, part="sizes")
