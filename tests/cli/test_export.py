@@ -103,7 +103,7 @@ def test_what_is_found_for_a_stack_is_what_its_framework_has(stack, tmp_path, ca
 def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, capsys):
     """One line with the numbers of both and exit code 2; forced, they are a note; where it fits, too."""
     plan, out = tmp_path / "plan.json", tmp_path / "out"
-    assert cli.run([*SEARCH, "--seq-len", "6144", "-o", str(plan)]) == 0
+    assert cli.run([*SEARCH, "--seq-len", "6400", "-o", str(plan)]) == 0
     found = Plan.load(plan)
     assert (found.stack, found.cluster["hardware"]) == ("megatron", "dgx-h100")
     capsys.readouterr()
@@ -111,7 +111,7 @@ def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, ca
     lossless = [*command, "--lossy"]
     assert cli.run(lossless) == 2
     error = capsys.readouterr().err.strip()
-    assert "Under simpar, the stack of torch, the plan is at the limit: 81.7 GiB of 79.2 GiB" in error
+    assert "Under simpar, the stack of torch, the plan is at the limit: 80.8 GiB of 79.2 GiB" in error
     assert "GiB of 79.2 GiB" in error
     assert "under megatron, for which it was made, " in error
     assert error.endswith("(--force exports it all the same)")
