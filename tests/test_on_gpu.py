@@ -97,7 +97,7 @@ def test_every_layout_is_one_that_runs(script, tmp_path, devices):
     here = script.Here(tmp_path, devices, dry=False)
     for layout in script.steps.layouts(devices):
         path = tmp_path / "scenario.json"
-        path.write_text(json.dumps(script.steps.scenario(layout, here)))
+        path.write_text(json.dumps(script.steps.scenario(layout, here.size)))
         machine = {"compile": "--compile" in layout.flags}
         options = {"steps": 2, "folder": str(tmp_path), "machine": machine}
         ready = make_ready(load_request(str(path), {}, []), layout.ranks, 1, options)

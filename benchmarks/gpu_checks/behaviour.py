@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_checks.here import Here, Row, simpar, write_json
+from gpu_checks.here import Here, Row, Size, simpar, write_json
 from gpu_checks.steps import Layout, scenario
 
 FILE = "behaviour.json"
 HALF, WHOLE = 3, 6
+SMALL = Size((1024, 8), seq_len=1024)  # its states are written in seconds
 CLOSE = 1e-3  # of a loss: backward passes of attention add in another order every time
 
 
@@ -20,7 +21,7 @@ def measure(here: Here) -> None:
     path = here.folder / FILE
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     plan = here.folder / "behaviour" / "scenario.json"
-    write_json(plan, scenario(Layout("one device"), here))
+    write_json(plan, scenario(Layout("one device"), here.size if here.dry else SMALL))
     checks = {"resume": _resume, "traces": _traces}
     if not here.dry:
         checks["memory"] = _out_of_memory

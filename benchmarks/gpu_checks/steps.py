@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from gpu_checks.here import Here, Row, predicted_beside, simpar, write_json
+from gpu_checks.here import Here, Row, Size, predicted_beside, simpar, write_json
 
 STEPS, WARMUP = 12, 4
 FEW = 4  # where a step takes seconds
@@ -62,7 +62,7 @@ def measure(here: Here) -> None:
         chosen = [each for each in chosen if each.name in ("one device", "one device, experts")]
     for layout in chosen:
         folder = here.folder / "runs" / layout.name.replace(",", "").replace(" ", "-")
-        write_json(folder / "scenario.json", scenario(layout, here))
+        write_json(folder / "scenario.json", scenario(layout, here.size))
         if (folder / "report.json").exists():
             continue
         steps, warmup = (3, 1) if here.dry else (layout.steps, min(WARMUP, layout.steps // 2))
@@ -84,9 +84,8 @@ def rows(here: Here) -> Iterator[Row]:
         yield from predicted_beside(layout["name"], path.with_name("scenario.json"), found, here)
 
 
-def scenario(layout: Layout, here: Here) -> dict[str, Any]:
+def scenario(layout: Layout, size: Size) -> dict[str, Any]:
     """A layout as a file: a decoder of grouped heads, or a mixture of eight experts half as wide."""
-    size = here.size
     hidden, layers = size.model
     head = 64 if hidden % 128 == 0 and hidden > 128 else 32
     model = {
