@@ -226,7 +226,7 @@ def neighbours(plan: Plan) -> Iterator[Change]:
     yield from ({"recompute": mode} for mode in RECOMPUTE if mode != plan.memory.recompute)
     if plan.mesh.pp > 1 and plan.schedule != CUSTOM:
         yield from _schedules(plan)
-    if (plan.mesh.dp or 1) > 1 and plan.data_parallel.kind != "single_process":
+    if plan.mesh.replicas > 1 and plan.data_parallel.kind != "single_process":
         yield from ({"zero": stage} for stage in range(4) if stage != plan.data_parallel.zero)
     if plan.offload.offload_optimizer == "none":
         yield {"offload_optimizer": "cpu"}

@@ -224,7 +224,7 @@ def _with_documents(graph: ModelGraph, plan: Plan, training: Training) -> ModelG
     """The model on the fullest of the ranks that share a batch of documents."""
     if training.documents is None:
         return graph
-    ranks = int(plan.mesh.dp or 1)
+    ranks = plan.mesh.replicas
     return with_documents(graph, training, training.global_batch / ranks, expected_maximum(ranks))
 
 

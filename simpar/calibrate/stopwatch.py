@@ -158,11 +158,14 @@ class Stopwatch:
         return int(min(max(self.window_s / max(self.now() - start, NS), LEAST), MOST))
 
     def rate_beside(self, work: Callable[[], Any], members: Members) -> Times:
-        """Seconds a repetition takes while every process of a group repeats it for the same window."""
+        """Seconds a repetition takes while every process of a group repeats it, for a window and LEAST times.
+
+        A system that shares cores out gives each process turns: one repetition would tell of a few of them.
+        """
         work()
         members.meet()
         begin, count = self.now(), 0
-        while self.now() - begin < 4 * self.window_s or not count:
+        while self.now() - begin < 4 * self.window_s or count < LEAST:
             work()
             count += 1
         return Times((self.now() - begin) / count, 0.0, count)

@@ -213,7 +213,7 @@ def _contradictions(measured: Measured, result: Result, cluster: Cluster) -> Ite
 def _group_sizes(plan: Plan) -> dict[str, set[int]]:
     """How many ranks the process groups of each axis may have."""
     mesh = plan.mesh
-    dp, copies = int(mesh.dp or 1), plan.data_parallel.hsdp
+    dp, copies = mesh.replicas, plan.data_parallel.hsdp
     etp = int(mesh.etp or (1 if mesh.ep > 1 else mesh.tp))
     experts = dp * mesh.cp * mesh.tp // (mesh.ep * etp)
     wide = {

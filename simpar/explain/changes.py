@@ -180,7 +180,7 @@ def single_changes(plan: Plan, num_layers: int) -> Iterator[Change]:
     """Changes of one choice: those of :func:`simpar.neighbours.neighbours`, overlap, buckets and balanced stages."""
     yield from neighbours(plan)
     data = plan.data_parallel
-    if (plan.mesh.dp or 1) > 1:
+    if plan.mesh.replicas > 1:
         if data.overlap_grad_reduce is False:
             yield {"overlap_grad_reduce": True}
         if data.overlap_param_gather is False and data.zero > 0:

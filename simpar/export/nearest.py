@@ -180,7 +180,7 @@ def _instead(plan: Plan, field: str) -> Iterator[dict[str, Any]]:
         )
     elif field in AXES:  # its ranks become data-parallel ones
         size = getattr(mesh, field)
-        yield {field: 1, "dp": int(mesh.dp or 1) * size, **ALONE.get(field, {})}
+        yield {field: 1, "dp": mesh.replicas * size, **ALONE.get(field, {})}
     elif field == "ep":
         yield {"ep": 1}
     elif field in LEFT_OPEN:

@@ -87,7 +87,7 @@ class Subject:
     @property
     def dp(self) -> int:
         """Data-parallel ranks."""
-        return int(self.plan.mesh.dp or 1)
+        return self.plan.mesh.replicas
 
     @property
     def world_size(self) -> int:
@@ -164,7 +164,7 @@ def idle_overlaps(plan: Plan) -> set[str]:
     in flat buckets alone.
     """
     data, mesh = plan.data_parallel, plan.mesh
-    ranks = int(mesh.dp or 1) * mesh.cp
+    ranks = mesh.gradient_ranks
     gathers = data.kind == "ddp" and data.zero > 0 and ranks > data.hsdp
     idle = set() if ranks > 1 else {"overlap_grad_reduce"}
     return (idle | {"overlap"} if mesh.tp == 1 else idle) | (set() if gathers else {"overlap_param_gather"})

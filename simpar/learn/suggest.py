@@ -164,7 +164,7 @@ def _tried(one: Candidate, problem: Problem, nodes: int) -> _Option | None:
 
 def _fewer_nodes(plan: Plan, problem: Problem) -> list[int]:
     """Numbers of nodes on which a layout has fewer of its replicas and as many microbatches in each."""
-    cluster, dp = problem.cluster, int(plan.mesh.dp or 1)
+    cluster, dp = problem.cluster, plan.mesh.replicas
     if plan.pipeline.stages or cluster.is_mixed:
         return []
     return [
@@ -181,7 +181,7 @@ def _simulated(plan: Plan, problem: Problem, nodes: int) -> Result:
     fewer = problem.cluster.nodes // nodes
     training = problem.training.model_copy(update={"global_batch": problem.training.global_batch // fewer})
     smaller = replace(problem, cluster=replace(problem.cluster, nodes=nodes), training=training)
-    return exact(smaller, plan.with_values(dp=int(plan.mesh.dp or 1) // fewer) if fewer > 1 else plan)
+    return exact(smaller, plan.with_values(dp=plan.mesh.replicas // fewer) if fewer > 1 else plan)
 
 
 def learned_from(stack: str, hardware: str) -> tuple[tuple[str, ...], str, str]:

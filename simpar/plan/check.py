@@ -270,7 +270,7 @@ def _experts(plan: Plan, target: Target) -> None:
             f"plan.sync = {plan.data_parallel.sync}: experts are shared among replicas, which therefore step together; "
             "allowed: bsp without servers"
         )
-    ranks = mesh.tp * mesh.cp * int(mesh.dp or 1)
+    ranks = mesh.tp * mesh.cp * mesh.replicas
     if dims["experts"] % mesh.ep:
         raise UserError(
             f"plan.ep = {mesh.ep}: does not divide the {dims['experts']} experts; allowed: {_divisors(dims['experts'])}"
@@ -298,7 +298,7 @@ def _divisors(number: int) -> str:
 
 
 def _batch(plan: Plan, target: Target) -> None:
-    dp, micro_batch, batch = plan.mesh.dp or 1, plan.micro_batch, target.training.global_batch
+    dp, micro_batch, batch = plan.mesh.replicas, plan.micro_batch, target.training.global_batch
     if batch % dp:
         raise UserError(f"plan.dp = {dp}: does not divide global_batch = {batch}; allowed: a divisor of it")
     if batch // dp % micro_batch:
@@ -382,7 +382,7 @@ def _schedule(plan: Plan, target: Target) -> None:
 
 def _data(plan: Plan, target: Target) -> None:
     data, mesh = plan.data_parallel, plan.mesh
-    width = (mesh.dp or 1) * mesh.cp
+    width = mesh.gradient_ranks
     if data.kind == "single_process":
         _single_process(plan, target)
     if data.kind == "fsdp" and data.zero < 2 and width > 1:

@@ -30,7 +30,7 @@ def check_early(plan: Plan) -> None:
         raise UserError(
             f"{what}: plan.schedule = {plan.schedule} runs passes together or in pieces; allowed: the others"
         )
-    if data.zero == 3 and data.reshard_after_forward and int(plan.mesh.dp or 1) * plan.mesh.cp > data.hsdp:
+    if data.zero == 3 and data.reshard_after_forward and plan.mesh.gradient_ranks > data.hsdp:
         raise UserError(
             f"{what}: zero = 3 gathers parameters for every pass; allowed: zero 0 to 2, or reshard_after_forward false"
         )

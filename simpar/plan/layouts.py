@@ -40,7 +40,7 @@ class Layouts:
         mesh, data = plan.mesh, plan.data_parallel
         return Layouts(
             tp=mesh.tp,
-            dp=int(mesh.dp or 1),
+            dp=mesh.replicas,
             pp=mesh.pp,
             cp=mesh.cp,
             vpp=plan.pipeline.vpp,

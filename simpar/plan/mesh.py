@@ -63,6 +63,16 @@ class Mesh(BaseModel):
         """Number of ranks."""
         return int(np.prod(self.shape))
 
+    @property
+    def replicas(self) -> int:
+        """Data-parallel ranks; 1 where they are left open."""
+        return int(self.dp or 1)
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Ranks that reduce gradients with each other: dp x cp."""
+        return self.replicas * self.cp
+
     def coordinates(self, ranks: Any) -> dict[str, Ints]:
         """Coordinate of every rank along every axis: axis -> int64[n] for ``ranks`` int64[n]."""
         position = np.unravel_index(np.asarray(ranks), self.shape, order="F")
@@ -110,7 +120,7 @@ class Mesh(BaseModel):
     @property
     def expert_data_parallel(self) -> int:
         """Ranks that hold the same experts."""
-        return self.tp * self.cp * int(self.dp or 1) // (self.ep * self.expert_tensor_parallel)
+        return self.tp * self.gradient_ranks // (self.ep * self.expert_tensor_parallel)
 
     def expert_coordinate(self, ranks: Any) -> Ints:
         """Coordinate along ep of every rank: int64[n] for ``ranks`` int64[n]."""

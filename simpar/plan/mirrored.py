@@ -48,7 +48,7 @@ class MirroredMesh(Mesh):
         far = found["pp"] >= self.pp
         return found | {
             "pp": np.where(far, whole.pp - 1 - found["pp"], found["pp"]),
-            "dp": found["dp"] + far * int(whole.dp or 1),
+            "dp": found["dp"] + far * whole.replicas,
         }
 
     def opposite(self, ranks: Any) -> Ints:
@@ -63,7 +63,7 @@ def folded(plan: Plan) -> Plan:
     if half_is is None:
         return plan
     mesh = plan.mesh
-    half = {"dp": 2 * int(mesh.dp or 1), "pp": mesh.pp // 2}
+    half = {"dp": 2 * mesh.replicas, "pp": mesh.pp // 2}
     mirrored = MirroredMesh(tp=mesh.tp, cp=mesh.cp, ep=mesh.ep, etp=mesh.etp, order=mesh.order, **half)
     pipeline = plan.pipeline.model_copy(update={"schedule": half_is, "vpp": natural_vpp(half_is)})
     return plan.model_copy(update={"mesh": mirrored, "pipeline": pipeline})

@@ -81,4 +81,4 @@ def check_offload(plan: Plan) -> None:
 
 def _width(plan: Plan) -> int:
     """Ranks that share gradients."""
-    return int(plan.mesh.dp or 1) * plan.mesh.cp
+    return plan.mesh.gradient_ranks

@@ -427,7 +427,7 @@ class Plan(Record):
 
     def num_microbatches(self, global_batch: int) -> int:
         """Microbatches a pipeline runs in one step: global batch / (dp x micro-batch)."""
-        return global_batch // (int(self.mesh.dp or 1) * self.micro_batch)
+        return global_batch // (self.mesh.replicas * self.micro_batch)
 
     def with_values(self, **values: Any) -> Plan:
         """A copy with flat values replaced, validated again."""

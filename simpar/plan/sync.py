@@ -37,7 +37,7 @@ SCHEMES = {
 def num_replicas(plan: Plan) -> int:
     """Copies of the model's states; ``plan`` has its dp."""
     data = plan.data_parallel
-    return data.hsdp if data.zero else int(plan.mesh.dp or 1)
+    return data.hsdp if data.zero else plan.mesh.replicas
 
 
 def apart(plan: Plan) -> bool:

@@ -23,7 +23,7 @@ def as_stages(plan: Plan, graph: ModelGraph, *, roles: bool = True) -> Plan:
     With ``roles`` every operator has its role, which says the same for tensor, sequence, data and pipeline parallelism
     of dense models; without, stages are Megatron's whatever the model. Both have one chunk a rank.
     """
-    mesh, dp = plan.mesh, int(plan.mesh.dp or 1)
+    mesh, dp = plan.mesh, plan.mesh.replicas
     sequence_parallel = bool(plan.tensor_parallel.sequence_parallel)
     sharding = megatron_sharding(graph, sequence_parallel) if roles else {}
     stages = tuple(

@@ -125,7 +125,7 @@ def rehearse(engine: Engine, training: Training, blueprint: Blueprint) -> None:
     """
     if blueprint.strategy.reduction == "ddp":
         ranks = engine.ranks
-        shape = (training.global_batch // int(ranks.mesh.dp or 1), training.seq_len // ranks.mesh.cp)
+        shape = (training.global_batch // ranks.mesh.replicas, training.seq_len // ranks.mesh.cp)
         zeros = torch.zeros(shape, dtype=torch.int64, device=ranks.device)
         further = layers_of(blueprint.graph)
         targets = torch.stack([zeros, *[torch.full_like(zeros, IGNORED)] * further], 1) if further else zeros

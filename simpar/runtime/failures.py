@@ -65,7 +65,7 @@ def _expected(result: Result | None, stage: int) -> str:
 def less_memory(plan: Plan) -> list[str]:
     """Flags that make a plan's peak smaller, those that cost least time first."""
     data, found = plan.data_parallel, []
-    width = int(plan.mesh.dp or 1) * plan.mesh.cp
+    width = plan.mesh.gradient_ranks
     if plan.micro_batch > 1:
         found.append(f"--micro-batch {plan.micro_batch // 2}")
     if width > 1 and data.zero < 3 and data.kind != "single_process" and data.servers is None:

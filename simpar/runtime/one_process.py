@@ -48,6 +48,6 @@ class DataParallel(nn.Module):
 
 def as_one_rank(plan: Plan) -> Plan:
     """The plan as the only process sees it: all replicas' microbatches together."""
-    replicas = int(plan.mesh.dp or 1)
+    replicas = plan.mesh.replicas
     mesh = plan.mesh.model_copy(update={"dp": 1})
     return plan.model_copy(update={"mesh": mesh, "micro_batch": plan.micro_batch * replicas})

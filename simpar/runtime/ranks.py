@@ -64,7 +64,7 @@ class Ranks:
     @property
     def width(self) -> int:
         """Ranks that share gradients: dp x cp."""
-        return int(self.mesh.dp or 1) * self.mesh.cp
+        return self.mesh.gradient_ranks
 
     @property
     def data_rank(self) -> int:

@@ -78,7 +78,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
             )
         return Strategy("stages", shard_optimizer=zero == 1)
     data, mesh = plan.data_parallel, plan.mesh
-    width = int(mesh.dp or 1) * mesh.cp
+    width = mesh.gradient_ranks
     if data.kind == "single_process":
         return Strategy("one_process", replicas=width)
     spread, fetches = spreads_experts(plan, graph), plan.offload.offload_parameters != "none"
@@ -108,7 +108,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
 
 def replicas_inside(plan: Plan) -> int:
     """Replicas that one process drives: all of them under ``single_process``, else its own."""
-    return int(plan.mesh.dp or 1) if plan.data_parallel.kind == "single_process" else 1
+    return plan.mesh.replicas if plan.data_parallel.kind == "single_process" else 1
 
 
 def is_split(schedule: Schedule) -> bool:

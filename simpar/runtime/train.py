@@ -176,7 +176,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
         vocab = graph.dims["vocab"]
     engine.measure(clock)
     source = open_source(job.data, job.training, vocab, seed)
-    shares = ranks.data_rank, int(plan.mesh.dp or 1)
+    shares = ranks.data_rank, plan.mesh.replicas
     loader = Loader(source, job.training.global_batch, *shares, seed)
     return Session(job, prepared, ranks, engine, loader, clock, Evaluation.of(job, vocab, *shares))
 

@@ -95,7 +95,7 @@ class Synchronisation:
     def of(job: Job) -> Synchronisation:
         """Read the scheme from a checked plan."""
         mesh, apart_in = job.plan.mesh, num_replicas(job.plan) if apart(job.plan) else 1
-        found = [Replicas.of(DENSE, int(mesh.dp or 1) * mesh.cp // apart_in, job.plan)]
+        found = [Replicas.of(DENSE, mesh.gradient_ranks // apart_in, job.plan)]
         if job.graph.is_mixture:
             found.append(Replicas.of(EXPERTS, mesh.expert_data_parallel // apart_in, job.plan))
         return Synchronisation(job, tuple(found), mesh.tp)

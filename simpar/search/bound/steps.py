@@ -226,9 +226,7 @@ class RowCharge:
         if not job.plan.offload.ratio or job.plan.offload.offload_delayed:
             return 0.0
         cluster, mesh = blocks.prices.cluster, job.plan.mesh
-        beside = (
-            mesh.tp * mesh.cp * (int(mesh.dp or 1) if mesh.order.index("dp") < mesh.order.index("pp") else 1)
-        )
+        beside = mesh.tp * mesh.cp * (mesh.replicas if mesh.order.index("dp") < mesh.order.index("pp") else 1)
         if blocks.jobs.problem.perturbation.slow_ranks:
             beside = 1
         alone_s = host.line("host_update", 0, cluster).seconds_per_byte * update_bytes(job.plan, job.stack)
