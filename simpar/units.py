@@ -210,6 +210,15 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def number_of(count: int, what: str) -> str:
+    """A count in words.
+
+    >>> number_of(1, "node"), number_of(1024, "node")
+    ('1 node', '1,024 nodes')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def format_seconds(seconds: float) -> str:
     """Seconds in the unit that reads best, 3 significant digits."""
     for unit, factor in (("s", 1.0), ("ms", MS), ("us", US)):

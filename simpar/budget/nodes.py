@@ -22,6 +22,7 @@ from simpar.search.certify.exact import exact
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import SearchResult
+from simpar.units import number_of
 
 FIGURES = ("step_time_s", "mfu", "fit_probability")
 """What a row says of the step of its plan."""
@@ -46,7 +47,7 @@ class Row:
     @property
     def node_words(self) -> str:
         """The number of nodes in words."""
-        return f"{self.nodes:,} node{'s' * (self.nodes > 1)}"
+        return number_of(self.nodes, "node")
 
     @property
     def days(self) -> float:

@@ -10,6 +10,7 @@ import typer
 
 from simpar.cli.app import JSON_HELP, app, console, json_out, working
 from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
+from simpar.units import number_of
 
 EXPLAIN_FLAGS = (
     Flag("--plan", "", str, "Plan, scenario file or shipped scenario of the run: what is predicted of it"),
@@ -52,7 +53,7 @@ def explain(measured: list[str], **values: Any) -> None:
 
     flags, settings = scenario_flags(values), list(values["set_"] or [])
     plan = load_scenario(values["plan"], flags, settings) if values["plan"] or flags or settings else None
-    with working(f"reading {len(measured)} file{'s' * (len(measured) > 1)}") as status:
+    with working(f"reading {number_of(len(measured), 'file')}") as status:
         found = explained(
             *measured, plan=plan, changes=not values["no_changes"], kernel_classes=values["kernel_classes"],
             steps=values["steps"], progress=status.update,

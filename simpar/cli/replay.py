@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simpar.cli.app import JSON_HELP, app, console, json_out, working
+from simpar.units import number_of
 
 if TYPE_CHECKING:
     from simpar.chakra.replay import Replay
@@ -48,9 +49,7 @@ def _tell(found: Replay, events: int, notes: tuple[str, ...]) -> None:
 
     out, ranks = console(), len(found.compute_s)
     busy = found.compute_s[found.busiest_rank]
-    out.print(
-        f"{format_seconds(found.step_time_s)} a step on {ranks} rank{'s' * (ranks > 1)}, {events:,} events"
-    )
+    out.print(f"{format_seconds(found.step_time_s)} a step on {number_of(ranks, 'rank')}, {events:,} events")
     out.print(f"computing     {format_seconds(busy)} on rank {found.busiest_rank}, the busiest")
     out.print(f"not computing {format_seconds(found.step_time_s - busy)} there")
     if found.communication:

@@ -12,6 +12,7 @@ from simpar import formats
 from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
 from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, with_flags
 from simpar.errors import Infeasible, UserError
+from simpar.units import number_of
 
 if TYPE_CHECKING:
     from simpar.learn.suggest import Suggestion
@@ -219,7 +220,7 @@ def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Sce
         return [*lines, "- nothing: no run that may be made changes what is chosen"]
     write(chosen, table, loaded.model if isinstance(loaded.model, str) else None)
     for at, one in enumerate(chosen, start=1):
-        where = f"{one.nodes} node{'s' if one.nodes > 1 else ''}"
+        where = number_of(one.nodes, "node")
         so_far = "" if at == 1 else " with those above"
         lines.append(
             f"- {where}: {layout(one.plan.model_dump(mode='json'))}; {format_seconds(one.step_time_s)} predicted, "

@@ -9,7 +9,7 @@ from simpar.explain.flight import FlightRun, Stuck
 from simpar.explain.logs import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, LogRun
 from simpar.report.tables import table_of
 from simpar.report.words import three
-from simpar.units import GIB, format_bytes, format_seconds
+from simpar.units import GIB, format_bytes, format_seconds, number_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
 
 def print_flight(found: FlightRun, screen: Console) -> None:
     """What flight recorders say: collectives by axis and kind, who is waited for, what did not end."""
-    screen.print(f"flight recorder of {len(found.ranks)} rank{'s' * (len(found.ranks) > 1)}", style="bold")
+    screen.print(f"flight recorder of {number_of(len(found.ranks), 'rank')}", style="bold")
     table = table_of(
         screen, ("axis", "left"), ("collective", "left"), ("calls", "right"), ("bytes", "right"), ("cost", "right"),
         ("waiting", "right"),

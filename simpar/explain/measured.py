@@ -20,7 +20,7 @@ from simpar.explain.kineto import MemoryUse, RankTrace, read_kineto
 from simpar.explain.lanes import BEHIND, HOST, OFFLOAD, UNEXPLAINED, Lane, Window, lane_of, window_of
 from simpar.explain.meetings import Compared, Skewed, compare_ranks, waited_for
 from simpar.explain.traffic import MESSAGE, Traffic, split_ns, traffic_of, union
-from simpar.units import NS_PER_S, format_seconds
+from simpar.units import NS_PER_S, format_seconds, number_of
 
 MOST_UNKNOWN = 8
 MOST_DRIFT = 20
@@ -301,8 +301,8 @@ def _remarks(found: Sequence[_Rank], compared: Compared) -> Iterator[str]:
     """What one has to know about these traces."""
     if not found[0].window.marks:
         yield (
-            f"no {'profiler step'} is marked: the whole trace is taken as {found[0].window.steps} "
-            f"step{'s' * (found[0].window.steps > 1)} (--steps N says how many it holds)"
+            "no profiler step is marked: the whole trace is taken as "
+            f"{number_of(found[0].window.steps, 'step')} (--steps N says how many it holds)"
         )
     world, have = found[0].job.world_size, [each.rank for each in found]
     if world and len(found) < world:

@@ -14,7 +14,7 @@ from simpar.explain.measured import AxisUse, Measured
 from simpar.explain.memory import MemoryBeside, fullest
 from simpar.explain.traffic import collective_uses
 from simpar.report.tables import Column, print_table, table_of
-from simpar.units import format_bytes, format_rate, format_seconds
+from simpar.units import format_bytes, format_rate, format_seconds, number_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,12 +71,8 @@ def sentences(found: Explanation) -> Iterator[str]:
 def headline(found: Measured) -> str:
     """How long the step took, and what that is known from."""
     count, steps = len(found.ranks), found.ranks[0].steps
-    ranks = (
-        f"{count} of {found.job.world_size} ranks"
-        if found.job.world_size
-        else f"{count} rank{'s' * (count > 1)}"
-    )
-    return f"measured step {format_seconds(found.step_time_s)}: {ranks}, {steps} step{'s' * (steps > 1)}"
+    ranks = f"{count} of {found.job.world_size} ranks" if found.job.world_size else number_of(count, "rank")
+    return f"measured step {format_seconds(found.step_time_s)}: {ranks}, {number_of(steps, 'step')}"
 
 
 def words_of(cause: str) -> str:

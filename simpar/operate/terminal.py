@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simpar.operate.outcome import Estimate, Outcome
-from simpar.units import DAY_S, HOUR_S, format_bytes, format_count, format_seconds
+from simpar.units import DAY_S, HOUR_S, format_bytes, format_count, format_seconds, number_of
 
 MOST_CAUSES = 8
 
@@ -16,7 +16,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     """Write what a campaign came to."""
     share = outcome.effective_time
     console.print(
-        f"\nOperated for {outcome.days:g} days on {outcome.nodes:,} node{'s' * (outcome.nodes > 1)} "
+        f"\nOperated for {outcome.days:g} days on {number_of(outcome.nodes, 'node')} "
         f"(reliability {outcome.reliability}, {outcome.runs:,} repetitions)",
         style="bold", soft_wrap=True,
     )  # fmt: skip

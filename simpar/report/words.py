@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.models.recompute import says_layers
 from simpar.report.run_rows import run_rows
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED
-from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds
+from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds, number_of
 
 if TYPE_CHECKING:
     from simpar.report.result import Result, Trial
@@ -175,7 +175,7 @@ def how_sure(result: Result) -> list[str]:
         if known.support
         else f"no measured run is like this one {shared}"
     )
-    own = f"{known.own_runs} layout{'s' * (known.own_runs > 1)} like it taught its profiles"
+    own = f"{number_of(known.own_runs, 'layout')} like it taught its profiles"
     return [first, *([own] if known.own_runs else []), *known.unsupported, *_hangs_on(known.fit_causes)]
 
 

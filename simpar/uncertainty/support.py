@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from simpar.units import number_of
+
 LONG = 16384
 """Tokens of a sequence beyond which it is a long one."""
 FEW = 10
@@ -92,7 +94,7 @@ class Support:
             elif self.shared[aspect] == 1 and aspect in ("stack", "device"):
                 yield f"one source and model family alone with {said}"
         if 0 < self.runs < FEW:
-            yield f"only {self.runs} measured run{'s' * (self.runs > 1)} of stack {traits.stack}"
+            yield f"only {number_of(self.runs, 'measured run')} of stack {traits.stack}"
 
 
 def support_of(traits: Traits, evidence: Sequence[Evidence]) -> Support:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from simpar.hardware.profile import ScaleOut
-from simpar.units import GIGA, TERA
+from simpar.units import GIGA, TERA, number_of
 
 BITS_OF_BYTE = 8
 RATE = r"(\d+(?:\.\d+)?)\s*([TG])(b(?:/s|ps|it/s|\b)|B/s)"
@@ -40,7 +40,7 @@ class Network:
     def words(self) -> str:
         """As a report says it."""
         rate = self.nic_bandwidth * BITS_OF_BYTE / GIGA
-        return f"{self.nics} NIC{'s' * (self.nics > 1)} of {rate:g} Gb/s"
+        return f"{number_of(self.nics, 'NIC')} of {rate:g} Gb/s"
 
     def laid_over(self, network: ScaleOut) -> ScaleOut:
         """A profile's network with these NICs."""

@@ -11,7 +11,7 @@ from simpar.report.html import environment, filled
 from simpar.report.words import interval_words, probably
 from simpar.search.answer.terminal import certificate, describe, headline, ties, whole_run_words
 from simpar.search.result import SearchResult
-from simpar.units import format_bytes, format_energy, format_seconds
+from simpar.units import format_bytes, format_energy, format_seconds, number_of
 
 FOLDER = Path(__file__).parent
 
@@ -86,7 +86,7 @@ def _how_sure(found: SearchResult) -> Iterator[str]:
     support = found.best.figures.get("support")
     shared = "in stack, device, kind of model, bits and lengths"
     if support:
-        runs = f"{support} pair{'s' * (support > 1)} of source and model family"
+        runs = f"{number_of(support, 'pair')} of source and model family"
         yield f"the interval rests on measured runs like it {shared}: {runs}"
     elif support == 0:
         yield f"no measured run is like this one {shared}: the interval is wide"
