@@ -14,6 +14,7 @@ from math import exp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from simpar.cost.stack import DEFAULT_STACK
 from simpar.errors import UserError
@@ -221,7 +222,7 @@ class _Trial:
         try:
             changed_plan = {} if plan is None else {"plan": plan()}
             found = simulate(**{**inputs, **changed_plan, "with_timeline": False})
-        except (UserError, ValueError) as error:
+        except (UserError, ValidationError) as error:
             return Gain(name, refused=str(error).splitlines()[-1].strip())
         ratio = found.step_time_s / self.base.step_time_s
         errors = self._errors(found)

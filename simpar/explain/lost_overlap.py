@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from simpar.errors import UserError
 from simpar.explain.against import set_against
 from simpar.neighbours import as_flags
@@ -50,7 +52,7 @@ def as_it_ran(
         late = scenario.model_copy(update={"plan": scenario.plan.with_values(overlap_grad_reduce=False)})
         inputs = late.inputs()
         result = simulate(**inputs)
-    except (UserError, ValueError):
+    except (UserError, ValidationError):
         return None  # stacks that can only reduce at once
     off_s = dp.exposed_s - set_against(measured, result, inputs["model"]).causes_s.get("exposed_dp", 0.0)
     return (late, result) if abs(off_s) < more_s / 2 else None

@@ -271,7 +271,10 @@ def is_cast(op: Operator) -> bool:
 def cast_term(plan: Plan, stack: Stack, matrices: Numbers, *, sharded: Flags | bool) -> Term:
     """Copies of matrices that products read narrower than they are stored, where no gather brings them so."""
     widths = parameter_widths(plan, stack)
-    casts = stack.memory.cast_weights and plan.numerics.precision == "bf16" and widths.stored > widths.compute
+    # 8-bit products cast anew every time
+    casts = (
+        stack.memory.cast_weights and not plan.numerics.products.is_cast and widths.stored > widths.compute
+    )
     here = np.logical_not(sharded) * float(casts and plan.offload.offload_parameters == "none")
     return Term("parameters", "cast for all passes", matrices * here, widths.compute, PASSES)
 
