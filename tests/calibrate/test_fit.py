@@ -34,7 +34,9 @@ def truth():
     stack = load_stack("simpar")
     launch = stack.launch.model_copy(update={"host_time_per_kernel_s": 0.0, "optimizer_passes": 0.5})
     numerics = stack.numerics.model_copy(update={"sum_bytes": 0.0})  # in the factor on whole steps of a CPU
-    return Machine(device, stack.model_copy(update={"passes": PASSES, "launch": launch, "numerics": numerics}))
+    return Machine(
+        device, stack.model_copy(update={"passes": PASSES, "launch": launch, "numerics": numerics})
+    )
 
 
 @pytest.fixture
