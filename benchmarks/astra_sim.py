@@ -24,6 +24,7 @@ from pathlib import Path
 
 import simpar
 from simpar.chakra.write import GROUPS, MEMORY, NETWORK, PREFIX, SYSTEM, ExportedTraces, export_traces
+from simpar.cost.stack import load_stack
 from simpar.hardware.profile import ClusterProfile
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
@@ -64,8 +65,10 @@ def cluster(nodes: int) -> simpar.Cluster:
 
 def exported(nodes: int, layout: dict[str, int]) -> ExportedTraces:
     """The traces of a layout on a stack whose host takes no time."""
-    where = cluster(nodes)
-    job = make_job(load_model("small-llama"), where, Plan.model_validate(layout), TRAINING, "simpar")
+    where, stack = cluster(nodes), load_stack("simpar")
+    launch = stack.launch.model_copy(update={"host_time_per_kernel_s": 0.0, "step_overhead_s": 0.0})
+    host_free = stack.model_copy(update={"launch": launch})
+    job = make_job(load_model("small-llama"), where, Plan.model_validate(layout), TRAINING, host_free)
     return export_traces(job, where)
 
 
