@@ -10,7 +10,6 @@ import typer
 
 from simpar.cli.app import JSON_HELP, app, console, json_out, working
 from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
-from simpar.units import number_of
 
 EXPLAIN_FLAGS = (
     Flag("--plan", "", str, "Plan, scenario file or shipped scenario of the run: what is predicted of it"),
@@ -50,6 +49,7 @@ def explain(measured: list[str], **values: Any) -> None:
     from simpar.explain.page import save_page
     from simpar.explain.terminal import print_explanation
     from simpar.scenario import load_scenario
+    from simpar.units import number_of
 
     flags, settings = scenario_flags(values), list(values["set_"] or [])
     plan = load_scenario(values["plan"], flags, settings) if values["plan"] or flags or settings else None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simpar.cli.app import JSON_HELP, app, console, json_out, working
-from simpar.units import number_of
 
 if TYPE_CHECKING:
     from simpar.chakra.replay import Replay
@@ -45,7 +44,7 @@ def replay(
 
 
 def _tell(found: Replay, events: int, notes: tuple[str, ...]) -> None:
-    from simpar.units import format_bytes, format_seconds
+    from simpar.units import format_bytes, format_seconds, number_of
 
     out, ranks = console(), len(found.compute_s)
     busy = found.compute_s[found.busiest_rank]

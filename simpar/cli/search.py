@@ -12,7 +12,6 @@ from simpar import formats
 from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
 from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, with_flags
 from simpar.errors import Infeasible, UserError
-from simpar.units import number_of
 
 if TYPE_CHECKING:
     from simpar.learn.suggest import Suggestion
@@ -213,7 +212,7 @@ def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Sce
     """Write what is worth measuring to a table; lines that say so."""
     from simpar.learn.suggest import STEPS, learned_from, write
     from simpar.report.words import layout
-    from simpar.units import HOUR_S, format_seconds
+    from simpar.units import HOUR_S, format_seconds, number_of
 
     lines = ["\nWorth measuring"]
     if not chosen:
