@@ -6,17 +6,15 @@ FOLDER (default: benchmarks/measured/h200) has what benchmarks/on_gpu.py left: k
 steps of it and of all ``calibration-*.json``. Passes over memory, sums of gradients and the optimizer come from
 kernels timed alone; host time of a kernel, factors on kernels and on those of experts, and time once a step from
 whole steps, all by the shipped profile of the device. Prints them as hardware_profiles/stacks/simpar.yaml has them,
-and, not fitted to, errors of the steps of ``sizes.json``. Also writes ``here.yaml`` and ``here.stack.yaml`` anew:
-this machine calibrated.
+and writes ``here.yaml`` and ``here.stack.yaml`` anew: this machine calibrated. What they predict of steps that are not
+fitted to is benchmarks/on_gpu.py's to say, with --folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from simpar.calibrate import fit
@@ -24,15 +22,9 @@ from simpar.calibrate.fit import Machine, Samples
 from simpar.calibrate.profile import Facts, build, step_s, write
 from simpar.calibrate.request import Request, Sample
 from simpar.cost.stack import Stack, load_stack
-from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import load_device
-from simpar.hardware.profile import ClusterProfile, Host, ScaleUp
-from simpar.models.hf_config import read
-from simpar.models.training import Training
-from simpar.plan.plan import Plan
 from simpar.profiles import yaml_text
-from simpar.simulation import simulate
-from simpar.units import GIB, MS, US
+from simpar.units import MS, US
 
 HERE = Path(__file__).parent / "measured" / "h200"
 
@@ -46,15 +38,7 @@ def main() -> None:
     device = load_device(given.device)
     first = read_samples(given.folder / "calibration.json")
     others = [read_samples(path) for path in sorted(given.folder.glob("calibration-*.json"))]
-    stack = fitted(first, others, device)
-    print(yaml_text(as_profile(stack)))
-    errors = {}
-    cases: Mapping[str, Any] = json.loads((given.folder / "sizes.json").read_text())
-    for name, case in cases.items():
-        predicted = predicted_s(case["scenario"], Cluster(_alone(device), 1), stack)
-        errors[name] = predicted / case["step_time_s"] - 1
-        print(f"{name:28s} {case['step_time_s'] * 1e3:8.1f} ms {predicted * 1e3:8.1f} ms {errors[name]:+.1%}")
-    print(f"median absolute error {median(map(abs, errors.values())):.1%}")
+    print(yaml_text(as_profile(fitted(first, others, device))))
     known = json.loads((given.folder / "calibration.json").read_text())["device"]
     words = json.loads((given.folder / "provenance.json").read_text())["devices"]
     write(build(first, Facts("here", words, known["memory_bytes"], known)), given.folder / "here.yaml")
@@ -98,23 +82,6 @@ def as_profile(stack: Stack) -> dict[str, Any]:
             kind: [float(f"{each:.3g}") for each in both] for kind, both in sorted(stack.passes.items())
         },
     }
-
-
-def predicted_s(scenario: Mapping[str, Any], cluster: Cluster, stack: Stack) -> float:
-    """Seconds of a step of a scenario on one device."""
-    plan, training = Plan.model_validate(scenario["plan"]), Training.model_validate(scenario["training"])
-    return simulate(
-        read(scenario["model"], "measured"), cluster, plan, training, stack=stack
-    ).speed.step_time_s
-
-
-def _alone(device: Any) -> ClusterProfile:
-    """One device on a node of its own."""
-    return ClusterProfile(
-        name="alone", device=device, devices_per_node=1,
-        scale_up=ScaleUp(kind="nvswitch", bandwidth=device.memory_bandwidth, latency=US),
-        host=Host(memory_bytes=128 * GIB, memory_bandwidth=1e11, pcie_bandwidth=5e10),
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

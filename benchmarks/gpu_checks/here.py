@@ -145,6 +145,11 @@ def simpar(*arguments: str) -> str:
     return lines[-1] if done.returncode else ""
 
 
+def slug(name: str) -> str:
+    """The name of a layout or a size as that of a file."""
+    return name.replace(",", "").replace(" ", "-")
+
+
 def write_json(path: Path, value: Any) -> None:
     """A file of JSON, with its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,31 +8,27 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpu_checks.here import Here, Row, predicted_beside, write_json
+from gpu_checks.here import Here, Row, predicted_beside, slug, write_json
+from simpar.calibrate import request
 
 FILE = "sizes.json"
 STEPS, WARMUP = 5, 2
 
 
-def llama(hidden: int, layers: int, vocab: int = 32_768, head: int = 128, **more: Any) -> dict[str, Any]:
-    """A decoder of grouped heads with a gated MLP."""
+def llama(hidden: int, layers: int, vocab: int = 32_768, head: int = 128) -> dict[str, Any]:
+    """The decoder that calibrations time, with half as many key-value heads and long sequences."""
     return {
-        "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers,
-        "num_attention_heads": hidden // head, "num_key_value_heads": max(hidden // head // 4, 1),
-        "intermediate_size": hidden * 11 // 4, "vocab_size": vocab, "max_position_embeddings": 65_536, **more,
+        **request.llama(hidden, layers, vocab, head=head), "num_key_value_heads": max(hidden // head // 4, 1),
+        "max_position_embeddings": 65_536,
     }  # fmt: skip
 
 
 def gpt(hidden: int, layers: int, dropout: float) -> dict[str, Any]:
-    """A decoder with LayerNorm, biases, learned positions and dropout."""
-    return {
-        "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": hidden // 64, "vocab_size": 50_304,
-        "n_positions": 2048, "resid_pdrop": dropout, "attn_pdrop": dropout, "embd_pdrop": dropout,
-    }  # fmt: skip
+    """The one with LayerNorm, biases and learned positions, with dropout in attention as well."""
+    return {**request.gpt(hidden, layers, 50_304, dropout=dropout), "attn_pdrop": dropout}
 
 
 def mixtral(hidden: int, layers: int) -> dict[str, Any]:
@@ -85,7 +81,7 @@ def _scenario(
     name: str, model: dict[str, Any], seq_len: int, batch: int, plan: dict[str, Any]
 ) -> dict[str, Any]:
     return {
-        "model": {"name": name.replace(",", "").replace(" ", "-"), **model},
+        "model": {"name": slug(name), **model},
         "training": {"seq_len": seq_len, "global_batch": batch},
         "plan": {"dp": 1, "precision": "bf16", **plan},
     }
@@ -181,6 +177,6 @@ def rows(here: Here) -> Iterator[Row]:
         if "failed" in found:
             yield Row("sizes", name, sound=False, note=found["failed"])
             continue
-        scenario = Path(here.folder / "sizes" / name.replace(",", "").replace(" ", "-") / "scenario.json")
+        scenario = here.folder / "sizes" / slug(name) / "scenario.json"
         write_json(scenario, found["scenario"])
         yield from predicted_beside(name, scenario, found, here, part="sizes")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from gpu_checks.here import Here, Row, Size, predicted_beside, simpar, write_json
+from gpu_checks.here import Here, Row, Size, predicted_beside, simpar, slug, write_json
 
 STEPS, WARMUP = 12, 4
 FEW = 4  # where a step takes seconds
@@ -61,7 +61,7 @@ def measure(here: Here) -> None:
     if here.dry:
         chosen = [each for each in chosen if each.name in ("one device", "one device, experts")]
     for layout in chosen:
-        folder = here.folder / "runs" / layout.name.replace(",", "").replace(" ", "-")
+        folder = here.folder / "runs" / slug(layout.name)
         write_json(folder / "scenario.json", scenario(layout, here.size))
         if (folder / "report.json").exists():
             continue
