@@ -16,7 +16,7 @@ from scipy.optimize import least_squares
 from simpar.calibrate.request import Request, Sample
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import SUMS, OperatorTime, operator_times
+from simpar.cost.operators import SUMS, OperatorTime, operator_times, sum_s
 from simpar.cost.optimizers import optimizer_time_s
 from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
@@ -272,7 +272,7 @@ def gradients(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality
         return machine, []
 
     def seconds(size: float) -> Floats:
-        return np.array([float(kernels.memory_time_s(size * each.shape[0], kernels=SUMS)) for each in found])
+        return np.array([len(SUMS) * float(sum_s(size, each.shape[0], kernels)) for each in found])
 
     beyond = np.array([each.seconds for each in found]) - seconds(0.0)
     size = rounded(float(np.median(np.maximum(beyond, 0.0) / (seconds(1.0) - seconds(0.0)))))

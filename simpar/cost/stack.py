@@ -145,7 +145,7 @@ class StackNumerics(_Part):
     """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM.
 
     ``sum_bytes`` move for each element of a weight's gradient where kernels of their own widen it and add it to the
-    sum of other microbatches.
+    sum of other microbatches, half of them by each.
     ``moment_dtype`` is that of optimizer states (None: fp32) where parameters are stored as they are computed with.
     Where 8-bit products have scales of blocks, ``casts_apart`` casts rows when a product reads them and columns when
     the product of the weights' gradients does, in kernels of their own; else both are written at once.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simpar.cost.operators import ADD, WIDEN
 from simpar.errors import UserError
 from simpar.explain.classes import OPTIMIZER
 from simpar.explain.logs import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, TFLOPS, TOKENS, LogRun
@@ -34,6 +35,8 @@ CLASS_OF_KIND = {
     "convolution": "state space",
 }  # fmt: skip
 """Classes of the kernels of operators by their kind; all others are elementwise."""
+CLASS_OF_SUM = {WIDEN: "copy", ADD: "elementwise"}
+"""Classes of the kernels that add up gradients of weights."""
 ABSURD = 20.0
 """Times that a measured step is longer or shorter than the predicted one, from where on it is of another run."""
 WORK_APART = 3.0
@@ -117,9 +120,12 @@ def stages_of(measured: Measured, result: Result) -> list[int]:
 
 
 def kernel_classes(graph: ModelGraph) -> dict[str, str]:
-    """The class of the kernels of every operator of a model, by its name."""
-    blocks = (graph.embedding, *graph.blocks.values(), graph.head)
-    return {op.name: CLASS_OF_KIND.get(op.kind, "elementwise") for block in blocks for op in block.operators}
+    """The class of the kernels of every operator of a model, and of what adds up its gradients, by their names."""
+    operators = [
+        op for block in (graph.embedding, *graph.blocks.values(), graph.head) for op in block.operators
+    ]
+    found = {op.name: CLASS_OF_KIND.get(op.kind, "elementwise") for op in operators}
+    return found | {f"{name}.{end}": kind for name in found for end, kind in CLASS_OF_SUM.items()}
 
 
 def _classes_s(timeline: Timeline, stage: int, graph: ModelGraph) -> dict[str, float]:

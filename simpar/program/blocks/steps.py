@@ -230,11 +230,21 @@ class _Walk:
             waits = sequence.steps[sums[0]].after if sums else sequence.frontier
             waits = (*waits, gathered) if gathered is not None else waits
             waits = waits if beside else (*waits, *sums[-1:])
-            ends = (
-                sequence.add(Step.kernel(op.name, "weight_gradient", time.backward_weight_s), after=waits),
-            )
+            ends = (self._weight_gradient(sequence, op, time, waits),)
         if sums:
             sequence.frontier = (sums[-1], *ends)
+
+    def _weight_gradient(
+        self, sequence: StepList, op: Operator, time: OperatorTime, waits: tuple[int, ...]
+    ) -> int:
+        """The gradient of an operator's weights, and what adds it to the sum; the place of the last of them."""
+        own = time.backward_weight_s - sum(time.sums_s.values())
+        parts = {op.name: own} | {f"{op.name}.{name}": seconds for name, seconds in time.sums_s.items()}
+        kernels = [(name, seconds) for name, seconds in parts.items() if agreed(seconds > 0)]
+        for name, seconds in kernels:
+            step = Step.kernel(name, "weight_gradient", seconds)
+            waits = (sequence.add(step, after=waits, join=name == kernels[-1][0]),)
+        return waits[-1]
 
     def _gather_again(self, sequence: StepList, op: Operator, *, beside: bool) -> int | None:
         """Only the slice of a gathered input is kept: the weight gradient needs all of it again."""

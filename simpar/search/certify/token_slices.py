@@ -137,9 +137,9 @@ def slice_kernels_ns(
         )
         back = inputs + weights + (ahead if again and not apart else 0.0)
         back = 0.0 * back if block.still else back
-        index = tuple(np.array(at).T)
+        index, rounded = tuple(np.array(at).T), sum(3 + len(time.sums_s) for time in times)
         for table, seconds in ((forward, ahead), (backward, back)):
-            table[index] = np.maximum(0, to_ns(slow * seconds) - 3 * len(times))
+            table[index] = np.maximum(0, to_ns(slow * seconds) - rounded)
     return forward, backward
 
 

@@ -7,23 +7,33 @@ from dataclasses import replace
 
 import pytest
 
+from simpar.cost.stack import Stack, load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
-from simpar.program.blocks.rank_view import RankView
+from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.blocks.segments import make_segment
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.simulation import make_job
 
 
-def layer_steps(model: str, recompute: str = "none", stack: str = "megatron", **plan: object) -> BlockSteps:
-    """Steps of the first layer of a model on one DGX H100."""
+def layer_job(model: str, stack: str | Stack = "megatron", **plan: object) -> Job:
+    """A model on one DGX H100."""
     training = Training(seq_len=2048, global_batch=8)
-    job = make_job(model, load_cluster("dgx-h100", 1), Plan(**plan), training, stack)
+    return make_job(model, load_cluster("dgx-h100", 1), Plan(**plan), training, stack)
+
+
+def layer_steps_of(job: Job, recompute: str = "none") -> BlockSteps:
+    """Steps of the first layer of a job."""
     graph = job.graph
     return block_steps(RankBlock.of(graph.blocks[graph.layers[0]], RankView.of(job)), recompute=recompute)
+
+
+def layer_steps(model: str, recompute: str = "none", stack: str = "megatron", **plan: object) -> BlockSteps:
+    """Steps of the first layer of a model on one DGX H100."""
+    return layer_steps_of(layer_job(model, stack, **plan), recompute)
 
 
 def collectives(phase: Phase) -> Counter[str]:
@@ -135,3 +145,19 @@ def test_gradient_waits_are_acyclic() -> None:
     for phase in (steps.forward, steps.backward, steps.input_gradient, steps.weight_gradient):
         assert phase.steps
         assert all(position < index for index, step in enumerate(phase.steps) for position in step.after)
+
+
+def test_gradients_that_kernels_of_their_own_add_up_are_steps() -> None:
+    """Behind every product of a weight's gradient: made fp32, added, each half of the bytes; fp32 is only added."""
+    stack = load_stack("simpar")
+    size, elements = stack.numerics.sum_bytes, 4096 * 14336
+    for precision, ends in (("bf16", ("", ".widen", ".add")), ("fp32", ("", ".add"))):
+        job = layer_job("llama-3-8b", stack=stack, precision=precision)
+        steps = layer_steps_of(job).backward.steps
+        mine = [step for step in steps if step.kind == "weight_gradient" and step.name.startswith("mlp_down")]
+        assert [step.name for step in mine] == [f"mlp_down{end}" for end in ends]
+        at = [steps.index(step) for step in mine]
+        assert [step.after for step in mine[1:]] == [(before,) for before in at[:-1]]
+        for step in mine[1:]:
+            wanted = job.kernels.latency_s + size / 2 * elements / job.kernels.bandwidth
+            assert step.duration_s == pytest.approx(wanted)
