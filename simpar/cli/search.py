@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario
     from simpar.search.problem import Problem
     from simpar.search.progress import Progress
-    from simpar.search.result import Counts, SearchResult
+    from simpar.search.result import SearchResult
     from simpar.search.workers import Workers
 
 SEARCH_FLAGS = (
@@ -434,20 +434,15 @@ def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
 
 def _progress(values: Mapping[str, Any], top: int, status: Any, *, brief: bool = False) -> Progress:
     """That of one search, which writes its counts to a status."""
-    from simpar.search.progress import Progress
+    from simpar.search.progress import Progress, in_words
 
     return Progress(
         top=top,
-        report=lambda phase, counts, best: status.update(_line(phase, counts, best)),
+        report=lambda *said: status.update(f"{in_words(*said)} ..."),
         brief=brief,
         time_limit_s=_time_limit_s(values["time_limit"]),
         workers=_workers(values),
     )
-
-
-def _line(phase: str, counts: Counts, best: float | None) -> str:
-    so_far = "" if best is None else f", best {best:.4g}"
-    return f"{phase}: {counts.bounded:,} bounded, {counts.swept:,} swept, {counts.simulated:,} simulated{so_far} ..."
 
 
 def _write(found: SearchResult, values: Mapping[str, Any]) -> None:

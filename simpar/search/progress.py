@@ -25,6 +25,16 @@ OUTSIDE = (__file__, contextlib.__file__)
 """Where the block has not begun yet or is over: what is raised there would leave :meth:`Progress.stoppable` itself."""
 
 
+def in_words(phase: str, counts: Counts, best: float | None) -> str:
+    """What a search does just now: to how many layouts, and once they are bounded how far it is."""
+    if not counts.bounded:
+        return f"{phase} {counts.space_size:,} layouts" if counts.space_size else phase
+    so_far = "" if best is None else f", best {best:.4g}"
+    return (
+        f"{phase}: {counts.bounded:,} bounded, {counts.swept:,} swept, {counts.simulated:,} simulated{so_far}"
+    )
+
+
 class TimeIsUp(KeyboardInterrupt):
     """The time limit of a search has passed; it ends as if the user had asked for it."""
 

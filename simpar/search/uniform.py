@@ -56,6 +56,7 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
 def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str, object]) -> None:
     """Append runners-up to the results, and what stands beside the winner to ``more``, as far as time allows."""
     winner, progress = search.ranked()[0], search.progress
+    progress.report("comparing the best with others", search.counts(), search.best)
     field = next(one for one in search.fields if one.problem is winner.problem)
     assert field.frontier is not None, "a plan was simulated in its frontier"
     taken = [row for row, found in field.frontier.simulated.items() if found.plan == winner.plan]
@@ -81,12 +82,12 @@ def _searched(problem: Problem, progress: Progress) -> BranchAndBound:
 def _search(search: BranchAndBound, problem: Problem) -> None:
     counts = node_counts(problem)
     if problem.objective != "devices":
-        search.fields = fields_of(problem, counts)
+        search.fields = fields_of(problem, counts, search.hear)
         search.run()
         return
     for nodes in counts:
         try:
-            search.fields = [*search.fields, *fields_of(problem, [nodes])]
+            search.fields = [*search.fields, *fields_of(problem, [nodes], search.hear)]
         except Infeasible:
             continue
         search.run()

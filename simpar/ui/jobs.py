@@ -17,7 +17,7 @@ from simpar.report.html import render
 from simpar.report.words import layout
 from simpar.search.api import find_space
 from simpar.search.problem import BY_REGRET, OBJECTIVES, Constraints, make_problem
-from simpar.search.progress import Progress
+from simpar.search.progress import Progress, in_words
 from simpar.search.result import Candidate, Counts
 from simpar.search.space.jobs import without_axes
 from simpar.search.workers import Workers
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario
 
 EVERY_S = 0.1
-"""Seconds between two words of a search about how far it is."""
+"""Seconds between two words of a search about how far it is; what it does next is said at once."""
 
 
 class Stopped(Exception):
@@ -92,15 +92,15 @@ def find(room: Room) -> None:
         objective=_objective(room.options),
         constraints=Constraints(fit_probability=_probability(room.options), fixed=_fixed(room)),
     )
-    last_s = 0.0
+    last, last_s = "", 0.0
 
     def report(phase: str, counts: Counts, best: float | None) -> None:
-        nonlocal last_s
+        nonlocal last, last_s
         if room.is_stopped():
             raise KeyboardInterrupt  # what a search takes as "the best so far, please"
-        if time.monotonic() - last_s > EVERY_S:
-            last_s = time.monotonic()
-            room.say({"progress": {"phase": phase, "best": best, **vars(counts)}})
+        if phase != last or time.monotonic() - last_s > EVERY_S:
+            last, last_s = phase, time.monotonic()
+            room.say({"progress": in_words(phase, counts, best)})
 
     progress = Progress(report=report, workers=Workers.usual(), time_limit_s=DAY_S)
     try:

@@ -5,8 +5,12 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, PlainSerializer
 
+from simpar import Cluster, Training
 from simpar.errors import UserError
-from simpar.search.progress import Progress, TimeIsUp
+from simpar.search.api import search
+from simpar.search.problem import Constraints
+from simpar.search.progress import Progress, TimeIsUp, in_words
+from simpar.search.result import Counts
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, TimeIsUp])
@@ -59,3 +63,37 @@ def test_a_user_who_stops_is_no_limit():
     with late.stoppable():
         late.check()
     assert (late.stopped, late.is_user_stop) == ("time limit", False)
+
+
+def test_words_say_what_is_done_before_anything_is_bounded():
+    """To how many layouts, once they are known; then how far it is."""
+    assert in_words("enumerating", Counts(), None) == "enumerating"
+    assert in_words("bounding", Counts(space_size=1234), None) == "bounding 1,234 layouts"
+    counts = Counts(space_size=9, feasible=1234, bounded=1234, swept=5, simulated=1)
+    assert (
+        in_words("searching", counts, 1.23456) == "searching: 1,234 bounded, 5 swept, 1 simulated, best 1.235"
+    )
+
+
+def test_a_search_says_what_it_does_from_the_first_moment_on():
+    """Enumerating, what fits, bounding, each before it takes its time; numbers of layouts never fall to 0 again."""
+    heard = []
+    progress = Progress(report=lambda phase, counts, _best: heard.append((phase, counts.space_size)))
+    few = Constraints(fixed={"cp": 1, "micro_batch": 8})
+    search(
+        "gpt2",
+        Cluster("dgx-h100"),
+        Training(seq_len=1024, global_batch=64),
+        constraints=few,
+        progress=progress,
+    )
+    phases = list(dict.fromkeys(phase for phase, _ in heard))
+    assert phases == [
+        "enumerating",
+        "deciding what fits",
+        "bounding",
+        "searching",
+        "comparing the best with others",
+    ]
+    assert heard[0][1] == 0
+    assert all(layouts > 0 for _, layouts in heard[1:])

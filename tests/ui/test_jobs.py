@@ -22,7 +22,9 @@ def said(job, state, options=None, *, is_stopped=False):
 
 def test_a_search_of_the_page_is_that_of_the_library(state):
     """The same best plan and step time, and a state that simulates to it."""
-    found = said(find, state, {"objective": "time", "hold": ["pp", "zero", "tp"]})[-1]["found"]
+    *words, last = said(find, state, {"objective": "time", "hold": ["pp", "zero", "tp"]})
+    assert [each["progress"].split()[0] for each in words][:3] == ["enumerating", "deciding", "bounding"]
+    found = last["found"]
     scenario = Scenario.model_validate(state)
     inputs = scenario.inputs()
     from simpar.search.problem import Constraints

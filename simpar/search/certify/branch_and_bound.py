@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,13 @@ from simpar.search.space.fit import Need, needs
 from simpar.search.space.portable import refusals
 from simpar.search.space.rows import ORIGIN, late_count, memory_rows, with_late_axes
 
+Hear = Callable[[str, int], None]
+"""Hears what is done next, and to how many layouts; 0 where that is not known yet."""
+
+
+def nobody(_phase: str, _layouts: int) -> None:
+    """Hears nothing."""
+
 
 @dataclass
 class Field:
@@ -34,13 +42,15 @@ class Field:
     frontier: Frontier | None
 
     @staticmethod
-    def of(problem: Problem) -> Field:
+    def of(problem: Problem, hear: Hear = nobody) -> Field:
         """Enumerate, decide memory, bound. Raises Infeasible where no plan is legal."""
+        hear("enumerating", 0)
         rows = memory_rows(problem)
-        return Field.among(rows, needs(rows))
+        hear("deciding what fits", rows.count)
+        return Field.among(rows, needs(rows), hear)
 
     @staticmethod
-    def among(rows: Rows, need: Need) -> Field:
+    def among(rows: Rows, need: Need, hear: Hear = nobody) -> Field:
         """Bound those that fit, among rows over the axes that memory depends on."""
         problem = rows.problem
         fit = need.needed_bytes <= problem.memory_limit_bytes
@@ -49,6 +59,7 @@ class Field:
             return Field(problem, size, rows, need, None)
         feasible = with_late_axes(rows.some(fit))
         needed = need.needed_bytes[fit][feasible.code[ORIGIN]]
+        hear("bounding", feasible.count)
         return Field(problem, size + feasible.count, rows, need, Frontier.of(feasible, needed))
 
 
@@ -76,6 +87,10 @@ class BranchAndBound:
         """Whether a simulated plan satisfies the constraints."""
         deadline = found.problem.constraints.deadline_s
         return found.fits and (deadline is None or found.step_time_s <= deadline)
+
+    def hear(self, phase: str, layouts: int) -> None:
+        """Say what is done to so many layouts before any of them is simulated."""
+        self.progress.report(phase, replace(self.counts(), space_size=layouts), None)
 
     def counts(self) -> Counts:
         """What has been done so far."""
@@ -176,12 +191,12 @@ class BranchAndBound:
         )
 
 
-def fields_of(problem: Problem, node_counts: list[int]) -> list[Field]:
+def fields_of(problem: Problem, node_counts: list[int], hear: Hear = nobody) -> list[Field]:
     """The fields of several numbers of nodes. Raises Infeasible where no plan is legal on any of them."""
     fields, refused = [], None
     for nodes in node_counts:
         try:
-            fields.append(Field.of(replace(problem, cluster=replace(problem.cluster, nodes=nodes))))
+            fields.append(Field.of(replace(problem, cluster=replace(problem.cluster, nodes=nodes)), hear))
         except Infeasible as error:
             refused = error
     if not fields:

@@ -1,5 +1,5 @@
 // The search of the page: what to look for, how far it is, and what it found, each to be taken over.
-import { gib, lines, make, percent, seconds, surely, three } from "./asking.js";
+import { gib, lines, make, percent, seconds, surely } from "./asking.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -9,7 +9,7 @@ export class Search {
     $("objective").append(...names.objectives.map((name) => make("option", { value: name, textContent: name })));
     $("hold").append(...names.hold.map((name) => make("label", {}, make("input", { type: "checkbox", value: name }), ` ${name.replace("_", "-")}`)));
     $("start").addEventListener("click", () => this.start());
-    $("stop").addEventListener("click", () => { $("progress").textContent = "stopping ..."; fetch("api/stop", { method: "POST", headers: { "Content-Type": "application/json" }, body: "{}" }); });
+    $("stop").addEventListener("click", () => { this.stopping = true; this.said("stopping"); fetch("api/stop", { method: "POST", headers: { "Content-Type": "application/json" }, body: "{}" }); });
   }
 
   async start() {
@@ -20,29 +20,31 @@ export class Search {
     };
     $("found").replaceChildren();
     $("start").disabled = true; $("stop").hidden = false; $("stop").focus();
-    $("progress").textContent = "searching ...";
+    this.stopping = false;
+    this.said("searching");
+    const began = performance.now(), clock = setInterval(() => { $("elapsed").textContent = `, ${Math.round((performance.now() - began) / 1e3)} s`; }, 500);
     try {
       await lines("api/search", body, undefined, (part) => this.hear(part));
     } catch (error) {
-      $("progress").textContent = `no answer (${error.message})`;
+      this.said(`no answer (${error.message})`);
     }
+    clearInterval(clock);
+    $("elapsed").textContent = "";
     $("start").disabled = false; $("stop").hidden = true;
     if (document.activeElement === document.body) $("start").focus();
   }
 
+  said(words) { $("progress").textContent = words; }
+
   hear({ waiting, progress, error, found }) {
-    if (waiting) $("progress").textContent = waiting;
-    if (error) $("progress").textContent = error;
-    if (progress) {
-      const best = progress.best === null ? "" : `, best ${three(progress.best)}`;
-      $("progress").textContent = `${progress.phase}: ${progress.bounded.toLocaleString("en")} bounded, ${progress.simulated} simulated${best}`;
-    }
     if (found) this.show(found);
+    else if (error) this.said(error);
+    else if (!this.stopping) this.said(progress ?? waiting);
   }
 
   show(found) {
     const sure = found.certified ? "certified: no layout of the space is better" : `stopped: another may be up to ${percent(found.gap)} better`;
-    $("progress").textContent = `${sure}; ${found.space_size ? `${found.space_size.toLocaleString("en")} layouts, ` : ""}${found.simulated} simulated, ${seconds(found.seconds)}`;
+    this.said(`${sure}; ${found.space_size ? `${found.space_size.toLocaleString("en")} layouts, ` : ""}${found.simulated} simulated, ${seconds(found.seconds)}`);
     const head = ["layout", "step time", "MFU", "reserved", "probability of fitting", ""].map((name) => make("th", { scope: "col", textContent: name }));
     const rows = found.candidates.map((one, at) => {
       const button = make("button", { type: "button", textContent: "Take", ariaLabel: `Take layout ${at + 1}` });
