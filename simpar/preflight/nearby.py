@@ -16,7 +16,6 @@ import numpy as np
 from simpar.engine import choose_engine
 from simpar.errors import Infeasible
 from simpar.models.recompute import SIMPLE
-from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp, usual_schedule
 from simpar.program.lower import Outline
@@ -27,7 +26,7 @@ from simpar.report.summarise import summarise
 from simpar.search.certify.exact import is_allowed, job_of
 from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import ANY, Framework, Problem
-from simpar.search.space.axes import AXIS_NAMES, PATHS, Rows
+from simpar.search.space.axes import AXIS_NAMES, Rows, path_of, value_of
 from simpar.search.space.fit import needs
 from simpar.search.space.jobs import plan_of, without_axes
 from simpar.search.space.portable import axis_of, losses, refusals
@@ -177,7 +176,7 @@ def _result(run: Outline, problem: Problem, plan: Plan) -> Result:
 
 def _near(problem: Problem, plan: Plan) -> dict[str, list[Any]]:
     """Values of every axis around those of a plan."""
-    now = {name: _value(plan, name) for name in AXIS_NAMES}
+    now = {name: value_of(plan, name) for name in AXIS_NAMES}
     found: dict[str, list[Any]] = {}
     for name in (*HALVED, *IN_USE):
         size = int(now[name])
@@ -205,7 +204,7 @@ def _lost(problem: Problem, plan: Plan, name: str, value: Any) -> list[str]:
     if name == "schedule":
         stages = {"pp": max(plan.mesh.pp, 2), "dp": 1, "layers": None}
         return _said(problem, plan.with_values(schedule=value, vpp=natural_vpp(value), **stages))
-    section, field = PATHS.get(name, (SECTION_OF.get(name, ""), name))
+    section, field = path_of(name)
     part = getattr(plan, section).model_copy(update={field: value})
     return _said(problem, plan.model_copy(update={section: part}))
 
@@ -214,15 +213,6 @@ def _said(problem: Problem, plan: Plan) -> list[str]:
     """What the target cannot express of the axes of a plan."""
     found = losses(problem, plan, str(problem.target))
     return [str(loss) for loss in found if axis_of(loss) in AXIS_NAMES]
-
-
-def _value(plan: Plan, name: str) -> Any:
-    """What a plan has on an axis."""
-    if name == "schedule":
-        return plan.schedule
-    section, field = PATHS.get(name, (SECTION_OF.get(name, ""), name))
-    value = getattr(getattr(plan, section) if section else plan, field)
-    return "-".join(value) if name == "order" else value
 
 
 def _frontier(anything: Problem, problem: Problem, plan: Plan) -> tuple[Frontier | None, int]:
@@ -251,7 +241,7 @@ def _close(rows: Rows, plan: Plan, least: int = 1) -> Ints:
     for name in rows.domain:
         if name in AXIS_NAMES and name not in KEPT:
             domain = rows.domain[name]
-            unlike = np.array([value != _value(plan, name) for value in domain])
+            unlike = np.array([value != value_of(plan, name) for value in domain])
             differs[name] = unlike[rows.code[name]]
     count = np.zeros(rows.count, dtype=np.int64)
     for name, column in differs.items():

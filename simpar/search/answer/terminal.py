@@ -14,25 +14,12 @@ from simpar.report.words import interval_words, layout, probably
 from simpar.search.certify.scope import listed, usual_values
 from simpar.search.problem import BY_REGRET
 from simpar.search.result import Candidate, SearchResult
-from simpar.search.space.optional_axes import REQUESTED_NAMES
+from simpar.search.space.optional_axes import REQUESTED
 from simpar.uncertainty.memory import WANTED
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-DECIDED = ("bucket_bytes", "grad_dtype", "cp_method", "cp_balance", "reshard_after_forward")
-"""Choices that the stack makes otherwise, said where they were asked for."""
-ELSEWHERE = ("precision", "offload_gradients")
-"""Choices that the layout says, or that follow from others."""
-SAID = {
-    "optimizer": "{}", "moment_dtype": "{} moments", "reduce_dtype": "gradients sent as {}",
-    "gather_dtype": "parameters sent as {}", "tp_method": "{} tensor parallel", "tp_depth": "depth {}",
-    "capacity_factor": "capacity {}", "sync": "{}", "sync_every": "every {} steps", "servers": "{} servers",
-    "offload_optimizer": "states on {}",
-    "offload_parameters": "parameters on {}", "recompute_early": "ahead of its backward",
-}  # fmt: skip
 
 
 EXTRA = {
@@ -204,13 +191,13 @@ def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
 
 def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
     """Choices that searches make on request, where they do not go without saying."""
-    usual = usual_values()
-    for name in (name for name in REQUESTED_NAMES if name not in (*DECIDED, *ELSEWHERE)):
-        value = plan.get(flat.SECTION_OF[name], {}).get(name, usual[name])
-        if value != usual[name]:
-            yield SAID.get(name, f"{name} {{}}").format(value)
-    for name in asked:
-        if name in DECIDED and (value := plan.get(flat.SECTION_OF[name], {}).get(name)) is not None:
+    usual, wanted = usual_values(), set(asked)
+    for axis in REQUESTED:
+        value = plan.get(flat.SECTION_OF[axis.name], {}).get(axis.name, usual[axis.name])
+        if axis.said is not None and value != usual[axis.name]:
+            yield (axis.said or f"{axis.name} {{}}").format(value)
+    for name in (axis.name for axis in REQUESTED if axis.is_decided and axis.name in wanted):
+        if (value := plan.get(flat.SECTION_OF[name], {}).get(name)) is not None:
             yield f"{name} {value}"
 
 

@@ -27,16 +27,11 @@ from simpar.program.structure.hooks import Copies, SyncPolicy
 from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.search.bound.block_costs import BlockCosts
-from simpar.search.space.axes import numbered
+from simpar.search.space.axes import REPLICAS, numbered
+from simpar.search.space.optional_axes import names_that_decide
 from simpar.units import Flags, Floats, Ints
 
-CONFIGURATION_AXES = (
-    "tp", "cp", "pp", "ep", "order", "precision", "zero", "hsdp", "overlap_grad_reduce", "overlap_param_gather",
-    "sequence_parallel", "etp", "tp_method", "tp_depth", "optimizer", "moment_dtype", "grad_dtype", "reduce_dtype",
-    "gather_dtype", "sync", "sync_every", "staleness", "servers", "reshard_after_forward", "offload_optimizer",
-    "offload_ratio", "offload_delayed", "offload_gradients", "offload_parameters", "offload_activations",
-    "bucket_bytes",
-)  # fmt: skip
+CONFIGURATION_AXES = names_that_decide(REPLICAS)
 
 
 class Moves(NamedTuple):

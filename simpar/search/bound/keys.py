@@ -21,14 +21,12 @@ from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
-from simpar.search.space.axes import Rows, fully_sharded, numbered, stride
+from simpar.search.space.axes import BLOCKS, Rows, fully_sharded, numbered, stride
 from simpar.search.space.jobs import SIZES, Jobs, column
+from simpar.search.space.optional_axes import names_that_decide
 from simpar.units import Floats, Ints
 
-KEY_AXES = (
-    *SIZES, "cp", "sequence_parallel", "tp_overlap", "precision", "tp_method", "tp_depth", "cp_method", "cp_balance",
-    "ulysses", "capacity_factor", "ep_overlap", "token_dispatch", "recompute_early",
-)  # fmt: skip
+KEY_AXES = names_that_decide(BLOCKS)
 
 
 @dataclass(frozen=True)

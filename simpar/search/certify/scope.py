@@ -16,10 +16,10 @@ from simpar.plan import flat
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES
 from simpar.search.problem import Problem
-from simpar.search.space.axes import AXES, PATHS, divisors
-from simpar.search.space.optional_axes import REQUESTED, offered
+from simpar.search.space.axes import AXES, divisors, path_of
+from simpar.search.space.optional_axes import ALL_NAMES, REQUESTED, offered
 from simpar.search.space.portable import losses
-from simpar.search.space.rows import ALL_NAMES, fixed_values, in_order
+from simpar.search.space.rows import fixed_values, in_order
 
 MOST = 6
 """Values that are listed one by one."""
@@ -120,7 +120,7 @@ def usual_values() -> dict[str, Any]:
 
 
 def _value(plan: Plan, name: str) -> Any:
-    section, field = PATHS.get(name, (flat.SECTION_OF[name], name))
+    section, field = path_of(name)
     return plan.model_dump(mode="json")[section][field]
 
 

@@ -2,8 +2,9 @@
 
 An axis has a domain (a few values) and a rule: a vectorised mask over rows of the space that says which of its
 values are legal there and do not merely rename a plan that another row stands for. Axes are joined in the order of
-the table, so that a rule sees the axes before its own. To add an axis, add an entry; its name is a flat key of the
-Plan, or stands in PATHS. Axes that are searched on request only are in :mod:`simpar.search.space.optional_axes`.
+the table, so that a rule sees the axes before its own. An entry also says what its axis decides, from which the keys
+follow under which searches share what they compute. To add an axis, add an entry; its name is a flat key of the Plan,
+or it has a path. Axes that are searched on request only are in :mod:`simpar.search.space.optional_axes`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from simpar.models.recompute import OPTIMAL, SIMPLE, every
 from simpar.plan import flat
 from simpar.plan.check import MAX_PASSES, Target, allows_tensor_parallel, keeps_rules, refuse_tensor_parallel
 from simpar.plan.mirrored import FOLDED
+from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, declared, usual_schedule
 from simpar.plan.sync import apart
 from simpar.search.problem import Problem
@@ -37,11 +39,9 @@ SPARSE = 16
 """Numbers as far apart as this for each of them are told apart by sorting."""
 LEAST_PIECE = 2048
 """Tokens of a sequence below which a rank's piece gets only by halving it once."""
-PATHS = {
-    "tp_overlap": ("tensor_parallel", "overlap"),
-    "order": ("mesh", "order"),
-}
-"""Section and field of axes that are no flat key of the Plan."""
+MEMORY, BLOCKS, SHAPE, REPLICAS = "memory", "blocks", "shape", "replicas"
+"""What an axis may decide: whether a plan fits; passes of a block, kernels and collectives; how stages are cut and in
+which order they work; what ranks that hold the same parameters send each other, and when."""
 
 
 def axis_named(name: str) -> str:
@@ -219,11 +219,16 @@ def _expert_tensor_parallel(rows: Rows) -> Ints:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: its name, its domain, and which rows keep their value."""
+    """One axis: its name, its domain, which rows keep their value, and what it ``decides``.
+
+    ``path`` is its section and field in a Plan where its name is no flat key of it.
+    """
 
     name: str
+    decides: frozenset[str]
     domain: Callable[[Problem], Sequence[Any]]
     keep: Callable[[Rows], Mask]
+    path: tuple[str, str] | None = None
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
@@ -421,11 +426,17 @@ def _schedules(problem: Problem) -> list[str]:
     return sorted((name for name in found if name in (asked or found)), key=usual_schedule().__ne__)
 
 
+def deciding(*what: str) -> frozenset[str]:
+    """What an axis decides, of MEMORY, BLOCKS, SHAPE, REPLICAS."""
+    return frozenset(what)
+
+
 AXES = (
-    Axis("tp", tensor_degrees, _tensor_fits),
-    Axis("cp", _context_degrees, _context_fits),
+    Axis("tp", deciding(MEMORY, BLOCKS, REPLICAS), tensor_degrees, _tensor_fits),
+    Axis("cp", deciding(MEMORY, BLOCKS, REPLICAS), _context_degrees, _context_fits),
     Axis(
         "pp",
+        deciding(MEMORY, SHAPE, REPLICAS),
         lambda problem: divisors(problem.cluster.world_size, len(problem.graph.layers) + 2),
         lambda rows: (
             (rows.problem.cluster.world_size % (rows["tp"] * rows["cp"] * rows["pp"]) == 0)
@@ -434,34 +445,78 @@ AXES = (
     ),
     Axis(  # over ranks of one stage
         "ep",
+        deciding(MEMORY, BLOCKS, REPLICAS),
         lambda problem: divisors(problem.graph.dims["experts"]) if problem.graph.is_mixture else [1],
         lambda rows: (rows["ep"] == 1) | (rows["tp"] * rows["width"] % rows["ep"] == 0),
     ),
     Axis(
         "micro_batch",
+        deciding(MEMORY, BLOCKS),
         lambda problem: divisors(problem.training.global_batch, MAX_MICRO_BATCH),
         lambda rows: rows.problem.training.global_batch // rows["dp"] % rows["micro_batch"] == 0,
     ),
-    Axis("schedule", _schedules, _schedule_fits),
-    Axis("vpp", lambda problem: range(1, (len(problem.graph.layers) + 2) // 2 + 1), _chunks_fit),
-    Axis("zero", lambda _: (0, 1, 2, 3), _zero_fits),
-    Axis("hsdp", lambda problem: divisors(problem.cluster.world_size), _replicas_fit),
-    Axis("sequence_parallel", lambda _: (False, True), _sequence_fits),
+    Axis("schedule", deciding(MEMORY, SHAPE), _schedules, _schedule_fits),
+    Axis(
+        "vpp",
+        deciding(MEMORY, SHAPE),
+        lambda problem: range(1, (len(problem.graph.layers) + 2) // 2 + 1),
+        _chunks_fit,
+    ),
+    Axis("zero", deciding(MEMORY, REPLICAS), lambda _: (0, 1, 2, 3), _zero_fits),
+    Axis(
+        "hsdp",
+        deciding(MEMORY, REPLICAS),
+        lambda problem: divisors(problem.cluster.world_size),
+        _replicas_fit,
+    ),
+    Axis("sequence_parallel", deciding(MEMORY, BLOCKS, REPLICAS), lambda _: (False, True), _sequence_fits),
     Axis(  # a choice by layer is made for whole sequences that enter at the first rank
         "recompute",
+        deciding(MEMORY, SHAPE),
         lambda _: RECOMPUTE,
         lambda rows: (
             ~rows.one_of("recompute", OPTIMAL)
             | ~rows.one_of("schedule", *with_slices_of_tokens(rows), *FOLDED)
         ),
     ),
-    Axis("tp_overlap", lambda _: (False, True), lambda rows: ~rows["tp_overlap"] | rows["sequence_parallel"]),
-    Axis("overlap_grad_reduce", lambda _: (True, False), _reduce_overlap_fits),
+    Axis(
+        "tp_overlap",
+        deciding(BLOCKS),
+        lambda _: (False, True),
+        lambda rows: ~rows["tp_overlap"] | rows["sequence_parallel"],
+        path=("tensor_parallel", "overlap"),
+    ),
+    Axis("overlap_grad_reduce", deciding(REPLICAS), lambda _: (True, False), _reduce_overlap_fits),
     Axis(  # only where whole parameters are gathered once a step
         "overlap_param_gather",
+        deciding(REPLICAS),
         lambda _: (True, False),
         lambda rows: (rows.code["overlap_param_gather"] == 0) | (gathers(rows) & ~fully_sharded(rows)),
     ),
-    Axis("order", lambda _: ORDERS, _order_matters),
+    Axis("order", deciding(REPLICAS), lambda _: ORDERS, _order_matters, path=("mesh", "order")),
 )
 AXIS_NAMES = tuple(axis.name for axis in AXES)
+MEMORY_AXES = tuple(axis for axis in AXES if MEMORY in axis.decides)
+LATE_AXES = tuple(axis for axis in AXES if MEMORY not in axis.decides)
+"""Axes that do not change what fits in memory: they are joined to what fits alone."""
+_PATHS = {axis.name: axis.path for axis in AXES if axis.path}
+
+
+def path_of(name: str) -> tuple[str, str]:
+    """Section and field of an axis, or of any flat key, in a Plan; the section is empty for what stands in none."""
+    return _PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
+
+
+def written(name: str, value: Any) -> dict[str, Any]:
+    """A value of an axis as a plan file has it."""
+    if name not in _PATHS:
+        return {name: value}
+    section, field = _PATHS[name]
+    return {section: {field: flat.axes(value)}}
+
+
+def value_of(plan: Plan, name: str) -> Any:
+    """What a plan has on an axis, or for any flat key, as searches name it."""
+    section, field = path_of(name)
+    found = getattr(getattr(plan, section) if section else plan, field)
+    return "-".join(found) if name == "order" else found

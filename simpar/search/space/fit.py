@@ -30,9 +30,9 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sharding import dims_of
 from simpar.plan.stage_layers import layers_by_cost, spread_layers
 from simpar.search.problem import Problem
-from simpar.search.space.axes import ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
+from simpar.search.space.axes import MEMORY, ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
 from simpar.search.space.jobs import counted
-from simpar.search.space.optional_axes import REQUESTED_NAMES
+from simpar.search.space.optional_axes import REQUESTED
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.table import shipped
 from simpar.units import MIB, Floats, Ints
@@ -42,12 +42,7 @@ SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
 """Columns that sizes of tensors depend on."""
 ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
 """Columns that states depend on through buffers for gathered rows only."""
-MOVED = (
-    "reduce_dtype", "gather_dtype", "ep_overlap", "token_dispatch", "sync_every", "staleness", "offload_delayed",
-    "bucket_bytes",
-)  # fmt: skip
-"""Axes that say how something moves, which the bound leaves out."""
-ALIKE = ("recompute", *(name for name in REQUESTED_NAMES if name not in MOVED))
+ALIKE = ("recompute", *(axis.name for axis in REQUESTED if MEMORY in axis.decides))
 """Axes of which one call of the bound sees a single value, with the kind of data parallelism."""
 FIRST, LAST = 0, 1.0
 PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)

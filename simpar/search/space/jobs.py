@@ -17,7 +17,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules import EVEN_COSTS, declared, looks_at_costs, natural_vpp, usual_schedule
 from simpar.program.blocks.rank_view import Job
 from simpar.search.problem import Problem
-from simpar.search.space.axes import AXIS_NAMES, PATHS, Rows
+from simpar.search.space.axes import AXIS_NAMES, Rows, path_of
 from simpar.simulation import balanced, checked_job
 from simpar.units import Ints, Numbers
 
@@ -32,7 +32,7 @@ def plan_of(rows: Rows, index: int) -> Plan:
     for name in rows.domain:
         value = rows.domain[name][rows.code[name][index]]
         value = flat.axes(value) if name == "order" else value
-        section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
+        section, field = path_of(name)
         if section:
             sections.setdefault(section, {})[field] = value
         else:
@@ -60,7 +60,7 @@ def without_axes(plan: Plan) -> Plan:
     """A plan with everything that is an axis of every space as if nobody had chosen it."""
     given = plan.model_dump(exclude={"predicted", "cluster", "search"}, exclude_unset=True)
     for name in (*AXIS_NAMES, "dp", "layers", "actions"):
-        section, field = PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
+        section, field = path_of(name)
         holder = given.get(section, {}) if section else given
         if isinstance(holder, dict):
             holder.pop(field, None)

@@ -2,17 +2,16 @@
 
 Without a request they are as the plan says. ``--fix axis=value,value`` offers several values; each is tried where it
 changes anything and the rules of :mod:`simpar.plan.check` allow it, and rows where it changes nothing have the
-neutral value, the default of a Plan. To add an axis, add an entry here, and its name to the axes that decide memory,
-passes or collectives (ALIKE, KEY_AXES, CONFIGURATION_AXES) where it does.
+neutral value, the default of a Plan. To add an axis, add an entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import isqrt
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -25,10 +24,16 @@ from simpar.plan.plan import Plan
 from simpar.plan.sync import SCHEMES, decided
 from simpar.search.problem import Problem
 from simpar.search.space.axes import (
+    AXES,
+    AXIS_NAMES,
+    BLOCKS,
+    MEMORY,
+    REPLICAS,
     Axis,
     Mask,
     Rows,
     both_ends,
+    deciding,
     divisors,
     everything,
     fully_sharded,
@@ -54,16 +59,20 @@ EARLY = (
     "cp", "pp", "dp", "schedule", "zero", "hsdp", "recompute", "recompute_early", "reshard_after_forward",
     "offload_optimizer", "offload_parameters", "offload_activations", "tp_method", "ep_overlap", "tp",
 )  # fmt: skip
-COMPANIONS = {
-    "tp_depth": {"tp_method": "2.5d"}, "sync_every": {"sync": "local-sgd"}, "staleness": {"sync": "ssp"},
-    "servers": {"sync": "asp"},
-}  # fmt: skip
-"""What a value must be tried with to be a plan at all."""
 
 
 @dataclass(frozen=True)
 class Requested(Axis):
-    """An axis that is the plan's unless values are asked for."""
+    """An axis that is the plan's unless values are asked for.
+
+    ``companions`` are values of others without which its own are no plan at all. ``said`` is how a list of candidates
+    names a value, its key and the value if empty; None where it does not: the stack decides it, and it is said where it
+    was asked for (``is_decided``), or the layout says it.
+    """
+
+    companions: Mapping[str, Any] = field(default_factory=dict)
+    said: str | None = ""
+    is_decided: bool = False
 
     @property
     def neutral(self) -> Any:
@@ -71,8 +80,20 @@ class Requested(Axis):
         return _value(Plan(), self.name)
 
 
+class More(TypedDict, total=False):
+    """Further fields of a requested axis."""
+
+    companions: Mapping[str, Any]
+    said: str | None
+    is_decided: bool
+
+
 def on_request(
-    name: str, matters: Callable[[Rows], Mask] = everything, legal: Callable[[Rows], Mask] = everything
+    name: str,
+    decides: frozenset[str],
+    matters: Callable[[Rows], Mask] = everything,
+    legal: Callable[[Rows], Mask] = everything,
+    **more: Unpack[More],
 ) -> Requested:
     """An axis whose values are asked for, or else what the plan has; ``matters`` says in which rows they differ."""
 
@@ -86,7 +107,7 @@ def on_request(
         return found
 
     implied = _depths if name == "tp_depth" else partial(_planned, name=name)
-    return Requested(name, implied, keep)
+    return Requested(name, decides, implied, keep, **more)
 
 
 def _value(plan: Plan, name: str) -> Any:
@@ -183,42 +204,108 @@ def _pipelined_recomputation(rows: Rows) -> Mask:
     return np.asarray((rows["pp"] > 1) & rows.one_of("recompute", *whole))
 
 
+_STATES = deciding(MEMORY, REPLICAS)
+_SENT = deciding(REPLICAS)
+_EVERYTHING = deciding(MEMORY, BLOCKS, REPLICAS)
+_CONTEXT = deciding(MEMORY, BLOCKS)
 REQUESTED = (
-    on_request("precision"),
-    on_request("optimizer"),
-    on_request("moment_dtype", lambda rows: ~_has(rows, "optimizer", *OWN_WIDTH)),
-    on_request("grad_dtype"),
-    on_request("reduce_dtype", _reduces),
-    on_request("tp_method", lambda rows: rows["tp"] > 1, _grid_fits),
-    on_request("tp_depth", lambda rows: _has(rows, "tp_method", "2.5d"), _grid_kept),
-    on_request("cp_method", lambda rows: rows["cp"] > 1, _context_kept),
-    on_request("cp_balance", lambda rows: rows["cp"] > 1, _context_kept),
-    on_request(  # hybrids: some of the context ranks exchange heads, whichever way the others meet
-        "ulysses", lambda rows: (rows["cp"] > 1) & ~_has(rows, "cp_method", "ulysses"), _context_kept
+    on_request("precision", _EVERYTHING, said=None),
+    on_request("optimizer", _STATES, said="{}"),
+    on_request("moment_dtype", _STATES, lambda rows: ~_has(rows, "optimizer", *OWN_WIDTH), said="{} moments"),
+    on_request("grad_dtype", _STATES, said=None, is_decided=True),
+    on_request("reduce_dtype", _SENT, _reduces, said="gradients sent as {}"),
+    on_request("tp_method", _EVERYTHING, lambda rows: rows["tp"] > 1, _grid_fits, said="{} tensor parallel"),
+    on_request(
+        "tp_depth",
+        _EVERYTHING,
+        lambda rows: _has(rows, "tp_method", "2.5d"),
+        _grid_kept,
+        said="depth {}",
+        companions={"tp_method": "2.5d"},
     ),
-    on_request("etp", lambda rows: rows["tp"] > 1, _experts_kept),
-    on_request("capacity_factor", lambda rows: np.full(rows.count, rows.problem.graph.is_mixture)),
-    on_request("ep_overlap", lambda rows: rows["ep"] > 1),
-    on_request("token_dispatch", lambda rows: rows["ep"] > 1),
-    on_request("sync", legal=_sync_fits),
-    on_request("sync_every", lambda rows: _takes(rows, "sync_every")),
-    on_request("staleness", lambda rows: _takes(rows, "staleness")),
-    on_request("servers", lambda rows: _takes(rows, "servers", "no"), _sync_fits),
-    on_request("gather_dtype", lambda rows: gathers(rows) | _apart(rows)),
-    on_request("reshard_after_forward", lambda rows: (rows["zero"] == 3) & fully_sharded(rows)),
-    on_request("offload_optimizer", legal=_states_kept),
-    on_request("offload_ratio", _away),
-    on_request("offload_delayed", _away),
-    on_request("offload_gradients", _away, _states_kept),
-    on_request("offload_parameters", legal=_states_kept),
+    on_request("cp_method", _CONTEXT, lambda rows: rows["cp"] > 1, _context_kept, said=None, is_decided=True),
+    on_request(
+        "cp_balance", _CONTEXT, lambda rows: rows["cp"] > 1, _context_kept, said=None, is_decided=True
+    ),
+    on_request(  # hybrids: some of the context ranks exchange heads, whichever way the others meet
+        "ulysses",
+        _CONTEXT,
+        lambda rows: (rows["cp"] > 1) & ~_has(rows, "cp_method", "ulysses"),
+        _context_kept,
+    ),
+    on_request("etp", _EVERYTHING, lambda rows: rows["tp"] > 1, _experts_kept),
+    on_request(
+        "capacity_factor",
+        deciding(MEMORY, BLOCKS),
+        lambda rows: np.full(rows.count, rows.problem.graph.is_mixture),
+        said="capacity {}",
+    ),
+    on_request("ep_overlap", deciding(BLOCKS), lambda rows: rows["ep"] > 1),
+    on_request("token_dispatch", deciding(BLOCKS), lambda rows: rows["ep"] > 1),
+    on_request("sync", _STATES, legal=_sync_fits, said="{}"),
+    on_request(
+        "sync_every",
+        _SENT,
+        lambda rows: _takes(rows, "sync_every"),
+        said="every {} steps",
+        companions={"sync": "local-sgd"},
+    ),
+    on_request("staleness", _SENT, lambda rows: _takes(rows, "staleness"), companions={"sync": "ssp"}),
+    on_request(
+        "servers",
+        _STATES,
+        lambda rows: _takes(rows, "servers", "no"),
+        _sync_fits,
+        said="{} servers",
+        companions={"sync": "asp"},
+    ),
+    on_request(
+        "gather_dtype", _SENT, lambda rows: gathers(rows) | _apart(rows), said="parameters sent as {}"
+    ),
+    on_request(
+        "reshard_after_forward",
+        _STATES,
+        lambda rows: (rows["zero"] == 3) & fully_sharded(rows),
+        said=None,
+        is_decided=True,
+    ),
+    on_request("offload_optimizer", _STATES, legal=_states_kept, said="states on {}"),
+    on_request("offload_ratio", _STATES, _away),
+    on_request("offload_delayed", _SENT, _away),
+    on_request("offload_gradients", _STATES, _away, _states_kept, said=None),
+    on_request("offload_parameters", _STATES, legal=_states_kept, said="parameters on {}"),
     on_request(
         "offload_activations",
+        _STATES,
         legal=lambda rows: _states_kept(rows) & (~undecided(rows) | (rows["offload_activations"] == 0)),
     ),
-    on_request("recompute_early", _pipelined_recomputation, partial(lawful, names=EARLY, rules=("early",))),
-    on_request("bucket_bytes", lambda rows: shares(rows) & ~fully_sharded(rows)),
+    on_request(
+        "recompute_early",
+        deciding(MEMORY, BLOCKS),
+        _pipelined_recomputation,
+        partial(lawful, names=EARLY, rules=("early",)),
+        said="ahead of its backward",
+    ),
+    on_request(
+        "bucket_bytes",
+        _SENT,
+        lambda rows: shares(rows) & ~fully_sharded(rows),
+        said=None,
+        is_decided=True,
+    ),
 )
 REQUESTED_NAMES = tuple(axis.name for axis in REQUESTED)
+ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
+
+
+def names_that_decide(what: str) -> tuple[str, ...]:
+    """All axes that decide MEMORY, BLOCKS, SHAPE or REPLICAS."""
+    return tuple(axis.name for axis in (*AXES, *REQUESTED) if what in axis.decides)
+
+
+def companions(name: str) -> Mapping[str, Any]:
+    """What a value of an axis must be tried with to be a plan at all."""
+    return next((axis.companions for axis in REQUESTED if axis.name == name), {})
 
 
 def offered(problem: Problem) -> tuple[Requested, ...]:

@@ -14,31 +14,37 @@ from simpar.plan import flat
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import known_name
 from simpar.search.problem import Problem
-from simpar.search.space.axes import AXES, AXIS_NAMES, PATHS, ROWS_AT_ONCE, Axis, Rows, axis_named
-from simpar.search.space.optional_axes import COMPANIONS, REQUESTED_NAMES, Requested, offered
+from simpar.search.space.axes import (
+    LATE_AXES,
+    MEMORY_AXES,
+    ROWS_AT_ONCE,
+    Axis,
+    Rows,
+    axis_named,
+    value_of,
+    written,
+)
+from simpar.search.space.optional_axes import ALL_NAMES, Requested, companions, offered
 from simpar.search.space.portable import keep_expressible
 
 WORDS = {"true": True, "false": False, "on": True, "off": False}
 ORIGIN = "origin"
-FIRST_LATE_AXIS = AXIS_NAMES.index("tp_overlap")
-"""Axes from here on do not change what fits in memory."""
-ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
 
 
 def enumerate_space(problem: Problem) -> Rows:
     """All rows of the space of a problem. Raises UserError for an unknown axis, Infeasible where none is left."""
-    return keep_expressible(join_axes(memory_rows(problem), AXES[FIRST_LATE_AXIS:]))
+    return keep_expressible(join_axes(memory_rows(problem), LATE_AXES))
 
 
 def memory_rows(problem: Problem) -> Rows:
     """Rows over the axes that memory depends on. Raises UserError, Infeasible as above."""
-    return keep_expressible(join_axes(Rows(problem), (*AXES[:FIRST_LATE_AXIS], *offered(problem))))
+    return keep_expressible(join_axes(Rows(problem), (*MEMORY_AXES, *offered(problem))))
 
 
 def with_late_axes(rows: Rows) -> Rows:
     """The same rows with the axes that memory does not depend on; the column ORIGIN tells where each comes from."""
     rows.code[ORIGIN] = np.arange(rows.count, dtype=np.int32)
-    return keep_expressible(join_axes(rows, AXES[FIRST_LATE_AXIS:]))
+    return keep_expressible(join_axes(rows, LATE_AXES))
 
 
 def late_count(rows: Rows) -> int:
@@ -118,13 +124,10 @@ def _typed(axis: str, item: Any) -> Any:
     """A value as the Plan has it. Raises UserError where no plan can have it."""
     value: Any = _scalar(item) if isinstance(item, str) else item
     value = None if axis in DROPLESS and value == "none" else value
-    section, field = PATHS.get(axis, ("", axis))
-    written = {section: {field: flat.axes(value)}} if section else {axis: value, **COMPANIONS.get(axis, {})}
-    plan = files.parse(Plan, written, source=f"--fix {axis}={item}")
+    plan = files.parse(Plan, {**written(axis, value), **companions(axis)}, source=f"--fix {axis}={item}")
     if axis == "order":
         return "-".join(flat.axes(value))
-    section, field = PATHS.get(axis, (flat.SECTION_OF.get(axis, ""), axis))
-    read = getattr(getattr(plan, section) if section else plan, field)
+    read = value_of(plan, axis)
     return known_name(read) if axis == "schedule" else read
 
 

@@ -14,7 +14,8 @@ from simpar.search.bound import data_parallel, keys
 from simpar.search.certify.frontier import STEP, SWEPT, Frontier
 from simpar.search.space.axes import numbered
 from simpar.search.space.fit import needs
-from simpar.search.space.rows import ALL_NAMES, enumerate_space
+from simpar.search.space.optional_axes import ALL_NAMES
+from simpar.search.space.rows import enumerate_space
 
 MODEL = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 256, "num_attention_heads": 8,

@@ -19,7 +19,8 @@ from simpar.search.bound import data_parallel
 from simpar.search.bound import keys as of_keys
 from simpar.search.certify.frontier import Frontier
 from simpar.search.space.fit import needs
-from simpar.search.space.rows import ALL_NAMES, enumerate_space
+from simpar.search.space.optional_axes import ALL_NAMES
+from simpar.search.space.rows import enumerate_space
 from tests.gate import some
 
 VALUES = {

@@ -12,8 +12,8 @@ from simpar.search import Constraints, make_problem
 from simpar.search.certify.scope import POSSIBLE, RULES, not_portable, scope
 from simpar.search.space.axes import AXIS_NAMES
 from simpar.search.space.jobs import counted
-from simpar.search.space.optional_axes import offered
-from simpar.search.space.rows import ALL_NAMES, enumerate_space, memory_rows
+from simpar.search.space.optional_axes import ALL_NAMES, offered
+from simpar.search.space.rows import enumerate_space, memory_rows
 
 DENSE = {
     "model_type": "llama", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 8,

@@ -20,8 +20,10 @@ from simpar.program.footprint import footprints
 from simpar.search.certify.exact import job_of, measure
 from simpar.search.certify.frontier import Frontier
 from simpar.search.problem import Constraints, Problem
-from simpar.search.space.fit import FIRST, MOVED, least, needed_by_table, needs
+from simpar.search.space.axes import MEMORY
+from simpar.search.space.fit import FIRST, least, needed_by_table, needs
 from simpar.search.space.jobs import plan_of
+from simpar.search.space.optional_axes import REQUESTED
 from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job
 from tests.cost.account import stage_static_memory
@@ -99,7 +101,8 @@ def test_rows_need_together_what_they_need_alone(model):
         load_model(model), load_cluster("dgx-h100", 1), Training(seq_len=512, global_batch=32), load_stack("megatron"),
         constraints=Constraints(fixed=MOVING, schedules=("1f1b", "interleaved", "zb-v")),
     )  # fmt: skip
-    assert set(MOVED) <= set(MOVING)
+    moved = {axis.name for axis in REQUESTED if MEMORY not in axis.decides}
+    assert moved <= set(MOVING)
     rows = enumerate_space(problem)
     rows.take(np.sort(np.random.default_rng(1).choice(rows.count, 60, replace=False)))
     alone = [needs(rows.some([row])).needed_bytes[0] for row in range(rows.count)]

@@ -12,7 +12,8 @@ from simpar.search import Constraints
 from simpar.search.certify.exact import measure
 from simpar.search.progress import Progress
 from simpar.search.space.jobs import plan_of
-from simpar.search.space.rows import ALL_NAMES, ORIGIN, enumerate_space, fixed_values, in_order
+from simpar.search.space.optional_axes import ALL_NAMES
+from simpar.search.space.rows import ORIGIN, enumerate_space, fixed_values, in_order
 from simpar.search.uniform import search_uniform
 
 VALUES = {
