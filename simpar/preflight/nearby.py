@@ -8,7 +8,7 @@ their Programs and from nothing else: the same input gives the same answer on an
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from simpar.report.context import Context
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.search.certify.exact import is_allowed, job_of
-from simpar.search.certify.frontier import STEP, Frontier
+from simpar.search.certify.frontier import SIZED, STEP, Frontier
 from simpar.search.problem import ANY, Framework, Problem
 from simpar.search.space.axes import AXIS_NAMES, Rows, path_of, value_of
 from simpar.search.space.fit import needs
@@ -96,20 +96,37 @@ def nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
     return Nearby(ranked, count, float(least.min()) if len(least) else None)
 
 
+@dataclass
+class _Budget:
+    """Ops that were simulated, and those of outlines by the axes that decide how many there are (SIZED)."""
+
+    spent: int = 0
+    known: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def allows(self, ops: int) -> bool:
+        """Whether a Program of so many may be simulated; the first may be of any size."""
+        return not self.spent or self.spent + ops <= MOST_OPS
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether not even one that halves the microbatches of the smallest that was seen would be allowed."""
+        return not self.allows(min(self.known.values(), default=0) // 2)
+
+
 def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Result]]:
     """Of the rows of the lowest bounds those that fit as surely as wanted, until there were enough.
 
     Rows of many ops are left out, unless all are: then that of the fewest is simulated. After a row that did not fit,
     those that need as much are passed by. Rows that were simulated, or that the framework refuses, are no longer open.
     """
-    problem = frontier.rows.problem
-    spent, count, most_bytes = 0, 0, np.inf
-    for row, plan, run in _short(_outlined(frontier, open_rows)):
-        if frontier.needed_bytes[row] > most_bytes or (spent and spent + len(run) > MOST_OPS):
+    problem, budget = frontier.rows.problem, _Budget()
+    count, most_bytes = 0, np.inf
+    for row, plan, run in _short(_outlined(frontier, open_rows, budget)):
+        if frontier.needed_bytes[row] > most_bytes or not budget.allows(len(run)):
             continue
         open_rows[row] = False
         result = _result(run, problem, plan)
-        spent += len(run)
+        budget.spent += len(run)
         if not is_allowed(problem, result, problem.constraints.fit_probability):
             most_bytes = frontier.needed_bytes[row] - _lacking_bytes(problem, result)
             continue
@@ -133,19 +150,22 @@ def _short(outlined: Iterable[_Looked]) -> Iterator[_Looked]:
         yield min(many, key=lambda one: len(one[2]))
 
 
-def _outlined(frontier: Frontier, open_rows: Flags) -> Iterator[_Looked]:
-    """The rows of the lowest bounds that may fit, with their plans and Programs in outline."""
-    left = open_rows.copy()
+def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator[_Looked]:
+    """The rows of the lowest bounds that may fit, with their plans and Programs in outline, while there is budget."""
+    left, rows = open_rows.copy(), frontier.rows
     for _ in range(MOST_LOOKED_AT):
-        row = frontier.shortest(left, STEP)
+        row = None if budget.is_spent else frontier.shortest(left, STEP)
         if row is None:
             return
         left[row] = False
-        if refusals(frontier.rows, row) or not frontier.may_fit(row):
+        sizes = tuple(int(rows.code[name][row]) for name in (*SIZED, "micro_batch") if name in rows.code)
+        if refusals(rows, row) or not frontier.may_fit(row):
             open_rows[row] = False
-            continue
-        plan, problem = plan_of(frontier.rows, row), frontier.rows.problem
-        yield row, plan, outline_job(job_of(problem, plan), problem.cluster, {})
+        elif budget.allows(budget.known.get(sizes, 0)):
+            plan, problem = plan_of(rows, row), rows.problem
+            run = outline_job(job_of(problem, plan), problem.cluster, {})
+            budget.known[sizes] = len(run)
+            yield row, plan, run
 
 
 def _lacking_bytes(problem: Problem, result: Result) -> float:
