@@ -28,8 +28,8 @@ from typing import Any
 
 from simpar.cli import run
 from simpar.plan.plan import Plan
-from simpar.scenario import with_value
 from simpar.search.progress import TOP
+from simpar.settings import with_value
 from simpar.units import format_seconds
 
 ANSWERS, REFUSALS = (0,), (2, 3)

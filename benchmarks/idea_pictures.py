@@ -22,19 +22,8 @@ from simpar.engine import choose_engine
 from simpar.files import write_atomic
 from simpar.program.ir.program import Program, Timing
 from simpar.program.lower import Lowered
-from simpar.report.plots import (
-    BACKWARD,
-    BUBBLE,
-    COMM,
-    FORWARD,
-    INK,
-    KIND_COLOUR,
-    MEMORY_COLOUR,
-    UPDATE,
-    _clean,
-    _figure,
-    _render,
-)
+from simpar.report.figures import clean, new_figure, rendered
+from simpar.report.palette import BACKWARD, BUBBLE, COMM, FORWARD, INK, KIND_COLOUR, MEMORY_COLOUR, UPDATE
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.frontier import KERNELS, PASSES, STEP, SWEPT, TABLED, Frontier
 from simpar.search.problem import make_problem
@@ -63,7 +52,7 @@ def program() -> Figure:
     lowered = lower_job(make_job("llama-3-8b", cluster, plan, training, "megatron"), cluster, {})
     step, timing = lowered.program, choose_engine("auto", lowered.program)[1](lowered.program)
     result = simpar.simulate("llama-3-8b", cluster, plan, training, stack="megatron")
-    figure = _figure(13, 7.2)
+    figure = new_figure(13, 7.2)
     top, bottom = figure.subplots(2, 1, height_ratios=(2.4, 1.0), sharex=True)
     _draw_streams(top, step, timing)
     top.set_title(
@@ -86,7 +75,7 @@ f"The Program: one step of 8 GPUs is {len(step)} ops. An op starts when what it 
     bottom.set_ylabel("GiB", color=INK)
     bottom.set_xlabel("ms from the start of the step", color=INK)
     bottom.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
-    _clean(bottom)
+    clean(bottom)
     return figure
 
 
@@ -116,7 +105,7 @@ def _draw_streams(axes: Axes, step: Program, timing: Timing) -> None:
         ):
             axes.axhline(row + 0.5, color="#999999", lw=0.8)
     axes.set_ylim(-0.6, len(shown) - 0.4)
-    _clean(axes)
+    clean(axes)
     kinds = {"forward": FORWARD, "backward": BACKWARD, "communication": COMM, "optimizer": UPDATE}
     handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in kinds.items()]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
@@ -164,7 +153,7 @@ def _stream_title(step: Program, number: int) -> str:
 
 def folding() -> Figure:
     """Ranks by class on 8 nodes, healthy and damaged, and classes against the size of the cluster."""
-    figure = _figure(13, 4.3)
+    figure = new_figure(13, 4.3)
     panels = figure.subplots(1, 4, width_ratios=(1, 1, 1, 1.35))
     cases: tuple[tuple[str, dict[str, float], dict[str, Any]], ...] = (
         ("all alike", {}, {}),
@@ -202,7 +191,7 @@ def folding() -> Figure:
     axes.set_xlabel("GPUs", color=INK)
     axes.legend(frameon=False, fontsize=8)
     axes.set_title("what is simulated", loc="left", fontsize=10, color=INK)
-    _clean(axes)
+    clean(axes)
     figure.suptitle(
         "Folding: ranks that provably behave alike are one class, of which one rank is simulated. "
         "Colour: class. Llama 3 70B, tensor parallel in a node, 4 pipeline stages.",
@@ -234,7 +223,7 @@ def _draw_classes(axes: Axes, lowered: Lowered, title: str) -> None:
     axes.set_xlabel("GPU of the node", color=INK)
     said = f"{title}:\n{classes.size} GPUs, {lowered.layout.num_classes} classes"
     axes.set_title(said, loc="left", fontsize=10, color=INK)
-    _clean(axes)
+    clean(axes)
     axes.spines[:].set_visible(False)
 
 
@@ -263,7 +252,7 @@ def certificate() -> Figure:
     (frontier,) = search.frontiers
     kernels_s = frontier.bound_s.copy()
     search.run()
-    figure = _figure(13, 5.6)
+    figure = new_figure(13, 5.6)
     axes = figure.subplots()
     _draw_bounds(axes, frontier, kernels_s, search.best)
     counts = search.counts()
@@ -303,7 +292,7 @@ def _draw_bounds(axes: Axes, frontier: Frontier, kernels_s: Floats, best_s: floa
     axes.set_xlabel("plans that may fit in memory, by their last lower bound", color=INK)
     axes.set_ylabel("step time, s", color=INK)
     axes.legend(loc="upper left", frameon=False, fontsize=9, markerscale=1.5)
-    _clean(axes)
+    clean(axes)
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
@@ -324,7 +313,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     asked = parser.parse_args()
     for name in asked.names or PICTURES:
-        write_atomic(asked.folder / f"idea_{name}.png", _render(PICTURES[name](), "png"))
+        write_atomic(asked.folder / f"idea_{name}.png", rendered(PICTURES[name](), "png"))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from simpar.files import write_atomic
 from simpar.plan.schedules import SCHEDULES, make_schedule
 from simpar.plan.schedules.actions import B, F, I, Schedule, W, waits_for
 from simpar.plan.schedules.terapipe import sliced
-from simpar.report.plots import BACKWARD, FORWARD, INK, WEIGHT, _figure, _render
+from simpar.report.figures import new_figure, rendered
+from simpar.report.palette import BACKWARD, FORWARD, INK, WEIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +121,7 @@ def timelines() -> Figure:
     timed = {name: run(name, *SMALL) for name in SCHEDULES}
     longest = max(entry.end.max() for name, entry in timed.items() if name != "naive")
     rows = -(-len(timed) // COLUMNS)
-    figure = _figure(15.0, 2.1 * rows)
+    figure = new_figure(15.0, 2.1 * rows)
     panels = figure.subplots(rows, COLUMNS, sharex=True)
     for panel in panels.flat[len(timed) :]:
         panel.set_visible(False)
@@ -142,7 +143,7 @@ def timelines() -> Figure:
 
 def draw(panel: Axes, entry: Timed) -> None:
     """The rows of one schedule."""
-    from simpar.report.plots import _lighter
+    from simpar.report.palette import lighter
 
     at = 0
     for row, rank in enumerate(entry.schedule.ranks):
@@ -155,7 +156,7 @@ def draw(panel: Axes, entry: Timed) -> None:
             low, tall = (row - 0.42, 0.84) if not pair else (row - 0.42 + 0.42 * (code != F), 0.42)
             bar = (float(entry.start[at + i]), float(entry.end[at + i] - entry.start[at + i]))
             panel.broken_barh(
-                [bar], (low, tall), facecolors=_lighter(COLOUR[code], chunk), edgecolors="white", lw=0.4
+                [bar], (low, tall), facecolors=lighter(COLOUR[code], chunk), edgecolors="white", lw=0.4
             )
         at += len(rank)
     panel.set_ylim(len(entry.schedule.ranks) - 0.5, -0.5)
@@ -167,7 +168,7 @@ def draw(panel: Axes, entry: Timed) -> None:
 
 def tradeoff() -> Figure:
     """Bubble against memory: down and left is better."""
-    figure = _figure(10.5, 5.2)
+    figure = new_figure(10.5, 5.2)
     axes = figure.subplots()
     for mark, name in zip(cycle(MARKS), SCHEDULES, strict=False):
         if name == "naive":
@@ -199,7 +200,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     figures: dict[str, Any] = {"schedules": timelines, "schedules_tradeoff": tradeoff}
     for name, make in figures.items():
-        write_atomic(FOLDER / f"{name}.png", _render(make(), "png"))
+        write_atomic(FOLDER / f"{name}.png", rendered(make(), "png"))
         print(f"docs/images/{name}.png")
 
 

@@ -23,10 +23,12 @@ from simpar.plan.plan import CUSTOM, Offload, Plan
 from simpar.plan.schedules import SCHEDULES, declared
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty
-from simpar.report.result import Result, Trial
+from simpar.report.parts import Trial
+from simpar.report.result import Result
 from simpar.report.waits import WORTH_A_HINT
 from simpar.report.words import probably
-from simpar.scenario import ClusterChoice, Scenario, chosen_cluster, parse_setting
+from simpar.scenario import ClusterChoice, Scenario, chosen_cluster
+from simpar.settings import parse_setting
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import WANTED
 from simpar.units import format_bytes, format_seconds

@@ -18,7 +18,7 @@ from simpar.program.ir.program import OpTable, Program, Timing
 from simpar.program.jitter import Jitter, num_ops, units_of
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
-from simpar.report.result import JitterReport
+from simpar.report.parts import JitterReport
 from simpar.report.summarise import at_peak_s
 from simpar.units import NS_PER_S
 

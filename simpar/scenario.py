@@ -20,6 +20,7 @@ from simpar.plan.follows import followers
 from simpar.plan.plan import Plan
 from simpar.profiles import is_file
 from simpar.program.perturbation import Perturbation, Rank, Seeds, Sigma, SlowFactor
+from simpar.settings import INSTEAD, PARTS, REMEDY, _has, check_key, parse_setting, require, with_value
 from simpar.tracing.code import consented, is_code
 from simpar.units import Bytes, Count, Fraction, UsdPerHour
 
@@ -197,7 +198,7 @@ def read_as(
     """As :func:`load_scenario`, into a model of its own; ``needs`` are the keys it cannot do without."""
     document, settings = _Document.of(name), list(settings)
     for text in settings:
-        _check_key(kind, text)
+        check_key(kind, text)
     data = _on_other_hardware(document.data, flags or {})
     laid_over = [*(flags or {}).items(), *map(parse_setting, settings)]
     data = _left_open(data, dict(laid_over))
@@ -216,9 +217,9 @@ def read_as(
         found = files.parse(kind, carrying, source=document.source)
     except UserError as error:
         if "unknown key" not in str(error):  # a key that is spelt wrongly is missing too
-            _require(data, document.source, required)
+            require(data, document.source, required)
         raise
-    _require(data, document.source, required)
+    require(data, document.source, required)
     if isinstance(carrying, files.Document):
         carrying.naming(("model",), _check_model)
         carrying.naming(("cluster", "hardware"), _check_hardware)
@@ -408,85 +409,3 @@ def _hardware_beside(hardware: Any, folder: Path) -> Any:
 
 def _relative(name: str, folder: Path) -> str:
     return str(folder / name) if Path(name).suffix in (".yaml", ".yml", ".json") else name
-
-
-def with_value(data: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy with the value at a dotted key replaced; sections on the way are made where they are missing.
-
-    A nested key of the plan (plan.mesh.tp) also removes its flat twin (plan.tp), so the last word wins.
-    Raises UserError where a part of the key is a value and no section.
-    """
-    head, *rest = key.split(".", 1)
-    changed = dict(data)
-    if not rest:
-        return changed | {head: value}
-    section = changed.get(head, {})
-    if not isinstance(section, Mapping):
-        raise UserError(f"--set {key}: {head} is {section!r} and has no parts")
-    changed[head] = with_value(section, rest[0], value)
-    if head == "plan" and "." in rest[0]:
-        changed[head].pop(rest[0].rsplit(".", 1)[1], None)
-    return changed
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Key and value of "dotted.key=value"; the value is a YAML scalar. Raises UserError."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {text}: wants dotted.key=value, such as plan.zero=1")
-    return key.strip(), _scalar(text, value)
-
-
-def _check_key(kind: type[BaseModel], text: str) -> None:
-    """Refuse a setting whose key lacks its section ("zero=1"), where there is one that has such a key."""
-    key = parse_setting(text)[0]
-    if "." in key or key in kind.model_fields:
-        return
-    if found := files.homes(kind, key):
-        raise UserError(f"--set {text}: {key} is a key of a section; did you mean --set {found[0]}=...?")
-
-
-def _scalar(text: str, value: str) -> Any:
-    """A YAML 1.2 scalar, or a flow list of scalars."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        read = YAML(typ="safe", pure=True).load(value)
-    except (YAMLError, ValueError):
-        raise UserError(f"--set {text}: {value!r} is no YAML value") from None
-    items = read if isinstance(read, list) else [read]
-    if not all(item is None or isinstance(item, str | int | float) for item in items):
-        raise UserError(f"--set {text}: wants a number, a text, true, false or a list of them")
-    return read
-
-
-REMEDY = {
-    "model": "--model NAME",
-    "cluster.hardware": "--hardware NAME",
-    "training.seq_len": "--seq-len TOKENS",
-    "training.global_batch": "--global-batch SEQUENCES",
-}
-INSTEAD = {"operation.days": "training.tokens"}
-"""Keys that stand for those of PARTS: a run of so many tokens says how long it is."""
-PARTS = {"perturbation.jitter.sigma": "--jitter DEVIATION", "operation.days": "--days DAYS"}
-"""Keys that their section cannot do without, where it is there."""
-
-
-def _require(data: Mapping[str, Any], source: str, needs: Iterable[str]) -> None:
-    """Name everything that is missing at once, with the flag that gives it."""
-    missing = [key for key in needs if not _has(data, key)]
-    if missing:
-        flags = " ".join((REMEDY | PARTS)[key] for key in missing)
-        file = (
-            ", or a scenario file" if source == files.COMMAND_LINE and not PARTS.keys() & set(missing) else ""
-        )
-        raise UserError(f"{source}: {', '.join(missing)} missing: give {flags}{file}")
-
-
-def _has(data: Any, key: str) -> bool:
-    for part in key.split("."):
-        if not isinstance(data, Mapping) or part not in data:
-            return not isinstance(data, Mapping)
-        data = data[part]
-    return data is not None

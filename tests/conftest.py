@@ -17,16 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from simpar.program.ir.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
-from simpar.report.result import (
-    Bill,
-    Communication,
-    MemoryReport,
-    Result,
-    Setup,
-    Speed,
-    StageMemory,
-    TimeBreakdown,
-)
+from simpar.report.parts import Communication, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown
+from simpar.report.result import Bill, Result
 from simpar.report.timeline import MemoryCurve, RankClass, Slices, Timeline, overview
 from simpar.units import GIB, MS, NS_PER_S
 

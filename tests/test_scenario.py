@@ -8,7 +8,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
-from simpar.scenario import Scenario, load_scenario, parse_setting, with_value
+from simpar.scenario import Scenario, load_scenario
 from simpar.simulation import simulate
 
 FLAGS = {
@@ -49,47 +49,6 @@ def test_flags_win_over_the_file_and_settings_over_both(scenario_file):
 def test_nested_and_flat_plan_keys_overwrite_each_other(scenario_file):
     """--set plan.mesh.tp beats a flat tp in the file."""
     assert load_scenario(scenario_file, {}, ["plan.mesh.tp=8"]).plan.mesh.tp == 8
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("a.b=1", 1),
-        ("a.b=3e-4", 3e-4),
-        ("a.b=true", True),
-        ("a.b=no", "no"),
-        ("a.b=null", None),
-        ("a.b=[1, 2]", [1, 2]),
-        ("a.b=every:2", "every:2"),
-        ("a.b=80 GiB", "80 GiB"),
-    ],
-)
-def test_a_setting_is_a_yaml_scalar(text, value):
-    """YAML 1.2: 3e-4 is a number and no is a word."""
-    assert parse_setting(text) == ("a.b", value)
-
-
-@pytest.mark.parametrize("text", ["plan.tp", "=3", "a={b: 1}", "a=[", "a=!!python/name:os.system", "a=&x *x"])
-def test_a_malformed_setting_is_refused_in_one_line(text):
-    """The message repeats the text and says what is wanted."""
-    with pytest.raises(UserError) as caught:
-        parse_setting(text)
-    assert "\n" not in str(caught.value)
-    assert "--set" in str(caught.value)
-
-
-def test_values_are_set_without_touching_the_original():
-    """with_value copies the sections it changes."""
-    data = {"plan": {"tp": 1}}
-    changed = with_value(data, "plan.mesh.tp", 4)
-    assert data == {"plan": {"tp": 1}}
-    assert changed == {"plan": {"mesh": {"tp": 4}}}
-
-
-def test_a_value_has_no_parts():
-    """model.name cannot be set where model is a name."""
-    with pytest.raises(UserError, match="has no parts"):
-        with_value({"model": "gpt2"}, "model.name", "x")
 
 
 def test_everything_missing_is_named_with_its_flag():

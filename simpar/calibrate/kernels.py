@@ -18,9 +18,10 @@ from simpar.calibrate.stopwatch import Stopwatch, Times
 from simpar.models.graph import INPUT
 from simpar.plan.optimizers import USUAL
 from simpar.runtime.attention import Place
-from simpar.runtime.decoder import BlockModule, Decoder, Linear, Part, Recompute, TokenEmbedding
+from simpar.runtime.decoder import BlockModule, Decoder, Part, Recompute
 from simpar.runtime.loss import mean_loss
 from simpar.runtime.model import fill
+from simpar.runtime.operators import Linear, TokenEmbedding
 from simpar.runtime.update import BETAS, EPS
 
 SIDES = {"cpu": 256, "cuda": 2048}

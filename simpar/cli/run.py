@@ -145,7 +145,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
 
 def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the job that flags set, nested as the job has them."""
-    from simpar.scenario import with_value
+    from simpar.settings import with_value
 
     fields: dict[str, Any] = {}
     for flag in RUN_FLAGS:

@@ -332,8 +332,8 @@ def _over(text: str) -> tuple[str, list[Any]]:
 
 def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> dict[str, Any]:
     """Axes that flags, settings and --fix hold."""
-    from simpar.scenario import parse_setting
     from simpar.search.space.axes import AXIS_NAMES
+    from simpar.settings import parse_setting
 
     given = {**flags, **dict(map(parse_setting, settings))}
     found = {key.removeprefix(PLAN): value for key, value in given.items() if key.startswith(PLAN)}

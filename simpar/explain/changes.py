@@ -26,7 +26,7 @@ from simpar.neighbours import Change, as_flags, neighbours
 from simpar.plan.follows import following
 from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.stage_layers import spread_layers, stage_layers
-from simpar.report.result import TimeBreakdown
+from simpar.report.parts import TimeBreakdown
 from simpar.simulation import simulate
 from simpar.uncertainty.ties import drawn_together
 from simpar.validate.predict import NO_TUNING, Tuning, changed, changed_stack, result_of

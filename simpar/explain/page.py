@@ -16,7 +16,7 @@ from simpar.explain.timeline import MOST_ROWS, measured_series, shown_ranks
 from simpar.files import write_atomic
 from simpar.report.html import environment, filled
 from simpar.report.html.data import series as predicted_series
-from simpar.report.plots import PART_COLOUR
+from simpar.report.palette import PART_COLOUR
 from simpar.units import format_seconds
 
 FOLDER = Path(__file__).parent / "html"

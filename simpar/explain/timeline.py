@@ -11,7 +11,7 @@ from simpar.explain.classes import AXES
 from simpar.explain.lanes import Lane
 from simpar.explain.measured import Measured
 from simpar.explain.traffic import UNNAMED, Traffic
-from simpar.report.plots import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR
+from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR
 from simpar.report.timeline import IDLE_CAUSES
 from simpar.units import Ints
 

@@ -26,11 +26,12 @@ from simpar.report.summarise import summarise
 from simpar.search.certify.exact import is_allowed, job_of
 from simpar.search.certify.frontier import SIZED, STEP, Frontier
 from simpar.search.problem import ANY, Framework, Problem
-from simpar.search.space.axes import AXIS_NAMES, Rows, path_of, value_of
+from simpar.search.space.axes import AXIS_NAMES, path_of, value_of
 from simpar.search.space.fit import needs
 from simpar.search.space.jobs import plan_of, without_axes
 from simpar.search.space.portable import axis_of, losses, refusals
 from simpar.search.space.rows import ORIGIN, memory_rows, with_late_axes
+from simpar.search.space.table import Rows
 from simpar.simulation import outline_job
 from simpar.uncertainty.memory import NORMAL
 from simpar.units import Flags, Ints

@@ -13,7 +13,8 @@ from simpar.replicas.staleness import MeanStep
 from simpar.report.bill import Bill
 from simpar.report.context import Context
 from simpar.report.explain import explained
-from simpar.report.result import Communication, Cooperation, Efficiency, Result, Speed, TimeBreakdown, Why
+from simpar.report.parts import Communication, Cooperation, Efficiency, Speed, TimeBreakdown, Why
+from simpar.report.result import Result
 from simpar.report.summarise import bill_of, summarise, with_whole_run
 from simpar.report.waits import OTHER_REPLICAS, Waited
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from simpar.report.result import Efficiency, Staleness
+from simpar.report.parts import Efficiency, Staleness
 
 NOISE_TOKENS, NOISE_EXPONENT = 2.1e8, -4.8
 LOSS_PARAMETERS, LOSS_EXPONENT = 8.8e13, 0.076

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simpar.report.result import Staleness
+from simpar.report.parts import Staleness
 from simpar.units import Floats, Ints, to_ns, to_seconds
 
 MOST_BARS = 256

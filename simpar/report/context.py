@@ -13,7 +13,7 @@ from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import Accounts, account
-from simpar.report.result import JitterReport
+from simpar.report.parts import JitterReport
 from simpar.units import Indices
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.program.ir.program import Program, Timing
-from simpar.report.result import Cooperation, HostReport, Result, StageMemory
+from simpar.report.parts import Cooperation, HostReport, StageMemory
+from simpar.report.result import Result
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.waits import slow_hints, waited_for
 from simpar.units import NS_PER_S, Indices, format_bytes, format_seconds

@@ -11,7 +11,8 @@ import numpy as np
 from simpar import formats
 from simpar.errors import UserError
 from simpar.files import write_atomic
-from simpar.report.plots import INK, SUFFIXES, _figure, _render
+from simpar.report.figures import SUFFIXES, new_figure, rendered
+from simpar.report.palette import INK
 from simpar.report.result import read_object
 from simpar.report.words import probably
 from simpar.units import GIB, GIGA, format_seconds
@@ -41,11 +42,11 @@ def save_grid_plot(grid: Mapping[str, Any], path: str | Path) -> None:
         raise UserError(f"{path}: allowed: a name that ends in {', '.join(SUFFIXES)}")
     figure = plot_grid(grid)
     if suffix == ".html":
-        svg = _render(figure, "svg").decode()
+        svg = rendered(figure, "svg").decode()
         text = f"<!doctype html><meta charset='utf-8'><title>simpar: best layouts</title>{svg[svg.index('<svg') :]}"
         write_atomic(Path(path), text)
     else:
-        write_atomic(Path(path), _render(figure, suffix.removeprefix(".")))
+        write_atomic(Path(path), rendered(figure, suffix.removeprefix(".")))
 
 
 def plot_grid(grid: Mapping[str, Any]) -> Figure:
@@ -55,7 +56,7 @@ def plot_grid(grid: Mapping[str, Any]) -> Figure:
         list(dict.fromkeys(cell[axis] for cell in grid["cells"])) for axis in (row_axis, column_axis)
     )
     where = {(cell[row_axis], cell[column_axis]): cell for cell in grid["cells"]}
-    figure = _figure(2.4 + CELL_WIDTH * len(columns), 1.9 + CELL_HEIGHT * len(rows))
+    figure = new_figure(2.4 + CELL_WIDTH * len(columns), 1.9 + CELL_HEIGHT * len(rows))
     axes = figure.subplots()
     share = np.full((len(rows), len(columns)), np.nan)
     for (row, column), cell in where.items():

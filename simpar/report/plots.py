@@ -1,12 +1,7 @@
-"""Pictures of a result: timeline, memory over time, breakdown of the step, occupancy of every stage.
-
-Six colour-blind-safe colours (Paul Tol's "bright" scheme) mean the same thing in every picture. Figures are
-built without pyplot, so nothing global is touched and no display is needed.
-"""
+"""Pictures of a result: timeline, memory over time, breakdown of the step, occupancy of every stage."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +10,22 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.files import choose, write_atomic
+from simpar.report.figures import SUFFIXES, canvas, clean, new_figure, rendered
+from simpar.report.palette import (
+    BAND_EDGE,
+    BAND_HATCH,
+    BUBBLE,
+    COMM,
+    IDLE_COLOUR,
+    IDLE_TITLE,
+    INK,
+    KIND_COLOUR,
+    KIND_TITLE,
+    MEMORY_COLOUR,
+    PART_COLOUR,
+    ink_on,
+    lighter,
+)
 from simpar.report.timeline import (
     IDLE_CAUSES,
     KINDS,
@@ -33,46 +44,8 @@ if TYPE_CHECKING:
 
     from simpar.report.result import Result
 
-FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH, HOST = (
-    "#4477AA",
-    "#228833",
-    "#CCBB44",
-    "#66CCEE",
-    "#EE6677",
-    "#AA3377",
-    "#222255",
-    "#997700",
-)
-KIND_COLOUR = {
-    "forward": FORWARD, "backward": BACKWARD, "input_gradient": BACKWARD, "weight_gradient": WEIGHT,
-    "forward_backward": BOTH, "recompute": AGAIN,
-    "optimizer": UPDATE, "host": HOST, "tp": COMM, "pp": COMM, "dp": COMM, "cp": COMM,
-    "ep": COMM, "offload": COMM,
-}  # fmt: skip
-KIND_TITLE = {
-    FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient", BOTH: "forward and backward",
-    AGAIN: "recompute", COMM: "communication", UPDATE: "optimizer", HOST: "host",
-}  # fmt: skip
-MEMORY_COLOUR = {
-    "parameters": FORWARD, "gradients": AGAIN, "optimizer_states": UPDATE, "overhead": "#BBBBBB",
-    "activations": BACKWARD, "transient": WEIGHT,
-}  # fmt: skip
-BUBBLE, WAITING, JITTER = "#BBBBBB", "#777777", "#DDDDDD"
-PART_COLOUR = {
-    "compute": FORWARD, "bubble": BUBBLE, "waiting": WAITING, "optimizer": UPDATE, "host": HOST, "jitter": JITTER,
-    **{f"exposed_{kind}": COMM for kind in ("tp", "pp", "dp", "cp", "ep")}, "offload": COMM,
-}  # fmt: skip
-"""Parts of the step, in the colours that the timeline gives to what they are."""
-IDLE_COLOUR = {"exposed": COMM, "bubble": BUBBLE, "waiting": WAITING, "host": HOST}
-IDLE_TITLE = {
-    "exposed": "exposed communication", "bubble": "bubble", "waiting": "waiting for other ranks",
-    "host": "launches on the host",
-}  # fmt: skip
-INK, FAINT = "#333333", "#E4E4E4"
-BAND_EDGE, BAND_HATCH = "#555555", "...."  # between what nine of ten peaks lie
 MAX_PANELS = 16
 RASTER_ABOVE = 5000  # more blocks than this make an SVG slower to open than it is worth
-SUFFIXES = (".png", ".svg", ".html")
 
 
 def save_plot(result: Result, kind: str, path: str | Path) -> None:
@@ -88,9 +61,9 @@ def save_plot(result: Result, kind: str, path: str | Path) -> None:
         )
     figure = plot(result, kind)
     if suffix == ".html":
-        write_atomic(path, _html(result, kind, _render(figure, "svg").decode()))
+        write_atomic(path, _html(result, kind, rendered(figure, "svg").decode()))
     else:
-        write_atomic(path, _render(figure, suffix.removeprefix(".")))
+        write_atomic(path, rendered(figure, suffix.removeprefix(".")))
 
 
 def plot(result: Result, kind: str) -> Figure:
@@ -101,7 +74,7 @@ def plot(result: Result, kind: str) -> Figure:
 def plot_timeline(result: Result) -> Figure:
     """Stages over time: what each rank computes, thin below it what it sends, and why it idles."""
     view = _overview(result)
-    figure, axes = _canvas(_row_height(len(view.stages)) * len(view.stages) + 1.5)
+    figure, axes = canvas(_row_height(len(view.stages)) * len(view.stages) + 1.5)
     scale, unit = _time_unit(view.step_time_s)
     many = sum(len(stage.blocks) for stage in view.stages) > RASTER_ABOVE
     used: set[str] = set()
@@ -127,7 +100,7 @@ def plot_memory(result: Result) -> Figure:
     stages = _with_memory(view)
     columns = min(4, len(stages))
     rows = -(-len(stages) // columns)
-    figure = _figure(13.0 if columns > 1 else 9.0, 2.4 * rows + 1.6)
+    figure = new_figure(13.0 if columns > 1 else 9.0, 2.4 * rows + 1.6)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     scale, unit = _time_unit(view.step_time_s)
     for panel, stage in zip(panels.flat, stages, strict=False):
@@ -170,7 +143,7 @@ def plot_breakdown(result: Result) -> Figure:
     """
     parts = {name: value for name, value in result.time_breakdown_s.model_dump().items() if value > 0}
     known, names = result.certainty, [name.replace("_", " ") for name in parts]
-    figure, axes = _canvas(0.42 * (len(parts) + (known is not None)) + 1.5, width=9.0)
+    figure, axes = canvas(0.42 * (len(parts) + (known is not None)) + 1.5, width=9.0)
     scale, unit = _time_unit(result.step_time_s)
     left = 0.0
     for row, (name, value) in enumerate(parts.items()):
@@ -203,7 +176,7 @@ def plot_heatmap(result: Result, bins: int = 240) -> Figure:
     view = _overview(result)
     edges = np.linspace(0, view.step_time_s, bins + 1)
     busy = np.array([_occupancy(stage.blocks, edges) for stage in view.stages])
-    figure, axes = _canvas(_row_height(len(view.stages)) * len(view.stages) + 1.5)
+    figure, axes = canvas(_row_height(len(view.stages)) * len(view.stages) + 1.5)
     scale, unit = _time_unit(view.step_time_s)
     extent = (0, view.step_time_s / scale, len(view.stages) - 0.5, -0.5)
     image = axes.imshow(
@@ -259,7 +232,7 @@ def _draw_stage(
             axes.broken_barh(
                 [tuple(bar) for bar in bars.tolist()],
                 (low, height),
-                facecolors=_lighter(colour, max(shade, 0)),
+                facecolors=lighter(colour, max(shade, 0)),
                 # a message may be thinner than a pixel: an edge of its own colour keeps it visible
                 edgecolors="white" if height > 0.5 else colour,
                 lw=edge if height > 0.5 else 0.4,
@@ -287,7 +260,7 @@ def _ground(cause: str) -> dict[str, Any]:
     """How idle time of a cause is filled."""
     if cause == "bubble":
         return {"facecolor": "white", "edgecolor": BUBBLE, "hatch": "////"}
-    return {"facecolor": _lighter(IDLE_COLOUR[cause], 2), "edgecolor": "none"}
+    return {"facecolor": lighter(IDLE_COLOUR[cause], 2), "edgecolor": "none"}
 
 
 def _points(axes: Axes, share: float) -> float:
@@ -322,23 +295,8 @@ def _label_blocks(axes: Axes, view: Overview, scale: float) -> None:
                 continue
             axes.text(
                 start + width / 2, row - 0.08, str(microbatch), ha="center", va="center",
-                fontsize=size, color=_ink_on(_lighter(KIND_COLOUR[KINDS[code]], max(chunk, 0))), zorder=3,
+                fontsize=size, color=ink_on(lighter(KIND_COLOUR[KINDS[code]], max(chunk, 0))), zorder=3,
             )  # fmt: skip
-
-
-def _lighter(colour: str, steps: int) -> tuple[float, float, float]:
-    """Later chunks of a rank in lighter shades, never lighter than half way to white."""
-    from matplotlib.colors import to_rgb
-
-    weight = min(0.22 * steps, 0.55)
-    red, green, blue = to_rgb(colour)
-    return (red + (1 - red) * weight, green + (1 - green) * weight, blue + (1 - blue) * weight)
-
-
-def _ink_on(colour: tuple[float, float, float]) -> str:
-    """White or dark letters, whichever is easier to read on a colour (luma of ITU-R BT.601)."""
-    red, green, blue = colour
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
 
 
 def _draw_memory(panel: Axes, stage: StageView, result: Result, scale: float) -> None:
@@ -354,7 +312,7 @@ def _draw_memory(panel: Axes, stage: StageView, result: Result, scale: float) ->
     panel.axhline(capacity, color=COMM, lw=1.2, ls="--", label="capacity", zorder=3)
     panel.set_title(f"{stage.name}: {format_bytes(float(total[top]))}", fontsize=9, color=INK, loc="left")
     panel.set_xlim(0, result.step_time_s / scale)
-    _clean(panel)
+    clean(panel)
 
 
 def _draw_interval(panel: Axes, result: Result) -> tuple[float, ...]:
@@ -416,25 +374,6 @@ def _row_height(num_stages: int) -> float:
     return 0.44 if num_stages <= 16 else max(0.16, 7.0 / num_stages)
 
 
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
-
-
-def _canvas(height: float, width: float = 14.0) -> tuple[Figure, Axes]:
-    figure = _figure(width, max(2.4, height))
-    axes = figure.subplots()
-    _clean(axes)
-    return figure, axes
-
-
-def _clean(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#999999")
-    axes.tick_params(colors=INK, labelsize=8)
-
-
 def _stage_axis(axes: Axes, view: Overview) -> None:
     count = len(view.stages)
     every = 1 if count <= 32 else 4
@@ -480,16 +419,6 @@ def _time_unit(span_s: float) -> tuple[float, str]:
     if span_s >= 1:
         return 1.0, "s"
     return (MS, "ms") if span_s >= MS else (US, "us")
-
-
-def _render(figure: Figure, suffix: str) -> bytes:
-    import matplotlib as mpl
-
-    buffer = io.BytesIO()
-    metadata = {"Date": None} if suffix == "svg" else {"Software": None}
-    with mpl.rc_context({"svg.hashsalt": "simpar", "hatch.linewidth": 0.6}):
-        figure.savefig(buffer, format=suffix, metadata=metadata)
-    return buffer.getvalue()
 
 
 def _html(result: Result, kind: str, svg: str) -> str:

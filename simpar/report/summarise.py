@@ -32,17 +32,17 @@ from simpar.report.certainty import certainty_of
 from simpar.report.context import Context
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
-from simpar.report.result import (
+from simpar.report.parts import (
     Communication,
     HostReport,
     MemoryReport,
-    Result,
     Setup,
     Speed,
     StageMemory,
     TimeBreakdown,
     Why,
 )  # fmt: skip
+from simpar.report.result import Result
 from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.report.timeline import (
     Idle,

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from simpar.report.result import Cooperation, Result, StageMemory, Trial
+    from simpar.report.parts import Cooperation, StageMemory, Trial
+    from simpar.report.result import Result
 
 BAR_WIDTH = 32
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "optimizer"}

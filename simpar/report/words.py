@@ -12,7 +12,8 @@ from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds, number_of
 
 if TYPE_CHECKING:
-    from simpar.report.result import Result, Trial
+    from simpar.report.parts import Trial
+    from simpar.report.result import Result
 
 
 CAUSES = {

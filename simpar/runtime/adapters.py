@@ -18,7 +18,8 @@ from simpar.errors import UserError
 from simpar.models.tuning import PARTS
 from simpar.plan.plan import Tuning
 from simpar.runtime.casts import cast
-from simpar.runtime.decoder import BlockModule, Decoder, Linear, Part, Projection
+from simpar.runtime.decoder import BlockModule, Decoder, Part
+from simpar.runtime.operators import Linear, Projection
 
 
 class AdaptedLinear(Linear):

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial
-from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from simpar.errors import UserError
@@ -23,25 +21,26 @@ from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
 from simpar.models.recompute import of_layer
 from simpar.runtime import latent, mamba, prediction
 from simpar.runtime.attention import Attention, Place, Rotary
-from simpar.runtime.casts import cast
 from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertClamp, Experts, Router
+from simpar.runtime.operators import (
+    ACTIVATIONS,
+    SHARED_GATE,
+    Activation,
+    Add,
+    GatedProjection,
+    HeadNorm,
+    Joined,
+    LatentNorm,
+    Norm,
+    PositionEmbedding,
+    Projection,
+    TokenEmbedding,
+)
 
-SHARED_GATE = "shared_gate.weight"
 Makers = Mapping[str, Callable[[Operator], nn.Module]]
 """How to make a module of every kind of operator."""
 TABLE = "embedding.token_embedding.weight"
 OUTPUT = "head.lm_head.parts.0.weight"
-ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "gelu": functional.gelu,
-    "relu": functional.relu,
-    "relu2": lambda x: functional.relu(x).square(),
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-}
 
 
 @dataclass(frozen=True)
@@ -63,178 +62,6 @@ class Recompute:
     def of_layer(self, layer: int) -> str:
         """``none``, ``selective`` or ``full`` for one layer; ``every:C`` recomputes the first of every C."""
         return of_layer(self.kind, layer)
-
-
-class Linear(nn.Linear):
-    """A Linear whose product runs in the dtype of its input, whatever its parameters are kept in."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape [..., in] to [..., out]."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return functional.linear(x, cast(self.weight, x.dtype), bias)
-
-
-class Projection(nn.Module):
-    """A product with one or several outputs of the same input; one output is a tensor, several are a tuple.
-
-    Outputs lie between -``limit`` and ``limit``, where there is one.
-    """
-
-    def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
-        super().__init__()
-        self.limit: float | None = None
-        self.whole = op.region == "sequence"  # on every tensor-parallel rank
-        width = int(evaluate(op.contraction, dims))
-        columns = [int(evaluate(((1, names),), dims)) for times, names in op.columns for _ in range(times)]
-        bias = any(weight.kind == "vector" and not weight.name.endswith(SHARED_GATE) for weight in op.weights)
-        self.parts = nn.ModuleList(Linear(width, size, bias=bias) for size in columns)
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Shape [batch, seq, in] to [batch, seq, out] for every output."""
-        outputs = tuple(part(x) for part in self.parts)
-        if self.limit is not None:
-            outputs = tuple(each.clamp(-self.limit, self.limit) for each in outputs)
-        return outputs[0] if len(outputs) == 1 else outputs
-
-
-class Joined(Projection):
-    """The product of two inputs side by side: a hidden state and the embedding of a later token."""
-
-    def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
-        super().__init__(op, dims)
-        self.whole = True
-
-    def forward(self, state: Tensor, embedded: Tensor) -> Tensor:  # type: ignore[override]
-        """Two of [batch, seq, hidden] to one."""
-        return self.parts[0](torch.cat((state, embedded), dim=-1))
-
-
-class GatedProjection(Projection):
-    """The product into a shared expert, whose output a score of every token scales [Qwen2, arXiv 2407.10671].
-
-    The score multiplies the second output, the one that is not activated: what comes after is linear in it.
-    """
-
-    def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
-        super().__init__(op, dims)
-        self.score = nn.Parameter(torch.empty(1, dims["hidden"]))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Shape [batch, seq, hidden] to two of [batch, seq, ffn]."""
-        gate, up = super().forward(x)
-        here = x.to_local(grad_placements=(Partial(),)) if isinstance(x, DTensor) else x
-        return gate, up * torch.sigmoid(functional.linear(here, self.score.to(here.dtype)))
-
-
-class Norm(nn.Module):
-    """RMSNorm, or LayerNorm with a weight and a bias, a weight alone or neither."""
-
-    def __init__(self, op: Operator, width: int, kind: str, details: Details) -> None:
-        super().__init__()
-        self.width, self.kind, self.eps, self.offset = (width,), kind, details.norm_eps, details.norm_offset
-        names = [weight.name.rsplit(".", 1)[-1] for weight in op.weights]
-        self.weight = nn.Parameter(torch.empty(width)) if "weight" in names else None
-        self.bias = nn.Parameter(torch.empty(width)) if "bias" in names else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dim, in the dtype of ``x``."""
-        weight = None if self.weight is None else _shifted(self.weight, self.offset).to(x.dtype)
-        if self.kind == "rms":
-            return functional.rms_norm(x, self.width, weight, self.eps)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return functional.layer_norm(x, self.width, weight, bias, self.eps)
-
-
-def _shifted(weight: Tensor, offset: float) -> Tensor:
-    """The factor of a norm, whose parameter may be its distance from one."""
-    return weight + offset if offset else weight
-
-
-class LatentNorm(Norm):
-    """The norm of a latent that comes out of one product with a shared key."""
-
-    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
-        """([batch, rows, kv_rank], the key) to the first's shape."""
-        return super().forward(x[0])
-
-
-class HeadNorm(nn.Module):
-    """RMSNorm of queries and keys before attention: of every head, or of all heads' features together."""
-
-    def __init__(self, op: Operator, dims: Mapping[str, int], details: Details) -> None:
-        super().__init__()
-        self.eps, self.offset = details.norm_eps, details.norm_offset
-        per_head = all(names == ("head_dim",) for _, names in op.weights[0].size)
-        self.head_dim = dims["head_dim"] if per_head else None
-        keys, queries = dims["kv_heads"] * dims["head_dim"], dims["heads"] * dims["head_dim"]
-        self.query = nn.Parameter(torch.empty(self.head_dim or queries))
-        self.key = nn.Parameter(torch.empty(self.head_dim or keys))
-
-    def forward(self, qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Shapes [batch, seq, heads x head_dim] in and out."""
-        query, key, value = qkv
-        return self._norm(query, self.query), self._norm(key, self.key), value
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        split = x if self.head_dim is None else x.unflatten(-1, (-1, self.head_dim))
-        factor = _shifted(weight, self.offset).to(x.dtype)
-        normed = functional.rms_norm(split, tuple(weight.shape), factor, self.eps)
-        return normed.reshape(x.shape)
-
-
-class Activation(nn.Module):
-    """An activation, or with a gate: act(gate) x up."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.function = ACTIVATIONS[name]
-
-    def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        """Shape [batch, seq, ffn] in and out."""
-        if isinstance(x, tuple):
-            gate, up = x
-            return self.function(gate) * up
-        return self.function(x)
-
-
-class Add(nn.Module):
-    """A sum of residual streams; what comes out of branches counts ``scale`` times."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
-        """Equal shapes in and out."""
-        for other in others:
-            first = first + (other if self.scale == 1.0 else other * self.scale)
-        return first
-
-
-class TokenEmbedding(nn.Embedding):
-    """Token indices to rows of the table in the dtype of the computation, times a ``scale``."""
-
-    compute_dtype: Any = None
-    scale = 1.0
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Shape int64[batch, seq] to [batch, seq, hidden]."""
-        rows = functional.embedding(tokens, self.weight).to(self.compute_dtype or self.weight.dtype)
-        return rows if self.scale == 1.0 else rows * self.scale
-
-
-class PositionEmbedding(nn.Module):
-    """Adds the learned embedding of every token's position."""
-
-    def __init__(self, positions: int, hidden: int, place: Place, offset: int) -> None:
-        super().__init__()
-        self.place, self.offset = place, offset
-        self.weight = nn.Parameter(torch.empty(positions, hidden))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape [batch, seq, hidden] in and out."""
-        rows = self.place.residual_positions(x.shape[1], x.device) + self.offset
-        return x + self.weight[rows].to(x.dtype)
 
 
 class PlacedBlock(Protocol):

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from simpar.errors import UserError
-from simpar.runtime.decoder import Decoder, Linear
+from simpar.runtime.decoder import Decoder
+from simpar.runtime.operators import Linear
 
 ALIGNED = 16  # rows and columns of what tensor cores take in 8 bits
 ADA = (8, 9)

@@ -21,16 +21,10 @@ from simpar.precisions import IN_TORCH, PRECISIONS
 from simpar.runtime import adapters, eight_bits, experts, placed, tensor_parallel
 from simpar.runtime.attention import Place
 from simpar.runtime.context import Context
-from simpar.runtime.decoder import (
-    OUTPUT,
-    TABLE,
-    Decoder,
-    Part,
-    Recompute,
-    TokenEmbedding,
-)
+from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
 from simpar.runtime.initial import USUAL, initial_value
 from simpar.runtime.offload import save_on_host
+from simpar.runtime.operators import TokenEmbedding
 from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.released import Released
 from simpar.runtime.strategy import Strategy

@@ -28,9 +28,10 @@ from torch.distributed.tensor.parallel import (
 
 from simpar.models.graph import Operator, is_column_parallel, is_row_parallel
 from simpar.runtime.attention import Attention
-from simpar.runtime.decoder import BlockModule, Decoder, GatedProjection, HeadNorm, Norm, PositionEmbedding
+from simpar.runtime.decoder import BlockModule, Decoder
 from simpar.runtime.experts import Router
 from simpar.runtime.latent import LatentRotary
+from simpar.runtime.operators import GatedProjection, HeadNorm, Norm, PositionEmbedding
 
 SEQUENCE_DIM = 1
 

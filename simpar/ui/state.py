@@ -25,7 +25,8 @@ from simpar.plain import printable
 from simpar.plan.follows import following
 from simpar.plan.plan import Plan
 from simpar.profiles import as_written
-from simpar.scenario import ClusterChoice, Perturbations, Scenario, chosen_cluster, with_value
+from simpar.scenario import ClusterChoice, Perturbations, Scenario, chosen_cluster
+from simpar.settings import with_value
 
 SOURCE = "the page"
 SHOWN = ("model", "cluster", "training", "plan", "stack", "perturbation", "noise_scale_tokens")

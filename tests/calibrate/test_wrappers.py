@@ -14,7 +14,8 @@ from simpar.calibrate.wrappers import _layer  # noqa: E402
 from simpar.models.hf_config import read  # noqa: E402
 from simpar.runtime import tensor_parallel  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
-from simpar.runtime.decoder import Decoder, Linear, Part, Recompute  # noqa: E402
+from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
+from simpar.runtime.operators import Linear  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 LLAMA = {

@@ -20,7 +20,8 @@ from simpar.cli.completion import names_of
 from simpar.cli.flags import OPERATION_FLAGS, PERTURBATION_FLAGS, RUN_FLAGS, SCENARIO_FLAGS
 from simpar.cli.listing import LISTS
 from simpar.cli.simulate import SIMULATE_FLAGS
-from simpar.report.result import Communication, Result
+from simpar.report.parts import Communication
+from simpar.report.result import Result
 from simpar.report.sweep import Swept, print_sweep
 from tests.conftest import make_result, make_timeline
 

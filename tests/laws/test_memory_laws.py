@@ -13,7 +13,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.report.result import StageMemory
+from simpar.report.parts import StageMemory
 from simpar.simulation import simulate
 from tests.cost.account import stage_static_memory, static_memory
 

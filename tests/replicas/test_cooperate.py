@@ -11,7 +11,8 @@ from simpar.errors import UserError
 from simpar.plan.sync import SCHEMES
 from simpar.replicas.efficiency import noise_scale_tokens, of_local_steps, of_staleness
 from simpar.report.html import render
-from simpar.report.result import Result, Staleness
+from simpar.report.parts import Staleness
+from simpar.report.result import Result
 
 SHARED = {"__init__", "averaging", "cooperate", "efficiency", "staleness", "servers", "setting"}
 

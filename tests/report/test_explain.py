@@ -6,7 +6,8 @@ import pytest
 from simpar.program.ir.program import Timing
 from simpar.report.attribution import binding_predecessors
 from simpar.report.explain import critical_path, critical_path_s, explained, fullest_stage
-from simpar.report.result import Result, TimeBreakdown
+from simpar.report.parts import TimeBreakdown
+from simpar.report.result import Result
 from simpar.report.waits import SlowRanks, Waited
 
 

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from simpar.errors import UserError
 from simpar.report.certainty import Certainty
-from simpar.report.plots import IDLE_COLOUR, KIND_COLOUR, KINDS_OF_PLOT, PART_COLOUR, plot, save_plot
-from simpar.report.result import Result, TimeBreakdown
-from simpar.report.timeline import KINDS
+from simpar.report.plots import KINDS_OF_PLOT, plot, save_plot
+from simpar.report.result import Result
 from simpar.units import GIB
 
 
@@ -52,21 +50,6 @@ def test_a_result_without_timeline_says_how_to_get_one(result):
     data = result.to_dict() | {"timeline": None}
     with pytest.raises(UserError, match="--json"):
         plot(Result.from_dict(data), "timeline")
-
-
-def test_every_kind_of_op_has_a_colour():
-    """A new kind cannot be forgotten in the pictures; at most eight colours, no two of them close to each other."""
-    assert set(KIND_COLOUR) == set(KINDS)
-    colours = sorted(set(KIND_COLOUR.values()))
-    assert len(colours) <= 8
-    levels = np.array([[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in colours])
-    apart = np.sqrt(((levels[:, None] - levels[None]) ** 2).sum(axis=2)) + 1000 * np.eye(len(colours))
-    assert apart.min() > 80
-
-
-def test_launches_and_the_optimizer_are_told_apart():
-    """A step that waits for its host does not read as one that updates parameters, in any picture."""
-    assert KIND_COLOUR["host"] == PART_COLOUR["host"] == IDLE_COLOUR["host"] != PART_COLOUR["optimizer"]
 
 
 def test_labels_are_drawn_only_where_they_fit(timeline_of, result_of):
@@ -123,11 +106,3 @@ def test_intervals_are_drawn_where_they_are_known(result):
     bare = replace(result, why=result.why.model_copy(update={"certainty": None}))
     assert not plot(bare, "breakdown").axes[0].collections
     assert not [patch for axes in plot(bare, "memory").axes for patch in axes.patches if patch.get_hatch()]
-
-
-def test_every_part_of_the_step_has_the_colour_of_the_timeline():
-    """One table: communication is one colour in the breakdown and in the timeline, and so are updates and idle time."""
-    assert set(PART_COLOUR) == set(TimeBreakdown.model_fields)
-    for part, colour in PART_COLOUR.items():
-        kind = part.removeprefix("exposed_")
-        assert colour == KIND_COLOUR.get(kind, IDLE_COLOUR.get(kind, colour))

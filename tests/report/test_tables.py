@@ -11,7 +11,7 @@ from simpar.explain.answer import Explanation
 from simpar.explain.changes import Changes, Fitted, Gain
 from simpar.explain.terminal import print_explanation
 from simpar.plan.plan import Plan
-from simpar.report.result import Trial
+from simpar.report.parts import Trial
 from simpar.report.tables import Column, print_table
 from simpar.report.terminal import print_report
 from simpar.search.answer.terminal import _print_candidates

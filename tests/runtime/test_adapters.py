@@ -11,7 +11,8 @@ from simpar.models.hf_config import read  # noqa: E402
 from simpar.models.training import Training  # noqa: E402
 from simpar.plan.plan import Plan, Tuning  # noqa: E402
 from simpar.runtime.adapters import AdaptedLinear, num_still, tune  # noqa: E402
-from simpar.runtime.decoder import Linear, Part  # noqa: E402
+from simpar.runtime.decoder import Part  # noqa: E402
+from simpar.runtime.operators import Linear  # noqa: E402
 from simpar.runtime.prepare import prepare  # noqa: E402
 from simpar.simulation import tuned_graph  # noqa: E402
 from tests.runtime.test_decoder import TINY, decoder  # noqa: E402

@@ -10,16 +10,10 @@ from typing import Any
 import numpy as np
 
 from simpar.report.explain import WORDS
-from simpar.report.plots import (
-    IDLE_COLOUR,
-    IDLE_TITLE,
-    KIND_COLOUR,
-    KIND_TITLE,
-    MEMORY_COLOUR,
-    PART_COLOUR,
-    idle_causes,
-)
-from simpar.report.result import Result, TimeBreakdown
+from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR
+from simpar.report.parts import TimeBreakdown
+from simpar.report.plots import idle_causes
+from simpar.report.result import Result
 from simpar.report.terminal import cooperation_rows, jitter_rows, published_rows, worth_showing
 from simpar.report.timeline import IDLE_CAUSES, KINDS, MEMORY_PARTS, Blocks, Idle, MemoryCurve, StageView
 from simpar.report.words import figures, headline, how_sure, layout, verdict

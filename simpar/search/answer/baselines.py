@@ -17,10 +17,11 @@ from simpar.search.certify.branch_and_bound import Field
 from simpar.search.certify.exact import Exact, measure
 from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.problem import Problem
-from simpar.search.space.axes import Rows, tensor_degrees, undecided
+from simpar.search.space.axes import tensor_degrees, undecided
 from simpar.search.space.jobs import counted, plan_of
 from simpar.search.space.portable import refusals
 from simpar.search.space.rows import fixed_values
+from simpar.search.space.table import Rows
 from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import Flags, Floats
 

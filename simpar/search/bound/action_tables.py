@@ -17,7 +17,7 @@ import numpy as np
 from simpar.compiled import Loop
 from simpar.plan.schedules.actions import LETTERS, B, F, I, Schedule, W, waits_for
 from simpar.search.bound.paths import Hops
-from simpar.search.space.axes import together
+from simpar.search.space.table import together
 from simpar.units import Flags, Floats, Ints
 
 Blocked = frozenset[tuple[str, bool]]

@@ -27,8 +27,9 @@ from simpar.program.structure.hooks import Copies, SyncPolicy
 from simpar.program.structure.stages import PASSES
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.search.bound.block_costs import BlockCosts
-from simpar.search.space.axes import REPLICAS, numbered
+from simpar.search.space.axes import REPLICAS
 from simpar.search.space.optional_axes import names_that_decide
+from simpar.search.space.table import numbered
 from simpar.units import Flags, Floats, Ints
 
 CONFIGURATION_AXES = names_that_decide(REPLICAS)

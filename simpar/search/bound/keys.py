@@ -21,9 +21,10 @@ from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import Price, Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
-from simpar.search.space.axes import BLOCKS, Rows, fully_sharded, numbered, stride
+from simpar.search.space.axes import BLOCKS, fully_sharded
 from simpar.search.space.jobs import SIZES, Jobs, column
 from simpar.search.space.optional_axes import names_that_decide
+from simpar.search.space.table import Rows, numbered, stride
 from simpar.units import Floats, Ints
 
 KEY_AXES = names_that_decide(BLOCKS)

@@ -12,8 +12,8 @@ from simpar.program.emission.collective_prices import FREE, Price, Prices
 from simpar.search.bound.block_costs import BlockCosts
 from simpar.search.bound.paths import Hops, Passes, Path, Stages, path_bound
 from simpar.search.bound.shapes import Shape, Shapes, weigh
-from simpar.search.space.axes import numbered, stride, together
 from simpar.search.space.jobs import Jobs
+from simpar.search.space.table import numbered, stride, together
 from simpar.units import Flags, Floats, Ints
 
 

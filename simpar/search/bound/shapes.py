@@ -12,9 +12,10 @@ from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS
 from simpar.program.structure.stages import virtual_stage_pieces
 from simpar.search.bound.block_costs import BlockCosts
-from simpar.search.space.axes import SHAPE, numbered
+from simpar.search.space.axes import SHAPE
 from simpar.search.space.jobs import Jobs
 from simpar.search.space.optional_axes import names_that_decide
+from simpar.search.space.table import numbered
 from simpar.units import Floats, Ints
 
 SHAPE_AXES = names_that_decide(SHAPE)

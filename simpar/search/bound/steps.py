@@ -20,7 +20,7 @@ from simpar.search.bound.data_parallel import Configuration, Configurations
 from simpar.search.bound.paths import Passes, Stages
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.bound.shapes import Shape, weigh
-from simpar.search.space.axes import together
+from simpar.search.space.table import together
 from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
 
 NEARLY = 0.999

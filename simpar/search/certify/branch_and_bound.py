@@ -15,10 +15,10 @@ from simpar.search.certify.frontier import SWEPT, Frontier
 from simpar.search.problem import Problem
 from simpar.search.progress import Progress
 from simpar.search.result import Counts
-from simpar.search.space.axes import Rows
 from simpar.search.space.fit import Need, needs
 from simpar.search.space.portable import refusals
 from simpar.search.space.rows import ORIGIN, late_count, memory_rows, with_late_axes
+from simpar.search.space.table import Rows
 
 Hear = Callable[[str, int], None]
 """Hears what is done next, and to how many layouts; 0 where that is not known yet."""

@@ -28,11 +28,12 @@ from simpar.search.bound.steps import StepBounds
 from simpar.search.certify.exact import BY_TIME, Exact, Known, Rates, measure, objective_rates, swept_ns
 from simpar.search.certify.token_slices import SliceBounds, sliced, with_slices
 from simpar.search.problem import Problem
-from simpar.search.space.axes import Rows, both_ends, undecided
+from simpar.search.space.axes import both_ends, undecided
 from simpar.search.space.fit import needed_by_table, needs
 from simpar.search.space.jobs import Jobs, plan_of
 from simpar.search.space.portable import refusals
 from simpar.search.space.recomputation import RecomputeBounds, alike, decide
+from simpar.search.space.table import Rows
 from simpar.units import NS_PER_S, Flags, Floats, Ints
 
 KERNELS, PASSES, STEP, TABLED, SWEPT, EXACT = range(6)

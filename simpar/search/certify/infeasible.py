@@ -14,10 +14,10 @@ from simpar.program.emission.emit import MOST_OPS, at_most
 from simpar.search.certify.branch_and_bound import BranchAndBound, Field
 from simpar.search.certify.exact import Exact, measure
 from simpar.search.problem import ANY, Problem
-from simpar.search.space.axes import Rows
 from simpar.search.space.fit import fullest, needs
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import fixed_values, memory_rows, with_late_axes
+from simpar.search.space.table import Rows
 from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import GIB, format_seconds
 

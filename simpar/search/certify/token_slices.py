@@ -20,8 +20,9 @@ from simpar.program.blocks.rank_view import RankView
 from simpar.program.resolve.token_slices import slice_view, unit_tokens
 from simpar.search.bound.pipelines import Pipelines
 from simpar.search.certify.exact import job_of
-from simpar.search.space.axes import Rows, with_slices_of_tokens
+from simpar.search.space.axes import with_slices_of_tokens
 from simpar.search.space.jobs import plan_of
+from simpar.search.space.table import Rows
 from simpar.units import Flags, Floats, Ints, Numbers, to_ns
 
 SLICES = "slices"

@@ -30,9 +30,10 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sharding import dims_of
 from simpar.plan.stage_layers import layers_by_cost, spread_layers
 from simpar.search.problem import Problem
-from simpar.search.space.axes import MEMORY, ROWS_AT_ONCE, Rows, both_ends, fully_sharded, numbered, undecided
+from simpar.search.space.axes import MEMORY, both_ends, fully_sharded, undecided
 from simpar.search.space.jobs import counted
 from simpar.search.space.optional_axes import REQUESTED
+from simpar.search.space.table import ROWS_AT_ONCE, Rows, numbered
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.table import shipped
 from simpar.units import MIB, Floats, Ints

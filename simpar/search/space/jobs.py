@@ -17,7 +17,8 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules import EVEN_COSTS, declared, looks_at_costs, natural_vpp, usual_schedule
 from simpar.program.blocks.rank_view import Job
 from simpar.search.problem import Problem
-from simpar.search.space.axes import AXIS_NAMES, Rows, path_of
+from simpar.search.space.axes import AXIS_NAMES, path_of
+from simpar.search.space.table import Rows
 from simpar.simulation import balanced, checked_job
 from simpar.units import Ints, Numbers
 

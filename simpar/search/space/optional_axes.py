@@ -30,20 +30,18 @@ from simpar.search.space.axes import (
     MEMORY,
     REPLICAS,
     Axis,
-    Mask,
-    Rows,
     both_ends,
     deciding,
     divisors,
     everything,
     fully_sharded,
     gathers,
-    numbered,
     shares,
     tensor_degrees,
     undecided,
 )
 from simpar.search.space.jobs import counted
+from simpar.search.space.table import Mask, Rows, numbered
 from simpar.simulation import may_be_tuned
 
 OWN_WIDTH = tuple(each.name for each in OPTIMIZERS.values() if each.has_own_width)

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from simpar.errors import Infeasible, UserError
 from simpar.plan.plan import Plan
 from simpar.search.problem import ANY, Framework, Problem
-from simpar.search.space.axes import AXIS_NAMES, Rows, axis_named, numbered
+from simpar.search.space.axes import AXIS_NAMES, axis_named
 from simpar.search.space.jobs import counted
+from simpar.search.space.table import Rows, numbered
 from simpar.units import Ints
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ from simpar.errors import Infeasible
 from simpar.models.graph import Block
 from simpar.program.blocks.rank_view import RankView
 from simpar.search.problem import Problem
-from simpar.search.space.axes import Rows, undecided
+from simpar.search.space.axes import undecided
 from simpar.search.space.fit import FIRST, LAST, Least, least
 from simpar.search.space.jobs import plan_of
 from simpar.search.space.rows import ORIGIN
+from simpar.search.space.table import Rows
 from simpar.simulation import make_job
 from simpar.uncertainty.memory import ROUNDS, Parts
 from simpar.units import Floats, Ints

@@ -14,18 +14,10 @@ from simpar.plan import flat
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import known_name
 from simpar.search.problem import Problem
-from simpar.search.space.axes import (
-    LATE_AXES,
-    MEMORY_AXES,
-    ROWS_AT_ONCE,
-    Axis,
-    Rows,
-    axis_named,
-    value_of,
-    written,
-)
+from simpar.search.space.axes import LATE_AXES, MEMORY_AXES, Axis, axis_named, value_of, written
 from simpar.search.space.optional_axes import ALL_NAMES, Requested, companions, offered
 from simpar.search.space.portable import keep_expressible
+from simpar.search.space.table import ROWS_AT_ONCE, Rows
 
 WORDS = {"true": True, "false": False, "on": True, "off": False}
 ORIGIN = "origin"

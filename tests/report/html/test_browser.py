@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from simpar.report.certainty import Certainty
-from simpar.report.plots import KIND_COLOUR
+from simpar.report.palette import KIND_COLOUR
 from simpar.report.timeline import KINDS
 from simpar.units import NS_PER_S
 from tests.gate import some

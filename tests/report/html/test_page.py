@@ -8,7 +8,7 @@ import pytest
 
 from simpar.report.html import render, save_report
 from simpar.report.html.data import page_data
-from simpar.report.result import Trial, Why
+from simpar.report.parts import Trial, Why
 from simpar.scenario import Published
 from simpar.units import GIB, KIB, NS_PER_S
 

@@ -12,10 +12,10 @@ from simpar.models.hf_config import read
 from simpar.search import Constraints, make_problem
 from simpar.search.bound import data_parallel, keys
 from simpar.search.certify.frontier import STEP, SWEPT, Frontier
-from simpar.search.space.axes import numbered
 from simpar.search.space.fit import needs
 from simpar.search.space.optional_axes import ALL_NAMES
 from simpar.search.space.rows import enumerate_space
+from simpar.search.space.table import numbered
 
 MODEL = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 256, "num_attention_heads": 8,

@@ -13,7 +13,7 @@ from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.search.certify.frontier import STEP, Frontier
 from simpar.search.certify.seeds import first_plan
 from simpar.search.progress import Progress
-from simpar.search.space.axes import Rows
+from simpar.search.space.table import Rows
 from simpar.search.uniform import search_uniform
 from simpar.simulation import simulate
 

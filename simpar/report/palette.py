@@ -1,0 +1,56 @@
+"""Colours that mean the same in every picture and page: six that the colour-blind tell apart (Paul Tol's "bright")."""
+
+from __future__ import annotations
+
+FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH, HOST = (
+    "#4477AA",
+    "#228833",
+    "#CCBB44",
+    "#66CCEE",
+    "#EE6677",
+    "#AA3377",
+    "#222255",
+    "#997700",
+)
+KIND_COLOUR = {
+    "forward": FORWARD, "backward": BACKWARD, "input_gradient": BACKWARD, "weight_gradient": WEIGHT,
+    "forward_backward": BOTH, "recompute": AGAIN,
+    "optimizer": UPDATE, "host": HOST, "tp": COMM, "pp": COMM, "dp": COMM, "cp": COMM,
+    "ep": COMM, "offload": COMM,
+}  # fmt: skip
+KIND_TITLE = {
+    FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient", BOTH: "forward and backward",
+    AGAIN: "recompute", COMM: "communication", UPDATE: "optimizer", HOST: "host",
+}  # fmt: skip
+MEMORY_COLOUR = {
+    "parameters": FORWARD, "gradients": AGAIN, "optimizer_states": UPDATE, "overhead": "#BBBBBB",
+    "activations": BACKWARD, "transient": WEIGHT,
+}  # fmt: skip
+BUBBLE, WAITING, JITTER = "#BBBBBB", "#777777", "#DDDDDD"
+PART_COLOUR = {
+    "compute": FORWARD, "bubble": BUBBLE, "waiting": WAITING, "optimizer": UPDATE, "host": HOST, "jitter": JITTER,
+    **{f"exposed_{kind}": COMM for kind in ("tp", "pp", "dp", "cp", "ep")}, "offload": COMM,
+}  # fmt: skip
+"""Parts of the step, in the colours that the timeline gives to what they are."""
+IDLE_COLOUR = {"exposed": COMM, "bubble": BUBBLE, "waiting": WAITING, "host": HOST}
+IDLE_TITLE = {
+    "exposed": "exposed communication", "bubble": "bubble", "waiting": "waiting for other ranks",
+    "host": "launches on the host",
+}  # fmt: skip
+INK, FAINT = "#333333", "#E4E4E4"
+BAND_EDGE, BAND_HATCH = "#555555", "...."  # between what nine of ten peaks lie
+
+
+def lighter(colour: str, steps: int) -> tuple[float, float, float]:
+    """Later chunks of a rank in lighter shades, never lighter than half way to white."""
+    from matplotlib.colors import to_rgb
+
+    weight = min(0.22 * steps, 0.55)
+    red, green, blue = to_rgb(colour)
+    return (red + (1 - red) * weight, green + (1 - green) * weight, blue + (1 - blue) * weight)
+
+
+def ink_on(colour: tuple[float, float, float]) -> str:
+    """White or dark letters, whichever is easier to read on a colour (luma of ITU-R BT.601)."""
+    red, green, blue = colour
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
