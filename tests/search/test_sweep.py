@@ -6,7 +6,15 @@ from simpar.errors import UserError
 from simpar.search.sweep import Cell, sweep
 from simpar.search.workers import Workers
 
-HELD = {"pp": 1, "hsdp": 1, "micro_batch": 1, "recompute": "none", "tp_overlap": False}
+HELD = {
+    "tp": (1, 2),
+    "pp": 1,
+    "zero": 1,
+    "hsdp": 1,
+    "micro_batch": 1,
+    "recompute": "none",
+    "tp_overlap": False,
+}
 
 
 @pytest.fixture

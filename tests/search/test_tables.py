@@ -13,6 +13,7 @@ def found():
         simpar.Model("tiny-llama"),
         simpar.Cluster("dgx-h100", 1),
         simpar.Training(seq_len=128, global_batch=8),
+        constraints=simpar.search.Constraints(fixed={"cp": 1, "pp": (1, 2), "micro_batch": 1}),
     )
 
 

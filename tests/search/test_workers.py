@@ -28,7 +28,10 @@ def answer(problem, **options):
     return found
 
 
-HELD = {"hsdp": 1, "tp": (1, 2), "micro_batch": (1, 2), "recompute": ("none", "full"), "tp_overlap": False}
+HELD = {
+    "hsdp": 1, "tp": (1, 2), "micro_batch": (1, 2), "schedule": ("1f1b", "gpipe"), "recompute": ("none", "full"),
+    "tp_overlap": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,13 @@ from tests.gate import some
 def test_no_point_of_the_front_is_beaten():
     """Down the front memory falls and the step grows, from the winner on."""
     model, cluster = simpar.Model("llama-3-8b"), simpar.Cluster("grand-teton-h100")
-    found = simpar.search(model, cluster, simpar.Training(seq_len=8192, global_batch=16), stack="torchtitan")
+    found = simpar.search(
+        model,
+        cluster,
+        simpar.Training(seq_len=8192, global_batch=8),
+        stack="torchtitan",
+        constraints=Constraints(fixed={"tp": (1, 2, 8), "cp": 1, "pp": 1, "micro_batch": 1}),
+    )
     front = found.details["pareto"]
     assert len(front) > 3
     assert front[0]["step_time_s"] <= found.shortest.step_time_s * (1 + 1e-9)  # swept without contention
@@ -94,10 +100,10 @@ SMALL = {
 }  # fmt: skip
 
 
-def small_search(*pp):
-    """Some thousand plans, of which those in pipelines have a few hundred ops."""
+def small_search(*pp, batch=16):
+    """Some hundred plans, of which those in pipelines have hundreds of ops where a batch is 64."""
     training, constraints = (
-        simpar.Training(seq_len=1024, global_batch=64),
+        simpar.Training(seq_len=1024, global_batch=batch),
         Constraints(fixed=SMALL | {"pp": pp}, fit_probability=0.5),
     )
     return simpar.search(
@@ -108,11 +114,11 @@ def small_search(*pp):
 @pytest.mark.slow
 def test_plans_of_too_many_ops_leave_a_gap(monkeypatch):
     """They are not simulated, nor forgotten: the answer is the best of the others, with the gap that they leave."""
-    best = small_search(2, 4)
+    best = small_search(2, 4, batch=64)
     assert best.certified_optimal
     assert best.details["not_built"] == 0
     monkeypatch.setattr(emit, "MOST_OPS", 300)
-    found = small_search(2, 4)
+    found = small_search(2, 4, batch=64)
     assert found.details["not_built"] > 0
     assert not found.certified_optimal
     assert found.best.step_time_s * (1 - found.gap) <= best.best.step_time_s <= found.best.step_time_s
@@ -121,7 +127,7 @@ def test_plans_of_too_many_ops_leave_a_gap(monkeypatch):
     with pytest.raises(
         simpar.Infeasible, match=r"^none of the [\d,]+ plans that may be best can be simulated"
     ):
-        small_search(2, 4)
+        small_search(2, 4, batch=64)
 
 
 def test_few_ops_are_simulated_beside_the_winner(monkeypatch):
@@ -148,7 +154,7 @@ def beside_the_winner(problem):
 @pytest.mark.parametrize(("most_ops", "run_again"), [(frontier.KEPT_OPS, 0), (0, 2)])
 def test_the_best_plans_are_reported_as_they_were_run(most_ops, run_again, monkeypatch):
     """They are run again only where their steps were let go, for the best and the last one; reports are the same."""
-    problem = make_problem("gpt2", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=64))
+    problem = make_problem("gpt2", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=16))
     field, again, run = Field.of(problem).frontier, [], exact.exact
     monkeypatch.setattr(frontier, "KEPT_OPS", most_ops)
     rows = np.argsort(field.bound_s, kind="stable")[:4].tolist()
@@ -164,7 +170,7 @@ def test_the_best_plans_are_reported_as_they_were_run(most_ops, run_again, monke
 
 def test_beside_the_program_that_is_made_the_best_alone_is_held(monkeypatch):
     """Steps of many ops are let go before the next is simulated, except the best."""
-    problem = make_problem("gpt2", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=64))
+    problem = make_problem("gpt2", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=16))
     field, held, run = Field.of(problem).frontier, [], frontier.measure
     monkeypatch.setattr(frontier, "KEPT_OPS", 0)
 
@@ -186,7 +192,7 @@ def test_beside_the_program_that_is_made_the_best_alone_is_held(monkeypatch):
 
 def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
     """The ops of one step, those of the whole list, or the export target: each in its own words."""
-    training = simpar.Training(seq_len=1024, global_batch=64)
+    training = simpar.Training(seq_len=1024, global_batch=16)
     fixed = {**SMALL, "pp": (1, 2)}
     cluster = simpar.Cluster("dgx-h100")
 
@@ -213,22 +219,23 @@ def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
 @pytest.mark.parametrize(
     ("batch", "options", "fixed", "name", "words"),
     [
-        (32, {}, {"tp": (1, 2)}, "TP = node", "--fix tp=1,2"),
+        (8, {}, {"tp": (1, 2)}, "TP = node", "--fix tp=1,2"),
         (4, {}, {}, "pure DDP", "a batch of 4 sequences does not divide over 8 replicas"),
         (
-            32,
+            8,
             {"base": simpar.Plan(kind="fsdp", zero=3)},
             {},
             "pure DDP",
             "plan.kind = fsdp has zero 2|3, not 0",
         ),
-        (32, {}, {"zero": 1}, "pure ZeRO-3", "--fix zero=1"),
-        (32, {}, {"tp": 4}, "TP = node", "--fix tp=4"),
+        (8, {}, {"zero": 1}, "pure ZeRO-3", "--fix zero=1"),
+        (8, {}, {"tp": 4}, "TP = node", "--fix tp=4"),
     ],
 )
 def test_layouts_that_cannot_be_say_what_is_in_the_way(batch, options, fixed, name, words):
     """One reason, that which excludes them."""
-    constraints = Constraints(fixed={"micro_batch": 1, "recompute": "none", "schedule": "1f1b", **fixed})
+    held = {"cp": 1, "hsdp": 1, "micro_batch": 1, "recompute": "none", "schedule": "1f1b"}
+    constraints = Constraints(fixed={**held, **fixed})
     found = simpar.search(
         "llama-3.2-1b",
         simpar.Cluster("dgx-h100"),

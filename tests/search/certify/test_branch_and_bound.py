@@ -97,7 +97,11 @@ def assert_certified(problem):
     return under_way
 
 
-@pytest.mark.parametrize("seed", some(range(24), 8))
+GATE = (0, 3, 4, 6, 22)
+"""Without a pipeline, with plain ones, chunks and pairs; with sharded states or whole ones, on three stacks."""
+
+
+@pytest.mark.parametrize("seed", some(range(24), GATE))
 def test_search_finds_what_brute_force_finds(seed, problem_of):
     """On random small models, clusters, stacks and restrictions the certified best step is the best step of all."""
     problem = few_rows(problem_of, seed)
@@ -105,7 +109,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     assert under_way.counts().simulated <= under_way.counts().space_size
 
 
-@pytest.mark.parametrize("seed", some(range(8), 3))
+@pytest.mark.parametrize("seed", some(range(8), [0, 2]))
 def test_search_finds_the_least_energy(seed, problem_of):
     """The bounds of the energy of every row, from kernels to sweeps, are bounds; the certified best is the least."""
     problem = replace(few_rows(problem_of, 100 + seed, most=16), objective="energy")

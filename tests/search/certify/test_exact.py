@@ -13,7 +13,7 @@ from simpar.search.certify import exact
 from tests.gate import some
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 512, "num_attention_heads": 16, "num_hidden_layers": 8,
+    "model_type": "llama", "hidden_size": 512, "num_attention_heads": 16, "num_hidden_layers": 4,
     "num_key_value_heads": 8, "intermediate_size": 2048, "vocab_size": 8192, "tie_word_embeddings": False,
     "max_position_embeddings": 2048, "rms_norm_eps": 0.00001, "hidden_act": "silu",
 }  # fmt: skip
@@ -27,7 +27,7 @@ def test_a_step_that_is_the_same_op_by_op_is_not_run_again(monkeypatch, slow_ran
     problem = make_problem(
         read(CONFIG, name="small"),
         simpar.Cluster("dgx-h100", nodes=4),
-        simpar.Training(seq_len=512, global_batch=32),
+        simpar.Training(seq_len=512, global_batch=16),
         perturbation=Perturbation(slow_ranks=slow_ranks),
     )
     layouts = [(tp, cp, zero) for tp, cp, zero in ((8, 1, 0), (4, 1, 1), (4, 2, 1))]

@@ -28,11 +28,11 @@ def test_states_stay_where_the_plan_has_them(problem_of):
     assert not rows.one_of("offload_optimizer", "none")[rows.code["offload_optimizer"] > 0].any()
 
 
-@pytest.mark.parametrize("seed", some([2, 5, 9], 1))
-def test_bounds_hold_with_updates_on_the_host(seed, problem_of, frontier_of):
+@pytest.mark.parametrize(("seed", "count"), some([(2, 5), (2, 10), (5, 10), (9, 10)], 1, tuples=True))
+def test_bounds_hold_with_updates_on_the_host(seed, count, problem_of, frontier_of):
     """No bound is above the executed step where the host updates some."""
     problem = problem_of(seed, offload_optimizer=("none", "cpu"))
-    frontier = frontier_of(problem, seed)
+    frontier = frontier_of(problem, seed, count)
     overhead = problem.stack.launch.step_overhead_s
     seen = set()
     for row in range(frontier.rows.count):

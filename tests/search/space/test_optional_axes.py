@@ -97,7 +97,7 @@ def test_what_the_plan_has_stays_without_a_request(problem_of):
 
 
 @pytest.mark.parametrize("seed", some([2, 5], 1))
-@pytest.mark.parametrize("case", some(CASES, 5))
+@pytest.mark.parametrize("case", some(CASES, ["dtypes", "grid", "sync"]))
 def test_bounds_hold(case, seed, problem_of, frontier_of):
     """No bound of any row is above its executed step, whatever is asked for."""
     problem = problem_of(seed, **{"micro_batch": 2, **CASES[case]})
@@ -111,7 +111,7 @@ def test_bounds_hold(case, seed, problem_of, frontier_of):
 
 
 @pytest.mark.parametrize("seed", some([3, 8, 11], 1))
-@pytest.mark.parametrize("case", some(FEW, 6))
+@pytest.mark.parametrize("case", some(FEW, ["optimizer", "buckets", "reshard", "early"]))
 def test_search_finds_what_brute_force_finds(case, seed, problem_of):
     """The certified best step is the best of all rows, each run by the reference engine."""
     held = {**NARROW, "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), **FEW[case]}
@@ -159,7 +159,7 @@ def test_drives_are_chosen_as_brute_force_chooses(seed, problem_of):
     assert_certified(problem)
 
 
-@pytest.mark.parametrize("seed", some(range(6), 2))
+@pytest.mark.parametrize("seed", some(range(6), 1))
 def test_random_corners_are_searched_as_brute_force_does(seed, problem_of):
     """Three requested axes drawn at random at once, in spaces narrowed until they can be simulated in full."""
     assert_certified(corner(problem_of, seed))
@@ -237,7 +237,9 @@ def test_replicas_on_their_own_are_where_there_are_several():
 
 def test_a_plan_of_diloco_is_searched():
     """Layouts with one replica are left out instead of refused."""
-    problem = replace(small(micro_batch=1, recompute="none"), base=simpar.Plan(sync="diloco"))
+    problem = replace(
+        small(micro_batch=1, recompute="none", cp=1, tp=(1, 8)), base=simpar.Plan(sync="diloco")
+    )
     found = search(
         problem.graph, problem.cluster, problem.training, base=problem.base, constraints=problem.constraints
     )

@@ -54,10 +54,12 @@ def executed_s(problem, plan):
     return step_s if needed <= problem.memory_limit_bytes else np.inf
 
 
-@pytest.mark.parametrize("seed", some([1, 4, 7], [4]))
-def test_search_finds_what_brute_force_finds(seed, problem_of):
+@pytest.mark.parametrize(
+    ("seed", "sizes"), some([(4, 8), (1, (4, 8)), (4, (4, 8)), (7, (4, 8))], 1, tuples=True)
+)
+def test_search_finds_what_brute_force_finds(seed, sizes, problem_of):
     """With memory that binds, the certified best step is the best of all rows, each chosen and run by itself."""
-    problem = tight(problem_of(seed, **HELD))
+    problem = tight(problem_of(seed, **{**HELD, "micro_batch": sizes}))
     rows = enumerate_space(problem)
     under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
     under_way.run()

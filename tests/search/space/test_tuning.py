@@ -70,7 +70,7 @@ def mixture(base, stack="megatron", **fixed):
     )
 
 
-@pytest.mark.parametrize("seed", some([1, 4, 6, 9], 2))
+@pytest.mark.parametrize("seed", some([1, 4, 6, 9], 1))
 def test_bounds_hold(seed, problem_of, frontier_of):
     """No bound is above the executed step."""
     problem = adapted(problem_of, seed, **HELD)
@@ -208,13 +208,17 @@ TUNED = (
 STACKS = ("megatron", "fsdp")
 
 
+FEW = tuple(zip(TUNED, STACKS * 2, (3,) * 4, strict=True))
+"""Few rows of each, on one of the stacks."""
+
+
 @pytest.mark.parametrize(
-    ("base", "stack"), some(product(TUNED, STACKS), zip(TUNED, STACKS * 2, strict=True), tuples=True), ids=str
+    ("base", "stack", "count"), some([*FEW, *product(TUNED, STACKS, (8,))], FEW, tuples=True), ids=str
 )
-def test_bounds_and_memory_hold_in_mixtures(base, stack, frontier_of):
+def test_bounds_and_memory_hold_in_mixtures(base, stack, count, frontier_of):
     """Spread experts with adapters, or frozen: bounds are below the executed step, memory is that of the Program."""
     problem = mixture(simpar.Plan(**base), stack, micro_batch=2, recompute=("none", "full"), ep=(1, 2, 4))
-    frontier = frontier_of(problem, 7, 8)
+    frontier = frontier_of(problem, 7, count)
     overhead, needed = problem.stack.launch.step_overhead_s, needs(frontier.rows).predicted_bytes
     for row in range(frontier.rows.count):
         plan = plan_of(frontier.rows, row)

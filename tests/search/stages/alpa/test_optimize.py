@@ -14,11 +14,12 @@ from simpar.search.stages.alpa.optimize import AlpaSearch, search_alpa
 from simpar.simulation import simulate
 from tests.gate import some
 
-TRAINING = simpar.Training(seq_len=2048, global_batch=32)
+TRAINING = simpar.Training(seq_len=2048, global_batch=16)
 SMALL = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "num_attention_heads": 16,
     "intermediate_size": 2816, "num_hidden_layers": 4,
 }  # fmt: skip
+FEW = Constraints(fixed={"micro_batch": "1,2"})
 
 
 def problem_of(config=SMALL, **options):
@@ -37,7 +38,7 @@ def found():
     """One search of the Alpa space alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimize, "even_optimum", lambda _problem, _progress: None)
-        return search_alpa(problem_of(), Progress(top=3))
+        return search_alpa(problem_of(constraints=FEW), Progress(top=3))
 
 
 def test_the_plan_simulates_to_what_was_promised(found, tmp_path):
@@ -52,7 +53,7 @@ def test_the_plan_simulates_to_what_was_promised(found, tmp_path):
 
 def test_the_answer_is_the_same_every_time(found, alone):
     """Two searches write the same candidates."""
-    again = search_alpa(problem_of(), Progress(top=3))
+    again = search_alpa(problem_of(constraints=FEW), Progress(top=3))
     assert [c.to_dict() for c in again.candidates] == [c.to_dict() for c in found.candidates]
 
 
