@@ -43,7 +43,9 @@ SIGMA, SEED = 0.1, 3
 def lowered(name: str, **options: object) -> Lowered:
     """A small model on two DGX H100; a rank of "slow" is slow."""
     plan = {**EVERY_RANK, **LOCKSTEP}[name]
-    cluster, training = load_cluster("dgx-h100", 2), Training(seq_len=512, global_batch=64)
+    pp = int(plan.get("pp", 1))
+    dp = 16 // (pp * int(plan.get("tp", 1)) * int(plan.get("cp", 1)))
+    cluster, training = load_cluster("dgx-h100", 2), Training(seq_len=512, global_batch=dp * max(4, 2 * pp))
     model = "small-mixture" if name == "experts" else "small-llama"
     job = make_job(model, cluster, Plan(**plan), training)
     slow = {3: 1.5} if name == "slow" else {}

@@ -61,9 +61,11 @@ MIXTURES = [plan for name, plan in PLANS.items() if name.startswith("experts")]
 
 
 def lowered(plan: dict[str, object], **options: object) -> Lowered:
-    """A small Llama, or a small mixture where the plan speaks of experts, on two DGX H100."""
+    """A small Llama, or a small mixture where the plan speaks of experts, on two DGX H100: of few microbatches each."""
     cluster = load_cluster("dgx-h100", 2)
-    training = Training(seq_len=512, global_batch=32)
+    pp = int(plan.get("pp", 1))
+    dp = 16 // (pp * int(plan.get("tp", 1)) * int(plan.get("cp", 1)))
+    training = Training(seq_len=512, global_batch=min(32, dp * max(4, 2 * pp)))
     model = "small-mixture" if plan in MIXTURES else "small-llama"
     job = make_job(model, cluster, Plan(**plan), training)
     return lower(job, cluster, schedule_of(job.plan, training), **options)
