@@ -87,7 +87,13 @@ def test_too_large_a_model_takes_what_needs_least() -> None:
 
 def test_without_a_batch_one_micro_batch_a_step() -> None:
     """Tokens a second alone: the batch follows the micro-batch, and the rate gives the time of its step."""
-    row = {**OPEN, "global_batch_seqs": "", "iteration_time_s": "", "tokens_per_s_per_gpu": "9000"}
+    row = {
+        **OPEN,
+        "n_layers": "8",
+        "global_batch_seqs": "",
+        "iteration_time_s": "",
+        "tokens_per_s_per_gpu": "9000",
+    }
     found, _ = settled(case(row))
     assert found.training.global_batch == 8 * int(str(found.plan["micro_batch"]))
     measured = outcome(2, row).measured

@@ -311,6 +311,7 @@ def test_figures_of_known_errors() -> None:
     assert found["fit_accuracy"] == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="published tables are not beside the checkout")
 def test_published_runs_within_bounds() -> None:
     """A sample of the development table stays within the error it is documented with."""
