@@ -31,9 +31,17 @@ def checked(capsys, *arguments):
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_command(capsys):
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """Exit code and the JSON of the check of the command as it is."""
+    path = tmp_path_factory.mktemp("check") / "found.json"
+    code = run(["check", "--json", str(path), *HARDWARE, "--", *shlex.split(COMMAND)])
+    return code, json.loads(path.read_text())
+
+
+def test_command(usual):
     """A command that fits: its figures are those of simulate, its neighbours fit, and its flags come back in order."""
-    code, found = checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND))
+    code, found = usual
     assert (code, found["from"], found["is_sure"]) == (0, "megatron", True)
     plan = simpar.Plan(tp=2, zero=1, micro_batch=1, stack="megatron", sequence_parallel=True, grad_dtype="fp32",
                        overlap_grad_reduce=False, overlap_param_gather=False)  # fmt: skip
@@ -49,26 +57,27 @@ def test_command(capsys):
     assert found["neighbours"][0]["step_time_s"] < found["step_time_s"]
 
 
-def test_patched_command_is_the_neighbour(capsys):
+def test_patched_command_is_the_neighbour(usual, capsys):
     """What is pasted back has the step time that was promised."""
-    _, first = checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND))
+    _, first = usual
     _, second = checked(capsys, *HARDWARE, "--", *shlex.split(first["patched"]))
     assert second["step_time_s"] == first["neighbours"][0]["step_time_s"]
     assert second["plan"]["mesh"] == first["neighbours"][0]["plan"]["mesh"]
 
 
-def test_does_not_fit(capsys):
+def test_does_not_fit(tmp_path, capsys):
     """Replicas of 8 billion parameters with all their states are too large for a device: exit code 3, and what fits."""
     large = COMMAND.replace("size 2 --sequence-parallel", "size 1").replace(
         "--use-distributed-optimizer ", ""
     )
-    code, found = checked(capsys, *HARDWARE, "--", *shlex.split(large))
+    path = tmp_path / "found.json"
+    code = run(["check", "--json", str(path), *HARDWARE, "--", *shlex.split(large)])
+    found = json.loads(path.read_text())
+    assert "DOES NOT FIT" in capsys.readouterr().out
     assert (code, found["fits"], found["is_sure"]) == (3, False, False)
     assert found["neighbours"]
     assert found["patched"]
     assert run(["check", *HARDWARE, "--", *shlex.split(found["patched"])]) == 0
-    assert run(["check", *HARDWARE, "--", *shlex.split(large)]) == 3
-    assert "DOES NOT FIT" in capsys.readouterr().out
 
 
 def test_a_layout_of_many_ops_and_neighbours_that_need_too_much(capsys):
@@ -117,14 +126,14 @@ def test_refused(arguments, told, capsys):
     assert said.out == ""
 
 
-def test_flags_that_repeat_the_text(capsys):
+def test_flags_that_repeat_the_text(usual, capsys):
     """They change nothing, but that a model that is named is not asked for: others of its sizes are as good."""
     words = ["--", *shlex.split(COMMAND)]
     _, silent = checked(capsys, "--hardware", "dgx-h100", *words)
     assert any(note.startswith("The sizes are those of llama-3-8b, llama-3.1-8b") for note in silent["notes"])
     flags = ["--nodes", "1", "--seq-len", "2048", "--global-batch", "8"]
     _, repeated = checked(capsys, *HARDWARE, *flags, *words)
-    assert {**silent, "notes": []} == repeated
+    assert {**silent, "notes": []} == repeated == usual[1]
     _, twin = checked(capsys, *HARDWARE, "--model", "llama-3.1-8b", *words)
     assert twin["notes"] == []
 
@@ -265,13 +274,13 @@ def test_what_a_text_cannot_say_is_named(tmp_path, capsys):
     """DeepSpeed recomputes in code, and parameters that are fetched ahead are no choice there."""
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({**DEEPSPEED, "train_micro_batch_size_per_gpu": 1}))
+    written = tmp_path / "found.json"
     arguments = [*HARDWARE, "--nodes", "1", "--seq-len", "16384", str(path)]
-    _, found = checked(capsys, *arguments)
+    assert run(["check", "--json", str(written), *arguments]) in (0, 3)
+    said, found = capsys.readouterr().out, json.loads(written.read_text())
     assert [one["unsaid"] for one in found["neighbours"] if not one["edits"]] == [
         ['memory.recompute = "full"']
     ]
-    assert run(["check", *arguments]) in (0, 3)
-    said = capsys.readouterr().out
     assert '- memory.recompute = "full" (not in the text): ' in said
     assert "nothing in the text" not in said
 
