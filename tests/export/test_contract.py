@@ -19,11 +19,11 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
+from tests.gate import some
 
 from .conftest import PLANS, TRAINING
 
 TABLES = Path(__file__).parent / "tables"
-MODELS = ("llama-3-8b", "gpt3-6.7b")
 
 
 @cache
@@ -45,22 +45,23 @@ def plan_of(label, model):
 TRAINERS = ("transformers", "trl", "axolotl", "llama-factory")
 """Targets on Hugging Face's Trainer, which say the same of a plan: few plans show it."""
 FEW = ("ddp", "zero-2", "zero-3", "hsdp", "tp-fsdp", "cp-gathered", "fp8", "offloaded", "fp32")
-CASES = [
-    (target, model) for target in TARGETS for model in (("llama-3-8b",) if target in TRAINERS else MODELS)
-]
+LIKE_OTHERS = (*TRAINERS, "maxtext", "nemo-run")
+GATE = [(target, "llama-3-8b", "few" if target in LIKE_OTHERS else "all") for target in TARGETS]
+GATE += [(target, "gpt3-6.7b", "few") for target in TARGETS if target not in TRAINERS]
+CASES = [*GATE, *((target, "gpt3-6.7b", "all") for target in TARGETS if target not in LIKE_OTHERS)]
 
 
-def plans_of(target, model):
+def plans_of(model, plans):
     """(label, plan, graph) of every plan that is tried on a target."""
-    for label in FEW if target in (*TRAINERS, "maxtext", "nemo-run") else PLANS:
+    for label in FEW if plans == "few" else PLANS:
         yield (label, *plan_of(label, model))
 
 
-@pytest.mark.parametrize(("target", "model"), CASES)
-def test_every_option_exists(target, model):
+@pytest.mark.parametrize(("target", "model", "plans"), some(CASES, GATE, tuples=True))
+def test_every_option_exists(target, model, plans):
     """An exporter writes only options of its target's version, with allowed values; what it cannot say, it refuses."""
     found = load_target(target)
-    for label, plan, graph in plans_of(target, model):
+    for label, plan, graph in plans_of(model, plans):
         said, _ = expressible(plan, found)
         for name, value in found.options(subject(said, graph, TRAINING, found.stack)).items():
             kind = table(target).get(name)
@@ -71,10 +72,10 @@ def test_every_option_exists(target, model):
                 assert value is None, label
 
 
-@pytest.mark.parametrize(("target", "model"), CASES)
-def test_an_export_is_whole_or_refused(target, model):
+@pytest.mark.parametrize(("target", "model", "plans"), some(CASES, GATE, tuples=True))
+def test_an_export_is_whole_or_refused(target, model, plans):
     """Without losses there are files, with losses one line that names them all; lossy writes them down."""
-    for label, plan, graph in plans_of(target, model):
+    for label, plan, graph in plans_of(model, plans):
         reasons = unsupported(plan, graph, TRAINING, target)
         if not reasons:
             made = export(plan, graph, TRAINING, target)

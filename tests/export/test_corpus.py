@@ -16,7 +16,13 @@ from simpar.models.training import Training
 from simpar.simulation import simulate
 
 CORPUS = {entry["name"]: entry for entry in files.load(Path(__file__).parent / "corpus.yaml").data}
-SLOW = ("megatron-gpt3-175b", "bridge-llama31-405b", "bridge-deepseek-v3-32-nodes", "nemo-llama3-70b")
+SLOW = (
+    "megatron-gpt3-175b",
+    "bridge-llama3-70b",
+    "bridge-llama31-405b",
+    "bridge-deepseek-v3-32-nodes",
+    "nemo-llama3-70b",
+)
 """Many microbatches in a pipeline."""
 TARGETS = {
     "shell": ("megatron", "train.sh"), "megatron-yaml": ("megatron", "model.yaml"),
