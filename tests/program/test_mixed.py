@@ -104,7 +104,7 @@ def test_folded_equals_unfolded(plan: Plan) -> None:
     graph, cluster, training = (
         load_model("llama-3-8b"),
         cluster_of(*MIXED),
-        Training(seq_len=4096, global_batch=16),
+        Training(seq_len=4096, global_batch=8),
     )
     job = make_job(graph, cluster, plan, training)
     found = {}

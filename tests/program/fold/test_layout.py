@@ -21,6 +21,7 @@ from simpar.program.fold.incidence import build_graph
 from simpar.program.fold.layout import Layout, build_layout
 from simpar.program.ir.flow import quantise
 from simpar.units import GB, GIB, US
+from tests.gate import some
 
 
 def fabric(nodes: int, *, per_node: int = 4, up: dict[str, Any] | None = None, **out: Any) -> Cluster:
@@ -161,9 +162,22 @@ def test_orbits_give_the_classes_of_plain_refinement(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_routes_are_the_loads_on_every_link(seed: int) -> None:
     """What a class of groups puts on a link of a class is the same on each of them, at any message size."""
+    assert_routes_are_loads(seed)
+
+
+@pytest.mark.slow
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_routes_are_the_loads_on_every_link_of_many_cases(seed: int) -> None:
+    """The same for more of them."""
+    assert_routes_are_loads(seed)
+
+
+def assert_routes_are_loads(seed: int) -> None:
+    """Routes of classes against every group priced alone."""
     case = draw_case(seed)
     layout = case.layout(orbits=True)
     names = {case.cluster.link_name(link): link for link in range(case.cluster.num_links)}
@@ -220,9 +234,23 @@ def llama(devices: int, damage: dict[str, float] | None = None, slow: int | None
     return Case(cluster.with_degraded(damage or {}), kinds_of(mesh, 1, exchange=False), colour)
 
 
+WHOLE: dict[str, float] = {}
+WORST = {"node:9": 0.8}
+
+
 @pytest.mark.parametrize(
     ("damage", "slow"),
-    [({}, None), ({}, 77), ({"nic_tx[77]": 0.5}, None), ({"leaf_up[5]": 0.5}, None), ({"node:9": 0.8}, 4000)],
+    some(
+        [
+            (WHOLE, None),
+            (WHOLE, 77),
+            ({"nic_tx[77]": 0.5}, None),
+            ({"leaf_up[5]": 0.5}, None),
+            (WORST, 4000),
+        ],
+        [(WHOLE, None), (WORST, 4000)],
+        tuples=True,
+    ),
 )
 def test_what_is_refined_does_not_grow_with_the_width(damage: dict[str, float], slow: int | None) -> None:
     """Eight times the replicas give a graph of the same size and the same classes, also where some are slow."""
