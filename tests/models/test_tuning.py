@@ -135,7 +135,7 @@ def test_frozen_weights_in_the_8_bits_that_products_read():
 
     On devices with scaled blocks products read either layout, and the step takes as long as with 16 bits.
     """
-    training = simpar.Training(seq_len=8192, global_batch=8)
+    training = simpar.Training(seq_len=8192, global_batch=2)  # a microbatch of every replica
     plan = {"lora_rank": 16, "precision": "fp8", "stack": "nemo", "tp": 4}
     wide, narrow = (
         simpar.simulate("llama-2-70b", H100, simpar.Plan(**plan, frozen_dtype=dtype), training)
@@ -146,7 +146,7 @@ def test_frozen_weights_in_the_8_bits_that_products_read():
     saved = wide.memory.stages[0].parameters - narrow.memory.stages[0].parameters
     assert saved == pytest.approx(inner / 4, rel=1e-3)
     turned_s = 2 * inner / 4 / (0.85 * 3352e9) + 80 * 4 * 5.054e-6  # read and written, a kernel a product
-    assert narrow.step_time_s - wide.step_time_s == pytest.approx(4 * 1.023 * turned_s, rel=0.02)
+    assert narrow.step_time_s - wide.step_time_s == pytest.approx(1.023 * turned_s, rel=0.02)
     blackwell = make_cluster(load_cluster("hgx-b200").profile, 1)
     steps = [
         simpar.simulate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simpar.plan.schedules import make_schedule, natural_vpp
+from tests.gate import some
 
 UNEQUAL = (10, 12, 8)
 
@@ -72,7 +73,7 @@ def test_bubbles_within_the_span_at_unequal_durations(execute):
     assert execute(make_schedule("zb-v", 8, 32), *UNEQUAL).bubble_in_span() == 56
 
 
-@pytest.mark.parametrize("p", [4, 6, 8, 12, 16, 24, 32])
+@pytest.mark.parametrize("p", some([4, 6, 8, 12, 16, 24, 32], 5))
 def test_v_patterns(p, execute, peaks):
     """V-Half waits 3p-7, keeps (p+2)//2 stages; V-Min 4p-5 (p = 6: 2 above the best known), (p+4)//3."""
     half, least = (make_schedule(name, p, 2 * p) for name in ("v-half", "v-min"))
