@@ -238,7 +238,8 @@ def test_replicas_on_their_own_are_where_there_are_several():
 def test_a_plan_of_diloco_is_searched():
     """Layouts with one replica are left out instead of refused."""
     problem = replace(
-        small(micro_batch=1, recompute="none", cp=1, tp=(1, 8)), base=simpar.Plan(sync="diloco")
+        small(micro_batch=1, recompute="none", cp=1, tp=(1, 8), schedule="1f1b"),
+        base=simpar.Plan(sync="diloco"),
     )
     found = search(
         problem.graph, problem.cluster, problem.training, base=problem.base, constraints=problem.constraints
