@@ -228,8 +228,8 @@ def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
             "pure DDP",
             "plan.kind = fsdp has zero 2|3, not 0",
         ),
-        (8, {}, {"zero": 1}, "pure ZeRO-3", "--fix zero=1"),
-        (8, {}, {"tp": 4}, "TP = node", "--fix tp=4"),
+        pytest.param(8, {}, {"zero": 1}, "pure ZeRO-3", "--fix zero=1", marks=pytest.mark.slow),
+        pytest.param(8, {}, {"tp": 4}, "TP = node", "--fix tp=4", marks=pytest.mark.slow),
     ],
 )
 def test_layouts_that_cannot_be_say_what_is_in_the_way(batch, options, fixed, name, words):

@@ -55,11 +55,12 @@ def executed_s(problem, plan):
 
 
 @pytest.mark.parametrize(
-    ("seed", "sizes"), some([(4, 8), (1, (4, 8)), (4, (4, 8)), (7, (4, 8))], 1, tuples=True)
+    ("seed", "narrow"),
+    some([(4, {"micro_batch": 8, "zero": 1}), (1, {}), (4, {}), (7, {})], 1, tuples=True),
 )
-def test_search_finds_what_brute_force_finds(seed, sizes, problem_of):
+def test_search_finds_what_brute_force_finds(seed, narrow, problem_of):
     """With memory that binds, the certified best step is the best of all rows, each chosen and run by itself."""
-    problem = tight(problem_of(seed, **{**HELD, "micro_batch": sizes}))
+    problem = tight(problem_of(seed, **{**HELD, **narrow}))
     rows = enumerate_space(problem)
     under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
     under_way.run()
