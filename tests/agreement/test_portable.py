@@ -15,14 +15,13 @@ from simpar.search.space.portable import axis_of, losses, refusals
 from simpar.search.space.rows import enumerate_space
 from simpar.search.uniform import search_uniform
 from tests.gate import some
+from tests.target_bases import BASES
 
 FILES = {
     "megatron": "command.sh", "torchtitan": "simpar_recipe.py", "torchtitan-0.2": "torchtitan.toml",
     "deepspeed": "ds_config.json",
 }  # fmt: skip
 """The file of an export that is read back."""
-BASES = {"axolotl": simpar.Plan().with_values(master_weights=False)}
-"""What a plan says that a target takes no other of: Axolotl keeps no second copy of weights, which is no axis."""
 FEW = ("gpt3-1.3b", "llama-3-8b", "qwen3-0.6b", "mixtral-8x7b", "nemotron-h-4b")
 GATE = [("megatron", ("small-mixture", "nemotron-h-4b")), ("torchtitan", ("llama-3-8b",))]
 """A mixture, a hybrid, and attention alone, each on one node, in layouts of fewer kinds."""

@@ -44,7 +44,7 @@ NARROW = {
 
 
 def few_rows(problem_of, seed, most=24):
-    """A random problem with random restrictions, so that its space has at most ``most`` rows."""
+    """A random problem with random restrictions, narrowed until its space has ``most`` rows or nothing is left."""
     rng = random.Random(1000 + seed)
     fixed = {axis: rng.choice(options) for axis, options in AXES.items()} | {"hsdp": 1}
     for axis in (None, *rng.sample(list(NARROW), len(NARROW))):

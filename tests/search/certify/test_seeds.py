@@ -76,7 +76,7 @@ def test_ctrl_c_at_any_moment_leaves_an_answer(owner, name, call, problem, best_
     assert (found.gap == 0) == found.certified_optimal
 
 
-def test_a_row_that_was_being_simulatedtays_open(problem, monkeypatch):
+def test_a_row_that_was_being_simulated_stays_open(problem, monkeypatch):
     """Stopped inside a simulation, the row's bound still counts for the gap."""
     under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
     frontier = under_way.frontiers[0]

@@ -26,7 +26,7 @@ CASES = {
         "gpt2", ("dgx-v100", 1, 16), {"pp": 1, "tp": 1, "micro_batch": (1, 2), "zero": (1, 3), "precision": "fp16"}, {},
     ),
     "late gathers where there is nothing to gather": (
-        "gpt2", ("dgx-h100", 1, 16),
+        "gpt2", ("dgx-h100", 1, 32),
         {"pp": 1, "tp": (1, 2), "micro_batch": 4, "overlap_param_gather": False, "zero": (0, 1, 3)}, {},
     ),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from simpar.search.space.portable import losses, of_its_framework, refusals
 from simpar.search.space.rows import enumerate_space
 from simpar.search.uniform import search_runnable
 from tests.gate import some
+from tests.target_bases import BASES
 
 HELD = {"micro_batch": 1, "vpp": (1, 2), "cp": (1, 2), "tp": (1, 2, 8)}
 
@@ -47,7 +48,8 @@ GATE = [(target, None, 100) for target in ("megatron", "torchtitan", "maxtext")]
 def test_no_layout_that_a_target_can_express_is_left_out(target, stack, count):
     """Of the whole space those that it takes are rows, with schedules that it takes without replicas alone."""
     scaled = "llama-3.1-8b"  # whose positions are scaled, as those of torchtitan 0.2's flavours
-    asked = problem_of(scaled if target == "torchtitan-0.2" else "llama-3-8b", stack, portable=target)
+    model = scaled if target == "torchtitan-0.2" else "llama-3-8b"
+    asked = problem_of(model, stack, base=BASES.get(target), portable=target)
     narrow, whole = (
         enumerate_space(asked),
         enumerate_space(replace(asked, constraints=Constraints(fixed=HELD))),
