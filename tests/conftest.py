@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Tiny products in several threads are mostly waits for each other, the longer the busier the cores. Numerical
+# libraries read this as they are imported; ranks and calibrations that are given threads set their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
