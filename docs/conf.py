@@ -44,7 +44,8 @@ GENERATED = Path(__file__).parent / "generated"
 
 def setup(app: Any) -> None:
     """Make the generated pages before anything is read."""
-    app.connect("config-inited", lambda *_: generate())
+    app.add_config_value("example", EXAMPLE, "html")
+    app.connect("config-inited", lambda _, config: generate(config.example))
     app.connect("autodoc-skip-member", _skip)
     app.add_html_math_renderer("mathml", inline_renderers=(_math, None), block_renderers=(_math, None))
 
@@ -64,8 +65,8 @@ def _skip(_app: Any, _what: str, name: str, _thing: object, skip: bool, _options
     return skip or name.startswith(("model_", "_"))
 
 
-def generate() -> None:
-    """Write every generated page, and the example result beside them."""
+def generate(example: str) -> None:
+    """Write every generated page, and the result of the example, a scenario, beside them."""
     (GENERATED / "extra").mkdir(parents=True, exist_ok=True)
     (GENERATED / "cli.md").write_text("# Command line\n\n" + "\n".join(_commands()))
     (GENERATED / "api.md").write_text("\n".join(_api()))
@@ -74,7 +75,7 @@ def generate() -> None:
         (GENERATED / f"{path.stem}.md").write_text(
             _notebook(path, run="outputs" in globals().get("tags", ()))
         )
-    _example(GENERATED / "extra" / "example.html")
+    _example(GENERATED / "extra" / "example.html", example)
 
 
 def _commands() -> Iterator[str]:
@@ -156,12 +157,12 @@ def _output(output: Any, name: str) -> Iterator[str]:
         yield f"```text\n{''.join(data['text/plain'])}\n```"
 
 
-def _example(path: Path) -> None:
+def _example(path: Path, name: str) -> None:
     """The page of a shipped scenario."""
     from simpar.neighbours import advise
     from simpar.report.html import save_report
     from simpar.scenario import load_scenario
     from simpar.simulation import simulate
 
-    inputs = load_scenario(EXAMPLE, settings=["training.global_batch=32"]).inputs()
+    inputs = load_scenario(name, settings=["training.global_batch=32"]).inputs()
     save_report(advise(simulate(**inputs), inputs), path)

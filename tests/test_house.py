@@ -33,9 +33,16 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of the syntax tree of a file."""
+    return list(ast.walk(tree(path)))
+
+
+@cache
 def functions(path: Path) -> list[ast.FunctionDef]:
     """All functions and methods of a file."""
-    return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+    return [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
 
 
 def lines_of(function: ast.FunctionDef) -> int:
@@ -80,7 +87,7 @@ def test_classes_have_few_fields():
     """At most twelve annotated fields a class; more means it should be composed."""
     large = []
     for path in PACKAGE:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
                 if len(fields) > MAX_FIELDS:
@@ -92,7 +99,7 @@ def test_unit_literals_live_in_units():
     """Powers of 1,000 and 1,024 are spelled by name everywhere but in units.py."""
     found = []
     for path in PACKAGE:
-        for node in ast.walk(tree(path)) if path.name != "units.py" else ():
+        for node in nodes(path) if path.name != "units.py" else ():
             text = ast.unparse(node) if isinstance(node, ast.Constant | ast.BinOp) else ""
             scaled = (
                 isinstance(node, ast.BinOp) and {ast.unparse(node.left), ast.unparse(node.right)} & BINARY
@@ -160,7 +167,7 @@ def test_nothing_is_left_undone():
         found += [
             f"{path.name}: {word}" for word in ("TODO", "FIXME", "XXX", "NotImplementedError") if word in text
         ]
-        found += [where(path, n.lineno) for n in ast.walk(tree(path)) if isinstance(n, ast.Global)]
+        found += [where(path, n.lineno) for n in nodes(path) if isinstance(n, ast.Global)]
     assert [place for place in found if place != "files.py: NotImplementedError"] == []
 
 
@@ -212,7 +219,7 @@ def test_nothing_downstream_knows_the_name_of_a_schedule_an_optimizer_or_a_preci
     homes += [ROOT / "simpar/precisions.py", ROOT / "simpar/validate", ROOT / "simpar/models/hf_hybrids.py"]
     names, found = {*SCHEDULES, *OPTIMIZERS, *PRECISIONS} - DTYPE_BYTES.keys(), []
     for path in PACKAGE:
-        texts = () if any(home in (path, *path.parents) for home in homes) else set(texts_of(tree(path)))
+        texts = () if any(home in (path, *path.parents) for home in homes) else set(texts_of(path))
         for text in texts - {"naive"} if texts else ():
             found += [
                 f"{path.name}: {word}" for word in set(re.findall(r"[a-z0-9][a-z0-9_-]*", text)) & names
@@ -225,16 +232,16 @@ def test_policies_of_recomputation_are_written_and_read_in_one_file():
     found = []
     for path in PACKAGE:
         if path != ROOT / "simpar/models/recompute.py":
-            found += [f"{path.name}: {each}" for each in texts_of(tree(path)) if GRAMMAR.search(each)]
+            found += [f"{path.name}: {each}" for each in texts_of(path) if GRAMMAR.search(each)]
     assert found == []
 
 
-def texts_of(module):
-    """Texts of a module that are no docstrings."""
-    alone = {id(n.value) for n in ast.walk(module) if isinstance(n, ast.Expr)}
-    for node in ast.walk(module):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
-            yield node.value
+@cache
+def texts_of(path: Path) -> list[str]:
+    """Texts of a file's code that are no docstrings."""
+    alone = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+    constants = [node for node in nodes(path) if isinstance(node, ast.Constant) and id(node) not in alone]
+    return [node.value for node in constants if isinstance(node.value, str)]
 
 
 def test_the_package_lists_itself():

@@ -15,11 +15,16 @@ for needed in ("sphinx", "myst_parser", "furo"):
 ROOT = Path(__file__).parents[2]
 
 
+SMALL = "gpt2-laptop"
+"""An example in the place of the one that is shown, whose neighbours take as long as the rest of the site."""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site; warnings are errors."""
+    """The built site, with a small example; warnings are errors."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(folder / "trees")]
+    command += ["-D", f"example={SMALL}"]
     done = subprocess.run(
         [*command, "-b", "html", str(ROOT / "docs"), str(folder / "html")],
         capture_output=True, text=True, check=False,
@@ -61,11 +66,17 @@ def test_every_command_is_on_its_page(site):
         assert f"<h2>simpar {command.name or command.callback.__name__}<" in page
 
 
-def test_outputs_of_notebooks_become_text_pictures_and_tables(tmp_path, monkeypatch):
-    """As a build with outputs writes them."""
+def settings():
+    """The module that a build is set up by."""
     spec = importlib.util.spec_from_file_location("site_conf", ROOT / "docs" / "conf.py")
     conf = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conf)
+    return conf
+
+
+def test_outputs_of_notebooks_become_text_pictures_and_tables(tmp_path, monkeypatch):
+    """As a build with outputs writes them."""
+    conf = settings()
     monkeypatch.setattr(conf, "GENERATED", tmp_path)
     said = {"output_type": "stream", "name": "stdout", "text": "hello\n"}
     assert list(conf._output(said, "n")) == ["```text\nhello\n```"]
@@ -88,3 +99,12 @@ def test_the_example_result_is_there(site):
     """The first page links to a result that can be opened."""
     assert 'href="example.html"' in (site / "index.html").read_text()
     assert "What to try next" in (site / "example.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_example_that_is_shown_has_advice(tmp_path):
+    """The scenario of the published site, which the site of these tests replaces by a small one."""
+    conf = settings()
+    assert conf.EXAMPLE != SMALL
+    conf._example(tmp_path / "example.html", conf.EXAMPLE)
+    assert "What to try next" in (tmp_path / "example.html").read_text()

@@ -50,11 +50,17 @@ def cluster_of(hardware: str, link: float) -> Cluster:
 
 
 def accounted(
-    model: str, cluster: Cluster, plan: Plan, perturbation: Perturbation, stack: str | None = None
+    model: str,
+    cluster: Cluster,
+    plan: Plan,
+    perturbation: Perturbation,
+    stack: str | None = None,
+    *,
+    batch: int = 32,
 ) -> tuple[Lowered, Accounts]:
-    """The account of a step of 8 sequences of 512 tokens."""
+    """The account of a step of a batch of sequences of 512 tokens."""
     job = make_job(
-        load_model(model, seq_len=512), cluster, plan, Training(seq_len=512, global_batch=32), stack
+        load_model(model, seq_len=512), cluster, plan, Training(seq_len=512, global_batch=batch), stack
     )
     lowered = lower_job(job, cluster, {"perturbation": perturbation})
     timing = choose_engine("auto", lowered.program)[1](lowered.program)
@@ -71,7 +77,7 @@ def test_every_nanosecond_has_one_cause(layout: dict[str, object], setting: tupl
         values = {**layout, "schedule": "1f1b"}
     try:
         plan = Plan(**values)
-        _, found = accounted(model, cluster_of(hardware, link), plan, Perturbation(slow), stack)
+        _, found = accounted(model, cluster_of(hardware, link), plan, Perturbation(slow), stack, batch=16)
     except (UserError, ValueError):
         return
     assert (found.causes_ns.sum(axis=1) == found.step_ns).all()
