@@ -17,7 +17,7 @@ from simpar.report.parts import StageMemory
 from simpar.simulation import simulate
 from tests.cost.account import stage_static_memory, static_memory
 
-TRAINING = Training(seq_len=2048, global_batch=128)
+TRAINING = Training(seq_len=2048, global_batch=32)
 REPLICAS = 8
 STACKS = ("megatron", "nanotron", "torchtitan", "deepspeed", "ddp")
 GRAPH = load_model("llama-3-8b")
@@ -30,7 +30,7 @@ def peaks(stack: str, **plan: object) -> tuple[StageMemory, ...]:
     training = Training(seq_len=TRAINING.seq_len, global_batch=REPLICAS * TRAINING.global_batch)
     whole = Plan(**{"dp": REPLICAS, **plan})
     cluster = load_cluster("dgx-h100", devices * REPLICAS // 8)
-    return simulate(GRAPH, cluster, whole, training, stack=stack).memory.stages
+    return simulate(GRAPH, cluster, whole, training, stack=stack, with_timeline=False).memory.stages
 
 
 def peak(stage: int = 0, stack: str = "megatron", **plan: object) -> StageMemory:
@@ -88,7 +88,7 @@ def test_1f1b_holds_a_stage_of_every_microbatch_in_flight(pp: int, tp: int) -> N
 def test_gpipe_holds_every_microbatch() -> None:
     """GPipe keeps all m, 1F1B only p of them: the ratio is m / p."""
     gpipe, steady = (float(peak(pp=4, schedule=s).activations) for s in ("gpipe", "1f1b"))
-    assert gpipe / steady == pytest.approx(128 / 4)
+    assert gpipe / steady == pytest.approx(TRAINING.global_batch / 4)
 
 
 def test_interleaving_costs_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -38,8 +39,9 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
+@cache
 def traced(name: str, seq_len: int = SEQ) -> ModelGraph:
-    """The graph of one of the small models."""
+    """The graph of one of the small models, traced once for all tests."""
     return simpar.Model(f"traced_models:{name}", seq_len=seq_len)
 
 

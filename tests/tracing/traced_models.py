@@ -302,7 +302,7 @@ def failing() -> nn.Module:
 def giant() -> nn.Module:
     """More parameters than a laptop holds."""
     stack = [
-        Layer(8192, Attention(8192, 64, 8, bias=False, causal=True), Gated(8192, 28672), RMSNorm)
-        for _ in range(14)
+        Layer(16384, Attention(16384, 128, 8, bias=False, causal=True), Gated(16384, 57344), RMSNorm)
+        for _ in range(3)
     ]
-    return Decoder(stack, 8192, vocab=128256, tied=False, norm=RMSNorm)
+    return Decoder(stack, 16384, vocab=128256, tied=False, norm=RMSNorm)
