@@ -85,5 +85,5 @@ def test_planted_defects_are_found(
     """A simulator that states more than it holds, or exposes more than it communicates, is caught."""
     right = simpar.simulate
     monkeypatch.setattr(simpar, "simulate", lambda *given, **options: defect(right(*given, **options)))
-    found = [each for seed in range(6) for each in FUZZ["outcome"](seed)[1]]
+    found = (each for seed in range(6) for each in FUZZ["outcome"](seed)[1])  # until one of them shows it
     assert any(said in each for each in found)
