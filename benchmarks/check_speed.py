@@ -13,7 +13,10 @@ import subprocess
 import sys
 import tempfile
 
-LLAMA_8B = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192"
+LLAMA_8B = (
+    "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
+    "--seq-length 8192"
+)
 COMMON = "--micro-batch-size 1 --bf16 --use-distributed-optimizer --sequence-parallel"
 JOBS = {
     "Llama 3 8B on 8 GPUs": ("llama-3-8b", 1, f"{LLAMA_8B} --tensor-model-parallel-size 2 --global-batch-size 64"),

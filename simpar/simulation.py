@@ -8,7 +8,7 @@ from typing import Literal, TypedDict, Unpack
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve, under
-from simpar.engine import choose_engine
+from simpar.engine import choose_engine, choose_engine_here
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
@@ -180,7 +180,7 @@ def _decided(job: Job, cluster: Cluster) -> Job:
 def _room(cluster: Cluster, fit_probability: float, job: Job) -> dict[int, tuple[float, float]]:
     """By pipeline rank the bytes that come and go in the simulated step of a job, and the most that may."""
     lowered = lower_job(_decided(job, cluster), cluster, {})
-    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    timing = choose_engine_here(lowered.program)(lowered.program)
     held = footprints(lowered, timing, cluster)
     return {
         each.stage: (float(each.moving_bytes), each.most_moving_bytes(fit_probability))

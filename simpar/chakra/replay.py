@@ -15,7 +15,7 @@ import numpy as np
 from simpar.chakra.recording import Collective, Event, Message, Recording
 from simpar.cost.collectives.algorithms import OPS
 from simpar.cost.collectives.choice import collective
-from simpar.engine import choose_engine
+from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.files import allowed
 from simpar.hardware.cluster import Cluster
@@ -90,7 +90,7 @@ def replay(recording: Recording, price: Price | None = None) -> Replay:
     """
     program, communication = _program(recording, price)
     try:
-        timing = choose_engine("auto", program)[1](program)
+        timing = choose_engine_here(program)(program)
     except ProgramError as error:
         raise UserError(f"the traces never end: {error}") from None
     length = timing.finish_ns - timing.start_ns

@@ -10,7 +10,7 @@ import simpar
 from simpar.chakra.fabric import dimensions, network_text, system_text, unsaid
 from simpar.chakra.messages import trace_files
 from simpar.chakra.step import StepTraces, step_traces
-from simpar.engine import choose_engine
+from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.plan.check import schedule_of
@@ -103,7 +103,7 @@ def simulated_step(job: Job, cluster: Cluster) -> tuple[StepTraces, int]:
         )
     lowered = found.lowered()
     check_countable(lowered.program)
-    timing = choose_engine("auto", lowered.program)[1](lowered.program)
+    timing = choose_engine_here(lowered.program)(lowered.program)
     return step_traces(lowered, timing), timing.makespan_ns + int(to_ns(job.stack.launch.step_overhead_s))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.cost.collectives.choice import collective
-from simpar.engine import choose_engine
+from simpar.engine import choose_engine_here
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label
 from simpar.replicas.setting import Setting
@@ -56,7 +56,7 @@ def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> MeanSt
         for ops in (local, np.broadcast_to(average, replicas), outer):
             build.place(streams, ops)
     program = build.build()
-    _, run = choose_engine("auto", program)
+    run = choose_engine_here(program)
     steps = count * period
     step_s = run(program).makespan_ns / steps / NS_PER_S
     return MeanStep(

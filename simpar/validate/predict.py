@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from simpar import files
 from simpar.cost.collectives.measured import calibrated
 from simpar.cost.stack import Stack, load_stack
-from simpar.engine import choose_engine
+from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
@@ -122,7 +122,7 @@ def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Low
     with _in_words():
         job = job_of(case, cluster, tuning)
         lowered = lower_job(job, cluster, {}, contention=cluster.profile.scale_up.kind in SHARED)
-    _, engine = choose_engine("auto", lowered.program)
+    engine = choose_engine_here(lowered.program)
     return lowered, engine(lowered.program)
 
 
