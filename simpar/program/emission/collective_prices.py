@@ -77,11 +77,12 @@ def on_time(cluster: Cluster, kind: str) -> Cluster:
 
 
 def in_first_domain(ranks: Ints, cluster: Cluster) -> Ints:
-    """The same group int64[N] in the first domain, where domains are alike: links of leaves bind nowhere."""
-    if cluster.leaves_bind or cluster.is_mixed:
-        return ranks
+    """The same group int64[N] in the first domain, where domains are alike: it does not meet leaves that bind."""
     size = cluster.domain_size
-    return ranks - int(ranks.min()) // size * size
+    first, last = int(ranks.min()) // size, int(ranks.max()) // size
+    if cluster.is_mixed or (cluster.leaves_bind and first != last):
+        return ranks
+    return ranks - first * size
 
 
 @dataclass(frozen=True)

@@ -263,14 +263,16 @@ class Network:
         """Of every class of groups the first whose collectives take the same, each on its own links.
 
         They stand in places that are alike and load links of the same capacity, in the same order, that are all shared
-        or all private alike.
+        or all private alike. Places are alike that are one and the same but for the domain.
         """
         layout, capacity = self.layout, self._capacity
         shared, port = self._shared, layout.link_is_port
         found, first = np.arange(len(layout.groups)), 0
+        moved = [in_first_domain(group.ranks, self.cluster).tobytes() for group in layout.groups]
+        places = {ranks: number for number, ranks in enumerate(dict.fromkeys(moved))}
         for kind, traffic in enumerate(layout.traffic):
             count = sum(group.kind_index == kind for group in layout.groups[first:])
-            place = np.array([group.place for group in layout.groups[first : first + count]])
+            place = np.array([places[ranks] for ranks in moved[first : first + count]])
             order = np.argsort(traffic.group, kind="stable")
             group, link = traffic.group[order], traffic.link[order]
             of_links = layout.links_of_groups
