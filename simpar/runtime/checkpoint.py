@@ -306,6 +306,9 @@ class _IndexUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """The class of that name if an index may hold it. Raises UnpicklingError."""
+        module = (
+            "pathlib" if module == "pathlib._local" else module
+        )  # Python 3.13 writes paths by a private name
         if name in self.CLASSES.get(module, ()):
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
