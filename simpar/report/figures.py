@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from simpar.report.palette import (
-    INK,
-)
+from simpar.report.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -343,7 +343,9 @@ def written(name: str, value: Any) -> dict[str, Any]:
 
 
 def value_of(plan: Plan, name: str) -> Any:
-    """What a plan has on an axis, or for any flat key, as searches name it."""
+    """What a plan has on an axis, or for any flat key, as searches name it; the usual schedule where none is given."""
+    if name == "schedule":
+        return plan.schedule
     section, field = path_of(name)
     found = getattr(getattr(plan, section) if section else plan, field)
     return "-".join(found) if name == "order" else found

@@ -39,6 +39,7 @@ from simpar.search.space.axes import (
     shares,
     tensor_degrees,
     undecided,
+    value_of,
 )
 from simpar.search.space.jobs import counted
 from simpar.search.space.table import Mask, Rows, numbered
@@ -75,7 +76,7 @@ class Requested(Axis):
     @property
     def neutral(self) -> Any:
         """What rows have where the axis changes nothing."""
-        return _value(Plan(), self.name)
+        return value_of(Plan(), self.name)
 
 
 class More(TypedDict, total=False):
@@ -108,15 +109,10 @@ def on_request(
     return Requested(name, decides, implied, keep, **more)
 
 
-def _value(plan: Plan, name: str) -> Any:
-    """A flat key of a plan."""
-    return getattr(getattr(plan, flat.SECTION_OF[name]), name)
-
-
 def _planned(problem: Problem, *, name: str) -> Sequence[Any]:
     """What the plan has, where that is not the default."""
-    found = _value(problem.base, name)
-    return () if found == _value(Plan(), name) else (found,)
+    found = value_of(problem.base, name)
+    return () if found == value_of(Plan(), name) else (found,)
 
 
 def _depths(problem: Problem) -> Sequence[int]:
@@ -165,7 +161,7 @@ def _has(rows: Rows, name: str, *values: Any) -> Mask:
     """Rows of which the value of an axis, or else that of the plan, is one of some."""
     if name in rows.domain:
         return rows.one_of(name, *values)
-    return np.full(rows.count, _value(rows.problem.base, name) in values)
+    return np.full(rows.count, value_of(rows.problem.base, name) in values)
 
 
 def _takes(rows: Rows, what: str, never: Any = None) -> Mask:

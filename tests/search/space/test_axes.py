@@ -58,6 +58,10 @@ def test_an_axis_is_found_in_a_plan_by_its_path() -> None:
     """Flat keys where they stand, and those with a path of their own; written as a file has them."""
     plan = simpar.Plan(tp=2, tensor_parallel={"overlap": True}, rank_order="tp-cp-pp-dp")
     assert [value_of(plan, name) for name in ("tp", "tp_overlap", "order")] == [2, True, "tp-cp-pp-dp"]
+    assert [value_of(simpar.Plan(pp=2, vpp=chunks), "schedule") for chunks in (1, 2)] == [
+        "1f1b",
+        "interleaved",
+    ]
     assert path_of("zero") == ("data_parallel", "zero")
     assert written("order", "tp-cp-dp-pp") == {"mesh": {"order": ("tp", "cp", "dp", "pp")}}
     assert written("zero", 3) == {"zero": 3}
