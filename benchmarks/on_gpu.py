@@ -22,11 +22,11 @@ from pathlib import Path
 from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_checks import behaviour, kernels, numbers, sizes, steps
+from gpu_checks import behaviour, kernels, numbers, shapes, sizes, steps
 from gpu_checks.here import PROVENANCE, Here, table, write_json
 
 PARTS: Mapping[str, ModuleType] = {
-    "numbers": numbers, "steps": steps, "sizes": sizes, "behaviour": behaviour, "kernels": kernels,
+    "numbers": numbers, "steps": steps, "sizes": sizes, "behaviour": behaviour, "kernels": kernels, "shapes": shapes,
 }  # fmt: skip
 
 

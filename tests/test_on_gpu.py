@@ -1,5 +1,6 @@
 """The checklist of CUDA, as far as it goes without a GPU."""
 
+import gzip
 import importlib.util
 import json
 import shutil
@@ -169,7 +170,8 @@ def test_the_runtimes_profile_is_what_the_fit_says(fit_runtime):
     device = load_device("h200-sxm")
     samples = fit_runtime.read_samples(MEASURED / "calibration.json")
     earlier = fit_runtime.read_samples(MEASURED / "calibration-earlier.json")
-    found = fit_runtime.as_profile(fit_runtime.fitted(samples, [earlier], device))
+    casts = fit_runtime.read_casts(MEASURED.with_name("h200-again"))
+    found = fit_runtime.as_profile(fit_runtime.fitted(samples, [earlier], device, casts))
     shipped = fit_runtime.as_profile(load_stack("simpar"))
     for part in ("launch", "experts", "numerics"):
         assert {name: str(value) for name, value in found[part].items()} == {
@@ -177,3 +179,31 @@ def test_the_runtimes_profile_is_what_the_fit_says(fit_runtime):
         }, part
     for kind, both in found["passes"].items():
         assert shipped["passes"][kind] == pytest.approx(both, rel=0.01), kind
+
+
+@pytest.mark.parametrize("folder", ["h100", "h200-again"])
+def test_kernels_of_many_shapes_are_held_against_the_profile(script, folder, tmp_path):
+    """Every kind of kernel is a row; the errors say what published kernels, timed one at a time, leave out."""
+    shutil.copytree(MEASURED.with_name(folder), tmp_path / folder)
+    here = script.Here(tmp_path / folder, 0, dry=False)
+    rows = {row.what: row for row in script.shapes.rows(here)}
+    kinds = {f"matmul bf16 {layout}" for layout in ("TN", "NN", "NT")} | {"matmul fp8 TN"}
+    kinds |= {f"{op} bf16 {way}" for op in ("flash_attention_2", "cudnn_attention") for way in ("fwd", "bwd")}
+    assert rows.keys() == kinds
+    assert all(0 < row.error < 0.25 for row in rows.values())
+
+
+def test_a_trace_tells_launches_and_products(script, tmp_path):
+    """Launches of the host; device time of products apart from that of all else."""
+    events = [
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 5.0},
+        {"cat": "cuda_runtime", "name": "cudaMemcpyAsync", "dur": 5.0},
+        {"cat": "kernel", "name": "nvjet_sm90_tst_256x128", "dur": 100.0},
+        {"cat": "kernel", "name": "elementwise_kernel", "dur": 30.0},
+        {"cat": "kernel", "name": "elementwise_kernel", "dur": 20.0},
+        {"name": "no duration"},
+    ]
+    path = tmp_path / "step.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    found = script.sizes.traced(path)
+    assert found == pytest.approx({"launches": 1, "products_s": 100e-6, "others_s": 50e-6})

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gpu_checks.here import Here, Row, predicted_beside, slug, write_json
 from simpar.calibrate import request
+from simpar.units import US
 
 FILE = "sizes.json"
 STEPS, WARMUP = 5, 2
+PRODUCTS = re.compile("nvjet|gemm|cutlass", re.IGNORECASE)
 
 
 def llama(hidden: int, layers: int, vocab: int = 32_768, head: int = 128) -> dict[str, Any]:
@@ -66,6 +72,14 @@ def cases() -> dict[str, tuple[dict[str, Any], int, int, dict[str, Any]]]:
         "dropout": (gpt(2048, 12, 0.1), 1024, 16, {"micro_batch": 8}),
         "experts": (mixtral(2048, 8), 4096, 4, {"micro_batch": 2}),
         "many experts": (qwen3_moe(2048, 8), 4096, 4, {"micro_batch": 2}),
+        **(
+            {
+                "middle, 8 bits": (middle, 2048, 8, {"micro_batch": 4, "precision": "fp8"}),
+                "large, 8 bits": (large, 4096, 4, {"micro_batch": 2, "precision": "fp8"}),
+            }
+            if find_spec("torchao") is not None
+            else {}
+        ),
     }
 
 
@@ -157,8 +171,24 @@ def _measured(scenario: dict[str, Any], device: Any, here: Here) -> dict[str, An
             phase: median(each["phases_s"][phase] for each in counted) for phase in counted[0]["phases_s"]
         },
         "losses": [each["loss"] for each in steps],
+        "traced": traced(trace),
         **peak,
     }
+
+
+def traced(trace: Path) -> dict[str, float]:
+    """Kernels that the host launched in a traced step, and device seconds of products and of all other kernels."""
+    events = [
+        each for each in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] if "dur" in each
+    ]
+    launches = [each for each in events if each["cat"] == "cuda_runtime" and "Launch" in each["name"]]
+    kernels = [each for each in events if each["cat"] == "kernel"]
+    products_us = sum(each["dur"] for each in kernels if PRODUCTS.search(each["name"]))
+    whole_us = sum(each["dur"] for each in kernels)
+    return {
+        "launches": len(launches), "products_s": round(products_us * US, 6),
+        "others_s": round((whole_us - products_us) * US, 6),
+    }  # fmt: skip
 
 
 def _forget(here: Here) -> None:

@@ -118,23 +118,32 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
 
     8-bit inputs are cast by the norms and activations that write them, gradients in passes of their own, which read
     bf16 and write fp8. Where blocks share scales inputs have such passes too, and scales that tensor cores apply are
-    laid out anew.
+    laid out anew. A stack may cast both operands of each product operation by operation (``tensor_cast``).
     """
     m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels = sizes.kernels
     input_s: Numbers = 0.0
     gradient_s: Numbers = 0.0
     columns_s: Numbers = 0.0
-    casts, later, swizzles = 0, 0, 0
+    casts: Numbers = 0
+    later: Numbers = 0
+    swizzles = 0
     if kernels.products.is_cast and (op.name == "lm_head" or op.kind == "router"):
         kernels = replace(kernels, precision=kernels.activation_dtype)
     products = kernels.products
     if products.scales:
-        cast = BlockCasts.of(products, sizes.stack)
-        casts, later, swizzles = 1, cast.kernels_later, SWIZZLES * products.is_laid_out
-        input_s = kernels.memory_time_s(m * k * cast.first)
-        gradient_s = kernels.memory_time_s(m * n * cast.first + k * n * cast.weights)
-        columns_s = kernels.memory_time_s(m * (k * cast.inputs + n * cast.gradients), kernels=later)
+        blocks = BlockCasts.of(products, sizes.stack)
+        casts, later, swizzles = 1, blocks.kernels_later, SWIZZLES * products.is_laid_out
+        input_s = kernels.memory_time_s(m * k * blocks.first)
+        gradient_s = kernels.memory_time_s(m * n * blocks.first + k * n * blocks.weights)
+        columns_s = kernels.memory_time_s(m * (k * blocks.inputs + n * blocks.gradients), kernels=later)
+    elif products.is_cast and (cast := sizes.stack.numerics.tensor_cast):
+        outputs = sum(times for times, _ in op.columns)  # each is a product that casts the input anew
+        casts = later = 2 * cast.kernels * outputs
+        input_s, gradient_s, columns_s = (
+            kernels.memory_time_s(elements * cast.element_bytes, kernels=casts)
+            for elements in (m * k * outputs + k * n, m * n + k * n, m * n + m * k * outputs)
+        )
     elif products.is_cast:
         gradient_s = kernels.memory_time_s(m * n * (products.handed_bytes + products.operand_bytes))
     frozen, swizzled_s = _is_frozen(op), swizzles * kernels.latency_s

@@ -141,6 +141,13 @@ class Context(_Part):
     balance: Literal["zigzag", "striped", "contiguous"] = "zigzag"
 
 
+class TensorCast(_Part):
+    """One cast of a tensor to 8 bits with one scale, operation by operation: how many kernels, bytes an element."""
+
+    kernels: float = Field(gt=0, allow_inf_nan=False)
+    element_bytes: float = Field(gt=0, allow_inf_nan=False)
+
+
 class StackNumerics(_Part):
     """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM.
 
@@ -148,7 +155,9 @@ class StackNumerics(_Part):
     sum of other microbatches, half of them by each.
     ``moment_dtype`` is that of optimizer states (None: fp32) where parameters are stored as they are computed with.
     Where 8-bit products have scales of blocks, ``casts_apart`` casts rows when a product reads them and columns when
-    the product of the weights' gradients does, in kernels of their own; else both are written at once.
+    the product of the weights' gradients does, in kernels of their own; else both are written at once. Where they have
+    one scale a tensor, ``tensor_cast`` is what a product does to both of its operands each time it reads them; without
+    it whoever writes an operand casts it, but gradients.
     """
 
     grad_dtype: Dtype = "fp32"
@@ -159,6 +168,7 @@ class StackNumerics(_Part):
     gradient_accumulation_fusion: bool = True
     sum_bytes: float = Field(0.0, ge=0, allow_inf_nan=False)
     casts_apart: bool = False
+    tensor_cast: TensorCast | None = None
 
 
 class Buckets(_Part):

@@ -161,3 +161,28 @@ def test_gradients_that_kernels_of_their_own_add_up_are_steps() -> None:
         for step in mine[1:]:
             wanted = job.kernels.latency_s + size / 2 * elements / job.kernels.bandwidth
             assert step.duration_s == pytest.approx(wanted)
+
+
+def test_a_stack_may_cast_both_operands_of_every_product() -> None:
+    """Two casts a product, one product an output: the input of qkv is cast three times."""
+    stack = load_stack("simpar")
+    cast = stack.numerics.tensor_cast
+    assert cast
+    bare = stack.model_copy(update={"numerics": stack.numerics.model_copy(update={"tensor_cast": None})})
+    job, without = (layer_job("llama-3-8b", stack=each, precision="fp8") for each in (stack, bare))
+    tokens, hidden, heads, wide = 2048, 4096, 6144, 14336
+    elements = {"qkv": (3, hidden, heads), "o_proj": (1, hidden, hidden), "mlp_up": (2, hidden, 2 * wide)}
+    for phase, gradients in (("forward", False), ("input_gradient", True)):
+        found, plain = (
+            {step.name: step.duration_s for step in getattr(layer_steps_of(each), phase).steps}
+            for each in (job, without)
+        )
+        for name, (outputs, width, columns) in elements.items():
+            own = tokens * columns if gradients else outputs * tokens * width
+            wanted = 2 * outputs * cast.kernels * job.kernels.latency_s
+            wanted += cast.element_bytes * (own + width * columns) / job.kernels.bandwidth
+            before = job.kernels.memory_time_s(3 * tokens * columns) if gradients else 0.0
+            assert found[name] - plain[name] == pytest.approx(wanted - before), (phase, name)
+    issued = [layer_steps_of(each).forward.issue_s for each in (job, without)]
+    casts = 2 * cast.kernels * 7  # of q, k, v, the output, the gate, up and down
+    assert issued[0] - issued[1] == pytest.approx(casts * stack.launch.host_time_per_kernel_s)
