@@ -54,6 +54,11 @@ SYNONYMS = {
 }  # fmt: skip
 
 
+def under(plan: Mapping[str, Any], key: str) -> Any:
+    """What a plan as plain data says under a flat key; None where it says nothing."""
+    return plan.get(SECTION_OF.get(key, ""), plan).get(key)
+
+
 def nest(data: Mapping[str, Any]) -> dict[str, Any]:
     """The same input with every flat key in its section. Raises ValueError for a key that is given twice."""
     nested: dict[str, Any] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simpar.plan.flat import SECTION_OF
 from simpar.plan.plan import Plan
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
@@ -35,7 +34,7 @@ def followers(change: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[str
 
 def following(change: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """Choices that the plan says and that are left open again: None is "follows from the rest"."""
-    said = {name: getattr(getattr(plan, SECTION_OF[name]), name) for name in followers(change, before={})}
+    said = {name: plan.said(name) for name in followers(change, before={})}
     if said.get("sequence_parallel") is False:  # it follows as well: no sequence is sharded over one rank
         del said["sequence_parallel"]
     return {name: None for name, value in said.items() if value is not None}

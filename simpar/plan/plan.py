@@ -400,6 +400,10 @@ class Plan(Record):
         except ValidationError as error:
             raise flat.relocated(error, data) from None
 
+    def said(self, key: str) -> Any:
+        """What it says under a flat key; None where that is left open."""
+        return getattr(getattr(self, flat.SECTION_OF[key]) if key in flat.SECTION_OF else self, key)
+
     @property
     def schedule(self) -> str:
         """The schedule's name: as given, "custom" with an action table, else the usual one for vpp chunks."""

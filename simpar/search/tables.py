@@ -34,7 +34,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     if interval:
         figures |= {"step_time_low_s": interval[0], "step_time_high_s": interval[1]}
     axes = {axis: plan["mesh"].get(axis) for axis in AXES}
-    chosen = {name: plan.get(flat.SECTION_OF.get(name, ""), plan).get(name) for name in CHOICES}
+    chosen = {name: flat.under(plan, name) for name in CHOICES}
     return {**figures, **axes, **chosen}
 
 

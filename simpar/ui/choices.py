@@ -17,13 +17,12 @@ from simpar.cost.stack import resolve
 from simpar.errors import UserError
 from simpar.neighbours import RECOMPUTE
 from simpar.plan.check import Target, check
-from simpar.plan.flat import SECTION_OF
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import CUSTOM, Home, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp, usual_schedule
 from simpar.precisions import PRECISIONS
 from simpar.program.resolve.checkpointing import check_optimal
-from simpar.search.space.axes import LEAST_PIECE
+from simpar.search.space.axes import LEAST_PIECE, value_of
 from simpar.simulation import balanced, check_drives
 from simpar.ui.state import Asked, changed
 
@@ -64,7 +63,9 @@ def choices(asked: Asked) -> list[Choice]:
         return []
     known = _Verdicts(asked)
     resolved = resolve(plan, asked.stack)
-    return [_choice(known, name, _now(resolved, name), domain) for name, domain in _domains(asked).items()]
+    return [
+        _choice(known, name, value_of(resolved, name), domain) for name, domain in _domains(asked).items()
+    ]
 
 
 class _Verdicts:
@@ -152,12 +153,6 @@ def _change(plan: Plan, name: str, value: Any) -> Change:
     return {name: value}
 
 
-def _now(plan: Plan, name: str) -> Any:
-    if name == "schedule":
-        return plan.schedule
-    return getattr(getattr(plan, SECTION_OF[name]), name) if name in SECTION_OF else getattr(plan, name)
-
-
 def _domains(asked: Asked) -> dict[str, list[Any]]:
     """By choice, the values that are looked at; that of now is among them."""
     plan, world = asked.plan, asked.cluster.world_size
@@ -180,7 +175,7 @@ def _domains(asked: Asked) -> dict[str, list[Any]]:
     }
     resolved = resolve(plan, asked.stack)
     for name, values in found.items():
-        now = _now(resolved, name)
+        now = value_of(resolved, name)
         if now not in values:
             values.append(now)
             if all(isinstance(value, int) for value in values):

@@ -197,7 +197,7 @@ def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
         if axis.said is not None and value != usual[axis.name]:
             yield (axis.said or f"{axis.name} {{}}").format(value)
     for name in (axis.name for axis in REQUESTED if axis.is_decided and axis.name in wanted):
-        if (value := plan.get(flat.SECTION_OF[name], {}).get(name)) is not None:
+        if (value := flat.under(plan, name)) is not None:
             yield f"{name} {value}"
 
 
