@@ -13,7 +13,7 @@ SCHEMAS = ("plan", "scenario", "profile", "device", "stack", "reliability")
 
 
 @app.command(epilog="Example: simpar schema scenario > scenario.schema.json")
-def schema(what: Annotated[str, typer.Argument(help="Which file", metavar="|".join(SCHEMAS))]) -> None:
+def schema(what: Annotated[str, typer.Argument(help="Kind of file", metavar="|".join(SCHEMAS))]) -> None:
     """Print the JSON Schema of a file that simpar reads."""
     import json
 
@@ -70,7 +70,7 @@ def _that_may_be_like(whole: dict[str, Any]) -> dict[str, Any]:
 def doctor(
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Show versions of simpar and what it builds on."""
+    """Show the versions of simpar and of the packages that it uses."""
     from simpar.report.terminal import print_names
 
     found = _versions()

@@ -14,22 +14,28 @@ from simpar.cli.app import JSON_HELP, OUR_FAULT, app, console, json_out, working
 
 @app.command(epilog="Example: simpar calibrate -o here.yaml --ranks 2")
 def calibrate(
-    output: Annotated[str, typer.Option("--output", "-o", help="Profile to write; the stack goes beside it")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Profile to write; the stack is written beside it")
+    ],
     ranks: Annotated[
         int | None,
-        typer.Option(help="Ranks that share this machine (default: CUDA devices, else cores)", min=1),
+        typer.Option(
+            help="Ranks that share this machine (default: one per CUDA device, else per core)", min=1
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one)")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda (default: cuda if there is a device)")
+    ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Measure a few sizes only, in seconds; the numbers are not reliable"),
+        typer.Option("--quick", help="Measure only a few sizes, in seconds; the numbers are not reliable"),
     ] = False,
-    date: Annotated[str | None, typer.Option(help="Day to note in the profile")] = None,
+    date: Annotated[str | None, typer.Option(help="Date of the measurement, noted in the profile")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> int:
     """Measure this machine and write profiles that predict it.
 
-    Kernels, attention, collectives and whole steps, with torch.
+    It measures kernels, attention, collectives and whole steps, with torch.
     """
     from simpar.calibrate.measure import calibrate as measure
     from simpar.calibrate.measure import known_facts, make_request, summary

@@ -9,17 +9,22 @@ from simpar.cli.flags import RUN_FLAGS, Flag, with_flags
 
 CHECK_FLAGS = (
     Flag("--hardware", "", str, "Hardware profile: a shipped name or a file"),
-    Flag("--nodes", "", int, "Number of nodes, where the command does not say"),
-    Flag("--model", "", str, "Model, where the command names none: a shipped name or a config.json"),
-    Flag("--seq-len", "", int, "Tokens per sequence, where the command does not say"),
-    Flag("--global-batch", "", int, "Sequences per optimizer step, where the command does not say"),
+    Flag("--nodes", "", int, "Number of nodes, if the command does not say"),
+    Flag("--model", "", str, "Model, if the command names none: a shipped name or a config.json"),
+    Flag("--seq-len", "", int, "Tokens per sequence, if the command does not say"),
+    Flag("--global-batch", "", int, "Sequences per optimizer step, if the command does not say"),
     Flag("--stack", "", str, "Software stack (default: the framework's)"),
     *RUN_FLAGS,
     Flag(
         "--reliability", "", str, "Profile of failure rates, for a run of --tokens (simpar list reliability)"
     ),
-    Flag("--from", "", str, "Framework, where the text alone does not tell"),
-    Flag("--fits-with", "", float, "Wanted probability of fitting; exit code 3 below it (default: 0.95)"),
+    Flag("--from", "", str, "Framework, if the text alone does not reveal it"),
+    Flag(
+        "--fits-with",
+        "",
+        float,
+        "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)",
+    ),
     Flag("--output,-o", "", str, "Write the text with the best neighbour's flags"),
     Flag("--json", "", str, JSON_HELP),
 )
@@ -31,14 +36,14 @@ CHECK_FLAGS = (
 )
 @with_flags(
     CHECK_FLAGS,
-    "A script, TOML, YAML, JSON or FILE.py:RECIPE, - for standard input, or a launch command after --",
+    "A script, TOML, YAML, JSON or FILE.py:RECIPE; - for standard input; or a launch command after --",
     metavar="FILE|-- COMMAND",
     many=True,
 )
 def check(scenario: list[str], **values: Any) -> int:
-    """Say whether a launch fits, how fast it is, and better flags.
+    """Predict memory and speed of a launch, and suggest better flags.
 
-    Nothing is started. Exit code 3 says that it does not fit as surely as is wanted.
+    Nothing is started. The exit code is 3 if it fits with less than the wanted probability.
     """
     from simpar.preflight.check import Facts, WholeRun, check_launch
     from simpar.preflight.given import given_words

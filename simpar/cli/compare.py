@@ -22,12 +22,14 @@ def compare(
     a: Annotated[str, typer.Argument(help=WHAT, metavar="A")],
     b: Annotated[str, typer.Argument(help=WHAT, metavar="B")],
     tokens: Annotated[
-        str | None, typer.Option("--tokens", help="Tokens of the whole run of both, such as 15T")
+        str | None, typer.Option("--tokens", help="Tokens of the whole run, for both, such as 15T")
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
-    csv: Annotated[str | None, typer.Option("--csv", help="Write figures of both as CSV, in SI")] = None,
+    csv: Annotated[
+        str | None, typer.Option("--csv", help="Write the figures of both as CSV, in SI units")
+    ] = None,
 ) -> None:
-    """Set two results side by side and explain the difference."""
+    """Show two results side by side and explain the difference."""
     from simpar.report.compare import compare as set_side_by_side
 
     found = set_side_by_side(result_of(a, tokens), result_of(b, tokens))

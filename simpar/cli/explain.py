@@ -12,12 +12,17 @@ from simpar.cli.app import JSON_HELP, app, console, json_out, working
 from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
 
 EXPLAIN_FLAGS = (
-    Flag("--plan", "", str, "Plan, scenario file or shipped scenario of the run: what is predicted of it"),
+    Flag("--plan", "", str, "Plan, scenario file or shipped scenario of the run, for the prediction"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
-    Flag("--html", "", str, "Write a page with both timelines, parts of the step, changes and ranks"),
-    Flag("--steps", "", int, "Optimizer steps in a trace without step marks (1)"),
-    Flag("--kernel-classes", "", str, "File of patterns that name your kernels (docs/explain.md)"),
+    Flag(
+        "--html",
+        "",
+        str,
+        "Write a page with measured and predicted timeline, parts of the step, changes and ranks",
+    ),
+    Flag("--steps", "", int, "Optimizer steps in a trace without step marks (default: 1)"),
+    Flag("--kernel-classes", "", str, "File with patterns for the names of your kernels (docs/explain.md)"),
     Flag("--no-changes", "", bool, "Do not simulate what single changes would gain"),
 )
 
@@ -27,7 +32,7 @@ def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
     traces = Annotated[
         list[str],
         typer.Argument(
-            help="Profiler traces or NCCL flight recorders of a training run, one a rank, or its log",
+            help="Profiler traces or NCCL flight recorders of a training run, one per rank, or its log",
             metavar="MEASURED...",
         ),
     ]
@@ -42,8 +47,9 @@ def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
 def explain(measured: list[str], **values: Any) -> None:
     """Explain where the time of a real run went.
 
-    Compute by kind of kernel, exposed communication by axis, waiting for other ranks, bubbles, launches. With the run's
-    plan (--plan, or flags) also where it departs from the prediction, and what single changes would gain.
+    It shows compute by kind of kernel, exposed communication by axis, waiting for other ranks, bubbles and launches.
+    With the run's plan (--plan, or flags), it also shows where the run deviates from the prediction, and what single
+    changes would gain.
     """
     from simpar.explain.answer import explain as explained
     from simpar.explain.page import save_page

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from simpar.plan.plan import Plan
 
 EXPORT_FLAGS = (
-    Flag("--to", "", str, "Target (simpar list targets)"),
+    Flag("--to", "", str, "Export target (simpar list targets)"),
     Flag("--output,-o", "", str, "Folder for the files"),
-    Flag("--lossy", "", bool, "Export even if a part of the plan is lost; what is lost is listed"),
-    Flag("--nearest", "", bool, "Where the target cannot express the plan: export the nearest that it can"),
+    Flag("--lossy", "", bool, "Export even if parts of the plan are lost, and list them"),
+    Flag("--nearest", "", bool, "If the target cannot express the plan, export the nearest plan that it can"),
     Flag(
         "--fit-probability",
         "",
         float,
-        "How probable it must be that the plan fits as the target runs it; default: what its search wanted, else 0.95",
+        "Lowest probability of fitting under the target's stack (default: that of the plan's search, else 0.95)",
     ),
     Flag("--force", "", bool, "Export even a plan that does not fit with that probability"),
-    Flag("--model", "", str, "Model, where the plan names none"),
-    Flag("--seq-len", "", int, "Tokens per sequence, where the plan does not say"),
-    Flag("--global-batch", "", int, "Sequences per optimizer step, where the plan does not say"),
-    Flag("--nodes", "", int, "Number of nodes, where the plan leaves dp open"),
-    Flag("--gpus-per-node", "", int, "Devices of a node; default 8"),
-    Flag("--hardware", "", str, "Cluster that the plan is predicted on, where the plan names none"),
+    Flag("--model", "", str, "Model, if the plan names none"),
+    Flag("--seq-len", "", int, "Tokens per sequence, if the plan does not say"),
+    Flag("--global-batch", "", int, "Sequences per optimizer step, if the plan does not say"),
+    Flag("--nodes", "", int, "Number of nodes, if the plan leaves dp open"),
+    Flag("--gpus-per-node", "", int, "Devices per node (default: 8)"),
+    Flag("--hardware", "", str, "Cluster for the prediction, if the plan names none"),
     Flag(
-        "--stack", "", str, "Stack that the plan was made for, where the plan does not say, or a file has it"
+        "--stack", "", str, "Stack for which the plan was made, if the plan names none or the stack is a file"
     ),
     Flag("--json", "", str, JSON_HELP),
 )
@@ -44,7 +44,7 @@ EXPORT_FLAGS = (
 @app.command(epilog="Example: simpar export plan.json --to megatron -o exported")
 @with_flags(EXPORT_FLAGS, "A plan, a result or a scenario", metavar="PLAN.json")
 def export(scenario: str, **values: Any) -> None:
-    """Write the files that make another framework train a plan."""
+    """Write the files with which another framework trains a plan."""
     from simpar.chakra.write import NAME as TRACES
     from simpar.cli.foretold import Foretelling
     from simpar.export import TARGETS, Inexpressible, draft

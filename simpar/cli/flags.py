@@ -36,7 +36,7 @@ SCENARIO_FLAGS = (
         "--model",
         "model",
         str,
-        "Model: a shipped name, a config.json, or package.module:function of yours (runs it)",
+        "Model: a shipped name, a config.json, or package.module:function of yours (which is executed)",
     ),
     Flag("--hardware", "cluster.hardware", str, "Hardware profile: a shipped name or a file"),
     Flag("--nodes", "cluster.nodes", int, "Number of nodes"),
@@ -45,12 +45,12 @@ SCENARIO_FLAGS = (
     Flag("--tp", "plan.tp", int, "Tensor-parallel degree"),
     Flag("--pp", "plan.pp", int, "Pipeline-parallel degree"),
     Flag("--vpp", "plan.vpp", int, "Model chunks per pipeline rank"),
-    Flag("--dp", "plan.dp", int, "Data-parallel degree (follows from the world size)"),
+    Flag("--dp", "plan.dp", int, "Data-parallel degree (default: follows from the world size)"),
     Flag("--cp", "plan.cp", int, "Context-parallel degree"),
     Flag("--ep", "plan.ep", int, "Expert-parallel degree"),
     Flag("--micro-batch", "plan.micro_batch", int, "Sequences per microbatch"),
     Flag("--zero", "plan.zero", int, "ZeRO stage: 0, 1, 2 or 3"),
-    Flag("--hsdp", "plan.hsdp", int, "Replicas of the sharded states"),
+    Flag("--hsdp", "plan.hsdp", int, "Number of replicas of the sharded states (HSDP)"),
     Flag("--sync", "plan.sync", str, "How replicas cooperate: bsp, ssp, asp, local-sgd or diloco"),
     Flag(
         "--sequence-parallel/--no-sequence-parallel",
@@ -59,8 +59,8 @@ SCENARIO_FLAGS = (
         "Shard activations along the sequence between tensor-parallel operators",
     ),
     Flag("--schedule", "plan.schedule", str, "Pipeline schedule (simpar list schedules)"),
-    Flag("--recompute", "plan.recompute", str, WORDS),
-    Flag("--precision", "plan.precision", str, "Precision of products (simpar list precisions)"),
+    Flag("--recompute", "plan.recompute", str, f"Recomputed activations: {WORDS}"),
+    Flag("--precision", "plan.precision", str, "Precision of matrix products (simpar list precisions)"),
     Flag("--optimizer", "plan.optimizer", str, "Optimizer (simpar list optimizers)"),
     Flag("--stack", "stack", str, "Software stack profile (simpar list stacks)"),
 )
@@ -72,7 +72,12 @@ PERTURBATION_FLAGS = (
         float,
         "Standard deviation of log-normal noise on kernel times, independent for every rank, such as 0.03",
     ),
-    Flag("--seeds", "perturbation.jitter.seeds", int, "Number of seeds: samples of the step under jitter"),
+    Flag(
+        "--seeds",
+        "perturbation.jitter.seeds",
+        int,
+        "Number of steps to simulate under jitter, each with its own seed",
+    ),
 )
 
 RUN_FLAGS = (
@@ -80,13 +85,13 @@ RUN_FLAGS = (
         "--tokens",
         "training.tokens",
         str,
-        "Tokens of the whole run, such as 15T: days, GPU-hours, dollars and energy of it",
+        "Tokens of the whole run, such as 15T: also report its days, GPU-hours, dollars and energy",
     ),
     Flag(
         "--price-per-gpu-hour",
         "cluster.price_per_device_hour",
         float,
-        "US dollars per GPU-hour (default: as the hardware profile says)",
+        "US dollars per GPU-hour (default: that of the hardware profile)",
         unit="USD/h",
     ),
 )
@@ -99,8 +104,8 @@ OPERATION_FLAGS = (
         "Simulate this many days of operation: failures, checkpoints, restarts, goodput",
     ),
     Flag("--reliability", "operation.reliability", str, "Profile of failure rates (simpar list reliability)"),
-    Flag("--checkpoint", "operation.checkpoint", str, "sync, async or memory"),
-    Flag("--spares", "operation.spares", int, "Nodes in reserve (default: as many as it takes)"),
+    Flag("--checkpoint", "operation.checkpoint", str, "How checkpoints are written: sync, async or memory"),
+    Flag("--spares", "operation.spares", int, "Spare nodes (default: always enough)"),
 )
 FAILURE_FLAGS = OPERATION_FLAGS[1:]
 """Those of operation that a run of so many tokens has: it says itself how long it is."""

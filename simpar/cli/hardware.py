@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 group = typer.Typer(
     name="hardware",
-    help="Show and make profiles of hardware.",
+    help="Show hardware profiles, or make one of your cluster.",
     epilog="Example: simpar hardware show dgx-h100",
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -32,12 +32,12 @@ def show(
             help="A shipped name or a file", metavar="PROFILE", autocompletion=names_of("hardware")
         ),
     ],
-    device: Annotated[bool, typer.Option("--device", help="Show its device instead")] = False,
+    device: Annotated[bool, typer.Option("--device", help="Show the device of the profile instead")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """Print a hardware profile, and where its values come from.
 
-    What a profile takes from the one that it is like is marked; fitted constants have the range that holds nine in ten.
+    Inherited values are marked with the profile that they come from; fitted constants have their 90 % interval.
     """
     from simpar.hardware.catalogue import load_cluster
     from simpar.hardware.shown import annotated
@@ -86,20 +86,22 @@ def import_profile(
         str | None,
         typer.Option(
             "--like",
-            help="Profile that has what the files do not tell: a shipped name or a file",
+            help="Profile that fills in what the files do not say: a shipped name or a file",
             autocompletion=names_of("hardware"),
         ),
     ] = None,
-    partition: Annotated[str | None, typer.Option("--partition", help="Slurm partition, of several")] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="Slurm partition, if there are several")
+    ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the profile; default as its file")
+        str | None, typer.Option("--name", help="Name of the profile (default: that of its file)")
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """Make a profile from what a cluster reports about itself.
 
-    All files are of one cluster; their contents tell what they are. Nothing is guessed: what they do not tell is as in
-    the profile given with --like, and what cannot be read is listed.
+    All files must be of one cluster; simpar recognises their kind by their content. Nothing is guessed: values that the
+    files do not give come from the profile of --like, and what cannot be read is listed.
     """
     from pathlib import Path
 

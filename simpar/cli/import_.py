@@ -15,15 +15,16 @@ def import_plan(
     file: Annotated[
         str,
         typer.Argument(
-            help="Arguments or config of the other framework; FILE.py:RECIPE of several", metavar="FILE"
+            help="Arguments or config of the other framework; FILE.py:RECIPE if the file has several recipes",
+            metavar="FILE",
         ),
     ],
-    source: Annotated[str, typer.Option("--from", help="Where it comes from, such as megatron")],
+    source: Annotated[str, typer.Option("--from", help="Framework of the file, such as megatron")],
     output: Annotated[str, typer.Option("-o", "--output", help="Plan to write")] = "plan.json",
-    model: Annotated[str | None, typer.Option("--model", help="Model, where the file names none")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model, if the file names none")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """Read a plan out of another framework's arguments or config.
+    """Read a plan from another framework's arguments or config.
 
     Nothing in the file is executed.
     """

@@ -20,23 +20,23 @@ MOST_LISTED = 12  # parameters
 def learn(
     runs: Annotated[
         list[str],
-        typer.Argument(help="Tables of measured runs, and folders of simpar run", metavar="RUNS.csv"),
+        typer.Argument(help="Tables of measured runs, or folders of simpar run", metavar="RUNS.csv"),
     ],
     output: Annotated[
         str, typer.Option("--output", "-o", help="File to write: --stack and --hardware take it")
     ],
     stack: Annotated[
-        str | None, typer.Option(help="Stack profile of all runs (default: what each row names)")
+        str | None, typer.Option(help="Stack profile of all runs (default: the one that each row names)")
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(help="Hardware profile of all runs (default: what each row names)")
+        str | None, typer.Option(help="Hardware profile of all runs (default: the one that each row names)")
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """Adapt a stack and a cluster profile to a few measured runs.
 
-    Three runs are enough to begin with; docs/measured.md names the columns of a table. One file holds what was learnt:
-    name it as --stack and as --hardware, or as --using of simpar validate.
+    Three runs are enough to begin with; docs/measured.md lists the columns of a table. The written file
+    serves as --stack and as --hardware, and as --using of simpar validate.
     """
     from simpar.errors import UserError
     from simpar.files import write_atomic

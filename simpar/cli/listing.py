@@ -33,7 +33,7 @@ def list_names(
     what: Annotated[str | None, typer.Argument(help=", ".join(LISTS), autocompletion=_starting)] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
-    """List what is shipped, by the names that other commands take."""
+    """List what simpar ships, by the names that other commands take."""
     from simpar.files import choose
     from simpar.report.terminal import print_names
 

@@ -25,7 +25,7 @@ def plot(
 ) -> None:
     """Draw a result. A grid of searches is drawn as a heat map of best layouts.
 
-    A search, a plan or a scenario is simulated first: of a search its best plan.
+    A plan, a scenario, or the best plan of a search is simulated first.
     """
     from simpar.errors import UserError
     from simpar.report.grid import load_grid, save_grid_plot

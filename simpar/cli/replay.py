@@ -17,7 +17,7 @@ def replay(
     traces: Annotated[
         list[str],
         typer.Argument(
-            help="Execution traces, one a rank, or their folder: *.et of Chakra, *.json of torch's "
+            help="Execution traces, one per rank, or their folder: *.et of Chakra, *.json of torch's "
             "ExecutionTraceObserver; names end with the rank",
             metavar="TRACE...",
         ),
@@ -26,11 +26,12 @@ def replay(
         str | None,
         typer.Option(
             "--hardware",
-            help="Cluster on which communication is priced, and what torch computes; without it Chakra's durations",
+            help="Cluster whose profile times communication, and kernels of torch; without it, the durations of Chakra",
         ),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Number of nodes; default: as many as the ranks fill")
+        int | None,
+        typer.Option("--nodes", min=1, help="Number of nodes (default: as many as the ranks fill)"),
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:

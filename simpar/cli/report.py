@@ -20,19 +20,20 @@ def report(
     ],
     output: Annotated[str, typer.Option("-o", "--output", help="Page to write")] = "report.html",
     advise: Annotated[
-        bool, typer.Option("--advise", help="Simulate neighbouring layouts and say what each would gain")
+        bool, typer.Option("--advise", help="Simulate neighbouring layouts and show what each would gain")
     ] = False,
     summary: Annotated[
         bool,
         typer.Option(
             "--summary",
-            help="For a search: one page to hand on that says why this plan, or this number of nodes",
+            help="For a search: one page to pass on that explains the choice of the plan or of the number of nodes",
         ),
     ] = False,
 ) -> None:
     """Write a result as one page to open in a browser.
 
-    Timeline to zoom into, memory over time, where the step goes, why, what to try; it asks the network for nothing.
+    A zoomable timeline, memory over time, where the step goes, limiting factors and layouts to try next. The page loads
+    nothing from the network.
     """
     from simpar.report.html import save_report
 

@@ -16,75 +16,120 @@ from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
 from simpar.errors import UserError
 
 RUN_FLAGS = (
-    Flag("--nproc", "", int, "Ranks on this node (follow from the plan)"),
-    Flag("--output,-o", "", str, "Folder for log, report, traces (default: PLAN-run)"),
+    Flag("--nproc", "", int, "Ranks on this node (default: as the plan needs)"),
+    Flag("--output,-o", "", str, "Folder for log, report and traces (default: PLAN-run)"),
     Flag("--json", "", str, JSON_HELP),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
-    Flag("--learning-rate", "learning.learning_rate", float, "Learning rate (1e-4)"),
-    Flag("--lr-schedule", "learning.schedule", str, "After the warm-up: constant, cosine, linear or wsd"),
-    Flag("--lr-warmup", "learning.warmup_steps", int, "Steps over which the learning rate rises (0)"),
-    Flag("--lr-decay", "learning.decay_steps", int, "Steps at the end in which wsd falls (a tenth)"),
-    Flag("--lr-steps", "learning.schedule_steps", int, "Steps of the schedule, over resumes (--steps)"),
-    Flag("--min-learning-rate", "learning.least_rate", float, "Learning rate at the end of the schedule (0)"),
-    Flag("--weight-decay", "learning.weight_decay", float, "Of the optimizer (0)"),
+    Flag("--learning-rate", "learning.learning_rate", float, "Learning rate (default: 1e-4)"),
+    Flag(
+        "--lr-schedule",
+        "learning.schedule",
+        str,
+        "Learning rate after the warm-up: constant, cosine, linear or wsd",
+    ),
+    Flag(
+        "--lr-warmup", "learning.warmup_steps", int, "Steps over which the learning rate rises (default: 0)"
+    ),
+    Flag(
+        "--lr-decay",
+        "learning.decay_steps",
+        int,
+        "Last steps, in which wsd lowers the rate (default: a tenth)",
+    ),
+    Flag(
+        "--lr-steps",
+        "learning.schedule_steps",
+        int,
+        "Steps of the whole schedule, resumed runs included (default: --steps)",
+    ),
+    Flag(
+        "--min-learning-rate",
+        "learning.least_rate",
+        float,
+        "Learning rate at the end of the schedule (default: 0)",
+    ),
+    Flag("--weight-decay", "learning.weight_decay", float, "Weight decay of the optimizer (default: 0)"),
     Flag("--clip-norm", "learning.clip_norm", float, "Clip the gradient to this norm"),
     Flag("--seed", "learning.seed", int, "Seed of initial weights, data order and dropout"),
-    Flag("--warmup", "measuring.warmup", int, "Steps at the start that are not measured (2)"),
+    Flag("--warmup", "measuring.warmup", int, "First steps, which are not measured (default: 2)"),
     Flag("--trace", "", str, "Write the simulated and the measured step as one trace for Perfetto"),
     Flag(
         "--trace-steps",
         "measuring.trace_steps",
         int,
-        "Steps to trace with Kineto, one file a rank (1 with --trace)",
+        "Steps to trace with Kineto, one file per rank (default: 1 with --trace)",
     ),
     Flag(
-        "--eval-every", "measuring.evaluate_every", int, "Steps between evaluations on held-out data (none)"
+        "--eval-every",
+        "measuring.evaluate_every",
+        int,
+        "Steps between evaluations on held-out data (default: none)",
     ),
-    Flag("--eval-batches", "measuring.evaluate_batches", int, "Global batches of an evaluation (1)"),
-    Flag("--held-out", "measuring.held_out", str, "File like that of --tokens or --text to evaluate on"),
+    Flag("--eval-batches", "measuring.evaluate_batches", int, "Global batches of an evaluation (default: 1)"),
+    Flag("--held-out", "measuring.held_out", str, "File to evaluate on, in the format of --tokens or --text"),
     Flag("--tensorboard/--no-tensorboard", "measuring.tensorboard", bool, "Also log for TensorBoard"),
     Flag("--wandb", "measuring.wandb", str, "Also log to this project of Weights & Biases"),
     Flag(
         "--memory-snapshot/--no-memory-snapshot",
         "measuring.memory_snapshot",
         bool,
-        "Record allocations on CUDA, one file a rank (no)",
+        "Record allocations on CUDA, one file per rank (default: no)",
     ),
-    Flag("--tokens", "", str, "Train on a flat binary file of token numbers"),
+    Flag("--tokens", "", str, "Train on a flat binary file of token ids"),
     Flag("--token-dtype", "data.dtype", str, "Data type of that file: uint16, uint32, int32 or int64"),
     Flag("--text", "", str, "Train on a text file"),
     Flag("--tokenizer", "data.tokenizer", str, "For --text: bytes, or a tokenizer.json"),
-    Flag("--device", "machine.device", str, "cpu or cuda (default: cuda where there are enough)"),
-    Flag("--compile/--no-compile", "machine.compile", bool, "Compile every layer with torch.compile (no)"),
+    Flag("--device", "machine.device", str, "cpu or cuda (default: cuda if there are enough devices)"),
+    Flag(
+        "--compile/--no-compile",
+        "machine.compile",
+        bool,
+        "Compile every layer with torch.compile (default: no)",
+    ),
     Flag("--threads", "machine.threads", int, "Threads of each rank (default: cores / ranks)"),
-    Flag("--timeout", "machine.timeout_s", float, "Seconds after which a silent rank counts as dead"),
-    Flag("--port", "machine.port", int, "Where rank 0 listens (default: a free one, on localhost)"),
+    Flag(
+        "--timeout",
+        "machine.timeout_s",
+        float,
+        "Seconds after which a rank that does not respond counts as dead",
+    ),
+    Flag("--port", "machine.port", int, "Port on which rank 0 listens (default: a free one, on localhost)"),
     Flag("--init-from", "weights.init_from", str, "Folder of Hugging Face weights to start from"),
-    Flag("--save-to", "weights.save_to", str, "New folder for the trained weights, in Hugging Face's format"),
-    Flag("--checkpoint", "checkpoints.folder", str, "Folder to save states in, and to continue from"),
+    Flag("--save-to", "weights.save_to", str, "New folder for the trained weights, in Hugging Face format"),
+    Flag(
+        "--checkpoint",
+        "checkpoints.folder",
+        str,
+        "Folder to which checkpoints are saved, and from which the run continues",
+    ),
     Flag(
         "--checkpoint-every",
         "checkpoints.every",
         int,
-        "Steps between checkpoints (one at the end in any case)",
+        "Steps between checkpoints (one is always written at the end)",
     ),
-    Flag("--keep", "checkpoints.keep", int, "Newest checkpoints to keep (2)"),
-    Flag("--resume/--no-resume", "checkpoints.resume", bool, "Continue from the newest checkpoint (yes)"),
+    Flag("--keep", "checkpoints.keep", int, "Number of newest checkpoints to keep (default: 2)"),
+    Flag(
+        "--resume/--no-resume",
+        "checkpoints.resume",
+        bool,
+        "Continue from the newest checkpoint (default: yes)",
+    ),
     Flag(
         "--background/--no-background",
         "checkpoints.background",
         bool,
-        "Write checkpoints while training continues (yes)",
+        "Write checkpoints while training continues (default: yes)",
     ),
     Flag(
         "--max-restarts",
         "",
         int,
-        "Times all ranks may start again after a failure (3 with --checkpoint, else 0)",
+        "How often all ranks may restart after a failure (default: 3 with --checkpoint, else 0)",
     ),
-    Flag("--nnodes", "", int, "Nodes of the run; every node runs this command"),
-    Flag("--node-rank", "", int, "Which of them this is"),
-    Flag("--rendezvous", "", str, "HOST:PORT where several nodes meet"),
+    Flag("--nnodes", "", int, "Number of nodes of the run; every node runs this command"),
+    Flag("--node-rank", "", int, "Number of this node, from 0"),
+    Flag("--rendezvous", "", str, "HOST:PORT of one node, which all others can reach"),
 )
 
 
@@ -105,7 +150,7 @@ def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
 @app.command(epilog="Example: simpar run plan.json --steps 20 --nproc 4 --hardware profile.yaml")
 @_signature
 def run(plan: str, steps: int, **values: Any) -> int:
-    """Train a plan with torch; report measured beside predicted."""
+    """Train a plan with torch; show measured beside predicted values."""
     from simpar.runtime.experiment import Interrupted, conduct
     from simpar.runtime.failures import WorkerFailure
     from simpar.runtime.launch import Nodes, require_torch

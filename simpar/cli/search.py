@@ -26,63 +26,73 @@ SEARCH_FLAGS = (
         "--space",
         "",
         str,
-        "uniform, alpa (stages and operators of their own) or uneven (cuts, nodes of several kinds)",
+        "Plans to search: uniform, alpa (a mesh for each stage, a sharding for each operator) or uneven (stages of "
+        "different sizes, nodes of several kinds)",
     ),
     Flag(
         "--objective",
         "",
         str,
-        "regret (default: of the plans that cannot be told apart from the shortest, the one with the least expected "
-        "regret), time (shortest predicted step), cost, energy or devices (fewest that meet --deadline); with --tokens "
-        "also days or dollars: how many GPUs, over --nodes and its halves or --over nodes=8,16,32",
+        "regret (default: of the plans tied with the shortest, the one with the least expected regret), time (shortest "
+        "predicted step), cost, energy or devices (fewest that meet --deadline); with --tokens also days or dollars: "
+        "how many GPUs to use, of --nodes and its halves or of --over nodes=8,16,32",
     ),
     Flag(
         "--deadline",
         "",
         str,
-        "Longest step allowed, such as 5 s; with objective days or dollars the longest run, such as 60d",
+        "Longest step allowed, such as 5 s; with objective days or dollars: longest run, such as 60d",
     ),
-    Flag("--budget", "", str, "With objective days or dollars: US dollars that the run may cost, such as 2M"),
+    Flag(
+        "--budget",
+        "",
+        str,
+        "With objective days or dollars: most US dollars that the run may cost, such as 2M",
+    ),
     Flag("--top", "", int, "Number of candidates to show (default: 5)"),
     Flag(
         "--fix",
         "",
         list[str],
-        "axis=value or axis=value,value; may be repeated. Several values of optimizer, tp_method, reduce_dtype, "
-        "bucket_bytes, sync, ... are searched on request (docs/search_axes.md). micro_batch counts sequences of one "
-        "data-parallel rank, with --space alpa those of all devices of a stage",
+        "Hold an axis at a value, or search only some values: axis=value or axis=value,value; may be repeated. Some "
+        "axes are searched only if given here: optimizer, tp_method, reduce_dtype, bucket_bytes, sync, ... "
+        "(docs/search_axes.md). micro_batch counts sequences of one data-parallel rank; with --space alpa, those of "
+        "all devices of a stage",
     ),
     Flag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),
     Flag(
         "--portable",
         "",
         str,
-        "Only plans that this export target can express, predicted for its stack unless --stack says another; any also "
-        "searches plans that no framework supports. Default: schedules, recomputation, ZeRO and overlaps of the "
-        "stack's framework",
+        "Search only plans that this export target can express, predicted for its stack unless --stack is given; any: "
+        "also plans that no framework supports. Default: schedules, recomputation, ZeRO and overlaps that the stack's "
+        "framework supports",
     ),
     Flag(
         "--fit-probability",
         "",
         float,
-        "Wanted probability that a plan fits; default 0.95, the margin that measured runs ask for; 0.5: as predicted",
+        "Lowest probability with which a plan may fit (default: 0.95; 0.5: fits as predicted)",
     ),
-    Flag("--headroom", "", float, "Fraction of device memory to leave free in addition"),
+    Flag("--headroom", "", float, "Fraction of device memory to leave free, in addition"),
     Flag(
         "--over",
         "",
         list[str],
-        "Search for every value: axis=value,value, with axis one of model, hardware, nodes, nvls, ...",
+        "Run a search for every value: axis=value,value, with axis one of model, hardware, nodes, nvls, ...",
     ),
     Flag(
         "--jobs",
         "",
         int,
-        "Processes that share the work; -1 is all cores. Default: up to 8 of them for one search on Linux, else 1. "
-        "The answer is the same with any number",
+        "Number of processes; -1: one per core (default: one per core, at most 8, for a single search on Linux; else "
+        "1). The answer does not depend on it",
     ),
     Flag(
-        "--backend", "", str, "How --jobs are made: fork (default on Linux), or by joblib: loky, dask or ray"
+        "--backend",
+        "",
+        str,
+        "How processes are started: fork (default on Linux), or through joblib: loky, dask or ray",
     ),
     Flag(
         "--time-limit",
@@ -95,13 +105,21 @@ SEARCH_FLAGS = (
         "--suggest",
         "",
         int,
-        "Name this many layouts that are worth measuring before you decide, in a table that simpar learn reads",
+        "Name this many layouts worth measuring before you decide, and write them as a table for simpar learn",
     ),
-    Flag("--suggest-to", "", str, "The table of --suggest; default suggested.csv, with plan files beside it"),
+    Flag(
+        "--suggest-to",
+        "",
+        str,
+        "File for the table of --suggest (default: suggested.csv); plan files are written beside it",
+    ),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
     Flag(
-        "--csv", "", str, "Write the candidates, the cells of --over, or the numbers of nodes, as CSV, in SI"
+        "--csv",
+        "",
+        str,
+        "Write the candidates, the cells of --over, or the numbers of nodes as CSV, in SI units",
     ),
 )
 FLAGS = (*SCENARIO_FLAGS, *RUN_FLAGS, *FAILURE_FLAGS)
@@ -121,12 +139,12 @@ SWITCHES = ("nvls", "sharp")
              "--global-batch 1536 -o plan.json")  # fmt: skip
 @with_flags(
     (*FLAGS, *SEARCH_FLAGS),
-    "A shipped scenario or a scenario file; its plan leaves searched axes free",
+    "A shipped scenario or a scenario file; values of searched axes in its plan are ignored",
 )
 def search(scenario: str | None, **values: Any) -> int:
-    """Find the best layout, certified, and say why others are slower.
+    """Find the certified best layout, and say why others are slower.
 
-    Flags of the layout, such as --tp 8, fix an axis.
+    Flags of the layout, such as --tp 8, hold an axis at that value.
     """
     from simpar.files import check_writable
 

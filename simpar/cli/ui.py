@@ -12,8 +12,8 @@ from simpar.cli.flags import RUN_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, wi
 from simpar.errors import UserError
 
 UI_FLAGS = (
-    Flag("--port", "", int, "Port on this machine; default 8877, or any free one where that is taken"),
-    Flag("--no-open", "", bool, "Only print the address of the page; it is opened in a browser otherwise"),
+    Flag("--port", "", int, "Port on this machine (default: 8877, or any free one if that is taken)"),
+    Flag("--no-open", "", bool, "Only print the address of the page, instead of opening it in a browser"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
 )
 SCENARIO = "llama-3-8b-8-h100"

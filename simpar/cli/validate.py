@@ -12,16 +12,17 @@ from simpar.cli.app import JSON_HELP, app, console, json_out, working
 @app.command(epilog="Example: simpar validate measured.csv --json errors.json")
 def validate(
     table: Annotated[
-        str, typer.Argument(help="Measured runs, kernels or collectives, one a row", metavar="TABLE.csv")
+        str, typer.Argument(help="Measured runs, kernels or collectives, one per row", metavar="TABLE.csv")
     ],
     using: Annotated[
-        str | None, typer.Option(help="Predict with profiles of simpar learn", metavar="OURS.yaml")
+        str | None,
+        typer.Option(help="Predict with the profiles in a file of simpar learn", metavar="OURS.yaml"),
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """Predict every row of a measured table and report the errors.
 
-    Rows are runs, single kernels or collectives; docs/measured.md names the columns.
+    Rows are runs, single kernels or collectives; docs/measured.md lists the columns.
     """
     from simpar.report.validation_table import print_validation
     from simpar.validate.chosen import AS_NAMED, Chosen
