@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -320,3 +321,9 @@ def forked(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.chdir(tmp_path)
     return simpar
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected to itself: every full collection would walk through thousands of tests."""
+    gc.collect()
+    gc.freeze()

@@ -6,11 +6,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simpar.engine import choose_engine
-from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
@@ -67,19 +66,17 @@ def accounted(
     return lowered, account(lowered, timing, perturbation.slow_ranks)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(layout=LAYOUTS, setting=SETTINGS)
 def test_every_nanosecond_has_one_cause(layout: dict[str, object], setting: tuple[object, ...]) -> None:
     """Of every class of ranks: parts sum to the step, none is negative, exposed <= busy, a bubble needs a pipeline."""
     model, hardware, stack, slow, link = setting
+    assume(layout["tp"] * layout["pp"] <= 8)  # one node
     values = {**layout, "vpp": 2 if layout["schedule"] == "interleaved" else 1}
     if layout["pp"] == 1:
         values = {**layout, "schedule": "1f1b"}
-    try:
-        plan = Plan(**values)
-        _, found = accounted(model, cluster_of(hardware, link), plan, Perturbation(slow), stack, batch=16)
-    except (UserError, ValueError):
-        return
+    plan = Plan(**values)
+    _, found = accounted(model, cluster_of(hardware, link), plan, Perturbation(slow), stack, batch=16)
     assert (found.causes_ns.sum(axis=1) == found.step_ns).all()
     assert (found.causes_ns >= 0).all()
     assert (found.kernels_s() >= 0).all()
