@@ -1,4 +1,4 @@
-""""Why this plan" on one page: the question, the choice, its lead, its uncertainty, and what would change it."""
+"""The page "why this plan": the question, the choice, its lead, its uncertainty, and what would change it."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class BlockCosts(Keys):
             for kind, letter, passes in self._passes(batch, range(len(self.kinds)), tuple(_PHASES)):
                 at, table = (batch.keys, kind), found[letter]
                 table.plain_ns[at] = passes.took_ns(slice(None), slow)
-                rounded = len(passes.kernels)  # a slow rank rounds different durations: at most 1 ns per kernel
+                rounded = len(passes.kernels)  # a slow rank rounds other durations
                 table.kernels_ns[at] = np.maximum(0, to_ns(slow * passes.compute_s) - rounded)
                 table.carried_ns[at] = passes.carried_ns(slice(None), slow).T
                 table.drained_s[at] = passes.drained_s
@@ -213,7 +213,7 @@ class BlockCosts(Keys):
             for kind, letter, passes in self._passes(batch, range(len(self.kinds)), LETTERS):
                 kernels = [step for step in passes.phase.steps if step.collective is None]
                 asked = np.array([_asked(step, streaming) for step in kernels])
-                asked_ns = NS_PER_S * slow * (asked @ passes.seconds) - asked.sum()    # less rounding
+                asked_ns = NS_PER_S * slow * (asked @ passes.seconds) - asked.sum()  # less rounding
                 found[letter][batch.keys, kind] = np.maximum(asked_ns, 0.0)
         return found
 

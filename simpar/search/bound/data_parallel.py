@@ -352,7 +352,7 @@ def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPoli
     long before.
     """
     backwards, second = np.array(pieces[::-1]), list[Ints]()
-    left = np.eye(len(configuration.rests))[backwards][::-1].cumsum(axis=0)[::-1]    # blocks from here on
+    left = np.eye(len(configuration.rests))[backwards][::-1].cumsum(axis=0)[::-1]  # blocks from here on
     took: list[Ints] = []
     closing: list[Ints] = []
     for copies in policy.copies:

@@ -64,7 +64,7 @@ class Keys:
     def of(cls, jobs: Jobs, prices: Prices) -> Self:
         """Keys of all rows."""
         rows = jobs.rows
-        code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # whether gradients accumulate in place depends on it
+        code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # decides whether gradients accumulate in place
         row, key = numbered(code, *_strides(rows))
         return cls(jobs, prices, key, row)
 

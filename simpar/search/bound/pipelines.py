@@ -190,11 +190,11 @@ class Pipelines:
             table = np.stack([price.time_ns(size) for price in prices])
             times = np.take_along_axis(table, index, axis=0).astype(np.float64)
             took = size[:, None] * slopes[index]
-            rests = list(senders.resting)  # no gradient goes back to stages before the first trained parameter
+            rests = list(senders.resting)  # nothing goes back to where nothing is trained
             times[1, rests], took[1, rests] = 0.0, 0.0
             drains, ranks = np.zeros((shape.num_ranks, took.shape[-1])), np.array(shape.rank_of_stage)
             for way, ends in zip(took, ((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1])), strict=True):
-                for at, rank in enumerate(ends):  # outgoing links belong to the sender, incoming ones to the receiver
+                for at, rank in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
                     np.add.at(drains[:, at::2], rank, way[:, at::2])
             self._hops[known] = times, drains
         return self._hops[known]

@@ -148,7 +148,7 @@ class RowCharge:
         linked = self._inside(letter, between) + self._copied(letter, later, boundary, GATHERS)
         linked += self._copied(letter, earlier, boundary, REDUCES) * self.per_unit[:, None, None]
         used = NEARLY * NS_PER_S * linked.max(axis=2, initial=0.0)
-                # t(stage) >= t(first) + t(last) + max(gathers of blocks 3.., work of the busiest link between them)
+        # t(stage) >= t(first) + t(last) + max(gathers of blocks 3.., work of the busiest link between them)
         window = np.maximum(weigh(gather, later), used)
         several = later.any(axis=1) & some(gather)
         return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)[:, like]
@@ -162,7 +162,7 @@ class RowCharge:
         gather = self.moves("gather", "F", boundary=True)
         first = self.shape.pieces[0]
         both = np.stack([weigh(each, self.shape.by_stage[:1])[:, 0] for each in (gather, kinds)])
-                # the last block follows all gathers G: delay = G + t(last) - sum of t (if freed: see stage_times)
+        # the last block follows all gathers G: delay = G + t(last) - sum of t (if freed: see stage_times)
         late = both[0] + kinds[:, first[-1]] - both[1]
         opened = np.maximum(gather[:, first[0]], np.where(self.reshard, 0.0, late))
         return np.asarray(opened * (both[0] > 0))
