@@ -148,7 +148,10 @@ class Router(nn.Module):
 
 
 def choose(scores: Tensor, experts: Tensor, num_experts: int, factor: float | None) -> Chosen:
-    """Which copies of [tokens, topk] are sent, in which rows; ``factor`` limits them to so many times the mean."""
+    """Which copies of [tokens, topk] are sent, and in which rows.
+
+    ``factor`` caps the copies of an expert at that multiple of the mean; None: no cap.
+    """
     flat = experts.flatten()
     if factor is None:
         counts = torch.bincount(flat, minlength=num_experts)

@@ -79,7 +79,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class End:
-    """One end of a stage: the states of its stream, those in which it crosses, and the ways to and from a neighbour.
+    """One end of a stage: the states of its stream, those that cross, and its channels to and from a neighbour.
 
     ``order`` are the microbatches in the order in which the neighbour sends them.
     """
