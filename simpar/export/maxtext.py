@@ -102,7 +102,10 @@ def slices(s: Subject) -> int:
 
 
 def _axes(s: Subject) -> tuple[int, int, int, int]:
-    """Replicas between slices, shards between slices, replicas and shards inside of one; replicas go between first."""
+    """Replicas between slices, shards between slices, replicas and shards within a slice.
+
+    Replicas are placed between slices first.
+    """
     count, sharded = slices(s), s.plan.data_parallel.zero == 3
     replicas = s.plan.data_parallel.hsdp if sharded else s.dp
     between = gcd(replicas, count)
