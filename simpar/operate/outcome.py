@@ -102,7 +102,7 @@ class Outcome(_Part):
 
 @dataclass(frozen=True)
 class Job:
-    """What is kept running: its cluster, tokens per second and seconds a step, parameters and plan as a result says."""
+    """A job to operate: its cluster, its result (tokens per second, seconds per step, plan), and checkpoint bytes."""
 
     cluster: Cluster
     result: Result
