@@ -2,7 +2,8 @@
 
 Usage: python benchmarks/validation_report.py [TABLE.csv ...] [--rows FILE]
 
-Errors of what was left out need every parameter moved once for every run (20 minutes on two cores); --rows keeps that.
+Errors of left-out runs need every parameter moved once for every run (20 minutes on two cores); --rows FILE keeps
+these sensitivities for the next call.
 """
 
 from __future__ import annotations
@@ -30,41 +31,50 @@ COLUMNS = (
     ("regret_mean", "regret mean"), ("interval_coverage", "inside"), ("interval_width_median", "width"),
 )  # fmt: skip
 NEVER_SEEN = (
-    "A prediction is worth what it is on runs that nothing was fitted to: the pooled parameters of devices and",
-    "stacks are fitted again without each source, then without each family of models, and predict what was left",
-    "out (`benchmarks/left_out.py`; refits are linearised, predictions exact). No run is fitted by itself; fitted to",
-    "are all but those of the last line, grids thinned: MLPerf, Megatron-FSDP, Llama 3 405B, and rows that leave open",
-    "what a tuner chooses, recompute or offload in part, or print settings that need more memory than there was.",
+    "The test of a prediction is a run that no parameter was fitted to. The pooled parameters of devices and stacks",
+    "are therefore fitted again without each source, and then without each family of models, and predict the runs",
+    "that were left out (`benchmarks/left_out.py`: refits are linearised, predictions are not). Of the two large",
+    "grids only every 4th or 8th run takes part. No run has parameters of its own. The last line has the runs that no",
+    "shipped parameter was fitted to: MLPerf, Megatron-FSDP, Llama 3 405B, rows that do not print a setting which is",
+    "usually tuned (such as the micro-batch), rows with offload, partial recomputation or 4-bit products outside",
+    "NeMo, and rows that ran although the settings they print need more memory than the device has.",
+)
+COLUMNS_BY_SOURCE = (
+    "Time is the optimizer step, memory the allocator's reserved peak, static what is allocated between steps. Bias",
+    "is the median signed error, tau the rank correlation (Kendall) of predicted and measured times of layouts of one",
+    "job, and regret how much slower than the fastest of them the layout with the shortest predicted step ran. Inside",
+    "is the share of rows whose time lies in their 90 % interval; width is half the length of that interval over the",
+    "prediction.",
 )
 COLUMNS_LEFT_OUT = (
-    "Left out is the median of a source that was left out of the fit, family that of its runs whose family of",
-    "models was (of runs whose parameters were moved: grids are thinned). How often intervals hold for them:",
-    "`docs/uncertainty.md`.",
+    "The column left out is the median error with the source left out of the fit, and family that with the family of",
+    "each run's model left out; both cover only the runs in the first table. `docs/uncertainty.md` says how often",
+    "intervals hold for runs that were left out.",
 )
 WORST = 25
-WHY = (  # source, words of the run, sign of the error, what the prediction lacks; the first match counts
-    ("ultrascale", r"pp(?!1 )\d", -1, "waits about a second a pipeline message; nothing in the row says why"),
-    ("ultrascale", r"pp(?!1 )\d", +1, "its test of the fabric, over all ranks, was far slower than its groups"),
-    ("ultrascale", r"tp(16|32)", -1, "over nodes, where one layout takes 16 to 80 s with its micro-batch"),
-    ("ultrascale", "", +1, "its own test of the fabric was slower than its training"),
-    ("ultrascale", "", -1, "slower than its neighbours in the grid"),
-    ("Megatron-FSDP", "", 0, "an unoverlapped NCCL exchange and FSDP units of mixtures, on early software"),
-    ("Automodel", "LoRA", -1, "adapters of plain PyTorch, whose pipelines wait for the host"),
-    ("Automodel", "", 0, "parallelism of plain PyTorch, fitted to no run of its own"),
-    ("SC21 Table 2", r"pp1(\.0)? ", -1, "DeepSpeed's ZeRO-3 of 2021 moved 22 GB/s a device, one NIC of eight"),
-    ("Primus projection", "70B", -1, "does not fit without recomputation, which the row does not print"),
+WHY = (  # source, pattern of the run's label, sign of the error (0: either), reason; the first match counts
+    ("ultrascale", r"pp(?!1 )\d", -1, "about a second of waiting per pipeline message; the row does not say why"),
+    ("ultrascale", r"pp(?!1 )\d", +1, "its fabric test, over all ranks, was far slower than the groups of its layout"),
+    ("ultrascale", r"tp(16|32)", -1, "tp over several nodes; 16 to 80 s a step for one layout, by micro-batch"),
+    ("ultrascale", "", +1, "its fabric test was slower than its training"),
+    ("ultrascale", "", -1, "slower than neighbouring layouts of the grid"),
+    ("Megatron-FSDP", "", 0, "early software: token exchange over NCCL without overlap, FSDP units of expert layers"),
+    ("Automodel", "LoRA", -1, "adapters in plain PyTorch, whose pipelines wait for the host"),
+    ("Automodel", "", 0, "parallelism in plain PyTorch, without parameters fitted to its runs"),
+    ("SC21 Table 2", r"pp1(\.0)? ", -1, "DeepSpeed's ZeRO-3 of 2021 moved 22 GB/s per device: one NIC of eight"),
+    ("Primus projection", "70B", -1, "does not fit without recomputation, and the row prints none"),
     ("dgxc", "deepseek", -1, "early software: later releases run the same layout in half the time"),
-    ("Bridge", "Qwen3_235B", -1, "exchange hidden without captured graphs; the next release is twice as fast"),
-    ("Bridge", "Qwen3_30B", -1, "single sequences, whose experts wait for the host"),
-    ("Bridge", "GPT OSS", -1, "16 bits are 16 % too fast; some releases are beaten by those before and after"),
-    ("torchtitan B200", "", -1, "power-limited to a share of its 1,000 W that the table does not print"),
+    ("Bridge", "Qwen3_235B", -1, "token exchange overlapped without CUDA graphs; the next release is twice as fast"),
+    ("Bridge", "Qwen3_30B", -1, "micro-batches of one sequence, whose experts wait for the host"),
+    ("Bridge", "GPT OSS", -1, "bf16 is predicted 16 % too fast; some releases are slower than those before and after"),
+    ("torchtitan B200", "", -1, "power limit below 1,000 W, which the table does not print"),
 )  # fmt: skip
-
-
+WHOLE = re.compile(r"(?<=\d)\.0(?= |$)")
+"""The fraction that whole numbers of some tables have ("tp2.0")."""
 Point = tuple[float, float, float, float]
-"""What was measured and predicted, and the ends of the interval of nine in ten."""
+"""Measured, predicted, and the two ends of the 90 % interval."""
 RATIOS = {"time": (0.5, 2.2), "memory": (0.5, 2.2)}
-"""Predictions over measurements that are shown."""
+"""Limits of the lower panels: predicted over measured."""
 
 
 def main() -> None:
@@ -81,9 +91,9 @@ def main() -> None:
     lines = [
         "# Validation",
         "",
-        "Generated by `benchmarks/validation_report.py` from published measurements; errors in percent.",
+        "Generated by `benchmarks/validation_report.py` from published measurements. Errors are in percent.",
         "",
-        "## What was never seen",
+        "## Runs that nothing was fitted to",
         "",
         *NEVER_SEEN,
         "",
@@ -91,12 +101,9 @@ def main() -> None:
         "",
         "## By source",
         "",
-        (
-            "Time is the optimizer step, memory the allocator's reserved peak, static what is allocated between steps; "
-            "inside is the share of rows within their interval of nine in ten, width half of it over the prediction."
-        ),
+        *COLUMNS_BY_SOURCE,
         *COLUMNS_LEFT_OUT,
-        "Every row is modelled or counted with its reason; nothing is fitted per row.",
+        "A row is either modelled or counted below with the reason why not. Nothing is fitted per row.",
         "",
         *_table(outcomes, left_out),
         "",
@@ -122,12 +129,8 @@ def _table(outcomes: Sequence[Outcome], left_out: LeftOut) -> list[str]:
         medians = left_out.medians(None if name == "**all**" else name)
         cells += [_cell(medians.get(kind)) for kind in KINDS[1:]]
         lines.append("| " + " | ".join(cells) + " |")
-    clean = f"clean rows: median {figures['clean_time_ape_median']} %, p90 {figures['clean_time_ape_p90']} %"
-    return [
-        *lines,
-        "",
-        f"Rows whose source calls them disturbed are modelled and counted; without them ({clean}).",
-    ]
+    clean = f"the median is {figures['clean_time_ape_median']} % and p90 {figures['clean_time_ape_p90']} %"
+    return [*lines, "", f"Rows that their source calls disturbed are included; without them {clean}."]
 
 
 def _cell(value: Any) -> str:
@@ -139,11 +142,11 @@ def _peers(outcomes: Sequence[Outcome]) -> list[str]:
     if not found:
         return []
     lines = [
-        "## Against the peers' own published predictions",
+        "## Against published predictions of other tools",
         "",
-        "Mean absolute error on the rows where the source prints another tool's prediction.",
+        "Mean absolute errors on the rows whose source prints another tool's prediction.",
         "",
-        "| source | rows | step time: theirs | ours | memory: theirs | ours |",
+        "| source | rows | step time: theirs | simpar | memory: theirs | simpar |",
         "|---|---|---|---|---|---|",
     ]
     keys = (
@@ -179,7 +182,7 @@ def _worst(outcomes: Sequence[Outcome]) -> list[str]:
         cells = (
             outcome.row,
             outcome.source,
-            outcome.label,
+            WHOLE.sub("", outcome.label),
             f"{seconds:.3g}",
             f"{error:+.0f}",
             _why(outcome, error),
@@ -199,7 +202,7 @@ def _why(outcome: Outcome, error: float) -> str:
 def _point(outcome: Outcome, what: str) -> Point | None:
     """A run in a scatter; None where it was not measured, not modelled, or disturbed.
 
-    Peaks of tensors alone are left out: intervals are those of what the allocator reserves.
+    Peaks of tensors alone are left out: intervals are of reserved memory.
     """
     run, found = outcome.measured, outcome.prediction
     if run is None or found is None or found.certainty is None or outcome.suspect:
@@ -217,9 +220,9 @@ def _point(outcome: Outcome, what: str) -> Point | None:
 
 
 def _scatter(outcomes: Sequence[Outcome], what: str, path: Path) -> None:
-    """Predicted against measured with bars of nine in ten, and measured over predicted; one colour a source.
+    """Predicted against measured with 90 % intervals as bars, and below their ratio; one colour per source.
 
-    Bars of runs that lie outside of theirs are drawn darker, above the others.
+    Intervals that miss their measurement are drawn darker, above the others.
     """
     import matplotlib as mpl
 
@@ -266,7 +269,7 @@ def _scatter(outcomes: Sequence[Outcome], what: str, path: Path) -> None:
     below.set_yticks([], minor=True)
     below.grid(axis="y", color="0.9", zorder=0)
     axes.legend(fontsize=8, frameon=False, markerscale=2.5)
-    said = "bars: where nine of ten measured ones should lie" + "; reserved peaks alone" * (what == "memory")
+    said = "bars: where nine of ten measurements should lie" + "; reserved peaks alone" * (what == "memory")
     axes.set_title(f"{said}\n{inside:.1%} of {len(everything):,} runs do", fontsize=9, loc="left")
     figure.savefig(path, dpi=110)
     plt.close(figure)

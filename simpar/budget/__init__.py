@@ -1,1 +1,1 @@
-"""How many devices for a run: days and dollars of the best plan by number of nodes, against limits of both."""
+"""How many devices a run needs: days and dollars of the best plan by number of nodes, against limits of both."""

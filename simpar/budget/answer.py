@@ -1,4 +1,4 @@
-"""How many devices: of all numbers of nodes the cheapest by the deadline, the quickest within the budget, the front."""
+"""The answer of "how many devices": the cheapest number of nodes by the deadline, the fastest within the budget."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HowMany:
-    """Rows by number of nodes, what was wanted of them, and which are best.
+    """Rows by number of nodes, the limits, and the best rows.
 
-    ``cheapest`` meets the deadline for the fewest dollars, ``quickest`` keeps to the budget in the fewest days; None
-    where no row does. ``is_whole``: all numbers of nodes were searched.
+    ``cheapest`` meets the deadline for the fewest dollars, ``quickest`` keeps to the budget in the fewest days; None if
+    no row does. ``is_whole``: all numbers of nodes were searched.
     """
 
     wanted: Wanted
@@ -35,12 +35,12 @@ class HowMany:
 
     @property
     def planned(self) -> list[Row]:
-        """Rows that have a plan."""
+        """Rows with a plan."""
         return [row for row in self.rows if row.run is not None]
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """Rows than which no other takes both less days and less dollars, by days."""
+        """The Pareto front of days and dollars, by days."""
         return tuple(
             row
             for row in sorted(self.planned, key=lambda one: (one.days, one.dollars))
@@ -49,19 +49,19 @@ class HowMany:
 
     @property
     def cheapest(self) -> Row | None:
-        """Of those that meet the deadline."""
+        """The cheapest row that meets the deadline."""
         fitting = [row for row in self.planned if self.meets_deadline(row)]
         return min(fitting, key=lambda row: (row.dollars, row.days), default=None)
 
     @property
     def quickest(self) -> Row | None:
-        """Of those within the budget."""
+        """The fastest row within the budget."""
         fitting = [row for row in self.planned if self.keeps_budget(row)]
         return min(fitting, key=lambda row: (row.days, row.dollars), default=None)
 
     @property
     def chosen(self) -> Row | None:
-        """The best by the objective of the rows that keep both limits."""
+        """The best row by the objective among those within both limits; None if there is none."""
         both = [row for row in self.planned if self.meets_deadline(row) and self.keeps_budget(row)]
         days = self.wanted.objective == "days"
         return min(
@@ -70,7 +70,7 @@ class HowMany:
 
     @property
     def surely(self) -> Row | None:
-        """The best of the rows that keep both limits up to the high end of their intervals, in 95 of 100 cases."""
+        """The best row among those within both limits at the high end of their intervals, i.e. with 95 % certainty."""
         sure = [row for row in self.planned if self.is_sure(row)]
         return HowMany(self.wanted, tuple(sure)).chosen
 
@@ -80,15 +80,15 @@ class HowMany:
         return self.is_whole and all(row.is_certified for row in self.planned)
 
     def meets_deadline(self, row: Row) -> bool:
-        """Whether a row is done in time as predicted."""
+        """Whether a row meets the deadline as predicted."""
         return self.wanted.deadline_days is None or row.days <= self.wanted.deadline_days
 
     def keeps_budget(self, row: Row) -> bool:
-        """Whether a row is paid for as predicted."""
+        """Whether a row keeps to the budget as predicted."""
         return self.wanted.budget_usd is None or row.dollars <= self.wanted.budget_usd
 
     def is_sure(self, row: Row) -> bool:
-        """Whether a row keeps both limits at the high end of its intervals."""
+        """Whether a row is within both limits at the high end of its intervals."""
         run = row.run
         return (
             run is not None
@@ -98,7 +98,7 @@ class HowMany:
 
     @staticmethod
     def load(path: str | Path) -> HowMany:
-        """What ``simpar search --objective days --json`` wrote. Raises UserError for another file."""
+        """Load what ``simpar search --objective days --json`` wrote. Raises UserError for any other file."""
         from simpar.report.result import read_object
 
         data = read_object(path)
@@ -125,13 +125,13 @@ class HowMany:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """Rows as a pandas DataFrame by number of nodes: days, dollars and MWh with the bounds of nine in ten cases."""
+        """Rows as a pandas DataFrame by number of nodes: days, dollars and MWh with 90 % bounds."""
         import pandas as pd
 
         return pd.DataFrame(self.table()).set_index("nodes")
 
     def table(self) -> list[dict[str, Any]]:
-        """The same rows, plain."""
+        """The same rows as plain data."""
         found = []
         for row in self.planned:
             frame: dict[str, Any] = {"nodes": row.nodes, "devices": row.devices, **(row.figures or {})}
@@ -144,7 +144,7 @@ class HowMany:
         return found
 
     def needed(self) -> str:
-        """What would be needed where no row keeps both limits: the nearest that each limit allows."""
+        """What would be needed if no row is within both limits: the nearest rows by either limit."""
         wanted = self.wanted
         if not self.planned:
             reasons = "; ".join(f"{row.node_words}: {row.reason}" for row in self.rows[-1:])
@@ -160,7 +160,7 @@ class HowMany:
         return f"{who} to {' and '.join(limits)}; {'; '.join(self._nearest())}"
 
     def _nearest(self) -> Iterator[str]:
-        """The least that would have to be allowed of each limit, where the other is kept if it can be."""
+        """The least relaxation of each limit, with the other limit kept if possible."""
         wanted, cheapest, quickest = self.wanted, self.cheapest, self.quickest
         if wanted.deadline_days is not None and (cheapest is None or quickest is not None):
             row = (
@@ -180,7 +180,7 @@ class HowMany:
             yield f"{which} costs {cost} dollars on {row.node_words}: try --budget {math.ceil(row.dollars)}"
 
     def _more_nodes(self, quickest: Row) -> str:
-        """How many nodes would meet the deadline if days fell in proportion, where no more were asked about."""
+        """How many nodes would meet the deadline if days fell in proportion, if no more were searched."""
         wanted = self.wanted
         most = quickest.nodes == max(row.nodes for row in self.rows)
         if not most or wanted.deadline_days is None or not self.keeps_budget(quickest):
@@ -196,10 +196,10 @@ def how_many(
     node_counts: Sequence[int] | None = None,
     search: Search | None = None,
 ) -> HowMany:
-    """Days and dollars of the best plan on every number of nodes, against what is wanted.
+    """Days and dollars of the best plan on every number of nodes, against the limits.
 
-    ``problem`` trains ``training.tokens`` on its cluster; ``node_counts`` are the numbers of nodes, by default that of
-    the cluster and its halves. Raises UserError for bad input; an answer without a row that keeps the limits says what
+    ``problem`` trains ``training.tokens`` on its cluster. ``node_counts`` are the numbers of nodes, by default that of
+    the cluster and its halves. Raises UserError for bad input. If no row is within the limits, the answer says what
     would be needed (``chosen`` is None).
     """
     counts = sorted(set(node_counts or halves(problem.cluster.nodes)))
@@ -215,13 +215,13 @@ def how_many(
 
 
 def refuse_without_choice(found: HowMany) -> None:
-    """Raise Infeasible, with what would be needed, where no row keeps the limits."""
+    """Raise Infeasible, with what would be needed, if no row is within the limits."""
     if found.chosen is None:
         raise Infeasible(found.needed())
 
 
 def _beats(one: Row, other: Row) -> bool:
-    """Whether a row is no worse in both, and better in one."""
+    """Whether a row is at least as good in days and dollars, and better in one of them."""
     return (
         one.days <= other.days
         and one.dollars <= other.dollars
@@ -238,6 +238,6 @@ def _below(amount: Amount | None, limit: float | None) -> bool:
 
 
 def _up(days: float) -> str:
-    """Days with three digits, no fewer than they are."""
+    """Days rounded up to three digits."""
     step = 10.0 ** (math.floor(math.log10(days)) - 2)
     return f"{math.ceil(days / step) * step:.6g}"

@@ -1,8 +1,8 @@
-"""The best plan on every number of nodes, and what the whole run comes to there.
+"""The best plan on every number of nodes, and its whole run.
 
-On a given number of nodes the plan with the shortest step takes the fewest days, and the fewest dollars too: both are
-proportional to the step. So one certified search for the shortest step on every number of nodes certifies the answer
-over all of them.
+On a given number of nodes, days and dollars are both proportional to the step, so the plan with the shortest step is
+the best in both. A certified search for the shortest step on every number of nodes therefore certifies the answer over
+all of them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from simpar.search.result import SearchResult
 from simpar.units import number_of
 
 FIGURES = ("step_time_s", "mfu", "fit_probability")
-"""What a row says of the step of its plan."""
+"""Figures of a row about the step of its plan."""
 
 
 @dataclass(frozen=True)
 class Row:
     """A number of nodes: the best plan there with its whole run, or the reason why there is none.
 
-    ``gap`` is the share of the step by which a plan that was not simulated may be shorter: 0 where it is certified.
+    ``gap`` is the share of the step by which an unseen plan may be shorter: 0 if it is certified.
     """
 
     nodes: int
@@ -61,7 +61,7 @@ class Row:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Row:
-        """A row from its plain data. Raises KeyError or TypeError for what is none, UserError for what is no plan."""
+        """A row from plain data. Raises KeyError or TypeError for other data, UserError for an invalid plan."""
         run, plan = data["whole_run"], data["plan"]
         return Row(
             data["nodes"],
@@ -90,7 +90,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Search:
-    """How every number of nodes is searched: in which space, with whose progress, and how often things fail."""
+    """How every number of nodes is searched: the space, the progress, and the reliability of the run."""
 
     space: str | None = None
     progress: Callable[[], Progress] = lambda: Progress(top=1, brief=True)
@@ -99,7 +99,7 @@ class Search:
 
 
 def halves(nodes: int) -> list[int]:
-    """A number of nodes and its halves down to an odd one, fewest first."""
+    """A number of nodes and its halves down to an odd number, in ascending order."""
     counts = [nodes]
     while counts[-1] % 2 == 0:
         counts.append(counts[-1] // 2)
@@ -107,7 +107,7 @@ def halves(nodes: int) -> list[int]:
 
 
 def rows_of(problem: Problem, counts: Sequence[int], how: Search) -> Iterator[Row]:
-    """The best plan on each number of nodes, in order; ends early where the user stops it. Raises UserError."""
+    """The best plan on each number of nodes, in order; ends early if the user stops it. Raises UserError."""
     cluster = problem.cluster
     if problem.training.tokens is None:
         raise UserError(
@@ -134,7 +134,7 @@ def rows_of(problem: Problem, counts: Sequence[int], how: Search) -> Iterator[Ro
 
 
 def _row(problem: Problem, found: SearchResult, how: Search) -> Row:
-    """A number of nodes with the whole run of its best plan, failures included where they are known."""
+    """A number of nodes with the whole run of its best plan, including failures if a reliability is known."""
     plan = found.shortest.plan
     inputs = {"model": problem.graph, "cluster": problem.cluster}
     result = exact(problem, plan)

@@ -1,4 +1,4 @@
-"""Why so many devices, on one page to hand on: what was asked and chosen, by how much, how sure, what else."""
+"""The page "why so many devices": the question, the choice, its lead, its uncertainty, and the alternatives."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from simpar.units import format_count, format_seconds
 
 
 def save_summary(found: HowMany, path: str | Path) -> None:
-    """Write the page, whole or not at all; equal answers give equal bytes. Raises Infeasible without a choice."""
+    """Write the page atomically; equal answers give equal bytes. Raises Infeasible without a choice."""
     sections = summary(found)
     save_sections(next(answer_lines(found)), sections, path)
 
 
 def summary(found: HowMany) -> list[dict[str, Any]]:
-    """The five sections, each a title and its sentences. Raises Infeasible without a choice."""
+    """The five sections, each with a title and sentences. Raises Infeasible without a choice."""
     refuse_without_choice(found)
     chosen = found.chosen
     assert chosen is not None, "refused"

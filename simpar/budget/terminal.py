@@ -1,4 +1,4 @@
-"""How many devices, for people: the answer first, then the table of all numbers of nodes."""
+"""The answer of "how many devices" as terminal output: the answer first, then the table of all numbers of nodes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 FRONT = "+ the front: no other number of nodes is both quicker and cheaper"
 CLOSE = 0.01
-"""Shares of the objective that are called close."""
+"""Differences of the objective, as a share of it, that count as close."""
 
 
 def print_how_many(found: HowMany, console: Console) -> None:
-    """Write the answer to a rich console."""
+    """Print the answer to a rich console."""
     for line in answer_lines(found):
         console.print(line, soft_wrap=True)
     console.print()
@@ -39,7 +39,7 @@ def print_how_many(found: HowMany, console: Console) -> None:
 
 
 def answer_lines(found: HowMany) -> Iterator[str]:
-    """Which number of nodes, and what else is best."""
+    """The chosen number of nodes, and alternatives."""
     chosen, wanted = found.chosen, found.wanted
     if chosen is None or chosen.run is None:
         yield found.needed()
@@ -65,7 +65,7 @@ def answer_lines(found: HowMany) -> Iterator[str]:
 
 
 def _close(found: HowMany, chosen: Row) -> list[Row]:
-    """Other rows that keep the limits, and are hardly worse by the objective."""
+    """Other rows within the limits that are hardly worse by the objective."""
     by_days = found.wanted.objective == "days"
     limit = (1 + CLOSE) * (chosen.days if by_days else chosen.dollars)
     kept = (row for row in found.planned if found.meets_deadline(row) and found.keeps_budget(row))
@@ -97,7 +97,7 @@ def _cells(found: HowMany, row: Row) -> list[str]:
 
 
 def plan_words(row: Row) -> str:
-    """The best plan of a number of nodes, and how surely it fits, or why there is none."""
+    """The best plan of a number of nodes and its probability of fitting, or why there is none."""
     if row.plan is None or row.figures is None:
         return f"{row.node_words}: {row.reason}"
     sure = row.figures["fit_probability"]
@@ -107,7 +107,7 @@ def plan_words(row: Row) -> str:
 
 
 def limits_words(found: HowMany, row: Row) -> str:
-    """How a row stands to the deadline and the budget."""
+    """How a row compares with the deadline and the budget."""
     missed = [
         name
         for name, kept in (("too late", found.meets_deadline(row)), ("too dear", found.keeps_budget(row)))
@@ -117,7 +117,7 @@ def limits_words(found: HowMany, row: Row) -> str:
 
 
 def certificate_lines(found: HowMany) -> Iterator[str]:
-    """How sure the answer is, and what is left out."""
+    """How sure the answer is, and what it leaves out."""
     if found.planned:
         yield "* the answer" * (found.chosen is not None) + "; " * (found.chosen is not None) + FRONT
     counts = ", ".join(str(row.nodes) for row in found.rows)

@@ -1,4 +1,4 @@
-"""What is wanted of a run: the fewest days or dollars, by a deadline, within a budget."""
+"""The goal of a run: the fewest days or dollars, by a deadline, within a budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBJECTIVES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is best, and the most days and dollars that a run may take; None where there is no such limit."""
+    """The objective, and the most days and dollars that a run may take; None without such a limit."""
 
     objective: str
     deadline_days: float | None = None
@@ -30,7 +30,7 @@ class Wanted:
 
     @staticmethod
     def of(objective: str, deadline: str | None, budget: str | None) -> Wanted:
-        """From what people write: "60d", "2M". Raises UserError."""
+        """Parse a goal from text such as "60d" and "2M". Raises UserError."""
         return Wanted(
             objective,
             None if deadline is None else _days(deadline),

@@ -1,4 +1,4 @@
-"""How fast is this machine? Kernels, collectives and whole steps measured with torch, and profiles fitted to them.
+"""Calibration of this machine: kernels, collectives and whole steps measured with torch, and profiles fitted.
 
 torch is an optional extra: modules that import it are loaded by the workers, never by ``import simpar.calibrate``.
 """

@@ -1,6 +1,6 @@
-"""From samples to parameters: least squares on the logarithm of time, a few physical numbers each. No torch here.
+"""From samples to parameters: least squares on the logarithm of time, with few physical parameters. No torch here.
 
-What is fitted is what the simulator reads, through the very functions that it predicts with.
+The parameters are those that the simulator reads, and fits use the very functions it predicts with.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ FIXED = {"pair_loss": 0.0, "ll_hop_factor": 1.0, "ll128_hop_factor": 1.0, "send_
 
 @dataclass(frozen=True)
 class Samples:
-    """All samples of a machine, and what was asked for."""
+    """All samples of a machine, and the request."""
 
     request: Request
     every: tuple[Sample, ...]
 
     def of(self, kind: str, name: str | None = None) -> list[Sample]:
-        """Samples of a kind, and name."""
+        """Samples of a kind and, if given, a name."""
         return [each for each in self.every if each.kind == kind and name in (None, each.name)]
 
     @cached_property
     def walks(self) -> list[tuple[Block, RankDims]]:
-        """Of every walk its operators as one block, and their dims."""
+        """For every walk, its operators as one block, and their dims."""
         found = []
         for walk in self.request.walks:
             graph, plan = walk.graph(), Plan.model_validate({"dp": 1, "micro_batch": walk.batch})
@@ -86,30 +86,30 @@ class Quality:
 
     @staticmethod
     def of(part: str, predicted: Iterable[float], measured: Iterable[float]) -> Quality:
-        """Relative errors of predictions."""
+        """The quality from relative errors of predictions."""
         error = np.abs(np.array(list(predicted)) / np.array(list(measured)) - 1)
         return Quality(part, len(error), float(np.median(error)), float(np.percentile(error, 90)))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A device and a stack under construction: what kernels cost on them."""
+    """A device and a stack under construction, with their kernel costs."""
 
     device: Device
     stack: Stack
     precision: str = "fp32"
 
     def kernels(self, precision: str | None = None) -> KernelModel:
-        """The kernel model in short benchmarks and long steps alike: a calibration knows one clock."""
+        """The kernel model, the same for short benchmarks and long steps: a calibration has one clock."""
         return KernelModel(self.device, precision or self.precision, self.stack.fusion.attention)
 
     def with_kernels(self, values: Mapping[str, float]) -> Machine:
-        """With other parameters of kernels."""
+        """The machine with other kernel parameters."""
         kernels = {**self.device.kernels, **values}
         return replace(self, device=self.device.model_copy(update={"kernels": kernels}))
 
     def operator_times(self, samples: Samples) -> list[dict[str, OperatorTime]]:
-        """Of every walk the times of its operators by name."""
+        """For every walk, the times of its operators by name."""
         kernels = self.kernels()
         return [
             {time.name: time for time in operator_times(block.operators, dims, kernels, self.stack)}
@@ -117,7 +117,7 @@ class Machine:
         ]
 
     def predicted(self, samples: Samples, wanted: Sequence[Sample]) -> Floats:
-        """Seconds of samples of operators."""
+        """Predicted seconds of samples of operators."""
         times = self.operator_times(samples)
         return np.array([_direction(times[each.shape[0]][each.name], each.direction) for each in wanted])
 
@@ -133,9 +133,9 @@ def solve(
     *,
     differences: float | None = None,
 ) -> dict[str, float]:
-    """Parameters within (start, least, most) that predict the measured seconds best, outliers counting less.
+    """Parameters within (start, least, most) that best predict the measured seconds, with outliers weighted less.
 
-    Derivatives are ``differences`` over that share of a parameter, by default as small as they can be.
+    Derivatives are taken over the share ``differences`` of a parameter, by default the smallest possible.
     """
     names, goal = list(bounds), np.log(np.asarray(measured))
     start, least, most = (np.array(column) for column in zip(*bounds.values(), strict=True))
@@ -161,12 +161,12 @@ def _named(names: Sequence[str], values: Floats) -> dict[str, float]:
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: what a profile says is what was fitted."""
+    """A value rounded to four significant digits, so that the profile has exactly what was fitted."""
     return float(f"{value:.4g}")
 
 
 def products(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
-    """Rates of products; other dtypes than the usual one get the peak at which they fit under the same shares."""
+    """Rates of products; dtypes other than the usual one get the peak at which they fit with the same shares."""
     plain, found = samples.of("product"), [each for each, kind in samples.operators if kind == "matmul"]
     own = [each for each in plain if each.dtype == machine.precision]
     bounds = {**PRODUCTS, **(TILES if machine.device.kind == "gpu" else {})}
@@ -189,7 +189,7 @@ def products(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]
 
 
 def _with_whole_peak(machine: Machine) -> Machine:
-    """The peak moved up where products would go beyond it: the best one seen still paid for its ends."""
+    """The machine with a peak raised so that no product exceeds it, including the cost of partial waves."""
     beyond = machine.device.kernels["gemm_efficiency"]
     if beyond <= 1:
         return machine
@@ -199,7 +199,7 @@ def _with_whole_peak(machine: Machine) -> Machine:
 
 
 def _with_peak(machine: Machine, dtype: str, mine: Sequence[Sample]) -> Machine:
-    """The peak of a dtype at which the median product takes as long as measured."""
+    """The machine with the peak of a dtype at which the median product takes as long as measured."""
     peaks = {**machine.device.peak_flop_per_s}
     peaks[dtype] = max(2.0 * np.prod(each.shape) / each.seconds for each in mine)
     for _ in range(8):
@@ -222,7 +222,7 @@ def attention(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality
 
 
 def passes(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
-    """Passes over memory of every memory-bound kind of operator, each way, from the median of its sizes."""
+    """Memory passes of every memory-bound kind of operator in each direction, from the median over its sizes."""
     ones = dict.fromkeys(PASS_KINDS, (1.0, 1.0))
     unit = replace(machine, stack=machine.stack.model_copy(update={"passes": ones})).operator_times(samples)
     none = dict.fromkeys(PASS_KINDS, (1e-12, 1e-12))
@@ -238,7 +238,7 @@ def passes(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
             counted += [each] * (kind != "add" or way == "forward")
     middle = {key: rounded(np.median(values)) for key, values in ratios.items()}
     kinds = sorted({kind for kind, _ in middle})
-    # autograd hands the gradient of a sum on as it is; where a stream branches, it adds two as the sum did
+    # autograd passes the gradient of a sum on unchanged; where a stream branches, it adds two gradients
     ways = {
         kind: (middle[kind, "forward"], middle[kind, "forward" if kind == "add" else "backward"])
         for kind in kinds
@@ -249,7 +249,7 @@ def passes(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
 
 
 def updates(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
-    """Passes of the optimizer over its states."""
+    """Memory passes of the optimizer over its states."""
     found, kernels = samples.of("optimizer"), machine.kernels()
 
     def seconds(passes: float) -> Floats:
@@ -266,7 +266,7 @@ def updates(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]
 
 
 def gradients(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
-    """Bytes that move for each element of a weight's gradient between its product and the sum it is added to."""
+    """Bytes per element that the sum of a weight gradient moves, between its product and the gradient sum."""
     found, kernels = samples.of("gradient"), machine.kernels()
     if not found:
         return machine, []
@@ -289,11 +289,11 @@ def _with_launch(machine: Machine, **values: float) -> Machine:
 def steps(
     samples: Samples, machine: Machine, simulated: Callable[[Machine, int], float]
 ) -> tuple[Machine, list[Quality]]:
-    """What whole steps take beyond their listed kernels: a factor on kernels, and a time once a step.
+    """The time of whole steps beyond their listed kernels: a factor on kernels, and a time per step.
 
-    Where a host issues to a device, also what it needs for each kernel: steps of small kernels wait for that; and a
-    factor on the kernels of experts, from steps of mixtures. ``simulated`` gives the predicted seconds of a step of
-    the request on a machine.
+    If a host issues work to a device, also the host time per kernel, on which steps of small kernels wait, and a factor
+    on the kernels of experts, from steps of mixtures. ``simulated`` gives the predicted seconds of a step of the
+    request on a machine.
     """
     found = [each for each in samples.of("step") if each.beside == 1]
     measured = [each.seconds for each in found]
@@ -313,7 +313,7 @@ def _issued(
     simulated: Callable[[Machine, int], float],
     bounds: Mapping[str, tuple[float, float, float]],
 ) -> Machine:
-    """Host time of a kernel, factor on kernels and on those of experts, and time once a step, together."""
+    """Host time per kernel, factor on kernels, factor on experts' kernels, and time per step, fitted together."""
 
     def tried(values: Mapping[str, float]) -> Machine:
         launched = _with_launch(
@@ -333,7 +333,7 @@ def _issued(
 
 
 def _slowed(found: Sequence[Sample], machine: Machine, simulated: Callable[[Machine, int], float]) -> Machine:
-    """Factor on kernels and time once a step, where a step is linear in both."""
+    """Factor on kernels and time per step; a step is linear in both."""
     measured = np.array([each.seconds for each in found])
     one, two = (
         np.array(
@@ -344,7 +344,7 @@ def _slowed(found: Sequence[Sample], machine: Machine, simulated: Callable[[Mach
         )
         for f in (1.0, 2.0)
     )
-    kernels, rest = two - one, 2 * one - two  # of a step: what the factor multiplies, and what it does not
+    kernels, rest = two - one, 2 * one - two  # step = factor kernels + rest + time per step
     factor, once_s = float(np.median((measured - rest) / kernels)), 0.0
     if len(found) > 1:
         design = np.stack([kernels / measured, 1 / measured], axis=1)
@@ -354,7 +354,7 @@ def _slowed(found: Sequence[Sample], machine: Machine, simulated: Callable[[Mach
 
 
 def capacity(samples: Samples) -> tuple[float, list[Quality]]:
-    """How many processes the cores carry at full speed, from steps beside each other."""
+    """The number of processes that the cores run at full speed, from steps side by side."""
     found = [each for each in samples.of("step") if each.beside > 1]
     alone = {each.shape[0]: each.seconds for each in samples.of("step") if each.beside == 1}
     slowdown = np.array([each.seconds / alone[each.shape[0]] for each in found])
@@ -366,7 +366,7 @@ def capacity(samples: Samples) -> tuple[float, list[Quality]]:
 
 
 def collectives(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quality]]:
-    """Latencies and shares of bandwidth of collectives on groups of every size."""
+    """Latencies and bandwidth shares of collectives on groups of every size."""
     found = samples.of("collective")
     several = len({each.shape[0] for each in found}) > 1
     bounds = COLLECTIVES if several else {k: v for k, v in COLLECTIVES.items() if k != "port_scale_loss"}
@@ -388,9 +388,9 @@ def collectives(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quali
 
 
 def wrappers(samples: Samples, machine: Machine, cluster: Cluster) -> Machine:
-    """Copies around gathers and reductions, and dispatch of a tensor-parallel collective: what collectives leave over.
+    """Copies around gathers and reductions, and dispatch of a tensor-parallel collective: the time beyond collectives.
 
-    A sharded pass gathers twice and reduces once; a split layer has eight collectives, four each way.
+    A sharded pass gathers twice and reduces once; a split layer has eight collectives, four in each direction.
     """
     found = {each.name: each for each in samples.of("wrapper")}
     if not found:
@@ -417,7 +417,7 @@ def wrappers(samples: Samples, machine: Machine, cluster: Cluster) -> Machine:
 
 
 def bandwidth(samples: Samples) -> tuple[float, float, float]:
-    """Best rate of vectors added, the share that the median of the longer ones reaches, fixed seconds of a kernel."""
+    """The best rate of vector addition, the share of it of the median long vector, and fixed seconds per kernel."""
     found = sorted(samples.of("stream", "add"), key=lambda each: each.shape[0])
     moved = [3 * 4.0 * each.shape[0] for each in found]
     rates = [size / each.seconds for size, each in zip(moved, found, strict=True)]
@@ -428,7 +428,7 @@ def bandwidth(samples: Samples) -> tuple[float, float, float]:
 
 
 def gathered(ranks: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...]:
-    """Samples of all ranks: kernels are rank 0's; of what groups did the slowest rank's time and the mean load."""
+    """Samples of all ranks: kernels from rank 0; for groups, the slowest rank's time and the mean load."""
     by_rank = [[Sample.model_validate(each) for each in rank["samples"]] for rank in ranks]
     alone = [each for each in by_rank[0] if each.kind not in _TOGETHER and each.beside == 1]
     shared: dict[tuple[Any, ...], list[Sample]] = {}

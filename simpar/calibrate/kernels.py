@@ -1,6 +1,6 @@
-"""Kernels of one process, timed: products, vectors added, optimizer updates, and every operator of a decoder.
+"""Kernels of one process, timed: products, vector additions, optimizer updates, and every operator of a decoder.
 
-Operators are the runtime's own modules, walked as a block executes them, so that what is timed is what trains.
+Operators are the runtime's own modules, executed in a block's order, so that the timed code is the code that trains.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simpar.runtime.operators import Linear, TokenEmbedding
 from simpar.runtime.update import BETAS, EPS
 
 SIDES = {"cpu": 256, "cuda": 2048}
-"""Rows and columns of matrices that are updated, by what they are on."""
+"""Rows and columns of the matrices that are updated, by device."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -50,7 +50,7 @@ def products(request: Request, watch: Stopwatch) -> Iterator[Sample]:
 
 
 def streams(request: Request, watch: Stopwatch) -> Iterator[Sample]:
-    """Two vectors added into a third; of the shortest also what the host needs to issue it."""
+    """Two vectors added into a third; for the shortest, also the host time to issue it."""
     for count in request.streams:
         one, other = (torch.randn(count, device=watch.device) for _ in range(2))
         work = partial(torch.add, one, other)
@@ -61,7 +61,7 @@ def streams(request: Request, watch: Stopwatch) -> Iterator[Sample]:
 
 
 def updates(request: Request, watch: Stopwatch) -> Iterator[Sample]:
-    """AdamW as the runtime runs it, on matrices of a model of so many parameters."""
+    """AdamW as in the runtime, on matrices of a model with the given numbers of parameters."""
     for count in request.parameters:
         side = SIDES[watch.device.type]
         matrices = [
@@ -76,7 +76,7 @@ def updates(request: Request, watch: Stopwatch) -> Iterator[Sample]:
 
 
 def gradients(request: Request, watch: Stopwatch) -> Iterator[Sample]:
-    """A gradient in the dtype of a product widened to that of its parameter, and added to the sum of others."""
+    """A gradient in the dtype of a product, widened to that of its parameter and added to the gradient sum."""
     for count in request.parameters if request.dtype != "fp32" else ():
         side = SIDES[watch.device.type]
         shape = max(count // side**2, 1), side, side
@@ -93,7 +93,7 @@ def gradients(request: Request, watch: Stopwatch) -> Iterator[Sample]:
 def operators(walk: Walk, number: int, watch: Stopwatch, dtype: torch.dtype) -> Iterator[Sample]:
     """Every operator of an embedding, a layer and a head: forward, and backward to inputs and weights.
 
-    Weights of products have the dtype of the computation, the others are cast as in a run.
+    Weights of products have the compute dtype; the others are cast as in a run.
     """
     graph = walk.graph()
     part = Part(range(1), embedding=True, head=True)
@@ -118,7 +118,7 @@ def operators(walk: Walk, number: int, watch: Stopwatch, dtype: torch.dtype) -> 
 
 
 def _walk(block: BlockModule, x: Tensor, number: int, watch: Stopwatch, found: list[Sample]) -> Tensor:
-    """Time the operators of a block in order; its output."""
+    """Time the operators of a block in order; returns the block's output."""
     values = {INPUT: x}
     for op in block.operators:
         module = getattr(block, op.name)
@@ -132,7 +132,7 @@ def _walk(block: BlockModule, x: Tensor, number: int, watch: Stopwatch, found: l
 
 
 def _leaf(value: Any) -> Any:
-    """Tensors cut off from what made them, that want a gradient where they can have one."""
+    """Tensors detached from their graph, which require a gradient if their dtype allows it."""
     if isinstance(value, tuple):
         return tuple(_leaf(each) for each in value)
     return value.detach().requires_grad_(value.is_floating_point())
@@ -141,7 +141,7 @@ def _leaf(value: Any) -> Any:
 def _both_ways(
     forward: Any, wanted: list[Tensor], name: str, number: int, watch: Stopwatch
 ) -> Iterator[Sample]:
-    """Forward, and backward to all that is wanted. One repetition of backward keeps what forward saved."""
+    """Forward, and backward to all wanted tensors. One repetition of backward keeps the saved tensors."""
     yield _sample(watch.time(forward), kind="operator", name=name, shape=(number,), direction="forward")
     outputs = forward()
     outputs = [each for each in (outputs if isinstance(outputs, tuple) else (outputs,)) if each.requires_grad]

@@ -1,4 +1,4 @@
-"""One calibration from request to profiles: start workers, gather their samples, fit. No torch here."""
+"""A calibration from request to profiles: start workers, gather their samples, fit. No torch here."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def calibrate(request: Request, known: Facts) -> Profiles:
 
 
 def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Request:
-    """What to measure on this machine, in a folder of its own. Raises UserError.
+    """What to measure on this machine, in a new folder. Raises UserError.
 
-    ``ranks`` left out is one a CUDA device, or one a core without any.
+    ``ranks`` defaults to one per CUDA device or, without CUDA, one per core.
     """
     require_torch()
     found, cores = accelerators(), usable_cores()
@@ -50,7 +50,7 @@ def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Re
 
 
 def known_facts(request: Request, name: str, date: str | None) -> Facts:
-    """What the system says without measuring. ``date`` is left out where nobody gives it: same input, same text."""
+    """Facts that the system gives without measuring. ``date`` is omitted if not given: same input, same text."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     words = (
         f"{_processor()}, {usable_cores()} cores, torch {metadata.version('torch')}, {request.machine.device}"
@@ -59,7 +59,7 @@ def known_facts(request: Request, name: str, date: str | None) -> Facts:
 
 
 def _processor() -> str:
-    """The processor's name as the system has it."""
+    """The processor's name in the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -69,7 +69,7 @@ def _processor() -> str:
 
 
 def summary(found: Profiles) -> dict[str, Any]:
-    """What was fitted and how well, and what it was fitted to, for people and as JSON."""
+    """The fitted parameters, the quality of the fit, and the samples' description, for people and as JSON."""
     return {
         "name": found.cluster.name,
         "ranks": found.cluster.devices_per_node,

@@ -1,4 +1,4 @@
-"""Three profiles of a measured machine: the device that a rank has, the cluster of its ranks, and the stack."""
+"""Three profiles of a measured machine: the device of a rank, the cluster of its ranks, and the stack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from simpar.units import GIB, MIB, US
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known without measuring: names for the profiles, bytes of memory of all ranks, and of the device."""
+    """Facts known without measuring: names of the profiles, bytes of memory of all ranks, and of the device."""
 
     name: str
     description: str
@@ -33,7 +33,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Profiles:
-    """What a calibration found, how well it describes what was measured, and that; the device is inside the cluster."""
+    """The result of a calibration with the quality of its fit and its samples; the device is inside the cluster."""
 
     cluster: ClusterProfile
     stack: Stack
@@ -42,7 +42,7 @@ class Profiles:
 
 
 def build(samples: Samples, known: Facts) -> Profiles:
-    """Fit everything, kernels first, then what groups do, then whole steps."""
+    """Fit everything: kernels first, then groups, then whole steps."""
     machine, quality = _kernels(samples, known)
     cluster = Cluster(_cluster(samples, known, machine.device), 1)
     if samples.request.ranks > 1:
@@ -72,7 +72,7 @@ def _kernels(samples: Samples, known: Facts) -> tuple[Machine, list[Quality]]:
 
 
 def _device(samples: Samples, known: Facts) -> Device:
-    """A device without waves or tiles on a CPU; peaks are the best products seen."""
+    """A device, without waves and tiles on a CPU; peaks are the best products measured."""
     best, share, latency_s = fit.bandwidth(samples)
     rates = [
         2.0 * m * n * k / each.seconds
@@ -99,11 +99,11 @@ def _device(samples: Samples, known: Facts) -> Device:
 
 
 def _stack(samples: Samples, known: Facts) -> Stack:
-    """The runtime's own habits. On a CPU the host is the device: what it issues is in the kernels' times."""
+    """The runtime's own habits. On a CPU the host is the device, so issue times are part of the kernels' times."""
     stack = load_stack(STACK)
     issue = samples.of("stream", "issue")
     is_cpu = samples.request.machine.device == "cpu"
-    # operators are timed without the sums of gradients; on a CPU these are in the factor on whole steps
+    # operators are timed without gradient sums; on a CPU these are part of the factor on whole steps
     numerics = stack.numerics.model_copy(update={"sum_bytes": 0.0})
     launch = stack.launch.model_copy(
         update={"host_time_per_kernel_s": 0.0 if is_cpu else rounded(issue[0].seconds)}
@@ -119,7 +119,7 @@ def _stack(samples: Samples, known: Facts) -> Stack:
 
 
 def _cluster(samples: Samples, known: Facts, device: Device) -> ClusterProfile:
-    """The ranks of this machine over what joins them; its bandwidth is twice the best that any message reached."""
+    """The ranks of this machine and their interconnect, whose bandwidth is twice the best that any message reached."""
     messages = samples.of("collective")
     best = max((each.shape[1] / each.seconds for each in messages), default=device.memory_bandwidth / 2)
     is_cpu = device.kind == "cpu"
@@ -140,7 +140,7 @@ def _cluster(samples: Samples, known: Facts, device: Device) -> ClusterProfile:
 
 
 def _shared(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quality]]:
-    """The cores that ranks share, and what collectives take of them."""
+    """The cores that ranks share, and how much of them collectives take."""
     most, quality = fit.capacity(samples)
     large = [each for each in samples.of("collective") if each.shape[1] >= MIB]
     load = rounded(sum(each.load for each in large) / len(large)) if large else 0.0
@@ -161,7 +161,7 @@ def step_s(samples: Samples, machine: Machine, number: int) -> float:
 
 
 def _provenance(samples: Samples, quality: Sequence[Quality]) -> str:
-    """What was measured, and how far the fits are from it."""
+    """What was measured, and the errors of the fits."""
     request = samples.request
     parts = "; ".join(
         f"{each.part} {each.median:.1%} median, {each.p90:.1%} p90 of {each.count}" for each in quality
@@ -173,7 +173,7 @@ def _provenance(samples: Samples, quality: Sequence[Quality]) -> str:
 
 
 def write(found: Profiles, path: Path) -> tuple[Path, Path]:
-    """Write the cluster with its device to a path and the stack beside it; both paths. Raises UserError."""
+    """Write the cluster with its device to a path and the stack beside it; returns both paths. Raises UserError."""
     beside = path.with_suffix(f".stack{path.suffix}")
     for where, model in ((path, found.cluster), (beside, found.stack)):
         write_atomic(where, yaml_text(as_written(model)))

@@ -1,4 +1,4 @@
-"""What is measured, as one JSON file for the workers; and what they hand back. No torch here."""
+"""The request of measurements as one JSON file for the workers, and the samples they return. No torch here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Walk(_Part):
 
 
 class Steps(Walk):
-    """Whole steps of one process: a decoder, and how many microbatches its batch is cut into."""
+    """Whole steps of one process: a decoder, and the number of microbatches in its batch."""
 
     microbatches: int = 1
 
@@ -46,9 +46,9 @@ class Steps(Walk):
 class Request(Handed):
     """What to measure on ``ranks`` processes of this machine.
 
-    ``dtype`` is that of operators and whole steps, ``dtypes`` are those of products, that one among them. ``products``
-    are (m, n, k) of matrix products, ``streams`` elements of vectors added, ``parameters`` sizes of optimizer updates,
-    ``messages`` bytes of collectives, ``window_s`` seconds for each of them.
+    ``dtype`` is that of operators and whole steps, ``dtypes`` those of products, which include it. ``products`` are (m,
+    n, k) of matrix products, ``streams`` elements of added vectors, ``parameters`` sizes of optimizer updates,
+    ``messages`` bytes of collectives, ``window_s`` seconds per measurement.
     """
 
     FILE: ClassVar[str] = "request.json"
@@ -66,16 +66,16 @@ class Request(Handed):
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Sizes of process groups that are measured, and numbers of processes that work beside each other."""
+        """Sizes of process groups to measure, which are also the numbers of processes run side by side."""
         sizes = [size for size in (2, 4, 8) if size < self.ranks]
         return (*sizes, self.ranks) if self.ranks > 1 else ()
 
 
 class Sample(_Part):
-    """One thing measured: the median of ``repeats`` times and their spread, (p90 - p10) / median.
+    """One measurement: the median of ``repeats`` times and their spread, (p90 - p10) / median.
 
-    ``name`` and ``shape`` say what: an operator of walk ``shape[0]``, a product (m, n, k), a collective of
-    (members, bytes), a step of steps ``shape[0]``. ``beside`` processes did the same at once; ``load`` is the part of
+    ``name`` and ``shape`` identify it: an operator of walk ``shape[0]``, a product (m, n, k), a collective of (members,
+    bytes), a step of steps ``shape[0]``. ``beside`` processes did the same at the same time; ``load`` is the share of
     its cores that each of them used.
     """
 
@@ -110,7 +110,7 @@ def gpt(hidden: int, layers: int, vocab: int, *, dropout: float = 0.0) -> dict[s
 
 
 def mixture(hidden: int, layers: int, vocab: int, *, experts: int, topk: int) -> dict[str, Any]:
-    """The first decoder with experts in place of MLPs, whose copies of a token are twice as wide together."""
+    """The first decoder with experts instead of MLPs; the experts of a token together have twice the MLP's width."""
     return {
         **llama(hidden, layers, vocab, head=128), "model_type": "mixtral", "num_local_experts": experts,
         "num_experts_per_tok": topk, "intermediate_size": 2 * hidden // topk,
@@ -118,7 +118,7 @@ def mixture(hidden: int, layers: int, vocab: int, *, experts: int, topk: int) ->
 
 
 def standard(ranks: int, machine: Machine, folder: str) -> Request:
-    """Sizes of models that train in seconds on what ranks compute on."""
+    """Models of sizes that train in seconds on the ranks' devices."""
     return (_on_cuda if machine.device == "cuda" else _on_cpu)(ranks, machine, folder)
 
 
@@ -149,9 +149,9 @@ def _on_cpu(ranks: int, machine: Machine, folder: str) -> Request:
 
 
 def _on_cuda(ranks: int, machine: Machine, folder: str) -> Request:
-    """Hidden 2048 to 8192 in bf16, thousands of tokens at a time: kernels of a training step fill the device.
+    """Hidden 2048 to 8192 in bf16, with thousands of tokens, so that the kernels of a training step fill the device.
 
-    The first steps are too small for that: they take what the host needs to issue them.
+    The first steps are too small for that, and measure the time that the host needs to issue them.
     """
     return Request(
         ranks=ranks,
@@ -183,12 +183,12 @@ def _on_cuda(ranks: int, machine: Machine, folder: str) -> Request:
 
 
 def _products(rows: Sequence[int], widths: Sequence[int], ffn: int) -> tuple[tuple[int, int, int], ...]:
-    """(m, n, k) of every pair of widths, and into the layer from an MLP."""
+    """(m, n, k) of every pair of widths, and of the product from an MLP back into the layer."""
     return tuple((m, n, k) for m in rows for n in widths for k in (*widths, ffn))
 
 
 def quick(ranks: int, machine: Machine, folder: str) -> Request:
-    """A few sizes, milliseconds each: to see that it works, not for numbers to rely on."""
+    """A few sizes of milliseconds each, to check that it works; the numbers are not reliable."""
     return Request(
         ranks=ranks,
         machine=machine,

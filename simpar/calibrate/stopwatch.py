@@ -1,4 +1,4 @@
-"""Times of short pieces of work, on a CPU or a CUDA device, alone or beside other processes."""
+"""Times of short pieces of work, on a CPU or a CUDA device, alone or together with other processes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ import torch.distributed as dist
 from simpar.units import MIB, MS, NS
 
 LEAST, MOST = 3, 200
-AHEAD = 1.5  # times what the host needs to issue work: how long the device is kept busy in front of it
-CYCLES_PER_S = 2e9  # of the fastest clocks; slower ones wait longer
+AHEAD = 1.5  # the device is kept busy for this many times the host's issue time
+CYCLES_PER_S = 2e9  # of the fastest devices; slower ones wait longer
 LONGEST_S = 0.02
 
 
 @dataclass(frozen=True)
 class Members:
-    """``size`` neighbouring ranks from ``first`` on; on a CUDA machine it moves tensors of host and device."""
+    """``size`` neighbouring ranks from ``first`` on; on a CUDA machine the group handles tensors on host and device."""
 
     group: Any
     size: int
     first: int = 0
 
     def meet(self) -> None:
-        """Wait for each other, without a core while waiting."""
+        """Wait for all members, without using a core meanwhile."""
         dist.all_reduce(torch.zeros(1), group=self.group)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one repetition: their median, spread and number, and the part of its cores that a process used."""
+    """Seconds of one repetition: their median, spread and number, and the share of its cores that a process used."""
 
     seconds: float
     spread: float
@@ -45,7 +45,7 @@ class Times:
 
     @staticmethod
     def of(seconds: list[float], load: float = 1.0) -> Times:
-        """The median of repetitions; (p90 - p10) / median."""
+        """Times with the median of repetitions and the spread (p90 - p10) / median."""
         middle = float(median(seconds))
         low, high = np.percentile(seconds, [10, 90])
         return Times(middle, float(high - low) / middle, len(seconds), load)
@@ -55,8 +55,8 @@ class Times:
 class Stopwatch:
     """Repeats work for ``window_s`` seconds, after two repetitions that do not count.
 
-    On a CUDA device times are those between two events around the work, which the device reaches when all of it is
-    issued: neither issuing it nor waiting for it counts. Work that is timed alone finds a cold L2 cache, as between the
+    On a CUDA device, times are between two events around the work, which the device reaches only after all of it was
+    issued, so that neither issuing nor waiting counts. Work that is timed alone finds a cold L2 cache, as between the
     other kernels of a step.
     """
 
@@ -64,7 +64,7 @@ class Stopwatch:
     window_s: float
 
     def now(self) -> float:
-        """Seconds, when all that was issued is done."""
+        """Seconds, after everything that was issued is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
@@ -97,7 +97,7 @@ class Stopwatch:
         room: Any = None,
         busy_s: float = 0.0,
     ) -> list[float]:
-        """Seconds of every repetition; before each ``room`` is overwritten and the device kept busy, uncounted."""
+        """Seconds of every repetition; before each, ``room`` is overwritten and the device kept busy, not counted."""
         if self.device.type != "cuda":
             seconds: list[float] = []
             while goes_on(len(seconds)):
@@ -118,14 +118,14 @@ class Stopwatch:
         return [first.elapsed_time(last) * MS for first, last in marks]
 
     def _more_than_l2(self) -> Any:
-        """A tensor that leaves nothing else in the L2 cache; None on a CPU, whose caches stay as they are."""
+        """A tensor that evicts everything else from the L2 cache; None on a CPU, whose caches are left alone."""
         if self.device.type != "cuda":
             return None
         l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
         return torch.empty(max(2 * l2_bytes, MIB), dtype=torch.int8, device=self.device)
 
     def issue_s(self, work: Callable[[], Any]) -> float:
-        """Seconds that the host needs to issue a piece of work, whether or not it waits for the device."""
+        """Seconds that the host needs to issue a piece of work, without waiting for the device."""
         for _ in range(2):
             work()
         self.now()
@@ -137,10 +137,10 @@ class Stopwatch:
         return taken
 
     def time_together(self, work: Callable[[], Any], members: Members, threads: int) -> Times:
-        """Times of work that the processes of a group do together, in equal number; the load of this one.
+        """Times of work that the processes of a group do together, equally often; returns this one's load.
 
-        The first decides how often, so that all of them stop at the same repetition. Seconds are the mean: who wakes up
-        late on a busy core is part of what a collective costs.
+        The first process decides how often, so that all stop at the same repetition. Seconds are the mean, because late
+        wake-ups on busy cores are part of the cost of a collective.
         """
         for _ in range(2):
             work()
@@ -158,9 +158,9 @@ class Stopwatch:
         return int(min(max(self.window_s / max(self.now() - start, NS), LEAST), MOST))
 
     def rate_beside(self, work: Callable[[], Any], members: Members) -> Times:
-        """Seconds a repetition takes while every process of a group repeats it, for a window and LEAST times.
+        """Seconds per repetition while all processes of a group repeat work, for a window and at least LEAST times.
 
-        A system that shares cores out gives each process turns: one repetition would tell of a few of them.
+        A system that shares cores gives each process turns; a single repetition would depend on only a few of them.
         """
         work()
         members.meet()

@@ -1,4 +1,4 @@
-"""What several processes do at once, timed: collectives by group size, whole steps beside each other."""
+"""Work of several processes at once, timed: collectives by group size, and whole steps side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
 def collectives(request: Request, members: Members, watch: Stopwatch) -> Iterator[Sample]:
-    """Every collective on a group by bytes of the whole tensor; of two ranks also a message there and back."""
+    """Every collective on a group by bytes of the whole tensor; for two ranks also a message there and back."""
     for op in OPS if members.size == 2 else OPS[:-1]:
         for size in request.messages:
             work = partial(_call(op), size // 4 // members.size * members.size, members, watch.device)()
@@ -35,7 +35,7 @@ def collectives(request: Request, members: Members, watch: Stopwatch) -> Iterato
 
 
 def _call(op: str) -> Callable[..., Callable[[], None]]:
-    """From (elements, members, device) to a call of the collective on tensors that are already there."""
+    """A function from (elements, members, device) to a call of the collective on existing tensors."""
     return {
         "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter,
         "all_to_all": _all_to_all, "send": _send,
@@ -77,7 +77,7 @@ def _send(count: int, members: Members, device: Any) -> Callable[[], None]:
 
 
 def steps(request: Request, number: int, watch: Stopwatch, *, beside: Members | None = None) -> Sample:
-    """Steps of a model on this process alone, or beside others that do the same for the same time."""
+    """Steps of a model on this process alone, or side by side with others that do the same for the same time."""
     wanted = request.steps[number]
     session, done = _session(request, wanted, watch.device), itertools.count()
 

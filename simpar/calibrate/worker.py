@@ -1,6 +1,6 @@
-"""What torchrun starts on every rank: ``python -m simpar.calibrate.worker REQUEST.json``.
+"""The entry point that torchrun starts on every rank: ``python -m simpar.calibrate.worker REQUEST.json``.
 
-Rank 0 times kernels while the others sleep; then groups of growing size talk, and work beside each other.
+Rank 0 times kernels while the others sleep; then groups of growing size communicate, and work side by side.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from simpar.runtime.worker import die_with_parent, joined, serve
 
 
 def main() -> int:
-    """Measure on this rank; the exit code."""
+    """Measure on this rank; returns the exit code."""
     die_with_parent()
     request = Request.load(sys.argv[1])
     return serve(Path(request.folder), lambda: measure(request))
 
 
 def measure(request: Request) -> dict[str, Any]:
-    """All samples of this rank, and what the machine is."""
+    """All samples of this rank, and facts about the machine."""
     import torch
     import torch.distributed as dist
 
@@ -34,7 +34,7 @@ def measure(request: Request) -> dict[str, Any]:
 
     warnings.filterwarnings(
         "ignore", category=FutureWarning
-    )  # new names of collectives that older torch lacks
+    )  # newer names of collectives, which older torch lacks
     torch.set_num_threads(request.machine.threads)
     with joined(request.machine, Path(request.folder)) as device:
         rank, watch = int(os.environ["RANK"]), Stopwatch(device, request.window_s)
@@ -56,7 +56,7 @@ def measure(request: Request) -> dict[str, Any]:
 
 
 def _facts(device: Any) -> dict[str, Any]:
-    """What torch says about the device."""
+    """Facts about the device from torch."""
     import torch
 
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""What fully_shard and DTensor do around their collectives, timed: copies of shards, and dispatch."""
+"""The work of fully_shard and DTensor around their collectives, timed: copies of shards, and dispatch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYER_BYTES = ROWS[0] * ROWS[1] * LAYER_WIDTH * 4
 
 
 def wrappers(request: Request, members: Members, watch: Stopwatch) -> Iterator[Sample]:
-    """Sharded parameters gathered; gradients of a pass over them reduced; the products of a layer, split."""
+    """Sharded parameters gathered, gradients of a pass over them reduced, and the products of a layer, split."""
     mesh = DeviceMesh.from_group(members.group, watch.device.type, mesh_dim_names=("all",))
     plain, sharded = (_stack(WIDTH).to(watch.device) for _ in range(2))
     fully_shard(sharded, mesh=mesh, reshard_after_forward=True)
@@ -53,7 +53,7 @@ def _stack(width: int) -> nn.Module:
 
 
 def _pass(model: nn.Module, x: Any) -> Callable[[], None]:
-    """Forward and backward of one row: little but reading weights and writing their gradients."""
+    """Forward and backward of one row: mostly reading weights and writing their gradients."""
 
     def both_ways() -> None:
         model(x).sum().backward()
@@ -78,9 +78,9 @@ class Parallel(nn.Module):
 
 
 def _layer(mesh: DeviceMesh, members: Members, device: Any) -> dict[str, Callable[[], None]]:
-    """All products of a layer on half a thousand rows, as they are, and split with sequence parallelism.
+    """All products of a layer on 512 rows, unsplit, and split with sequence parallelism.
 
-    What DTensor does around a collective includes what it does around its products, of which a layer has seven: query,
+    The overhead of DTensor around a collective includes that around its products, of which a layer has seven: query,
     key and value, output, gate and up, down.
     """
     gather = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
@@ -95,6 +95,6 @@ def _layer(mesh: DeviceMesh, members: Members, device: Any) -> dict[str, Callabl
     styles |= {f"{each}.parts.*": ColwiseParallel() for each in ("0", "2")}
     styles |= {each: RowwiseParallel(output_layouts=Shard(1)) for each in ("1", "3")}
     parallelize_module(split, mesh, styles)
-    whole = torch.randn(*ROWS, LAYER_WIDTH, device=device, requires_grad=True)  # there are layers in front
+    whole = torch.randn(*ROWS, LAYER_WIDTH, device=device, requires_grad=True)  # layers precede it
     part = whole.detach().chunk(members.size, dim=1)[0].clone().requires_grad_()
     return {"plain layer": _pass(plain, whole), "split layer": _pass(split, part)}

@@ -1,4 +1,4 @@
-"""The command line. Thin: it turns flags into a scenario, calls the library and prints.
+"""The command line: a thin layer that turns flags into a scenario, calls the library and prints.
 
 A new command is one new file here, imported below, and its test.
 """
@@ -60,8 +60,8 @@ COMMANDS = (
     about,
 )  # imported for their registration
 SELDOM = (200_000, 20, 50)
-"""Of how many new objects one looks for cycles: of Python's 700, a command of a second spends a tenth of it looking."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what writing to standard output may meet
+"""Thresholds of the garbage collector: at Python's default of 700, it takes a tenth of a command of one second."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors when writing to standard output
 ORDER = (
     "simulate", "search", "check", "compare", "report", "export", "import", "run", "explain", "replay", "ui", "plot",
     "calibrate", "learn", "validate", "list", "schema", "doctor",
@@ -79,7 +79,7 @@ def _root(
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and return its exit code; what the user can mend is one line on standard error."""
+    """Run one command and return its exit code; an error that the user can fix is one line on standard error."""
     try:
         code = int(app(arguments, prog_name="simpar", standalone_mode=False) or 0)
         sys.stdout.flush()
@@ -93,7 +93,7 @@ def run(arguments: list[str]) -> int:
     except (BrokenPipeError, SystemExit) as end:
         if not isinstance(end.__context__ if isinstance(end, SystemExit) else end, BrokenPipeError):
             raise
-        _drop_output()  # typer exits with 1 where a command itself meets the broken pipe
+        _drop_output()  # typer exits with 1 if a command itself hits the broken pipe
         return UNREAD
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
@@ -106,7 +106,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Standard output takes no more: drop the rest, which Python would try to write once more as it ends."""
+    """Standard output is closed: discard the rest, which Python would otherwise try to write again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -116,11 +116,11 @@ def _fail(message: str, code: int) -> int:
 
 
 def main() -> int:
-    """Run the command that this process was started with and return its exit code."""
+    """Run the command of this process and return its exit code."""
     gc.set_threshold(*SELDOM)
     os.environ.setdefault(
         "PYDANTIC_DISABLE_PLUGINS", "__all__"
     )  # it would ask every installed package for one
     code = run(sys.argv[1:])
-    gc.freeze()  # a process that ends need not look for cycles in all that it has made: a tenth of a second
+    gc.freeze()  # skips garbage collection at exit, which takes a tenth of a second
     return code

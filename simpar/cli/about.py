@@ -42,7 +42,7 @@ def json_schema(what: str) -> dict[str, Any]:
 
 
 def _that_may_be_like(whole: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a file that says all, or what it is like and what is different: then nothing else is needed."""
+    """The schema of a file that gives everything, or a base (``like``) and the differences."""
     parts = whole.get("$defs", {})
 
     def partial(node: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The application that the commands register with, and what they share: exit codes, JSON out, spinner.
+"""The application in which the commands register, and what they share: exit codes, JSON output, spinner.
 
-Everything heavy is imported inside the commands, so that ``simpar --help`` answers at once.
+All heavy imports are inside the commands, so that ``simpar --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JSON_HELP = "Write the result as JSON; - is standard output"
 
 
 class Commands(TyperGroup):
-    """The commands. Where Ctrl-C ends one, Abort is raised: typer would make a number of it, as of a command's own."""
+    """The commands. Ctrl-C raises Abort, because typer would turn it into an exit code like a command's own."""
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         """Read the arguments."""
@@ -56,7 +56,7 @@ app = typer.Typer(
 
 
 def json_out(data: Any, path: str | None) -> bool:
-    """Write data as JSON where asked to; True where standard output is taken."""
+    """Write data as JSON if asked to; returns True if standard output is taken."""
     import json
 
     from simpar.files import write_atomic
@@ -70,7 +70,7 @@ def json_out(data: Any, path: str | None) -> bool:
 
 
 def console() -> Console:
-    """A console on standard output, wide where it is piped."""
+    """A console on standard output, wide if it is piped."""
     from rich.console import Console
 
     class Out(Console):
@@ -83,7 +83,7 @@ def console() -> Console:
 
 
 def working(what: str) -> Any:
-    """A spinner on standard error; nothing where that is no terminal."""
+    """A spinner on standard error; nothing if that is not a terminal."""
     from rich.console import Console
 
     return Console(stderr=True).status(f"{what} ...")

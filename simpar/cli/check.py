@@ -64,7 +64,7 @@ def check(scenario: list[str], **values: Any) -> int:
 
 
 def _write(text: str | None, output: str) -> None:
-    """Write the patched text. Raises UserError where there is none."""
+    """Write the patched text. Raises UserError if there is none."""
     from simpar.errors import UserError
     from simpar.files import write_atomic
 

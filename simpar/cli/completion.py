@@ -1,4 +1,4 @@
-"""Names that a shell completes: models, scenarios, hardware and what else is shipped. Loaded when Tab is pressed."""
+"""Shell completion of names: models, scenarios, hardware and everything else that is shipped. Loaded on Tab."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KIND_OF_FLAG = {
 
 
 def names_of(kind: str) -> Callable[[str], list[str]]:
-    """What completes a word that is a name of this kind, or a file."""
+    """A completer for names of a kind, and files."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in (*_names(kind), *_files(incomplete)) if name.startswith(incomplete)]
@@ -30,7 +30,7 @@ def names_of(kind: str) -> Callable[[str], list[str]]:
 
 
 def _names(kind: str) -> list[str]:
-    """Names alone: what describes them is not read."""
+    """Names only, without reading descriptions."""
     from simpar.files import bundled
 
     if kind == "models":
@@ -57,7 +57,7 @@ def _names(kind: str) -> list[str]:
 
 
 def _files(incomplete: str) -> list[str]:
-    """Files and folders that go on from what is typed."""
+    """Files and folders that begin with what is typed."""
     folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
     if not folder.is_dir():
         return []

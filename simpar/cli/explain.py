@@ -1,4 +1,4 @@
-"""``simpar explain``: where a measured step went, where that parts from what its plan predicts, what would help."""
+"""``simpar explain``: where a measured step went, how it differs from the prediction, and what would help."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPLAIN_FLAGS = (
 
 
 def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces, then every flag of the tables as an option."""
+    """Give a command the traces as arguments, then every flag of the tables as an option."""
     traces = Annotated[
         list[str],
         typer.Argument(

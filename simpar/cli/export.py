@@ -133,7 +133,7 @@ def _tell(files: Iterable[str], lost: Sequence[str], notes: Sequence[str], value
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names of files; of very many of a kind the first and how many more."""
+    """Names of files; of very many similar ones the first, and how many more."""
     traces = [name for name in names if name.endswith(".et")]
     kept = [name for name in names if name not in traces[1:]]
     more = f" and {len(traces) - 1} more of its kind" if len(traces) > 1 else ""

@@ -108,7 +108,7 @@ OPERATION_FLAGS = (
     Flag("--spares", "operation.spares", int, "Spare nodes (default: always enough)"),
 )
 FAILURE_FLAGS = OPERATION_FLAGS[1:]
-"""Those of operation that a run of so many tokens has: it says itself how long it is."""
+"""Flags of operation for a run of given tokens, which determines its own length."""
 
 
 CALLED_OTHERWISE = {
@@ -122,11 +122,11 @@ CALLED_OTHERWISE = {
     "--context-parallel": "--cp", "--virtual-pipeline": "--vpp", "--framework": "--stack", "--dtype": "--precision",
     "--fsdp": "--zero 3",
 }  # fmt: skip
-"""What other tools call a flag."""
+"""Other tools' names of flags."""
 
 
 def better_said(message: str, arguments: Sequence[str]) -> str:
-    """A message about arguments that cannot be read, with what to write instead where that is known."""
+    """A message about arguments that cannot be parsed, with a correction if one is known."""
     from simpar.files import written_out
 
     unknown = re.match(r"No such option: (--[\w-]+)", message)
@@ -179,7 +179,7 @@ def _completion(spelling: str) -> Callable[[str], list[str]] | None:
 
 def parameter(flag: Flag) -> inspect.Parameter:
     """The flag as an optional keyword of a command."""
-    switch = flag.kind is bool and not flag.key  # a choice of the scenario has a third state: left open
+    switch = flag.kind is bool and not flag.key  # a scenario key has a third state: left open
     kind, default = (bool, False) if switch else (flag.kind | None, None)
     option = typer.Option(
         *flag.spelling.split(","), help=flag.help, autocompletion=_completion(flag.spelling)

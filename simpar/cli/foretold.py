@@ -1,4 +1,4 @@
-"""What is foretold of an export: a plan under the stack of its target, and the nearest plan that this can express."""
+"""Predictions for an export: a plan under its target's stack, and the nearest plan that the target can express."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NO_CLUSTER = "the plan names no cluster"
 
 @dataclass(frozen=True)
 class Foretold:
-    """Whether a plan fits so surely as the target runs it as is wanted, in words with the numbers.
+    """Whether a plan, as the target runs it, fits with the wanted probability, in words with the numbers.
 
-    ``said`` is what the user should know, ``predicted`` the figures that the files say; "" where there is nothing.
+    ``said`` is the note for the user, ``predicted`` the figures for the files; "" if there is nothing.
     """
 
     is_allowed: bool
@@ -34,7 +34,7 @@ class Foretold:
 
 @dataclass(frozen=True)
 class NearPlan(Foretold):
-    """The nearest plan that a target can express, and what a refusal says of it."""
+    """The nearest plan that a target can express, and the text for the refusal."""
 
     plan: Plan
     offer: str
@@ -46,7 +46,7 @@ def numbers(result: Result) -> str:
 
 
 class Foretelling:
-    """Predictions of what is exported to one target; ``wanted`` is how probable it must be that it fits."""
+    """Predictions for an export to one target; ``wanted`` is the least probability of fitting."""
 
     def __init__(self, source: Source, target: str, wanted: float) -> None:
         if not 0 < wanted < 1:
@@ -54,10 +54,10 @@ class Foretelling:
         self.source, self.target, self.wanted = source, target, wanted
 
     def again(self, runs: Plan) -> Foretold:
-        """What the stack of the target makes of the plan: does it fit with the probability that is wanted.
+        """Whether the plan fits with the wanted probability under the target's stack.
 
-        ``runs`` is the plan as the target runs it. Nothing is said where it does as it was made for that very stack, or
-        where nothing is known of what it was made for. Raises UserError where it cannot be simulated there.
+        ``runs`` is the plan as the target runs it. Nothing is said if the plan was made for that very stack, or if it
+        is not known what it was made for. Raises UserError if it cannot be simulated there.
         """
         stack, cluster = self.source.stack, self.source.cluster
         is_same = stack is None or stack == load_stack(str(runs.stack))
@@ -78,11 +78,11 @@ class Foretelling:
         return Foretold(is_sure, said, predicted)
 
     def nearest(self) -> NearPlan | None:
-        """The nearest plan that the target can express: of those that fit the one that keeps most of what saves memory.
+        """The nearest plan that the target can express; of those that fit, the one that keeps most memory savings.
 
-        Among equals it is the quickest. Where none of the nearest fits, more is sharded or recomputed; where that does
-        not help either, the nearest is not allowed, and of equals it is the one of least memory. None where no change
-        helps.
+        Among equals it is the fastest. If none of the nearest fits, more is sharded or recomputed. If that does not
+        help either, the nearest plan is returned as not allowed, and among equals the one with the least memory. None
+        if no change helps.
         """
         job = Job(self.source.graph, self.source.training, self.target, self.source.devices_per_node)
         found = nearest(self.source.plan, job)
@@ -111,7 +111,7 @@ class Foretelling:
         return self._near(near.plan, said, step_and_memory(result), is_sure=bool(sure))
 
     def _near(self, plan: Plan, said: str, predicted: str, *, is_sure: bool) -> NearPlan:
-        """What is told of a plan; what a search predicted is of another one, and does not travel with it."""
+        """The text for a plan; predictions of a search belong to another plan and are dropped."""
         how = "--nearest exports it" if is_sure else "--nearest --force exports it all the same"
         own = self.source.plan
         plan = plan.model_copy(
@@ -121,7 +121,7 @@ class Foretelling:
         return NearPlan(is_sure, noted, predicted, plan, f"; the nearest that it can: {said} ({how})")
 
     def _timed(self, found: Iterable[Near]) -> list[tuple[Near, Result]]:
-        """Plans under the stack that they have there, with what they come to; without those that cannot be."""
+        """Plans with their results under their stacks in the target, without those that cannot be simulated."""
         timed = []
         for near in found:
             habit = load_target(self.target).habits(near.plan)
@@ -133,7 +133,7 @@ class Foretelling:
         return timed
 
     def _beside(self, result: Result) -> str:
-        """How a step compares with the plan's own, and what that takes."""
+        """How a step compares with the plan's own step."""
         stack = self.source.stack.name if self.source.stack else self.source.plan.stack or DEFAULT_STACK
         try:
             own = self._own
@@ -145,7 +145,7 @@ class Foretelling:
 
     @cached_property
     def _own(self) -> Result:
-        """The plan under the stack that it was made for."""
+        """The plan's result under the stack it was made for."""
         return self._run(self.source.plan, self.source.stack)
 
     def _run(self, plan: Plan, stack: Stack | None = None) -> Result:

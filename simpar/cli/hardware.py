@@ -43,7 +43,7 @@ def show(
     from simpar.hardware.shown import annotated
     from simpar.profiles import load_profile
 
-    load_cluster(profile)  # says what is wrong with it
+    load_cluster(profile)  # reports errors in it
     document, path = load_profile(profile, "clusters", "hardware")
     if device:
         document = _device(document, str(path))
@@ -52,7 +52,7 @@ def show(
 
 
 def _device(document: Document, source: str) -> Document:
-    """The device of a cluster, by its name, its file, or as the cluster has it."""
+    """The device of a cluster: by name, by file, or written out in the cluster's file."""
     from pathlib import Path
 
     from simpar.errors import UserError

@@ -1,4 +1,4 @@
-"""``simpar search --objective days|dollars``: how many devices a run of so many tokens needs."""
+"""``simpar search --objective days|dollars``: how many devices a run of given tokens needs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from simpar.search.progress import Progress
 
 UNUSED = ("suggest", "suggest_to", "top")
-"""Flags of a search that are of one number of nodes."""
+"""Flags of a search that apply to a single number of nodes."""
 
 
 def how_many_devices(
     made: tuple[Problem, Scenario], values: Mapping[str, Any], progress: Callable[[Any], Progress]
 ) -> int:
-    """Search every number of nodes, print what the run comes to on each; the exit code.
+    """Search every number of nodes, print the run on each; returns the exit code.
 
-    ``progress`` makes that of one search, which draws on a status. Raises UserError.
+    ``progress`` makes the Progress of one search, which draws on a status. Raises UserError.
     """
     from rich.console import Console
 
@@ -56,7 +56,7 @@ def how_many_devices(
 
 
 def _counts(over: list[str] | None) -> list[int] | None:
-    """Numbers of nodes of --over; None without it. Raises UserError."""
+    """Numbers of nodes in --over; None without it. Raises UserError."""
     if not over:
         return None
     axis, _, listed = over[0].partition("=")

@@ -55,7 +55,7 @@ def learn(
 
 
 def _print_memory(found: Mapping[str, Any], screen: Console) -> None:
-    """Errors of peaks, and how far what a stack keeps unseen may be off."""
+    """Errors of peaks, and how far off the stack's hidden memory may be."""
     screen.print(f"\n{'error of peak memory, %':<58}{'before':>11}{'after':>11}{'left out':>9}", style="bold")
     rows = [
         (each["label"], each["memory_error_percent"])
@@ -115,5 +115,5 @@ def _print(found: Mapping[str, Any], screen: Console) -> None:
 
 
 def _counted(count: int, what: str) -> str:
-    """A number of things, by their plural."""
+    """A count with its noun, in singular or plural."""
     return f"{count} {what if count != 1 else what.removesuffix('s')}"

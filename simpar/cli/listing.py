@@ -43,7 +43,7 @@ def list_names(
 
 
 def _names(what: str) -> dict[str, str]:
-    """Name and one line of description of everything of a kind."""
+    """Name and one-line description of everything of a kind."""
     return {
         "models": _models,
         "hardware": _hardware,

@@ -47,7 +47,7 @@ def report(
 
 
 def _save_summary(name: str, output: str) -> None:
-    """The page of a search, or of an answer by numbers of nodes. Raises UserError for another file."""
+    """The summary page of a search, or of an answer by numbers of nodes. Raises UserError for another file."""
     from simpar.formats import HOW_MANY
     from simpar.report.result import read_object
 

@@ -1,4 +1,4 @@
-"""``simpar run``: train a plan for real and set what was measured beside what was predicted."""
+"""``simpar run``: train a plan for real and compare the measurement with the prediction."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ RUN_FLAGS = (
 
 
 def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Plan and steps, then every flag of the tables as an option."""
+    """Give a command the plan and steps as arguments, then every flag of the tables as an option."""
     by_name = inspect.Parameter.KEYWORD_ONLY
     plan = Annotated[
         str, typer.Argument(help="A plan, scenario file or shipped scenario", metavar="PLAN.json")
@@ -189,7 +189,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
 
 
 def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the job that flags set, nested as the job has them."""
+    """The fields of the job that flags set, nested as in the job."""
     from simpar.settings import with_value
 
     fields: dict[str, Any] = {}
@@ -217,7 +217,7 @@ def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _progress(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A bar on standard error that moves with every step; nothing where that is no terminal."""
+    """A progress bar on standard error that moves with every step; nothing if that is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -234,7 +234,7 @@ def _progress(steps: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 
 def _warn(ready: Any, report: Mapping[str, Any]) -> None:
-    """Where the prediction was for another machine than this one: in what, and what measures this one."""
+    """Warn if the prediction was for another machine than this one: how it differs, and how to measure this one."""
     from simpar.runtime.this_machine import unlike_this_machine
 
     if ready.cluster is None or report["machine"]["device"] != "cpu":
@@ -247,7 +247,7 @@ def _warn(ready: Any, report: Mapping[str, Any]) -> None:
 
 
 def _print_interrupted(report: Mapping[str, Any], folder: Path) -> None:
-    """What was done of a run that the user ended, and how it goes on."""
+    """The progress of a run that the user stopped, and how to resume it."""
     screen, losses = console(), report["losses"]
     screen.print(f"interrupted after {report['steps_done']} of {report['steps_asked']} steps", soft_wrap=True)
     if losses:

@@ -1,4 +1,4 @@
-"""What commands that show a result take: results, searches, plans and scenarios alike."""
+"""The argument of commands that show a result: results, searches, plans and scenarios alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def result_of(name: str, tokens: str | None = None) -> Result:
-    """A saved result, or the best plan of a search, a plan or a scenario simulated now, for a run of ``tokens``.
+    """A saved result, or one simulated now from a plan, a scenario or a search's best plan, for a run of ``tokens``.
 
     Raises UserError.
     """
@@ -32,7 +32,7 @@ def result_of(name: str, tokens: str | None = None) -> Result:
 
 
 def _of_tokens(result: Result, tokens: str | None) -> Result:
-    """A saved result for a run of so many tokens, without failures."""
+    """A saved result for a run of given tokens, without failures."""
     from dataclasses import replace
 
     from simpar.files import COMMAND_LINE, parse

@@ -132,7 +132,7 @@ OVER = {
 
 
 SWITCHES = ("nvls", "sharp")
-"""Axes of a grid that are on or off: whether switches reduce inside a node, and between nodes."""
+"""Axes of a grid that are on or off: whether switches reduce within a node, and between nodes."""
 
 
 @app.command(epilog="Example: simpar search --model gpt3-175b --hardware dgx-a100-80gb --nodes 512 --seq-len 2048 "
@@ -190,7 +190,7 @@ def search(scenario: str | None, **values: Any) -> int:
 
 
 def _is_of_run(values: Mapping[str, Any]) -> bool:
-    """Whether the objective is of a whole run. Raises UserError for none, or a budget without one."""
+    """Whether the objective is about a whole run. Raises UserError for an unknown one, or a budget without one."""
     from simpar.budget.wanted import OBJECTIVES as OF_RUNS
     from simpar.files import choose
     from simpar.search.problem import OBJECTIVES
@@ -206,7 +206,7 @@ def _is_of_run(values: Mapping[str, Any]) -> bool:
 
 
 def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
-    """The table of --suggest, where it is asked for."""
+    """The table of --suggest, if it is asked for."""
     if values["suggest"] is None:
         if values["suggest_to"]:
             raise UserError(f"--suggest-to {values['suggest_to']}: needs --suggest, such as --suggest 3")
@@ -227,7 +227,7 @@ def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
 
 
 def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Scenario) -> list[str]:
-    """Write what is worth measuring to a table; lines that say so."""
+    """Write the layouts worth measuring to a table; returns lines that say so."""
     from simpar.learn.suggest import STEPS, learned_from, write
     from simpar.report.words import layout
     from simpar.units import HOUR_S, format_seconds, number_of
@@ -263,7 +263,7 @@ def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Sce
 def _problem(
     scenario: str | None, values: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> tuple[Problem, Scenario]:
-    """The problem that flags and a scenario describe, and the scenario that they make."""
+    """The problem from flags and a scenario, and the scenario that they make."""
     from simpar.scenario import load_scenario
     from simpar.search.problem import BY_REGRET, make_problem
 
@@ -367,7 +367,7 @@ def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> d
 
 
 def _base(loaded: Scenario) -> Any:
-    """What of the scenario's plan is no axis of the search."""
+    """The base plan of a problem: what of the scenario's plan is not an axis."""
     from simpar.plan.plan import Plan
     from simpar.search.space.jobs import without_axes
 
@@ -405,7 +405,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
 
 
 def _workers(values: Mapping[str, Any]) -> Workers:
-    """The processes that --jobs and --backend ask for. A grid that nobody gives a number has one: it can be stopped."""
+    """The processes of --jobs and --backend; by default a grid has one, so that it can be stopped."""
     from simpar.search.workers import Workers
 
     jobs, usual = values["jobs"], Workers.usual()
@@ -418,7 +418,7 @@ def _workers(values: Mapping[str, Any]) -> Workers:
 
 
 def _time_limit_s(text: str | None) -> float | None:
-    """Seconds of --time-limit, which may go without a unit."""
+    """Seconds of --time-limit, whose unit may be omitted."""
     from simpar.units import parse_quantity
 
     if text is None:
@@ -438,7 +438,7 @@ def _time_limit_s(text: str | None) -> float | None:
 
 @contextmanager
 def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
-    """A Progress that draws a line of counts on a terminal's standard error."""
+    """A Progress that draws a line of counts on standard error, if that is a terminal."""
     from rich.console import Console
 
     from simpar.search.progress import TOP
@@ -451,7 +451,7 @@ def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
 
 
 def _progress(values: Mapping[str, Any], top: int, status: Any, *, brief: bool = False) -> Progress:
-    """That of one search, which writes its counts to a status."""
+    """The Progress of one search, which writes its counts to a status."""
     from simpar.search.progress import Progress, in_words
 
     return Progress(

@@ -70,7 +70,7 @@ def simulate(scenario: str | None, **values: Any) -> int:
         raise UserError("--csv: is the table of --over key=value,value; one result is written by --json")
     loaded = load_scenario(scenario, flags, list(values["set_"] or []))
     _refuse_chunks_alone(loaded.plan, flags)
-    from simpar.simulation import simulate as run_step  # after the input is known to be good: it loads much
+    from simpar.simulation import simulate as run_step  # heavy: only once the input is known to be good
 
     options = {
         name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
@@ -86,7 +86,7 @@ def simulate(scenario: str | None, **values: Any) -> int:
 
 
 def _refuse_chunks_alone(plan: Plan, flags: Mapping[str, Any]) -> None:
-    """Chunks that are asked for and would be none: without a pipeline a rank has all layers."""
+    """Refuse chunks without a pipeline, where every rank has all layers anyway."""
     from simpar.errors import UserError
 
     if (flags.get("plan.vpp") or 1) > 1 and (plan.mesh.pp or 1) == 1 and not plan.pipeline.stages:
@@ -104,7 +104,7 @@ def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:
 def _operated(
     result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed: int
 ) -> tuple[Result, Outcome | None]:
-    """The result, its whole run with failures where they are known, and the campaign of days that was asked for."""
+    """The result, with failures in its whole run if a reliability is known, and the campaign of --days."""
     from simpar.operate.whole_run import operated_run
 
     with working("operating"):

@@ -13,7 +13,7 @@ from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, working
 from simpar.errors import UserError
 
 ALONE = ("trace", "timeline", "memory_plot", "advise", "days")
-"""Flags that ask for one run's output."""
+"""Flags for the output of a single run."""
 SECTIONS = {
     "training": ("seq_len", "global_batch"),
     "cluster": ("hardware", "nodes", "nvls", "sharp"),
@@ -22,7 +22,7 @@ SECTIONS = {
 
 
 def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    """Simulate every combination and print a table; the exit code."""
+    """Simulate every combination and print a table; returns the exit code."""
     from simpar.files import check_writable
     from simpar.report.sweep import Swept, print_sweep, to_dict
     from simpar.scenario import load_scenario
@@ -87,7 +87,7 @@ def parse(text: str) -> tuple[str, Sequence[str]]:
 
 
 def scenario_key(key: str) -> str:
-    """The dotted key of a scenario for a short one: keys of a plan may stand alone."""
+    """The dotted scenario key of a short key: keys of a plan may be given alone."""
     if "." in key:
         return key
     for section, names in SECTIONS.items():

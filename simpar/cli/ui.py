@@ -17,8 +17,8 @@ UI_FLAGS = (
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
 )
 SCENARIO = "llama-3-8b-8-h100"
-"""What the page begins with where nothing is named."""
-SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")  # without one, Linux has browsers of text alone
+"""The initial scenario of the page if none is named."""
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")  # without one, Linux has only text browsers
 
 
 @app.command(epilog="Example: simpar ui llama-3.1-405b-16384-h100")
@@ -43,7 +43,7 @@ def ui(scenario: str | None, **values: Any) -> None:
 
 
 def _started(address: str, *, opens: bool) -> None:
-    """Say where the page is, and open it."""
+    """Print the page's address, and open it."""
     console().print(f"simpar ui: {address} (Ctrl-C ends it)")
     if opens and (sys.platform != "linux" or any(os.environ.get(name) for name in SCREENS)):
         import webbrowser

@@ -1,7 +1,7 @@
-"""Where did a measured step go, and what would change it? Traces of real runs beside what is predicted.
+"""Explains where a measured step went and what would change it: traces of real runs beside the prediction.
 
-``simpar.explain("trace-rank0.json.gz", ...)`` is the front door and works whether or not this package was imported
-before: the package itself can be called.
+``simpar.explain("trace-rank0.json.gz", ...)`` works whether or not this package has been imported, because the package
+itself can be called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Explanation", "explain", "save_page"]
 
 
 class _Callable(ModuleType):
-    """A package named like the verb that it is for."""
+    """A package that can be called like the function it is named after."""
 
     __call__ = staticmethod(explain)
 

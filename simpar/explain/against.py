@@ -1,6 +1,6 @@
-"""A measured step beside the one that its plan predicts, and whether the plan is the traced one at all.
+"""A measured step beside the one that its plan predicts, and a check that the traces can be of that plan.
 
-What is compared are means over the ranks that were measured, with the pipeline stages that those ranks run.
+The comparison uses means over the measured ranks, and the pipeline stages that these ranks run.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ CLASS_OF_KIND = {
     "dispatch": "routing", "combine": "routing", "embedding": "embedding", "loss": "loss", "scan": "state space",
     "convolution": "state space",
 }  # fmt: skip
-"""Classes of the kernels of operators by their kind; all others are elementwise."""
+"""Classes of kernels by the kind of their operator; all other kinds are elementwise."""
 CLASS_OF_SUM = {WIDEN: "copy", ADD: "elementwise"}
-"""Classes of the kernels that add up gradients of weights."""
+"""Classes of the kernels that sum weight gradients."""
 ABSURD = 20.0
-"""Times that a measured step is longer or shorter than the predicted one, from where on it is of another run."""
+"""A measured step that is this many times longer or shorter than predicted is of another run."""
 WORK_APART = 3.0
-"""Times that the work of a logged step, by the framework's count, is more or less than the planned one's, from where on
-it is of another run: counts differ in attention, recomputation and adapters."""
+"""If the work of a logged step, by the framework's count, differs by more than this factor, it is of another run.
+
+Counts differ in attention, recomputation and adapters.
+"""
 JOB_WORDS = {GLOBAL_BATCH: "global batch", SEQ_LEN: "sequence length", DEVICES: "devices"}
 MEMORY_APART = 0.1
-"""Share by which the memory of the traced device may differ from the profile's: 80 GB cards say 79.1 GiB."""
+"""The share by which the traced device's memory may differ from the profile's: 80 GB cards report 79.1 GiB."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,13 @@ class Difference:
 
     @property
     def more_s(self) -> float:
-        """By how much longer it took than predicted."""
+        """The measured time minus the predicted time, in s."""
         return self.measured_s - self.predicted_s
 
 
 @dataclass(frozen=True)
 class Against:
-    """Causes and classes of kernels that the plan predicts of the measured ranks, in s; their result, and memory."""
+    """The predicted causes and classes of kernels of the measured ranks, in s; their result, and memory."""
 
     result: Result
     causes_s: Mapping[str, float]
@@ -71,18 +73,18 @@ class Against:
     memory: MemoryBeside | None = None
 
     def mfu(self, measured: Measured) -> float:
-        """Model FLOP utilisation of the measured step, 0..1, counted as the predicted one's."""
+        """Model FLOP utilisation of the measured step, 0..1, counted like the predicted one."""
         return self.result.speed.mfu * self.result.step_time_s / measured.step_time_s
 
     def differences(self, measured: Measured, of: str = "causes_s") -> list[Difference]:
-        """Parts of the step, the one that differs most first."""
+        """Parts of the step, largest difference first."""
         was, should = measured.mean_s(of), getattr(self, of)
         found = [Difference(name, was.get(name, 0.0), should.get(name, 0.0)) for name in {**was, **should}]
         return sorted(found, key=lambda each: -abs(each.more_s))
 
 
 def set_against(measured: Measured, result: Result, graph: ModelGraph) -> Against:
-    """The predicted step of the ranks that were measured. ``result`` must have its timeline."""
+    """The predicted step of the measured ranks. ``result`` must have its timeline."""
     assert result.overview is not None, "made with it"
     assert result.timeline is not None, "made with it"
     stages = stages_of(measured, result)
@@ -109,7 +111,7 @@ def set_against(measured: Measured, result: Result, graph: ModelGraph) -> Agains
 
 
 def stages_of(measured: Measured, result: Result) -> list[int]:
-    """The place among the result's stages of every measured rank."""
+    """The index among the result's stages of every measured rank."""
     assert result.overview is not None, "made with it"
     mesh = Plan.model_validate(result.setup.plan).mesh
     count = len(result.overview.stages)
@@ -120,7 +122,7 @@ def stages_of(measured: Measured, result: Result) -> list[int]:
 
 
 def kernel_classes(graph: ModelGraph) -> dict[str, str]:
-    """The class of the kernels of every operator of a model, and of what adds up its gradients, by their names."""
+    """The class of the kernels of every operator of a model, and of its gradient sums, by name."""
     operators = [
         op for block in (graph.embedding, *graph.blocks.values(), graph.head) for op in block.operators
     ]
@@ -129,7 +131,7 @@ def kernel_classes(graph: ModelGraph) -> dict[str, str]:
 
 
 def _classes_s(timeline: Timeline, stage: int, graph: ModelGraph) -> dict[str, float]:
-    """Seconds of the kernels of a stage by class; of many like microbatches those that are opened."""
+    """Seconds of the kernels of a stage by class, from the ops of its timeline that have inner steps."""
     known = kernel_classes(graph)
     mine = next(at for at, entry in enumerate(timeline.classes) if entry.pipeline_rank == stage)
     slices = timeline.slices
@@ -145,7 +147,7 @@ def _classes_s(timeline: Timeline, stage: int, graph: ModelGraph) -> dict[str, f
 
 
 def log_rows(log: LogRun, result: Result, step_time_s: float | None) -> list[tuple[str, float, float]]:
-    """What a log says beside what is predicted: name with unit, measured, predicted."""
+    """Figures of a log beside the prediction: (name with unit, measured, predicted)."""
     memory, figures = result.memory, log.figures
     return [
         *([("step time, s", step_time_s, result.step_time_s)] if step_time_s else []),
@@ -165,7 +167,7 @@ def log_rows(log: LogRun, result: Result, step_time_s: float | None) -> list[tup
 def check_is_logged(
     log: LogRun, step_time_s: float | None, planned: Mapping[str, int], result: Result, source: str
 ) -> None:
-    """Raise UserError where a log cannot be that of a plan: all the numbers that contradict, in one line.
+    """Raise UserError if a log cannot be of a plan, with all contradicting numbers in one line.
 
     ``planned`` are the numbers of the plan's job, by the keys of ``LogRun.job``.
     """
@@ -189,7 +191,7 @@ def check_is_logged(
 
 
 def check_is_traced(measured: Measured, result: Result, cluster: Cluster, source: str) -> None:
-    """Raise UserError where the plan cannot be that of the traces: all the numbers that contradict, in one line."""
+    """Raise UserError if the traces cannot be of the plan, with all contradicting numbers in one line."""
     found = list(_contradictions(measured, result, cluster))
     if found:
         raise UserError(f"{source} is not that of these traces: {'; '.join(found)}")
@@ -217,7 +219,7 @@ def _contradictions(measured: Measured, result: Result, cluster: Cluster) -> Ite
 
 
 def _group_sizes(plan: Plan) -> dict[str, set[int]]:
-    """How many ranks the process groups of each axis may have."""
+    """The possible sizes of the process groups of each axis."""
     mesh = plan.mesh
     dp, copies = mesh.replicas, plan.data_parallel.hsdp
     etp = int(mesh.etp or (1 if mesh.ep > 1 else mesh.tp))
@@ -241,7 +243,7 @@ _MODEL = re.compile(r"[a-z]{1,3}\d{1,4}[a-z]?", re.IGNORECASE)
 
 
 def _other_device(job: Job, cluster: Cluster) -> Iterator[str]:
-    """Whether the traces are of another kind of device, by name and by memory."""
+    """Reasons why the traces are of another kind of device, by its name and memory."""
     if cluster.is_mixed:
         return
     device = cluster.device

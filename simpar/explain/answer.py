@@ -1,4 +1,4 @@
-"""The answer of ``simpar explain``: what was measured, as an object, as plain data and as JSON."""
+"""The answer of ``simpar explain``, as an object, as plain data and as JSON."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from simpar.simulation import simulate
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a measured step went into. Values are SI: seconds and bytes of one optimizer step.
+    """What a measured step consists of. Values are SI: seconds and bytes of one optimizer step.
 
-    ``measured`` is what profiler traces say, ``log`` a training log, ``flight`` flight recorders. ``against`` is what
-    the plan predicts, ``logged`` the same beside a log (name with unit, measured, predicted), ``changes`` what single
-    changes would gain; None where there are no such files or no plan was given.
+    ``measured`` comes from profiler traces, ``log`` from a training log, ``flight`` from flight recorders. ``against``
+    is the prediction of the plan, ``logged`` the same for a log (name with unit, measured, predicted), ``changes`` the
+    gains of single changes. Each is None if there are no such files or no plan was given.
     """
 
     measured: Measured | None = None
@@ -42,14 +42,14 @@ class Explanation:
 
     @property
     def traced(self) -> Measured:
-        """What profiler traces say. Raises UserError where there are none."""
+        """The account from profiler traces. Raises UserError if there are none."""
         if self.measured is None:
             raise UserError("needs profiler traces: a log and a flight recorder have no timeline")
         return self.measured
 
     @property
     def step_time_s(self) -> float | None:
-        """The slowest rank's step in s, or that of the log; None where neither says it."""
+        """The slowest rank's step in s, or that of the log; None if neither gives it."""
         return self.measured.step_time_s if self.measured else self.log.step_time_s() if self.log else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,11 +68,11 @@ class Explanation:
         }
 
     def to_json(self) -> str:
-        """The same as JSON text."""
+        """The explanation as JSON text."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON, whole or not at all."""
+        """Write the JSON atomically."""
         write_atomic(path, self.to_json() + "\n")
 
 
@@ -108,7 +108,7 @@ def _rank(each: RankAccount) -> dict[str, Any]:
 
 
 def _predicted(against: Against, measured: Measured) -> dict[str, Any]:
-    """The predicted step, and where the measured one parts from it: what differs most comes first."""
+    """The predicted step, and its differences from the measured one, largest first."""
     result, memory = against.result, against.memory
     return {
         "step_time_s": result.step_time_s,
@@ -164,13 +164,13 @@ def explain(
     steps: int | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Say where a measured step went: profiler traces or flight recorders of its ranks (one file each), or a log.
+    """Explain where a measured step went, from traces or flight recorders of its ranks (one file each), or a log.
 
-    With a ``plan`` (a scenario, its file or name, or a plan file) also where it parts from what is predicted, and,
-    unless not asked for, what single ``changes`` would gain. ``kernel_classes`` is a file of patterns that are asked
-    before the shipped ones; ``steps`` says how many optimizer steps a trace holds whose steps are not marked;
-    ``progress`` hears what is simulated. Raises UserError for files that are neither of these or not of one training
-    run, and for a plan that is not the measured one.
+    With a ``plan`` (a scenario, its file or name, or a plan file), the explanation includes the differences from the
+    prediction and, if ``changes``, the gains of single changes. ``kernel_classes`` is a file of patterns that take
+    precedence over the shipped ones. ``steps`` is the number of optimizer steps in a trace without step marks.
+    ``progress`` is called with what is being simulated. Raises UserError for other files, for files of different
+    training runs, and for a plan that is not the measured one.
     """
     if not measured:
         raise UserError("explain: needs a trace, a flight recorder or a log, such as trace-rank0.json.gz")
@@ -200,7 +200,7 @@ def explain(
 def _beside(
     found: Explanation, scenario: Scenario, source: str, progress: Progress | None, *, changes: bool
 ) -> Explanation:
-    """An explanation with what is predicted, and what changes would gain."""
+    """An explanation with the prediction, and the gains of changes."""
     inputs = scenario.inputs()
     result = simulate(**inputs)
     seen = None

@@ -1,8 +1,8 @@
-"""What single changes would gain for a measured run: the simulator fitted to what was measured, then asked.
+"""The gains of single changes for a measured run, from the simulator fitted to the measurement.
 
-What a trace says of compute, exposed transfers and the host is what profiles are fitted to, by the same penalised least
-squares that ``simpar learn`` uses on step times: each of these parts is one observation. Ranks that are slower than
-their peers stay so. Every gain is the share by which a simulated step gets shorter, of the measured step.
+Profiles are fitted to the compute, exposed transfers and host times of a trace, with the penalised least squares that
+``simpar learn`` uses on step times; each of these parts is one observation. Ranks that are slower than their peers stay
+so. A gain is the measured step times the share by which the simulated step gets shorter.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario
 
 LEAST_SHARE = 0.01
-"""Parts below this share of the measured or of the predicted step say nothing of rates."""
+"""Parts below this share of the measured or predicted step are not fitted to."""
 NINE_OF_TEN = (0.05, 0.95)
 FAR_OFF = 0.15
-"""Error of the fitted step from where on it is said."""
+"""Errors of the fitted step above this are reported."""
 GRAPHED = ("megatron", "nemo")
 """Stacks that capture parts of layers in CUDA graphs (Megatron-Core's cuda_graph_scope)."""
 NO_STRAGGLER = "all ranks as fast as the median"
@@ -49,9 +49,9 @@ NO_STRAGGLER = "all ranks as fast as the median"
 
 @dataclass(frozen=True)
 class Gain:
-    """One change: by how much the measured step would get shorter, in s, and between what nine in ten such gains lie.
+    """One change: by how much the measured step would get shorter, in s, with a 90 % interval.
 
-    ``step_time_s`` is what the measured step becomes. Where it cannot be, ``refused`` says why, figures are None.
+    ``step_time_s`` is the resulting step. If the change is not possible, ``refused`` says why and the figures are None.
     """
 
     change: str
@@ -65,7 +65,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What the profiles became: changed parameters (name, was, is), and the step in s before and after fitting."""
+    """The fitted profiles: changed parameters (name, old, new), and the step in s before and after fitting."""
 
     parameters: tuple[tuple[str, float, float], ...]
     before_s: float
@@ -74,7 +74,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Changes:
-    """Single changes for this run, the one that gains most first, then what cannot be; and what they rest on."""
+    """Single changes for this run, largest gain first, then impossible ones; and the fit they are based on."""
 
     gains: tuple[Gain, ...]
     fitted: Fitted
@@ -87,7 +87,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Seen:
-    """What of a run changes are fitted to, in s: its step, and parts of it; and ranks slower than others."""
+    """The measurements that changes are fitted to, in s: the step and its parts; and ranks slower than others."""
 
     step_time_s: float
     parts_s: Mapping[str, float]
@@ -96,13 +96,13 @@ class Seen:
 
     @staticmethod
     def of_traces(measured: Measured, result: Result) -> Seen:
-        """Kernels, transfers and the host."""
+        """From traces: kernels, transfers and the host."""
         slow = slow_ranks(measured, Plan.model_validate(result.setup.plan))
         return Seen(measured.step_time_s, _measured_parts(measured), slow)
 
     @staticmethod
     def of_log(step_time_s: float, scatter: float) -> Seen:
-        """The step alone; ``scatter`` is the deviation of its logarithm."""
+        """From a log: the step only; ``scatter`` is the standard deviation of its logarithm."""
         return Seen(step_time_s, {"step": step_time_s}, {}, scatter)
 
 
@@ -150,7 +150,7 @@ def _rating(gain: Gain) -> tuple[bool, bool, float]:
 
 
 def _distinct(found: Sequence[Gain]) -> Iterator[Gain]:
-    """Changes that change the step; of those that lead to the same figures the first."""
+    """Changes with an effect on the step; of those with equal figures, the first."""
     seen = set[tuple[float | None, float | None, str]]()
     for gain in found:
         key = (gain.step_time_s, gain.fit_probability, gain.refused)
@@ -160,7 +160,7 @@ def _distinct(found: Sequence[Gain]) -> Iterator[Gain]:
 
 
 def slow_ranks(measured: Measured, plan: Plan) -> dict[int, float]:
-    """By which factor the ranks that others wait for are slower than the median of those on the same stage."""
+    """By which factor each rank that others wait for is slower than the median of its stage."""
     stage = dict(
         zip(
             (each.rank for each in measured.ranks),
@@ -198,7 +198,7 @@ def single_changes(plan: Plan, num_layers: int) -> Iterator[Change]:
 
 
 def _graphs(inputs: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The stack with parts of its layers in CUDA graphs, where it can and the host costs anything."""
+    """The stack with parts of its layers in CUDA graphs, if it supports that and the host costs anything."""
     stack = inputs["stack"]
     launch = stack.launch
     if stack.known_as not in GRAPHED or launch.graphs or launch.host_time_per_kernel_s == 0:
@@ -210,14 +210,14 @@ def _graphs(inputs: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Simulates a change and sets it against the fitted step ``base`` of the measured one."""
+    """Simulates a change and compares it with the fitted step ``base`` of the measured run."""
 
     measured_s: float
     base: Result
     hear: Progress
 
     def __call__(self, name: str, inputs: Mapping[str, Any], plan: Callable[[], Plan] | None = None) -> Gain:
-        """One change; what cannot be is an answer as well."""
+        """The gain of one change; an impossible change is an answer as well."""
         self.hear(f"trying {name} ...")
         try:
             changed_plan = {} if plan is None else {"plan": plan()}
@@ -234,13 +234,11 @@ class _Trial:
         return Gain(name, gain_s, (low, high), self.measured_s - gain_s, found.fits, sure)
 
     def _errors(self, found: Result) -> Any:
-        """Errors of the logarithm of one step over the other's: only what they do not share; of one layout its own."""
+        """Random errors of the logarithm of the steps' ratio: two layouts share some of their error, one shares all."""
         spread = max(each.certainty.layout_spread if each.certainty else 0.0 for each in (self.base, found))
         shares = np.array([_shares(each.time_breakdown_s, each.step_time_s) for each in (self.base, found)])
         own = np.eye(2)
-        if (
-            found.setup.plan == self.base.setup.plan
-        ):  # slow ranks apart: what others wait for is their compute
+        if found.setup.plan == self.base.setup.plan:  # one layout, other slow ranks: waiting is their compute
             own = np.ones((2, 1))
             shares[:, COMPUTE] += shares[:, WAITING]
             shares[:, WAITING] = 0.0
@@ -257,12 +255,12 @@ def _shares(parts: TimeBreakdown, step_s: float) -> list[float]:
 
 
 def _stack_of(scenario: Scenario, result: Result) -> str:
-    """The stack by the name or the file that it was asked for by."""
+    """The stack by the name or file with which it was asked for."""
     return scenario.stack or scenario.plan.stack or str(result.setup.plan.get("stack") or DEFAULT_STACK)
 
 
 def fitted_inputs(inputs: Mapping[str, Any], tuning: Tuning, name: str) -> dict[str, Any]:
-    """What simulate takes, on profiles with other parameters; ``name`` is the stack's."""
+    """The inputs of simulate with fitted profiles; ``name`` is the stack's."""
     cluster: Cluster = inputs["cluster"]
     profile = cluster.profile
     for values in tuning.clusters.values():
@@ -285,7 +283,7 @@ def _moved(learned: Learned | None) -> tuple[tuple[str, float, float], ...]:
 
 
 def _fit(seen: Seen, scenario: Scenario, result: Result) -> Learned | None:
-    """The most probable parameters after this run; None where its hardware has no profile of its own."""
+    """The most probable parameters after this run; None if its hardware has no profile of its own."""
     hardware = scenario.cluster.hardware
     if not isinstance(hardware, str):
         return None
@@ -309,7 +307,7 @@ def _fit(seen: Seen, scenario: Scenario, result: Result) -> Learned | None:
 
 
 def _measured_parts(measured: Measured) -> dict[str, float]:
-    """What a fit sees, in s: the median rank's kernels, transfers that nothing hides, and the host."""
+    """The parts to fit to, in s: the median rank's kernels, exposed transfers, and the host."""
 
     def median(of: Callable[[Mapping[str, float]], float]) -> float:
         return float(np.median([of(each.causes_s) for each in measured.ranks]))

@@ -1,4 +1,4 @@
-"""What a kernel is, by its name: a table of patterns that travels with simpar, and files of the user's before it."""
+"""The class of a kernel by its name, from a table of patterns shipped with simpar and files of the user's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from simpar import files
 
 OTHER = "other"
-"""The class of what no pattern fits: listed by name, so that it can be added to a table."""
+"""The class of kernels that no pattern matches; they are listed by name, to be added to a table."""
 OPTIMIZER = "optimizer"
 COPY, MEMSET = "copy", "memset"
 AXES = ("tp", "pp", "dp", "cp", "ep")
@@ -33,7 +33,7 @@ def _checked(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class KernelClass(BaseModel):
-    """One class: patterns of names, and of which axis it is the traffic, where it is communication."""
+    """One class: patterns of names and, for communication, the axis."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     name: str
@@ -62,18 +62,18 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Classes:
-    """Classes in the order in which their patterns are asked, and patterns of process groups by axis."""
+    """Classes in the order in which their patterns are tried, and patterns of process groups by axis."""
 
     entries: tuple[KernelClass, ...]
     groups: tuple[tuple[str, tuple[str, ...]], ...]
 
     def of(self, names: Sequence[str]) -> list[KernelClass]:
-        """The class of every name; that of OTHER where none fits."""
+        """The class of every name; OTHER's if no pattern matches."""
         asked = [(_any(entry.patterns), entry) for entry in self.entries]
         return [next((entry for pattern, entry in asked if pattern.search(name)), _OTHER) for name in names]
 
     def axis(self, *words: str) -> str:
-        """The axis that the first of some words tells: descriptions of a group, who called it; "" for none."""
+        """The axis of the first matching word (descriptions of a group, its callers); "" for none."""
         asked = [(_any(patterns), axis) for axis, patterns in self.groups]
         return next((axis for word in words if word for pattern, axis in asked if pattern.search(word)), "")
 
@@ -91,7 +91,7 @@ def _shipped() -> _File:
 
 
 def load_classes(path: str | Path | None = None) -> Classes:
-    """The shipped classes, after those of a file of the user's. Raises UserError for a file that is none."""
+    """The classes of a user's file, then the shipped ones. Raises UserError if the file is not valid."""
     own, shipped = files.parse(_File, files.load(path)) if path else _File(), _shipped()
     known = {entry.name: entry.communication for entry in shipped.classes}
     joined = [

@@ -1,8 +1,8 @@
-"""NCCL's flight recorder: what the last collectives of every rank were, how long they took, and which never ended.
+"""NCCL's flight recorder: the last collectives of every rank, how long they took, and which never ended.
 
-Fields as torch.distributed.flight_recorder reads them (pytorch/pytorch, torch/distributed/flight_recorder/components):
-a dump a rank, a pickle or JSON, with ``entries`` and ``pg_config``. Durations are there where the run had
-``TORCH_NCCL_ENABLE_TIMING``. A pickle may name code; here only plain data is read.
+Fields are those that torch.distributed.flight_recorder reads (pytorch/pytorch,
+torch/distributed/flight_recorder/components): one dump per rank, a pickle or JSON, with ``entries`` and ``pg_config``.
+Durations are present if the run had ``TORCH_NCCL_ENABLE_TIMING``. A pickle may name code; here only plain data is read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from simpar.units import GIB, MS
 MOST_BYTES = GIB
 _IN_NAME = re.compile(r"(\d+)(?:\.json|\.pkl|\.pickle)?$")
 ENDED = "completed"
-"""The state of a collective that is done; other backends than NCCL only say that they have retired it."""
+"""The state of a finished collective; backends other than NCCL only say that they have retired it."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One collective of one rank: bytes, and seconds where they were recorded.
+    """One collective of one rank: bytes, and seconds if they were recorded.
 
-    ``group`` is name, description and members of its process group, ``number`` which of its collectives it is.
+    ``group`` is the name, description and members of its process group, ``number`` its index among that group's
+    collectives.
     """
 
     axis: str
@@ -50,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank recorded."""
+    """The record of one rank."""
 
     path: str
     rank: int
@@ -59,10 +60,10 @@ class Dump:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """Collectives of one kind and axis, over all ranks: how many, bytes and s of one (medians), and what is waiting.
+    """Collectives of one kind and axis over all ranks: their number, bytes and s of one (medians), and waiting.
 
-    ``cost_s`` is the least duration over the ranks of a collective, ``waiting_s`` what a rank's is longer on average;
-    None where durations were not recorded.
+    ``cost_s`` is the least duration over the ranks of a collective, ``waiting_s`` how much longer a rank's is on
+    average; None if durations were not recorded.
     """
 
     axis: str
@@ -86,7 +87,7 @@ class Stuck:
 
 @dataclass(frozen=True)
 class FlightRun:
-    """What flight recorders of some ranks say; ``last`` counts how often a rank was the one that others waited for."""
+    """The flight records of some ranks; ``last`` counts how often others waited for a rank."""
 
     ranks: tuple[int, ...]
     uses: tuple[GroupUse, ...]
@@ -96,7 +97,7 @@ class FlightRun:
 
 
 def explain_flights(paths: Sequence[str | Path], classes: Classes) -> FlightRun:
-    """What dumps of one run say, one a rank. Raises UserError for files that are none."""
+    """The account of the dumps of one run, one per rank. Raises UserError for other files."""
     dumps = [read_flight(path, classes) for path in paths]
     seen: dict[int, str] = {}
     for dump in dumps:
@@ -107,7 +108,7 @@ def explain_flights(paths: Sequence[str | Path], classes: Classes) -> FlightRun:
     for dump in dumps:
         for entry in dump.entries:
             kind, number = entry.number
-            pair = -1 if not kind or len(entry.group[2]) == 2 else dump.rank  # else its other end is not said
+            pair = -1 if not kind or len(entry.group[2]) == 2 else dump.rank  # else its other end is unknown
             meetings[entry.group, kind, number, pair][dump.rank] = entry
     ranks = tuple(sorted(seen))
     timed = any(entry.duration_s is not None for dump in dumps for entry in dump.entries)
@@ -125,7 +126,7 @@ def explain_flights(paths: Sequence[str | Path], classes: Classes) -> FlightRun:
 
 
 def read_flight(path: str | Path, classes: Classes) -> Dump:
-    """One rank's dump. Raises UserError for what is none."""
+    """One rank's dump. Raises UserError for any other file."""
     data = _data(path)
     entries = data.get("entries")
     if not isinstance(entries, list) or not isinstance(data.get("pg_config"), dict):
@@ -159,10 +160,10 @@ def read_flight(path: str | Path, classes: Classes) -> Dump:
 
 
 class _Plain(pickle.Unpickler):
-    """Reads lists, dicts, numbers and texts; whatever names code is refused."""
+    """Unpickles lists, dicts, numbers and strings; anything that names code is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Nothing is loaded by name."""
+        """Refuse every name."""
         raise pickle.UnpicklingError(f"names {module}.{name}, and only plain data is read")
 
 
@@ -251,7 +252,7 @@ def _uses(meetings: Sequence[Mapping[int, Entry]], last: dict[int, int]) -> Iter
 
 
 def _stuck(meetings: Mapping[tuple[Any, ...], Mapping[int, Entry]], ranks: Sequence[int]) -> Iterator[Stuck]:
-    """The first collective of every group that a rank did not end, with those that have not called it."""
+    """The first collective of every group that a rank did not end, with the ranks that have not called it."""
     seen = set[object]()
     for (group, _, number, _), meeting in sorted(meetings.items(), key=lambda item: item[0][2]):
         waiting = [entry for entry in meeting.values() if not entry.ended]

@@ -1,4 +1,4 @@
-"""Logs and flight recorders, as text."""
+"""Logs and flight recorders as terminal output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_NAMED = 5
 
 
 def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: Console) -> None:
-    """What a log says, beside what is predicted where a plan was given."""
+    """Print the figures of a log, beside the prediction if a plan was given."""
     first, last = log.steps
     steps = f"steps {first} to {last}" if last > first else f"step {first}"
     screen.print(f"{log.framework} log: {log.count} logged, {steps}; medians", style="bold", soft_wrap=True)
@@ -40,7 +40,7 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
 
 
 def print_flight(found: FlightRun, screen: Console) -> None:
-    """What flight recorders say: collectives by axis and kind, who is waited for, what did not end."""
+    """Print flight records: collectives by axis and kind, ranks waited for, and what did not end."""
     screen.print(f"flight recorder of {number_of(len(found.ranks), 'rank')}", style="bold")
     table = table_of(
         screen, ("axis", "left"), ("collective", "left"), ("calls", "right"), ("bytes", "right"), ("cost", "right"),

@@ -1,4 +1,4 @@
-"""What a measured file is, by how it begins: a profiler trace, a flight recorder, or a log."""
+"""The kind of a measured file, by its first bytes: a profiler trace, a flight recorder, or a log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACES = ("trace*.json", "trace*.json.gz", "*.pt.trace.json", "*.pt.trace.json.g
 
 
 def files_of(path: str | Path) -> list[str | Path]:
-    """A file, or the traces in a folder by the names that simpar run and torch's tensorboard handler give them."""
+    """A file, or the traces in a folder by the names that simpar run and torch's tensorboard handler use."""
     if not Path(path).is_dir():
         return [path]
     found = sorted({each for pattern in TRACES for each in Path(path).glob(pattern)})
@@ -30,7 +30,7 @@ def files_of(path: str | Path) -> list[str | Path]:
 
 
 def kind_of(path: str | Path) -> str:
-    """TRACE, FLIGHT or LOG; whether it is a good one, its reader says. Raises UserError for what cannot be read."""
+    """TRACE, FLIGHT or LOG; the reader of that kind checks the content. Raises UserError if it cannot be read."""
     try:
         with Path(path).open("rb") as stream:
             head = stream.read(HEAD)
@@ -42,7 +42,7 @@ def kind_of(path: str | Path) -> str:
         try:
             head = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, HEAD)
         except (zlib.error, gzip.BadGzipFile):
-            return TRACE  # whose reader says what is wrong
+            return TRACE  # its reader reports what is wrong
     text = head.decode(errors="replace").lstrip("\ufeff \t\r\n")
     if text.startswith("{"):
         is_flight = re.search(r'"(entries|comm_lib_version)"\s*:', text) and '"traceEvents"' not in text

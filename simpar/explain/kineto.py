@@ -1,8 +1,8 @@
-"""One rank's profiler trace (Kineto) as columns: kernels, calls of the host, spans, collectives, memory.
+"""One rank's profiler trace (Kineto) as columns: kernels, host calls, spans, collectives, memory.
 
 Fields are those that torch.profiler writes: ``cat``, ``ts`` and ``dur`` in us, ``args`` of kernels and of NCCL's
 (pytorch/kineto, libkineto/src/output_json.cpp; torch/csrc/distributed/c10d/ParamCommsUtils.hpp). Times are integer ns
-on the clock of the rank's host: Kineto counts from ``baseTimeNanoseconds``, in old traces from the epoch.
+on the clock of the rank's host; Kineto counts from ``baseTimeNanoseconds``, old traces from the epoch.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ STEP = "ProfilerStep#"
 GLOO = "gloo:"
 NCCL = "nccl"
 MOST_NS = 2**60
-"""36 years: what lies further from the base is no time."""
+"""36 years: anything further from the base is not a valid time."""
 MOST_RANKS = 500_000
 MOST_NAMES = 200_000
-"""Distinct names: a trace that has more names its events one by one, and classes are no use."""
+"""The most distinct names: a trace with more names every event individually, so that classes are useless."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Events of one sort: name (index in names), start and duration in ns, lane (stream or thread), correlation."""
+    """Events of one kind: name (index into names), start and duration in ns, lane (stream or thread), correlation."""
 
     name: Ints
     start_ns: Ints
@@ -51,7 +51,7 @@ class Columns:
 
     @property
     def finish_ns(self) -> Ints:
-        """Where they end."""
+        """The ends of the events."""
         return self.start_ns + self.duration_ns
 
     def take(self, rows: Ints) -> Columns:
@@ -61,9 +61,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class Collective:
-    """What a communication kernel says of itself: process group, ranks in it, elements, dtype; "" and () if unsaid.
+    """Facts recorded by a communication kernel: process group, its ranks, bytes; "" and () if not recorded.
 
-    ``row`` is its place among the device's events. ``peers`` are source and destination of a message.
+    ``row`` is its index among the device's events. ``peers`` are source and destination of a message.
     """
 
     row: int
@@ -78,7 +78,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Most bytes that tensors and the allocator held while memory was profiled, and the fewest that tensors held."""
+    """The most bytes that tensors and the allocator held while profiling memory, and the least that tensors held."""
 
     allocated_bytes: float
     reserved_bytes: float
@@ -88,7 +88,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Header:
-    """What a trace says of its job: rank, ranks in all, process groups by name (description, members), device, host."""
+    """Facts about the job: rank, world size, process groups by name (description, members), device, host."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -100,10 +100,10 @@ class Header:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """One rank: its events by sort, what its collectives say, memory where it was recorded.
+    """One rank: its events by kind, the facts of its collectives, and memory if it was recorded.
 
-    ``device`` are kernels and copies, empty where the CPU is the device; ``calls`` the host's calls that launch them,
-    ``ops`` its operators, ``spans`` annotations of the host.
+    ``device`` are kernels and copies, empty if the CPU is the device. ``calls`` are host calls that launch them,
+    ``ops`` the host's operators, ``spans`` its annotations.
     """
 
     path: str
@@ -118,7 +118,7 @@ class RankTrace:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the CPU is what computes: no kernel was recorded."""
+        """Whether the CPU is the device: no kernel was recorded."""
         return len(self.device) == 0
 
     def steps(self) -> list[tuple[str, int, int]]:
@@ -141,14 +141,14 @@ class _Table:
         self.start, self.duration, self.correlation = array("q"), array("q"), array("q")
 
     def columns(self, base_ns: int) -> Columns:
-        """What was gathered, its times from the epoch on."""
+        """The collected events, with times from the epoch."""
         found = (self.name, self.start, self.duration, self.lane, self.correlation)
         name, start, *rest = (np.array(each, dtype=np.int64) for each in found)
         return Columns(name, start + base_ns, *rest)
 
 
 class _Reader:
-    """Sorts events into columns."""
+    """Sorts events into columns by kind."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -161,7 +161,7 @@ class _Reader:
         self.sort = {category: self.tables[sort] for sort, found in sorts for category in found}
 
     def read(self, stream: EventStream) -> None:
-        """All events. Raises UserError for one whose times are no numbers."""
+        """Read all events. Raises UserError for an event whose times are not numbers."""
         names, lanes, sort, device = self.names, self.lanes, self.sort, self.tables["device"]
         for event in stream:
             phase = event.get("ph")
@@ -194,7 +194,7 @@ class _Reader:
             )
 
     def _instant(self, event: Event) -> None:
-        """What the profiler says of memory at one moment."""
+        """The memory state that the profiler recorded at one moment."""
         found = event.get("args")
         if event.get("name") != "[memory]" or not isinstance(found, dict) or "Total Allocated" not in found:
             return
@@ -205,7 +205,7 @@ class _Reader:
 
 
 def read_kineto(path: str | Path) -> RankTrace:
-    """One rank's trace. Raises UserError for what is none, damaged, cut short or empty."""
+    """One rank's trace. Raises UserError for any other file, and for one that is damaged, truncated or empty."""
     stream, reader = EventStream(path), _Reader(str(path))
     reader.read(stream)
     base_ns = min(max(_whole(stream.header.get("baseTimeNanoseconds")), 0), 2 * MOST_NS)
@@ -233,7 +233,7 @@ _IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|^(\d{1,9})\.", re.IGNORECASE)
 
 
 def _header(said: Mapping[str, Any], path: str) -> Header:
-    """What is understood of the keys beside the events; which rank it is says the trace, or else its file's name."""
+    """The known keys beside the events; the rank comes from the trace, or else from the file's name."""
     job = _mapping(said.get("distributedInfo"))
     rank, world = _whole(job.get("rank")), _whole(job.get("world_size"))
     if rank < 0 and (found := _IN_NAME.search(Path(path).name)):
@@ -260,7 +260,7 @@ def _mapping(said: object) -> Mapping[str, Any]:
 
 
 def _members(said: object) -> tuple[int, ...]:
-    """Ranks of a list or of a text "[0, 1, 2]"; () where the text leaves some out ("[0, 1, ..., 63]")."""
+    """Ranks of a list or of a text "[0, 1, 2]"; () if the text is abbreviated ("[0, 1, ..., 63]")."""
     if isinstance(said, str):
         if "..." in said:
             return ()
@@ -269,7 +269,7 @@ def _members(said: object) -> tuple[int, ...]:
 
 
 def _with_group(found: Collective, groups: Mapping[str, tuple[str, tuple[int, ...]]]) -> Collective:
-    """A collective with the members that the header lists, where the event itself left them out."""
+    """A collective with the members that the header lists, if the event itself does not list them."""
     description, ranks = groups.get(found.group, ("", ()))
     if (found.ranks or not ranks) and (found.description or not description):
         return found
@@ -280,9 +280,9 @@ def _with_group(found: Collective, groups: Mapping[str, tuple[str, tuple[int, ..
 
 
 def _strided(arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ranks of a large group, whose list torch cuts to "[0, 1, ..., 62]": by their first, stride and number.
+    """Ranks of a large group, whose list torch abbreviates to "[0, 1, ..., 62]", from first rank, stride and number.
 
-    () where these are not said, or are not those of the list's ends.
+    Empty if these are missing, or do not match the ends of the list.
     """
     names = ("Global rank start", "Global rank stride", "Group size")
     first, stride, size = (_whole(arguments.get(name)) for name in names)
@@ -297,7 +297,7 @@ BYTES = {
     "byte": 1, "char": 1, "bool": 1, "short": 2, "half": 2, "bfloat16": 2, "int": 4, "float": 4, "long": 8, "double": 8,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
 }  # fmt: skip
-"""Of an element by c10::ScalarType's names, in lower case."""
+"""Bytes of an element by c10::ScalarType's names, in lower case."""
 
 KINDS = (
     ("all_reduce", "allreduce"), ("all_gather", "allgather"), ("reduce_scatter", "reducescatter"),
@@ -305,11 +305,11 @@ KINDS = (
     ("send_recv", "send", "recv", "p2p", "batch_isend"), ("reduce", "reduce"), ("gather", "gather"),
     ("scatter", "scatter"),
 )  # fmt: skip
-"""Kinds of collectives, each with how names without "_" and in lower case have it; the first that fits."""
+"""Kinds of collectives with their names without "_" and in lower case; the first match counts."""
 
 
 def collective_kind(name: str) -> str:
-    """The kind that a name tells: NCCL's kernels, torch's collectives and gloo's spans; "" for none."""
+    """The kind of a collective by name: NCCL's kernels, torch's collectives and gloo's spans; "" for none."""
     plain = name.lower().replace("_", "").replace(" ", "")
     return next((kind for kind, *parts in KINDS if any(part in plain for part in parts)), "")
 

@@ -1,8 +1,8 @@
-"""Where a measured step of one rank went: every nanosecond of its device claimed once.
+"""Where a measured step of one rank went: every nanosecond of its device is claimed once.
 
-What computes comes first (of several kernels at once the class that the table names first), then communication that
-nothing hides, then copies to and from the host. What is left is idle: the host was behind where the next kernel was
-launched only then, work waited in a queue where it had been launched before.
+Compute comes first (of several concurrent kernels, the class that the table lists first), then exposed communication,
+then copies to and from the host. What remains is idle: either the host was behind, because the next kernel was launched
+only then, or launched work waited in a queue.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ OFFLOAD = "offload"
 BEHIND, QUEUED, UNEXPLAINED = "host behind", "between kernels", "idle"
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step")
 QUEUED_GAP_NS = 20_000
-"""Kernels of one queue follow each other within some us: a longer gap of launched work is not the launch's."""
+"""Kernels of one queue follow each other within a few us: a longer gap before launched work has another cause."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """What of a trace is explained: begin and end in ns, how many optimizer steps, what the profiler calls them."""
+    """The explained part of a trace: begin and end in ns, the number of optimizer steps, and the profiler's marks."""
 
     begin_ns: int
     end_ns: int
@@ -43,7 +43,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Pieces:
-    """What went on, in ns, and whose it is: ``owner`` indexes the lane's owners, -1 is idle."""
+    """Pieces of time in ns with their owner; ``owner`` indexes the lane's owners, -1 is idle."""
 
     begin_ns: Ints
     end_ns: Ints
@@ -51,13 +51,13 @@ class Pieces:
 
     @property
     def length_ns(self) -> Ints:
-        """Of every piece."""
+        """The length of every piece."""
         return self.end_ns - self.begin_ns
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A rank's step, claimed: pieces in time order, ``idle_ns`` by reason, names of kernels that no class fits.
+    """A rank's step, claimed: pieces in time order, ``idle_ns`` by reason, kernels without a class by name.
 
     ``owners`` are names of classes, of axes of communication ("exposed_tp"), and OFFLOAD.
     """
@@ -80,7 +80,10 @@ class Lane:
 
 
 def window_of(trace: RankTrace, steps: int | None) -> Window:
-    """The profiler's steps, drained; without them the whole trace, taken as ``steps`` (1). Raises UserError."""
+    """The profiler's steps, extended until the device is idle; without them the whole trace as ``steps`` (1).
+
+    Raises UserError.
+    """
     marks, work = trace.steps(), trace.ops if trace.on_cpu else trace.device
     if not marks:
         return Window(int(work.start_ns.min()), int(work.finish_ns.max()), steps or 1)
@@ -97,7 +100,7 @@ def window_of(trace: RankTrace, steps: int | None) -> Window:
 
 
 def launches_ns(trace: RankTrace) -> Ints:
-    """When the host's call that launched each device event ended, int64[num events]; -1 where none is recorded."""
+    """When the host call that launched each device event ended, int64[num events]; -1 if not recorded."""
     calls, device = trace.calls, trace.device
     known = np.flatnonzero(calls.correlation >= 0)
     if not len(known):
@@ -110,7 +113,7 @@ def launches_ns(trace: RankTrace) -> Ints:
 
 
 def within_spans(trace: RankTrace, start: re.Pattern[str], at_ns: Ints) -> Flags:
-    """Which moments lie in a span of the host whose name begins like that."""
+    """Which moments lie in a host span whose name matches ``start``."""
     named = [number for number, name in enumerate(trace.names) if start.match(name)]
     rows = np.flatnonzero(np.isin(trace.spans.name, named))
     begin, end = np.sort(trace.spans.start_ns[rows]), np.sort(trace.spans.finish_ns[rows])
@@ -119,9 +122,9 @@ def within_spans(trace: RankTrace, start: re.Pattern[str], at_ns: Ints) -> Flags
 
 
 def innermost(ops: Columns) -> tuple[Ints, Ints, Ints]:
-    """Operators without what runs inside them: begin and end in ns and the row of each piece.
+    """Operators without the operators inside them: begin and end in ns and the row of each piece.
 
-    Events of a thread nest; what sticks out by rounding is cut.
+    Events of a thread nest; parts that stick out by rounding are cut.
     """
     order = np.lexsort((-ops.duration_ns, ops.start_ns, ops.lane))
     rows: list[int] = []
@@ -158,7 +161,7 @@ def innermost(ops: Columns) -> tuple[Ints, Ints, Ints]:
 
 
 def claim(begin: Ints, end: Ints, owner: Ints, window: Window) -> Pieces:
-    """Every moment of the window to the smallest owner that has an event there, -1 where none has."""
+    """Assign every moment of the window to the smallest owner with an event there, -1 if there is none."""
     begin, end = (np.clip(each, window.begin_ns, window.end_ns) for each in (begin, end))
     kept = (end > begin) & (owner >= 0)
     begin, end, owner = begin[kept], end[kept], owner[kept]
@@ -178,7 +181,7 @@ def claim(begin: Ints, end: Ints, owner: Ints, window: Window) -> Pieces:
 def lane_of(
     trace: RankTrace, window: Window, classes: Classes, exposed: Sequence[tuple[str, Ints, Ints]]
 ) -> Lane:
-    """The step of a rank, claimed; ``exposed`` are begins and ends in ns of its communication by axis."""
+    """The step of a rank, claimed; ``exposed`` are the axis, begins and ends in ns of its communication."""
     kinds = classes.of(trace.names)
     own = {entry.name: at for at, entry in enumerate(dict.fromkeys(_computing(kinds, classes)))}
     names = list(own)
@@ -203,7 +206,7 @@ def lane_of(
 
 
 def _computing(kinds: Sequence[KernelClass], classes: Classes) -> list[KernelClass]:
-    """Classes that compute, in the order of the table, what no class fits last."""
+    """Classes that compute, in the order of the table, then the class of unmatched kernels."""
     known = {entry.name: entry for entry in (*classes.entries, *kinds)}
     found = [entry for entry in known.values() if not entry.communication and entry.name != "other"]
     return [*found, KernelClass(name="other", patterns=("$^",))]
@@ -215,7 +218,7 @@ def _crosses_the_bus(name: str) -> bool:
 
 
 def _unknown(trace: RankTrace, name: Ints, length_ns: Ints, codes: Ints, other: int) -> dict[str, int]:
-    """Time of kernels that no class fits, by name, longest first."""
+    """Time of kernels without a class, by name, longest first."""
     mine = codes == other
     spent = np.bincount(name[mine], weights=length_ns[mine].astype(np.float64), minlength=len(trace.names))
     order = np.argsort(-spent, kind="stable")[: int((spent > 0).sum())]
@@ -223,7 +226,7 @@ def _unknown(trace: RankTrace, name: Ints, length_ns: Ints, codes: Ints, other: 
 
 
 def _idle_ns(trace: RankTrace, pieces: Pieces) -> dict[str, int]:
-    """Idle time by reason; on a CPU, whose host computes, all of it is the host's."""
+    """Idle time by reason; on a CPU, where the host computes, all of it is the host's."""
     idle = pieces.owner < 0
     begin, end = pieces.begin_ns[idle], pieces.end_ns[idle]
     total = int((end - begin).sum())
@@ -236,7 +239,7 @@ def _idle_ns(trace: RankTrace, pieces: Pieces) -> dict[str, int]:
     starts = trace.device.start_ns[order]
     after = np.searchsorted(starts, end)
     at = order[np.minimum(after, len(order) - 1)]
-    call = np.where(after < len(order), launched[at], end)  # nothing follows: the host has launched nothing
+    call = np.where(after < len(order), launched[at], end)  # nothing follows: the host has launched no more
     behind = np.where(call >= 0, np.clip(call, begin, end) - begin, 0)
     rest = end - begin - behind
     short = (rest <= QUEUED_GAP_NS) & (call >= 0)

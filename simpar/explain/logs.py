@@ -1,4 +1,4 @@
-"""What a training log says: step times, rates and memory, from the lines that frameworks print.
+"""The contents of a training log: step times, rates and memory, from the lines that frameworks print.
 
 Line formats, from their sources: Megatron-LM ``training_log`` and ``report_memory`` (NVIDIA/Megatron-LM,
 megatron/training/training.py, utils.py and arguments.py; Megatron-Bridge and Megatron-DeepSpeed print the same keys),
@@ -24,7 +24,7 @@ from simpar.units import GIB, MIB, MS
 
 MOST_LINE = 20_000
 WARM_UP = 0.1
-"""Share of the logged steps that are left out at the beginning, at least one: caches fill, kernels are tuned."""
+"""The share of logged steps that is skipped at the beginning, at least one: caches fill, kernels are tuned."""
 _NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?)"
 _SCALED = r"([\d.,]+)\s*([KMBGT]?)"
 _SCALE = {"": 1.0, "K": 10.0**3, "M": 10.0**6, "B": 10.0**9, "G": 10.0**9, "T": 10.0**12}
@@ -38,7 +38,7 @@ GLOBAL_BATCH, SEQ_LEN, DEVICES = "global_batch", "seq_len", "devices"
 
 @dataclass(frozen=True)
 class _Format:
-    """Lines of one framework: how its steps are told, and its figures with what one of their units is in SI."""
+    """Lines of one framework: the pattern of a step, and its figures with the SI value of their unit."""
 
     name: str
     step: re.Pattern[str]
@@ -81,8 +81,11 @@ FORMATS = (
         allocated_bytes=(rf"MaxMemAllocated={_NUMBER}GB", GIB),
     ),
 )  # fmt: skip
-"""In the order in which lines are tried. torchtitan's memory is what was reserved at most, of one device; its tokens
-are those of a data-parallel rank over the ranks that share it: of a device. DeepSpeed's GB are 2**30 bytes."""
+"""The formats in the order in which they are tried.
+
+torchtitan's memory is the reserved peak of one device; its tokens are those of a data-parallel rank divided by the
+ranks that share it, so they are per device. DeepSpeed's GB are 2**30 bytes.
+"""
 MEMORY = (
     re.compile(
         rf"\bmemory \(MB\) \| allocated: {_NUMBER} \| max allocated: (?P<allocated>{_NUMBER})"
@@ -93,7 +96,7 @@ MEMORY = (
         rf"Peak reserved: (?P<reserved>{_NUMBER})MiB"
     ),
 )
-"""Lines of one rank, Megatron's and nanotron's; their MB are 2**20 bytes."""
+"""Lines about one rank, by Megatron-LM and nanotron; their MB are 2**20 bytes."""
 
 _END = r"(?=[\s,|]|$)"
 JOB = {
@@ -106,16 +109,18 @@ JOB = {
     ),
     DEVICES: re.compile(rf"\busing world size: (\d+){_END}"),
 }
-"""What lines say of the job: those of steps, torchtitan's of its start, and lists of arguments, whose values stand
-behind dots (Megatron-LM, DeepSpeed). nanotron rounds large batches (1.02K): these are not read."""
+"""Facts about the job: in step lines, in torchtitan's first lines, and in lists of arguments with values after dots.
+
+Such lists are printed by Megatron-LM and DeepSpeed. nanotron rounds large batches (1.02K), which are not read.
+"""
 
 
 @dataclass(frozen=True)
 class LogRun:
-    """What a log says of a run: medians of its steps after the first, in SI; None where it says nothing.
+    """Figures of a log: medians over its steps after the warm-up, in SI units; None if it has none.
 
-    ``spread`` is the standard deviation of the logarithm of the step time, or of its rate; ``steps`` are counted from
-    the first to the last that is used. ``job`` has whole numbers of the job, by the keys of ``JOB``.
+    ``spread`` is the standard deviation of the logarithm of the step time, or of its rate. ``steps`` are the first and
+    last step used. ``job`` has whole numbers about the job, by the keys of ``JOB``.
     """
 
     path: str
@@ -129,7 +134,7 @@ class LogRun:
     def step_time_s(
         self, tokens_per_step: int | None = None, samples: int | None = None, devices: int = 1
     ) -> float | None:
-        """Seconds of a step: as printed, or from rates and what a step trains."""
+        """Seconds of a step: as printed, or from rates and the amount of work of a step."""
         if STEP_TIME in self.figures:
             return self.figures[STEP_TIME]
         if TOKENS in self.figures and tokens_per_step:
@@ -140,7 +145,7 @@ class LogRun:
 
 
 def read_log(path: str | Path) -> LogRun:
-    """The log of a run. Raises UserError where it has no line of a framework that is known."""
+    """The log of a run. Raises UserError if it has no line of a known framework."""
     found: dict[str, dict[int, dict[str, float]]] = {}
     peaks: dict[str, float] = {}
     job: dict[str, int] = {}
@@ -169,14 +174,14 @@ def read_log(path: str | Path) -> LogRun:
 
 
 def _told(line: str) -> Iterator[tuple[str, int]]:
-    """What a line says of the job."""
+    """Facts about the job in a line."""
     for key, pattern in JOB.items():
         if match := pattern.search(line):
             yield key, int(next(filter(None, match.groups())))
 
 
 def _lines(path: str | Path) -> Iterator[str]:
-    """Lines of a text, plain or packed, without colours; of very long ones the beginning."""
+    """Lines of a plain or compressed text, without colour codes; very long ones are truncated."""
     try:
         with Path(path).open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -197,7 +202,7 @@ def _figures(entry: _Format, line: str) -> Iterator[tuple[str, float]]:
 
 
 def _value(text: str) -> float:
-    """A number as logs have it: 1,234.5; 0 for what is none."""
+    """A number as logs print it: 1,234.5; 0 if it is none."""
     try:
         return float(text.rstrip(".,").replace(",", ""))
     except ValueError:

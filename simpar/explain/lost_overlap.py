@@ -1,4 +1,4 @@
-"""A run whose gradients were reduced after the backward pass although its plan overlaps the two: as it really ran."""
+"""Runs whose gradients were reduced after the backward pass although the plan overlaps the two, as they really ran."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ LOST = (
     "plan without that overlap, and the overlap is one of them"
 )
 ALL, MUCH, LEAST = 0.95, 0.8, 0.01
-"""Shares: of its transfers that a run without overlap exposes at least, and one with it at most; of the step."""
+"""Shares: the least exposed share of transfers without overlap, the most with it, and the least share of the step."""
 
 
 def as_it_ran(
     measured: Measured, against: Against, scenario: Scenario, dp: AxisUse | None
 ) -> tuple[Scenario, Result] | None:
-    """The scenario and its simulated step without the overlap that its plan has, where that is what was measured.
+    """The scenario without its plan's overlap, and its simulated step, if that is what was measured.
 
-    ``dp`` is the traffic of the data-parallel axis, the mean over ranks. None where nothing is lost, or where waiting
-    for other ranks cannot be told from transfers.
+    ``dp`` is the traffic of the data-parallel axis, the mean over ranks. None if no overlap was lost, or if waiting for
+    other ranks cannot be told from transfers.
     """
     plan, planned_s = Plan.model_validate(against.result.setup.plan), against.causes_s.get("exposed_dp", 0.0)
     traffic = against.result.communication.get("dp")
@@ -53,13 +53,13 @@ def as_it_ran(
         inputs = late.inputs()
         result = simulate(**inputs)
     except (UserError, ValidationError):
-        return None  # stacks that can only reduce at once
+        return None  # stacks that cannot overlap
     off_s = dp.exposed_s - set_against(measured, result, inputs["model"]).causes_s.get("exposed_dp", 0.0)
     return (late, result) if abs(off_s) < more_s / 2 else None
 
 
 def with_overlap_named(changes: Changes) -> Changes:
-    """The changes of a run as it ran: the overlap under the name of what the plan has, and why it is there."""
+    """The changes of a run as it ran, with the overlap named as the plan's, and the reason for it."""
     setting = as_flags({"overlap_grad_reduce": True})
     gains = tuple(
         replace(each, change=OVERLAPPED) if each.change == setting else each for each in changes.gains

@@ -1,8 +1,8 @@
-"""What traces say of a measured step: one account a rank, in the categories of predicted ones, and skew between ranks.
+"""What traces tell about a measured step: one account per rank, in the categories of predictions, and rank skew.
 
 Causes are those of :mod:`simpar.report.accounting`, in seconds of one optimizer step: "compute", "exposed_*" by axis,
-"bubble" (waiting for another pipeline stage), "waiting" (for other ranks in any other collective), "optimizer",
-"host", "offload"; and "idle" for what the trace does not explain. They sum to the step.
+"bubble" (waiting for another pipeline stage), "waiting" (for other ranks in any other collective), "optimizer", "host",
+"offload"; and "idle" for what the trace does not explain. They sum to the step.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from simpar.units import NS_PER_S, format_seconds, number_of
 
 MOST_UNKNOWN = 8
 MOST_DRIFT = 20
-"""Part of a step by which ends of collectives may differ between aligned clocks before it is said."""
+"""Ends of collectives on aligned clocks that differ by more than 1 / MOST_DRIFT of a step are reported."""
 LATE = 0.02
-"""Share of a step that a rank's kernels take longer than its peers', from where on it is named."""
+"""A rank is named if its kernels exceed its peers' by more than this share of a step."""
 
 
 @dataclass(frozen=True)
 class AxisUse:
-    """Communication of one axis on one rank, s and bytes a step: under way, exposed, and waiting, if ranks tell it."""
+    """Communication of one axis on one rank, in s and bytes per step: under way, exposed, and waiting (if known)."""
 
     calls: float
     size_bytes: float
@@ -42,10 +42,10 @@ class AxisUse:
 
 @dataclass(frozen=True)
 class RankAccount:
-    """Where one rank's step went, in s a step; ``causes_s`` sums to ``step_time_s``.
+    """Where one rank's step went, in s per step; ``causes_s`` sums to ``step_time_s``.
 
-    ``classes_s`` splits compute and optimizer by class of kernel, ``host_s`` what the device waits for its host;
-    ``unknown_s`` are kernels that no class fits, by name.
+    ``classes_s`` splits compute and optimizer by class of kernel, ``host_s`` the device's waits for its host;
+    ``unknown_s`` are kernels without a class, by name.
     """
 
     rank: int
@@ -60,7 +60,7 @@ class RankAccount:
 
     @property
     def compute_s(self) -> float:
-        """What the rank does on its own in its passes."""
+        """The time of the rank's own work in its passes."""
         return self.causes_s.get("compute", 0.0)
 
 
@@ -75,9 +75,9 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Job:
-    """What traces say of the job: ranks in it, its device's name and memory (0 if unsaid), whether that is the host.
+    """Facts about the job: its ranks, its device's name and memory (0 if unknown), and whether the host is the device.
 
-    ``group_sizes`` are the numbers of members of process groups by axis, where collectives say them.
+    ``group_sizes`` are the sizes of process groups by axis, if collectives record them.
     """
 
     world_size: int | None = None
@@ -89,10 +89,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured step: accounts by rank, who is waited for (most first), what to know about the traces.
+    """A measured step: accounts by rank, ranks waited for (most first), and remarks on the traces.
 
-    ``lanes`` and ``traffic`` are what was claimed, rank by rank as in ``ranks``; ``offset_ns`` aligns their
-    clocks; ``skewed`` are the collectives in which ranks waited most.
+    ``lanes`` and ``traffic`` are the claimed time and communication, in the order of ``ranks``; ``offset_ns`` aligns
+    their clocks; ``skewed`` are the collectives in which ranks waited most.
     """
 
     ranks: tuple[RankAccount, ...]
@@ -110,7 +110,7 @@ class Measured:
         return max(each.step_time_s for each in self.ranks)
 
     def mean_s(self, of: str = "causes_s") -> dict[str, float]:
-        """Causes or classes, the mean over ranks, in s."""
+        """Causes or classes in s, the mean over ranks."""
         names = dict.fromkeys(name for each in self.ranks for name in getattr(each, of))
         return {
             name: sum(getattr(each, of).get(name, 0.0) for each in self.ranks) / len(self.ranks)
@@ -120,7 +120,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Rank:
-    """A trace, claimed; the rest of it is not kept."""
+    """A trace after claiming; the rest of it is not kept."""
 
     rank: int
     window: Window
@@ -135,7 +135,7 @@ class _Rank:
 def measure(paths: Sequence[str | Path], classes: Classes, steps: int | None = None) -> Measured:
     """The account of a step from traces of its ranks, one file each.
 
-    Raises UserError for a file that is no trace, a trace of inference, and traces that are not of one run.
+    Raises UserError for a file that is not a trace, for a trace of inference, and for traces of different runs.
     """
     found = [_claimed(read_kineto(path), classes, steps, at) for at, path in enumerate(paths)]
     _check_one_run(found, paths)
@@ -174,7 +174,7 @@ def _claimed(trace: RankTrace, classes: Classes, steps: int | None, number: int)
 
 
 def job_of(trace: RankTrace) -> Job:
-    """What the header of a trace says of the job and its device."""
+    """Facts about the job and its device in the header of a trace."""
     said = trace.header
     if trace.on_cpu:
         return Job(said.world_size, True)
@@ -182,7 +182,7 @@ def job_of(trace: RankTrace) -> Job:
 
 
 def _group_sizes(ranks: Sequence[Traffic]) -> dict[str, tuple[int, ...]]:
-    """Members of process groups by axis."""
+    """Sizes of process groups by axis."""
     found: dict[str, set[int]] = {}
     for traffic in ranks:
         for axis, kind, key in zip(traffic.axis, traffic.kind, traffic.key, strict=True):
@@ -197,7 +197,7 @@ _TRAINING = re.compile(
 
 
 def _check_training(trace: RankTrace) -> None:
-    """Raise UserError where nothing runs backward or updates a parameter."""
+    """Raise UserError if nothing runs backward or updates a parameter."""
     if not any(_TRAINING.search(name) for name in trace.names):
         raise UserError(
             f"{trace.path}: neither a backward pass nor an optimizer is in it: a trace of inference, "
@@ -206,7 +206,7 @@ def _check_training(trace: RankTrace) -> None:
 
 
 def _check_one_run(found: Sequence[_Rank], paths: Sequence[str | Path]) -> None:
-    """Raise UserError where two traces are of one rank, of jobs of two sizes, or of other steps."""
+    """Raise UserError if two traces are of the same rank, of jobs of different size, or of different steps."""
     seen: dict[int, str] = {}
     for each, path in zip(found, map(str, paths), strict=True):
         if each.rank in seen:
@@ -224,7 +224,7 @@ def _check_one_run(found: Sequence[_Rank], paths: Sequence[str | Path]) -> None:
 
 
 def _account(found: _Rank, traffic: Traffic, compared: bool) -> RankAccount:
-    """One rank's account; exposed communication is split into transfer and waiting where ranks were compared."""
+    """One rank's account; exposed communication is split into transfer and waiting if ranks were compared."""
     per = found.window.steps * NS_PER_S
     owned = {name: ns / per for name, ns in found.lane.owned_ns().items()}
     causes: dict[str, float] = {}
@@ -284,7 +284,7 @@ def _stragglers(accounts: Sequence[RankAccount], compared: Compared, steps: int)
 
 
 def _apart(found: Sequence[_Rank]) -> Iterator[str]:
-    """Ranks of one host, whose clock they share, that were not traced at one time."""
+    """Ranks of one host, which share a clock, that were not traced at the same time."""
     first: dict[str, _Rank] = {}
     for each in found:
         other = first.setdefault(each.host, each) if each.host else each
@@ -298,7 +298,7 @@ def _apart(found: Sequence[_Rank]) -> Iterator[str]:
 
 
 def _remarks(found: Sequence[_Rank], compared: Compared) -> Iterator[str]:
-    """What one has to know about these traces."""
+    """What readers should know about these traces."""
     if not found[0].window.marks:
         yield (
             "no profiler step is marked: the whole trace is taken as "

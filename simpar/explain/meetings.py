@@ -1,8 +1,8 @@
-"""Ranks compared: what of their communication is transfer and what is waiting for each other.
+"""Ranks compared: which part of their communication is transfer, and which is waiting for each other.
 
-A collective's kernel runs from when its own rank arrives to when all are done, so the rank that arrives last shows
-what it costs: over the ranks of one collective the least duration is its cost, the rest of each is waiting. Clocks of
-ranks differ; what ends a collective ends it for all its ranks, and tells by how much.
+A collective's kernel runs from the arrival of its own rank until all ranks are done, so the rank that arrives last
+shows the cost: over the ranks of a collective, the least duration is its cost, and the rest of each is waiting. Clocks
+of ranks differ; a collective ends for all its ranks together, which tells the difference.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ MOST_SKEWED = 20
 
 @dataclass(frozen=True)
 class Skewed:
-    """One collective that ranks waited in: which it is, who came last, s that it costs and that others waited in all.
+    """A collective in which ranks waited: its identity, the last rank, its cost in s and the total waiting in s.
 
-    ``number`` counts those of its group and kind from 1, or is the group's own number; ``step`` is the profiler's mark.
+    ``number`` counts the collectives of its group and kind from 1, or is the group's own number; ``step`` is the
+    profiler's mark.
     """
 
     axis: str
@@ -39,11 +40,11 @@ class Skewed:
 
 @dataclass(frozen=True)
 class Compared:
-    """Ranks compared: their traffic with costs, which rank each waited for in ns, and clocks.
+    """Ranks compared: their traffic with costs, who waited for whom in ns, and clocks.
 
-    ``waited_ns[waiting, last]`` float64; ``offset_ns`` is what to take from each rank's clock to have the first's,
-    ``drift_ns`` by how much ends differ all the same (median). ``compared`` of ``total`` collectives could be;
-    ``skewed`` are those in which most was waited, ``last_rank`` a place in the ranks.
+    ``waited_ns[waiting, last]`` is float64. ``offset_ns`` is subtracted from each rank's clock to get the first rank's;
+    ``drift_ns`` is the remaining difference of ends (median). ``compared`` of ``total`` collectives could be compared.
+    ``skewed`` are those with the most waiting; their ``last_rank`` is an index of ranks.
     """
 
     traffic: tuple[Traffic, ...]
@@ -56,7 +57,7 @@ class Compared:
 
 
 def compare_ranks(ranks: Sequence[Traffic]) -> Compared:
-    """What every collective costs, and who waited for whom."""
+    """The cost of every collective, and who waited for whom."""
     meetings: dict[Key, list[tuple[int, int]]] = defaultdict(list)
     for rank, traffic in enumerate(ranks):
         for row, key in enumerate(traffic.key):
@@ -84,7 +85,7 @@ def compare_ranks(ranks: Sequence[Traffic]) -> Compared:
 
 
 _Place = tuple[int, int]
-"""Which rank of those compared, and which row of its traffic."""
+"""The index of a rank among those compared, and of a row of its traffic."""
 
 
 def _meeting(
@@ -93,10 +94,10 @@ def _meeting(
     quickest: Mapping[tuple[object, ...], int],
     places: Sequence[_Place],
 ) -> tuple[int, int, list[int]]:
-    """What a collective costs in ns, which rank came last, and how long each was in it.
+    """The cost of a collective in ns, the rank that came last, and how long each rank was in it.
 
-    Spans of gloo's messages end when somebody waits for them, which may be long after: such a message costs what the
-    quickest between its ends does, and its sender is done with it by then.
+    Spans of gloo's messages end when somebody waits for them, which may be long after the transfer. Such a message
+    costs as much as the quickest one between its ends, and its sender is done with it by then.
     """
     lengths = [int(ranks[rank].duration_ns[row]) for rank, row in places]
     rank, row = places[0]
@@ -115,7 +116,7 @@ def _meeting(
 def _quickest(
     ranks: Sequence[Traffic], offset_ns: Sequence[int], met: Sequence[Sequence[_Place]]
 ) -> dict[tuple[object, ...], int]:
-    """By two ranks the least ns between both ends being there and one of them being done, of gloo's messages."""
+    """For two ranks, the least ns from the presence of both ends until one of them is done, for gloo's messages."""
     found: dict[tuple[object, ...], int] = {}
     for places in met:
         if not any(ranks[rank].posted[row] for rank, row in places):
@@ -127,7 +128,7 @@ def _quickest(
         ]
         rank, row = places[0]
         pair = (ranks[rank].key[row] or ())[:3]
-        if (took := min(ends) - max(begins)) > 0:  # else it was sent before it was asked for
+        if (took := min(ends) - max(begins)) > 0:  # otherwise it was sent before it was asked for
             found[pair] = min(found.get(pair, took), took)
     return found
 
@@ -151,14 +152,14 @@ def _skewed(
 def _clocks(
     ranks: Sequence[Traffic], met: Sequence[Sequence[tuple[int, int]]]
 ) -> tuple[tuple[int, ...], int]:
-    """By how much each clock is ahead of the first rank's, through ranks that meet, and what is left of differences.
+    """How far each clock is ahead of the first rank's, via ranks that meet, and the remaining differences.
 
-    Ranks of one host, which is their device, have one clock.
+    Ranks of one host that is also their device share a clock.
     """
     ends: dict[tuple[int, int], list[int]] = defaultdict(list)
     for each in met:
         if ranks[each[0][0]].kind[each[0][1]] == MESSAGE:
-            continue  # a buffered one has left its sender long before it arrives
+            continue  # a buffered message leaves its sender long before it arrives
         for (one, row), (other, row_other) in pairwise(each):
             ends[one, other].append(int(ranks[other].finish_ns[row_other] - ranks[one].finish_ns[row]))
     apart = {pair: int(np.median(found)) for pair, found in ends.items()}
@@ -187,7 +188,7 @@ def _clocks(
 
 
 def waited_for(compared: Compared, names: Sequence[int]) -> Mapping[int, float]:
-    """For which rank others waited longest in all, ns by rank, the longest first."""
+    """The total time in ns that others waited for each rank, longest first."""
     total = compared.waited_ns.sum(axis=0)
     order = np.argsort(-total, kind="stable")
     return {names[at]: float(total[at]) for at in order.tolist() if total[at] > 0}

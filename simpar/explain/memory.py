@@ -1,4 +1,4 @@
-"""Memory of a measured rank by what is held throughout its steps and what comes and goes, beside the prediction."""
+"""Memory of a measured rank, held throughout its steps and transient, beside the prediction."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryBeside:
-    """The rank whose tensors held most, and what its pipeline stage is predicted to hold, in bytes.
+    """The rank whose tensors held most, and the predicted memory of its pipeline stage, in bytes.
 
-    ``least_bytes`` and ``peak_bytes`` are predicted: the least and the most over the step (the least is None where the
-    result has no curve); ``parts_bytes`` are the categories at that peak, the largest first. A trace has no categories.
+    ``least_bytes`` and ``peak_bytes`` are predicted: the least and the most over the step (the least is None if the
+    result has no curve). ``parts_bytes`` are the categories at that peak, largest first. A trace has no categories.
     """
 
     rank: int
@@ -30,13 +30,13 @@ class MemoryBeside:
 
 
 def fullest(measured: Measured) -> tuple[int, MemoryUse] | None:
-    """The rank whose tensors held most, and what they did; None where no trace recorded memory."""
+    """The rank whose tensors held most, and its memory; None if no trace recorded memory."""
     known = [(each.rank, each.memory) for each in measured.ranks if each.memory is not None]
     return max(known, key=lambda one: one[1].allocated_bytes, default=None)
 
 
 def memory_beside(measured: Measured, result: Result, stages: list[int]) -> MemoryBeside | None:
-    """The fullest rank beside its stage; ``stages`` has that of every measured rank. None without measured memory."""
+    """The fullest rank beside its stage; ``stages`` gives the stage of every measured rank. None without memory."""
     found = fullest(measured)
     if found is None:
         return None

@@ -25,16 +25,16 @@ CLASS_COLOUR = {
     "routing": "#999933", "embedding": "#44AA99", "loss": "#882255", "copy": "#DDCC77", "memset": "#DDDDDD",
     OPTIMIZER: PART_COLOUR["optimizer"], "host": "#777777", "other": "#999999",
 }  # fmt: skip
-"""Of classes of kernels; those of the user's own take OTHER_COLOUR."""
+"""Colours of classes of kernels; the user's own classes get OTHER_COLOUR."""
 OTHER_COLOUR = "#332288"
 UNSAID = "#777777"
 MOST_CLASSES = 12
 LEAST_SHOWN = 0.005
-"""Share of the step from where on a part has a figure of its own."""
+"""Parts below this share of the step are not listed on their own."""
 
 
 def save_page(found: Explanation, path: str | Path) -> None:
-    """Write the page, whole or not at all; equal explanations give equal bytes."""
+    """Write the page atomically; equal explanations give equal bytes."""
     write_atomic(path, render(found))
 
 
@@ -44,7 +44,7 @@ def render(found: Explanation) -> str:
 
 
 def page_data(found: Explanation) -> dict[str, Any]:
-    """What the template shows: numbers in words, series for the scripts."""
+    """The content of the template: numbers in words, series for the scripts."""
     measured, against, changes = found.traced, found.against, found.changes
     rows = list(_parts(found))
     data = measured_series(measured, colour_of)
@@ -167,7 +167,7 @@ def _gains(changes: Changes) -> Iterator[dict[str, Any]]:
 
 
 def _stacked(measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, Any]:
-    """Rows of both, measured ones on top, in one window of time."""
+    """Rows of both, measured ones on top, on one time axis."""
     shift = len(measured["kinds"])
     stages = [
         {
@@ -187,7 +187,7 @@ def _stacked(measured: dict[str, Any], predicted: dict[str, Any]) -> dict[str, A
 
 
 def _passes(predicted: Mapping[str, Any]) -> dict[str, str]:
-    """Names of the predicted passes by colour, as far as they are drawn."""
+    """Names of the predicted passes by colour, for those that are drawn."""
     kinds = predicted["kinds"]
     used = sorted({kind for stage in predicted["stages"] for kind in stage["blocks"]["kind"]})
     found: dict[str, str] = {}
@@ -198,6 +198,6 @@ def _passes(predicted: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _spread(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """At most MOST_ROWS rows, evenly."""
+    """At most MOST_ROWS rows, evenly chosen."""
     at = np.unique(np.linspace(0, len(stages) - 1, min(len(stages), MOST_ROWS)).astype(np.int64))
     return [stages[each] for each in at.tolist()]

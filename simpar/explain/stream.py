@@ -1,7 +1,7 @@
-"""A profiler trace, read as a stream: its header, then one event at a time, never the whole file in memory.
+"""A profiler trace read as a stream: its header, then one event at a time, never the whole file in memory.
 
-The Trace Event format: an object whose ``traceEvents`` is an array, with other keys before and after it, or the array
-alone. What is compressed is told by its first bytes, not by the name of the file.
+The Trace Event format is an object whose ``traceEvents`` is an array, with other keys before and after it, or the array
+alone. Compression is recognised by the first bytes, not by the file's name.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from simpar.units import MIB
 Event = dict[str, Any]
 CHUNK = 4 * MIB
 MOST_PENDING = 64 * MIB
-"""Of text that is no whole value yet: more is no event and no header."""
+"""The most text without a complete value: anything longer is neither an event nor a header."""
 EVENTS = "traceEvents"
 _GZIP = b"\x1f\x8b"
 _SPACE = " \t\r\n"
 
 
 class EventStream:
-    """Events of a trace file; ``header`` holds its other keys, all of them once every event was read.
+    """Events of a trace file; ``header`` holds its other keys, complete once every event was read.
 
-    Raises UserError, while it is read, for what is no trace, cut short or damaged.
+    Raises UserError while reading a file that is not a trace, truncated or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,7 +66,7 @@ class EventStream:
             raise UserError(f"{self.path}: has no {EVENTS}: {_WANTED}")
 
     def _object(self) -> Iterator[Event]:
-        """Keys of the file; those of the header are kept, the events handed on."""
+        """Keys of the file; header keys are kept, events are yielded."""
         while (sign := self._peek()) != "}":
             if sign == ",":
                 self._at += 1
@@ -89,7 +89,7 @@ class EventStream:
         while True:
             text, at = self._text, self._at
             size = len(text)
-            try:  # the quick way: as many events as the buffer holds
+            try:  # fast path: as many events as the buffer holds
                 while True:
                     while at < size and text[at] in " \t\r\n,":
                         at += 1
@@ -113,7 +113,7 @@ class EventStream:
                 self._more()
 
     def _peek(self) -> str:
-        """The next sign that is no space, "" at the end."""
+        """The next character that is not a space, "" at the end."""
         while True:
             while self._at < len(self._text):
                 if self._text[self._at] not in _SPACE:
@@ -129,7 +129,7 @@ class EventStream:
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
-                if end < len(self._text) or self._ended:  # else a number may go on
+                if end < len(self._text) or self._ended:  # otherwise a number may continue
                     self._at = end
                     return value
             except json.JSONDecodeError:
@@ -137,7 +137,7 @@ class EventStream:
             self._more()
 
     def _more(self) -> None:
-        """Read on, because what begins here is not whole. Raises UserError where there is no more."""
+        """Read on, because the current value is incomplete. Raises UserError at the end of the file."""
         if self._ended or len(self._text) - self._at > MOST_PENDING:
             self._broken()
         self._fill()
@@ -148,7 +148,7 @@ class EventStream:
         self._text, self._at = self._text[self._at :] + more, 0
 
     def _broken(self) -> None:
-        """Say why it goes on no further: it ends too early, or holds what is no JSON."""
+        """Raise the reason why reading cannot go on: the file ends too early, or is not JSON."""
         if self._ended:
             raise UserError(f"{self.path}: cut short after {self._read} events; write the trace again")
         near = self._text[self._at : self._at + 40]
@@ -159,7 +159,7 @@ _WANTED = "wanted is what torch.profiler's export_chrome_trace writes, .json or 
 
 
 def _unpacked(raw: BinaryIO) -> BinaryIO:
-    """The bytes of a file, unpacked where they begin as gzip's do."""
+    """The bytes of a file, decompressed if it begins like gzip."""
     packed = raw.read(len(_GZIP)) == _GZIP
     raw.seek(0)
     return gzip.open(raw) if packed else raw  # type: ignore[return-value]

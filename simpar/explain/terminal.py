@@ -1,4 +1,4 @@
-"""The explanation of a measured step, as text."""
+"""The explanation of a measured step as terminal output."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MEANING = {
 
 
 def print_explanation(found: Explanation, screen: Console) -> None:
-    """Write what was measured, beside what is predicted where a plan was given."""
+    """Print the measurement, beside the prediction if a plan was given."""
     if (measured := found.measured) is not None:
         screen.print(headline(measured), style="bold", soft_wrap=True)
         against = found.against
@@ -59,7 +59,7 @@ def print_explanation(found: Explanation, screen: Console) -> None:
 
 
 def sentences(found: Explanation) -> Iterator[str]:
-    """What there is to say of a measured step beside its numbers."""
+    """Sentences about a measured step, in addition to its numbers."""
     measured = found.traced
     if found.against is not None:
         yield from _parting(measured, found.against)
@@ -69,25 +69,25 @@ def sentences(found: Explanation) -> Iterator[str]:
 
 
 def headline(found: Measured) -> str:
-    """How long the step took, and what that is known from."""
+    """The length of the step, and what it is based on."""
     count, steps = len(found.ranks), found.ranks[0].steps
     ranks = f"{count} of {found.job.world_size} ranks" if found.job.world_size else number_of(count, "rank")
     return f"measured step {format_seconds(found.step_time_s)}: {ranks}, {number_of(steps, 'step')}"
 
 
 def words_of(cause: str) -> str:
-    """A cause as readers see it."""
+    """The name of a cause for readers."""
     return MEANING.get(cause, cause.replace("exposed_", "exposed "))
 
 
 def longer(measured_s: float, predicted_s: float) -> str:
-    """By how much something took longer than predicted, signed, to the nanosecond that traces have."""
+    """The measured minus the predicted time, signed, with the nanosecond resolution of traces."""
     more = round(measured_s - predicted_s, 9)
     return f"{'+' if more >= 0 else '-'}{format_seconds(abs(more))}"
 
 
 def _causes(found: Measured, screen: Console) -> Table:
-    """Causes and classes of kernels: mean over ranks, share, and between what the ranks lie."""
+    """Causes and classes of kernels: mean over ranks, share, and range over ranks."""
     several = len(found.ranks) > 1
     columns = [("part", "left"), ("mean" if several else "time", "right"), ("of the step", "right")]
     columns += [("least", "right"), ("most", "right")] * several
@@ -196,7 +196,7 @@ def _communication(found: Measured, screen: Console) -> Table | None:
 
 
 def collective_rows(found: Measured) -> list[tuple[str, ...]]:
-    """Collectives by axis and kind, where their bytes are said: ranks, calls a step, bytes, cost and rate of one."""
+    """Collectives by axis and kind, if bytes are recorded: ranks, calls per step, bytes, cost and rate of one."""
     steps, rows = found.ranks[0].steps, list[tuple[str, ...]]()
     for use in collective_uses(found.traffic)[:MOST_COLLECTIVES]:
         if use.size_bytes:
@@ -249,7 +249,7 @@ def _memory(found: Measured) -> Iterator[str]:
 
 
 def _memory_beside(found: MemoryBeside) -> Iterator[str]:
-    """The peak with what it is predicted to be made of, and what is held throughout."""
+    """The peak with its predicted parts, and the memory held throughout."""
     was = found.measured
     parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in found.parts_bytes.items()]
     yield (
@@ -265,7 +265,7 @@ def _memory_beside(found: MemoryBeside) -> Iterator[str]:
 
 
 def _unknown(found: Measured) -> Iterator[str]:
-    """Kernels that no class fits, where they are worth a pattern."""
+    """Kernels without a class, if they are worth a pattern."""
     spent = dict[str, float]()
     for each in found.ranks:
         for name, seconds in each.unknown_s.items():

@@ -1,4 +1,4 @@
-"""Measured ranks as rows of the page's timeline: one step, in the columns that its scripts draw."""
+"""Measured ranks as rows of the page's timeline: one step, in the columns that the page's scripts draw."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from simpar.units import Ints
 
 MOST_ROWS = 16
 MOST_PIECES = 6000
-"""Of a row: where there are more, what is under way at so many moments is drawn."""
+"""The most pieces of a row; if there are more, the pieces at evenly spaced moments are drawn."""
 
 
 def shown_ranks(measured: Measured) -> list[int]:
-    """Places of the ranks that are drawn: those that others wait for, and others evenly, in order."""
+    """Indices of the ranks to draw: those that others wait for, and others evenly chosen, in order."""
     count = len(measured.ranks)
     late = [
         at for at, each in enumerate(measured.ranks) if any(s.rank == each.rank for s in measured.stragglers)
@@ -65,7 +65,7 @@ def _computing(lane: Lane) -> list[str]:
 def _row(
     measured: Measured, at: int, names: tuple[list[str], list[str]], span: tuple[int, int]
 ) -> dict[str, Any]:
-    """Blocks and idle pieces of one rank, from ``span``'s begin (ns of the page) on and as long as it."""
+    """Blocks and idle pieces of one rank within ``span`` (ns of the page)."""
     lane, traffic = measured.lanes[at], measured.traffic[at]
     used, axes = names
     begin_ns, length = span
@@ -103,7 +103,7 @@ def _row(
 
 
 def _sampled(lane: Lane, end_ns: int) -> tuple[Ints, Ints, Ints]:
-    """Pieces up to a moment: begin, end and owner; of very many those at evenly spread moments, joined."""
+    """Pieces up to a moment: begin, end and owner; very many are sampled at evenly spaced moments and joined."""
     pieces, origin = lane.pieces, lane.window.begin_ns
     last = int(np.searchsorted(pieces.begin_ns, end_ns))
     begin, stop, owner = pieces.begin_ns[:last], np.minimum(pieces.end_ns[:last], end_ns), pieces.owner[:last]
@@ -117,7 +117,7 @@ def _sampled(lane: Lane, end_ns: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _causes(lane: Lane, traffic: Traffic, owner: Ints, at_ns: Ints) -> Ints:
-    """Why nothing computes at some moments, as places in IDLE_CAUSES."""
+    """Why nothing computes at some moments, as indices in IDLE_CAUSES."""
     found = np.full(len(owner), IDLE_CAUSES.index("host"), dtype=np.int64)
     for number, name in enumerate(lane.owners):
         if not name.startswith("exposed_"):

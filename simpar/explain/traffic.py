@@ -1,4 +1,4 @@
-"""Communication of a measured rank: what it is, of which axis, and what it exposes."""
+"""Communication of a measured rank: its kind, its axis, and how much of it is exposed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from simpar.units import NS_PER_S, Flags, Floats, Ints
 from simpar.validate.collectives import bus_factor
 
 UNNAMED = "other"
-"""The axis of process groups that no description, caller or plan tells."""
+"""The axis of process groups that no description, caller or plan identifies."""
 MESSAGE = "send_recv"
 Key = tuple[str, str, tuple[int, ...], str, int]
-"""What two ranks call one collective: axis or group, kind, members, step, which of them."""
+"""The common name that ranks have for one collective: axis or group, kind, members, step, index."""
 
 
 @dataclass(frozen=True)
 class Traffic:
     """Communication of one rank in time order: begin and length in ns, bytes, kind and axis of each.
 
-    ``key`` is what other ranks know it by, None where nothing tells. ``cost_ns`` is what it takes once all are there:
-    its own length until ranks are compared. It is ``supposed`` that the one group of all ranks is data-parallel, where
-    none has a name. ``posted`` are messages that this rank sends and goes on: gloo's. Ranks of one ``clock`` are not
-    aligned; "" is one of its own.
+    ``key`` identifies it on other ranks, None if that is not known. ``cost_ns`` is its time once all ranks are there;
+    before ranks are compared, its own length. ``supposed`` says that the only group, of all ranks, is assumed to be
+    data parallel because no group has a name. ``posted`` marks messages after which the sender goes on at once
+    (gloo's). Ranks with the same ``clock`` are not aligned; "" is a clock of its own.
     """
 
     start_ns: Ints
@@ -48,7 +48,7 @@ class Traffic:
 
     @property
     def finish_ns(self) -> Ints:
-        """Where each ends."""
+        """The ends of all communication."""
         return self.start_ns + self.duration_ns
 
     def of_axis(self, axis: str) -> Ints:
@@ -62,7 +62,7 @@ class Traffic:
 
 
 def traffic_of(trace: RankTrace, window: Window, classes: Classes) -> Traffic:
-    """Communication of a rank inside its window."""
+    """Communication of a rank within its window."""
     found = sorted(
         _on_cpu(trace, classes) if trace.on_cpu else _on_device(trace, classes),
         key=lambda each: each[0],
@@ -88,9 +88,9 @@ _Found = tuple[int, int, Collective, str]
 
 
 def _on_the_one_group(found: list[_Found], world_size: int | None) -> tuple[list[_Found], bool]:
-    """Where all communication is on the group of all ranks, which has no name of an axis, it is data-parallel.
+    """If all communication is on one unnamed group of all ranks, count it as data parallel; also returns whether so.
 
-    That is how DDP, FSDP and ZeRO run without a mesh; exchanges are the experts' all the same. And whether it is so.
+    That is how DDP, FSDP and ZeRO run without a mesh; token exchanges still belong to experts.
     """
     unnamed = [each[2].ranks for each in found if each[3] == UNNAMED]
     others = {each[3] for each in found} - {UNNAMED, "ep"}
@@ -100,12 +100,12 @@ def _on_the_one_group(found: list[_Found], world_size: int | None) -> tuple[list
 
 
 def _key(about: Collective, axis: str, mark: str, count: Counter[Key]) -> Key | None:
-    """Groups are known by their members, or by the name that all ranks give them; messages by their two ends."""
+    """Groups are identified by their members, or by the name that all ranks give them; messages by their two ends."""
     name, members = axis, about.ranks
     if about.peers is not None:
         name, members = f"{about.group}:message", about.peers
     elif about.kind == MESSAGE and about.sequence < 0:
-        return None  # its peer is not said
+        return None  # its peer is not recorded
     elif about.group and not about.ranks:
         name = f"group {about.group}"
     elif not about.ranks:
@@ -118,7 +118,7 @@ def _key(about: Collective, axis: str, mark: str, count: Counter[Key]) -> Key | 
 
 
 def _on_device(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
-    """Kernels whose class is communication, with what NCCL's say of themselves."""
+    """Kernels whose class is communication, with the facts that NCCL's kernels record."""
     kinds, device = classes.of(trace.names), trace.device
     said = {each.row: each for each in trace.collectives}
     axes: dict[tuple[str, ...], str] = {}
@@ -137,12 +137,12 @@ def _on_device(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
 
 
 def _by_kind(kind: str) -> str:
-    """Of a group that says nothing: messages are the pipeline's, exchanges the experts'."""
+    """The axis of a group without any facts: messages are the pipeline's, exchanges the experts'."""
     return {MESSAGE: "pp", "all_to_all": "ep"}.get(kind, UNNAMED)
 
 
 def _on_cpu(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
-    """Gloo's spans; a group's threads are its own, so that what calls most of a thread's names its axis."""
+    """Gloo's spans; every group has its own threads, so the most frequent caller on a thread names its axis."""
     spans, ops = trace.spans, trace.ops
     is_gloo = np.array([name.startswith(GLOO) for name in trace.names], dtype=bool)
     is_call = np.array(
@@ -163,7 +163,7 @@ def _on_cpu(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
     for row, kind, staged in zip(rows.tolist(), kinds, between_stages.tolist(), strict=True):
         name, start = trace.names[spans.name[row]].removeprefix(GLOO), int(spans.start_ns[row])
         axis = votes[int(spans.lane[row])].most_common(1)[0][0]
-        if kind == MESSAGE:  # beside torch's pipelines, whose spans are around theirs, it is a ring's
+        if kind == MESSAGE:  # pipelines have spans around theirs: others are a ring's
             axis = "pp" if staged else "cp" if between_stages.any() else along
         peers = _peers(trace, name, start, members.get(axis, members[MESSAGE])) if kind == MESSAGE else None
         about = Collective(-1, kind, "", "", members.get(axis, ()) if peers is None else (), peers=peers)
@@ -171,7 +171,7 @@ def _on_cpu(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
 
 
 def _callers(trace: RankTrace, calls: Ints, classes: Classes) -> list[str]:
-    """Axes of calls by what calls them: functional collectives, FSDP's spans, DDP's reducer."""
+    """Axes of calls by their callers: functional collectives, FSDP's spans, DDP's reducer."""
     ops = trace.ops
     in_fsdp = within_spans(trace, _FSDP, ops.start_ns[calls])
     reducer = any(name.startswith("torch.distributed.ddp.reducer") for name in trace.names)
@@ -192,7 +192,7 @@ _ACTION = re.compile(r"PP:\d+(RECV|SEND)_([FB])\d")
 
 
 def _peers(trace: RankTrace, name: str, at_ns: int, stages: tuple[int, ...]) -> tuple[int, int] | None:
-    """Source and destination of a message of torch's pipelines: of two stages the other, else what its span says."""
+    """Source and destination of a message of torch's pipelines: of two stages the other, else as its span says."""
     if trace.header.rank not in stages:
         return None
     here = stages.index(trace.header.rank)
@@ -213,13 +213,13 @@ def _peers(trace: RankTrace, name: str, at_ns: int, stages: tuple[int, ...]) -> 
 def _members_by_axis(
     trace: RankTrace, classes: Classes, messages: bool
 ) -> tuple[dict[str, tuple[int, ...]], str, str]:
-    """Members of the one group of each axis, the axis of calls that nothing else tells, and that of messages.
+    """Members of the single group of each axis, the axis of unidentified calls, and that of messages.
 
-    An axis of all ranks is not listed: torch gives it the default group, which has no axis's name. Calls that nothing
-    tells are of the one listed axis that calls do not name themselves (tensor and pipeline parallelism do); where every
-    listed axis has one rank, data parallelism is what is left, or a pipeline that is not listed, where there are
-    ``messages``. They are not the pipeline's where that has one rank; where no axis is listed with several, they are
-    between all ranks (members of MESSAGE).
+    An axis of all ranks is not listed, because torch gives it the default group, which has no axis's name. Unidentified
+    calls belong to the one listed axis whose calls do not name it (those of tensor and pipeline parallelism do). If
+    every listed axis has one rank, they are data parallel or, if there are ``messages``, of a pipeline that is not
+    listed. Messages are not the pipeline's if that has one rank; if no listed axis has several ranks, they are between
+    all ranks (members of MESSAGE).
     """
     sets: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for description, ranks in trace.header.groups.values():
@@ -242,7 +242,7 @@ def _members_by_axis(
 
 
 def split_ns(pieces: tuple[Ints, Ints], traffic: Traffic, rows: Ints) -> tuple[int, int, int]:
-    """Exposed time of an axis in ns: while something was transferred, only waited for, and over on the other ranks."""
+    """Exposed time of an axis in ns: during a transfer, while waiting for others, and after the others are done."""
     begin, end = pieces
     finish = traffic.finish_ns[rows]
     transfer = overlap_ns((begin, end), union(finish - traffic.cost_ns[rows], finish))
@@ -251,7 +251,7 @@ def split_ns(pieces: tuple[Ints, Ints], traffic: Traffic, rows: Ints) -> tuple[i
 
 
 def union(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Intervals as disjoint ones in time order."""
+    """The union of intervals as disjoint ones in time order."""
     if not len(begin):
         return begin, end
     order = np.argsort(begin, kind="stable")
@@ -261,7 +261,7 @@ def union(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def overlap_ns(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int:
-    """How long two sets of disjoint intervals are both under way."""
+    """The time that two sets of disjoint intervals have in common."""
 
     def covered(intervals: tuple[Ints, Ints], at: Ints) -> Ints:
         """Time of the intervals before each moment."""
@@ -278,10 +278,10 @@ def overlap_ns(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int:
 
 @dataclass(frozen=True)
 class CollectiveUse:
-    """Collectives of one axis and kind on the measured ranks: calls of a rank, medians of bytes and of s of one.
+    """Collectives of one axis and kind on the measured ranks: calls per rank, medians of bytes and of s of one.
 
-    ``cost_s`` is what one takes once all its ranks are there, if they were compared. ``bus_bytes_per_s`` is its rate
-    over the ranks' links by the factors of nccl-tests; None where bytes or members are not said.
+    ``cost_s`` is the time of one once all its ranks are there, if ranks were compared. ``bus_bytes_per_s`` is its bus
+    bandwidth by the factors of nccl-tests; None if bytes or members are not recorded.
     """
 
     axis: str
@@ -294,7 +294,7 @@ class CollectiveUse:
 
 
 def collective_uses(ranks: Sequence[Traffic]) -> list[CollectiveUse]:
-    """All of them, those that take longest in all first."""
+    """All collectives by axis and kind, the longest total time first."""
     rows: dict[tuple[str, str, int | None], list[tuple[float, float]]] = defaultdict(list)
     for traffic in ranks:
         columns = (
@@ -320,4 +320,4 @@ def collective_uses(ranks: Sequence[Traffic]) -> list[CollectiveUse]:
 
 
 ON_LINKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-"""Collectives whose rate over links is known from bytes and ranks."""
+"""Collectives whose bus bandwidth follows from bytes and ranks."""

@@ -1,6 +1,6 @@
 """Exports: a plan as the files of another framework, and back.
 
-``TARGETS`` names the targets, imported when asked for. To add one, add a file that builds a
+``TARGETS`` lists the targets, whose modules are imported when needed. To add one, add a module that builds a
 :class:`~simpar.export.target.Target`, its line here, and its table of option names under ``tests/export/tables``.
 """
 
@@ -50,9 +50,9 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Exported:
-    """The files of an export by name, what was lost and what the user should know.
+    """The files of an export by name, the losses, and notes for the user.
 
-    ``plan`` is what the target makes of the plan: all that it leaves open is as the target's stack does it.
+    ``plan`` is the plan as the target runs it: everything it leaves open is decided as in the target's stack.
     """
 
     plan: Plan
@@ -63,9 +63,9 @@ class Exported:
 
 @dataclass(frozen=True)
 class Draft:
-    """A plan as its target runs it, before the files are written: they say what is predicted of it there.
+    """A plan as its target runs it, before the files are written, which state what is predicted of that plan.
 
-    ``whole`` is the plan that travels with them.
+    ``whole`` is the plan that is written beside the files.
     """
 
     target: Target
@@ -76,13 +76,13 @@ class Draft:
 
     @property
     def plan(self) -> Plan:
-        """What the target makes of the plan."""
+        """The plan as the target runs it."""
         return self.subject.plan
 
     def written(self, figures: str = "", *notes: str) -> Exported:
-        """The files, with the figures that are predicted under the target's stack, and further notes.
+        """The files, with the figures predicted under the target's stack, and further notes.
 
-        Where there are none they say what the plan itself records, and of which stack that is.
+        Without figures, the files state what the plan itself records, and for which stack.
         """
         told = (*self.notes, *notes)
         s = replace(self.subject, predicted=f"{self.plan.stack}: {figures}" if figures else self._recorded())
@@ -105,13 +105,13 @@ def load_target(name: str) -> Target:
 
 
 def targets_of(stack: str) -> list[str]:
-    """Targets whose framework a stack is."""
+    """Targets whose framework belongs to a stack."""
     found = ((name, load_target(name)) for name in TARGETS)
     return [name for name, target in found if stack in target.stacks]
 
 
 def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) -> list[str]:
-    """Why a target cannot express a plan, one reason a field; empty where it can, whatever its data are.
+    """Why a target cannot express a plan, one reason per field; empty if it can. Data are not considered.
 
     ``plan`` has its dp. Raises UserError for an unknown target or stack.
     """
@@ -122,11 +122,11 @@ def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) 
 
 
 class Inexpressible(UserError):
-    """A target has no word for something that a plan says."""
+    """A target cannot express something that a plan asks for."""
 
 
 class NotOneLayout(UserError):
-    """Stages of a plan have layouts of their own, which no target knows."""
+    """Stages of a plan have different layouts, which no target supports."""
 
 
 def losses(
@@ -138,10 +138,10 @@ def losses(
     own: Stack | None = None,
     devices_per_node: int | None = None,
 ) -> tuple[Loss, ...]:
-    """What a target cannot express of a plan, whatever its data are.
+    """What a target cannot express of a plan; data are not considered.
 
-    ``plan`` has its dp; ``own`` is the stack that it was made for, where that is no shipped one. Raises UserError for
-    an unknown target or stack, NotOneLayout for a plan that is none.
+    ``plan`` has its dp; ``own`` is the stack it was made for, if that is not a shipped one. Raises UserError for an
+    unknown target or stack, NotOneLayout for a plan whose stages have different layouts.
     """
     found = load_target(target)
     plan, unknown = expressible(_one_layout(plan, model), found)
@@ -152,7 +152,7 @@ def losses(
 
 
 def _one_layout(plan: Plan, model: ModelGraph) -> Plan:
-    """The plan as one layout for all stages, which is all that targets know. Raises NotOneLayout where it is none."""
+    """The plan with one layout for all stages, as targets need it. Raises NotOneLayout if its stages differ."""
     try:
         return as_uniform(plan, model) if plan.pipeline.stages else plan
     except UserError as error:
@@ -160,9 +160,9 @@ def _one_layout(plan: Plan, model: ModelGraph) -> Plan:
 
 
 def _said_gradients(s: Subject, plan: Plan) -> Subject:
-    """With the dtype of gradients that a plan says itself, be it the habit of the stack it was made for.
+    """The subject with the gradient dtype that a plan gives itself, even if it is its stack's habit.
 
-    What a search wrote down (with what it predicted) is as its stack had it.
+    Plans that a search wrote (with predictions) have their stack's dtype.
     """
     said = plan.numerics.grad_dtype
     if said is None or plan.predicted is not None or said == s.plan.numerics.grad_dtype:
@@ -177,7 +177,7 @@ def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
 
 
 def _of_data(training: Training) -> Iterator[Loss]:
-    """Lengths of documents, which are in the data that a target is given and in no option of it."""
+    """Document lengths, which are a property of the data that a target is given, not one of its options."""
     if (documents := training.documents) is not None:
         told = f"{documents.packing} of {documents.lengths or f'lognormal around {documents.mean} tokens'}"
         yield Loss(
@@ -186,9 +186,9 @@ def _of_data(training: Training) -> Iterator[Loss]:
 
 
 def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
-    """The plan without what its target has no word for, and what stands in its place.
+    """The plan without what its target cannot express, and the losses.
 
-    Nobody says which layers recompute, nor 4-bit products; few have 8-bit ones, or many optimizers.
+    No target takes a recomputation choice by layer or 4-bit products; few have 8-bit products or many optimizers.
     """
     policy, optimizer, precision = plan.memory.recompute, plan.numerics.optimizer, plan.numerics.precision
     has = target.numerics
@@ -217,7 +217,7 @@ def export(
     devices_per_node: int | None = None,
     lossy: bool = False,
 ) -> Exported:
-    """The files of a plan for a target: see :func:`draft`."""
+    """The files of a plan for a target; see :func:`draft` for the arguments and errors."""
     return draft(plan, model, training, target, devices_per_node=devices_per_node, lossy=lossy).written()
 
 
@@ -232,8 +232,8 @@ def draft(
 ) -> Draft:
     """A plan as a target runs it. ``plan`` was checked and has its dp.
 
-    Stages of their own that are one layout are exported as that. Raises UserError naming everything that the target
-    cannot express, unless ``lossy``; other stages of their own in any case.
+    Stages with equal layouts are exported as one layout. Raises UserError that names everything the target cannot
+    express, unless ``lossy``; for stages with different layouts always.
     """
     found, whole = load_target(target), plan
     try:
@@ -263,13 +263,13 @@ def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
 
 
 def read(text: str, name: str, target: str) -> Imported:
-    """A plan from a file of another tool; ``name`` is the file's name. Raises UserError."""
+    """A plan from a file of another tool; ``name`` is the file's name. Raises UserError if the file cannot be read."""
     found = load_target(target)
     if found.read is None:
         raise UserError(f"{name}: nothing reads files of {target}{files.allowed(readable())}")
     try:
         return found.read(text, name)
-    except ValidationError as error:  # a value that no plan can have
+    except ValidationError as error:  # the file has a value that no plan can have
         told = error.errors()[0]
         raise UserError(f"{name}: {dotted(told['loc'])} = {told['input']!r}: {told['msg']}") from None
 

@@ -67,7 +67,7 @@ _POD = f"""exec accelerate launch --config_file {CONFIG} --machine_rank "$RANK" 
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What Accelerate has no option for."""
+    """Losses: what Accelerate has no option for."""
     yield from hugging_face.losses(s)
     yield from rules.no_axis(
         s, "tp", "tensor parallelism starts from a checkpoint that is loaded shard by shard"
@@ -153,7 +153,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know."""
+    """Notes for the user."""
     yield from hugging_face.notes(s)
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."

@@ -15,7 +15,7 @@ from simpar.export.target import Imported, plan_said
 KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 NUMBERED = tuple(SHARDING)
-"""Strategies by number, from 1, as older configs have them."""
+"""Strategies by number, starting at 1, as in older configs."""
 MODEL_NOTE = "An Accelerate config names no model and no batch: give --model, --seq-len and --global-batch."
 AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
 
@@ -70,7 +70,7 @@ def _fsdp(given: Given) -> dict[str, Any]:
         )
     axis = "parallelism_config.parallelism_config_{}_size"
     sizes = {name: given.whole(axis.format(name), 0) or 1 for name in AXES}
-    hybrid = strategy is not None and strategy.startswith("HYBRID")  # shards inside of a machine
+    hybrid = strategy is not None and strategy.startswith("HYBRID")  # shards within a machine
     replicas = (given.whole("num_machines") or 1) if hybrid else sizes["dp_replicate"]
     away = "cpu" if given.get(f"{prefix}offload_params") else "none"
     found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What kind of decoder a ModelGraph is, read off its operators: what other frameworks ask about a model."""
+"""The kind of decoder that a ModelGraph is, derived from its operators: what other frameworks ask about a model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ EXPERT_KINDS = {"router", "dispatch", "grouped_matmul", "clamp", "combine"}
 
 @dataclass(frozen=True)
 class Architecture:
-    """Style of a decoder.
+    """The style of a decoder.
 
-    ``norm`` is "rms", "layer", "weight" (without a bias) or "none"; ``biases`` is a subset of qkv, output, mlp, head;
-    ``positions`` is "rope", "learned" or "none"; ``qk_norm`` is "", "head" or "full"; ``residual`` is "pre", "post",
-    "both" (norms before and after every branch) or "parallel"; ``windows`` has each layer's attention window;
-    ``experts`` says which layers have experts, () for none; ``beyond`` names what neither a plain decoder nor one with
-    experts has.
+    ``norm`` is "rms", "layer", "weight" (LayerNorm without a bias) or "none"; ``biases`` is a subset of qkv, output,
+    mlp, head; ``positions`` is "rope", "learned" or "none"; ``qk_norm`` is "", "head" or "full"; ``residual`` is "pre",
+    "post", "both" (norms before and after every branch) or "parallel"; ``windows`` is the attention window of each
+    layer; ``experts`` says which layers have experts (() for none); ``beyond`` names features of neither a plain
+    decoder nor one with experts.
     """
 
     norm: str
@@ -39,7 +39,7 @@ class Architecture:
 
 
 def architecture(graph: ModelGraph) -> Architecture:
-    """Read the style of a model off its operators; the activation is one of its details."""
+    """Derive the style of a model from its operators; the activation is one of its details."""
     block = graph.blocks[graph.layers[0]]
     ops = {op.name: op for op in block.operators}
     every = [*(op for b in graph.blocks.values() for op in b.operators), *graph.embedding.operators]
@@ -73,7 +73,7 @@ def _norm(graph: ModelGraph) -> str:
 
 
 def _activation(graph: ModelGraph) -> str:
-    """The model's activation; all forms of GELU are one here."""
+    """The model's activation; all variants of GELU count as one."""
     name = graph.details.activation
     return "gelu" if name.startswith("gelu") else name
 
@@ -93,7 +93,7 @@ def _residual(ops: Mapping[str, Operator]) -> str:
 
 
 def _windows(graph: ModelGraph) -> tuple[int | None, ...]:
-    """The attention window of every layer; layers share few blocks."""
+    """The attention window of every layer, evaluated once per distinct block."""
     every = {
         name: next((op.attention.window for op in block.operators if op.attention), None)
         for name, block in graph.blocks.items()
@@ -108,7 +108,7 @@ def _experts(graph: ModelGraph) -> tuple[bool, ...]:
 
 
 def _rare(graph: ModelGraph) -> set[str]:
-    """What targets have no word for: positions in some layers alone, heads normed after they turned, and the like."""
+    """Rare features that targets cannot express, such as positions in some layers only, or norms of rotated heads."""
     inside = [[op.name for op in block.operators] for block in graph.blocks.values()]
     turning = {"rope" in names for names in inside if "attention" in names and "qkv" in names}
     found = {"rotary positions in some layers only"} if len(turning) > 1 else set()

@@ -1,4 +1,4 @@
-"""Axolotl: its YAML, all parameters of a released model trained on under FSDP."""
+"""Axolotl: its YAML config, for full fine-tuning of a released model under FSDP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIG = "axolotl.yaml"
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What the config cannot say: hybrid sharding it can, other axes than data are not exported."""
+    """Losses: what the config cannot express. It has hybrid sharding; axes other than data are not exported."""
     yield from trainer_arguments.released(s)
     yield from hugging_face.losses(s)
     yield from rules.no_axis(s, "tp", "the exporter knows data parallelism with FSDP for it")

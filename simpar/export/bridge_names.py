@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments by the names that fields of Megatron-Bridge's configs have."""
+"""The names of Megatron-LM's arguments as fields of Megatron-Bridge's configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes of Megatron-Bridge and of NeMo 2 back to a plan: Python that is read, never run.
+"""Recipes of Megatron-Bridge and of NeMo 2 back to a plan: Python that is parsed, never run.
 
 Their fields are Megatron-LM's arguments under other names, so they are read as those.
 """
@@ -23,7 +23,7 @@ MOVED = (
     ("data.seq_length", "model.seq_length"), ("data.", "train."), ("comm_overlap.", "model."),
     ("trainer.plugins", "mixed_precision"),
 )  # fmt: skip
-"""Where NeMo 2 has what Bridge has elsewhere; overlaps of Bridge override its model's."""
+"""Fields that NeMo 2 has in another place than Bridge; Bridge's overlap fields override those of its model."""
 COMMON = {
     "train.global_batch_size": 32, "train.micro_batch_size": 2, "ddp.grad_reduce_in_fp32": True,
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True, "ddp.use_distributed_optimizer": True,
@@ -39,27 +39,27 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "with_fp8_current_scaling_mixed": ("hybrid", "tensorwise"),
     "with_fp8_subchannel_scaling_mixed": ("e4m3", "blockwise"), "with_nvfp4_mixed": ("e2m1", "nvfp4"),
 }  # fmt: skip
-"""8- and 4-bit formats and recipes by what follows bf16_ and fp16_ in the name of a precision."""
+"""8- and 4-bit formats and recipes, by the part of a precision's name after bf16_ or fp16_."""
 PRECISION_CLASSES = ("MixedPrecisionConfig", "MegatronMixedPrecision")
-"""Classes of Bridge and of NeMo 2 that the functions of :data:`PRECISIONS` make, and whose fields can be set."""
+"""Classes of Bridge and NeMo 2 that the functions of :data:`PRECISIONS` create, whose fields can be set."""
 MORE = {
     "model.seq_length": "--seq-length",
     "model.num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
     "model.num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
 }
-"""Fields that are arguments, too, and that exports do not write."""
+"""Fields that correspond to arguments as well, but that exports do not write."""
 SPLITS = {
     f"model.account_for_{end}_in_pipeline_split": f"--account-for-{end}-in-pipeline-split"
     for end in ("embedding", "loss")
 }
 DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16"}
-"""Words of arguments by PyTorch's."""
+"""Dtypes as arguments write them, by PyTorch's names."""
 OFFLOADED = "optimizer_offload_fraction"
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
 def read(text: str, name: str) -> Imported:
-    """The plan in a recipe, ``FILE.py:RECIPE`` where there are several. Raises UserError."""
+    """The plan in a recipe; ``FILE.py:RECIPE`` if there are several. Raises UserError."""
     path, recipe = split_name(name)
     recipes = Recipes(text, path)
     _, config = recipes.made(recipe, _is_config)
@@ -102,14 +102,14 @@ def _plain() -> dict[str, str]:
 
 
 def _flags(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
-    """Arguments of Megatron-LM from fields."""
+    """Megatron-LM's arguments from fields."""
     given.get("dataset.seq_length")
     for field, flag in _plain().items():
         value = given.values_.get(field)
         given.used.add(field)
         if isinstance(value, Unknown):
             value = DTYPES.get(value.text, value)
-        if isinstance(value, Unknown | Made):  # refused by who asks for it
+        if isinstance(value, Unknown | Made):  # refused when it is read
             value = f"$({value.text if isinstance(value, Unknown) else value.called})"
         if field == "model.pipeline_model_parallel_layout" and isinstance(value, list):
             value = "|".join("".join(LETTERS.get(str(part), "?") for part in stage) for stage in value)
@@ -125,7 +125,7 @@ def _flags(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
         yield "--recompute-modules", [str(each) for each in modules]
     yield from ((flag, []) for field, flag in SPLITS.items() if given.get(field) is True)
     if given.get("optimizer.optimizer_cpu_offload") and f"optimizer.{OFFLOADED}" not in given:
-        yield "--optimizer-offload-fraction", ["0"]  # what the config has, unlike the argument
+        yield "--optimizer-offload-fraction", ["0"]  # the config's default, unlike the argument's
     if _is_sharded(config):
         yield "--use-distributed-optimizer", []
     if _overlaps(config):
@@ -149,7 +149,7 @@ def _is_sharded(config: Made) -> bool:
 
 
 def _precision(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
-    """Arguments from the precision's object: what the function that makes it sets, and what was set of it since."""
+    """Arguments from the precision object: fields that its function sets, and fields that were set later."""
     trainer = config.fields.get("trainer")
     made = trainer.fields.get("plugins") if isinstance(trainer, Made) else None
     name = _name_of_precision(given, made or config.fields.get("mixed_precision"))
@@ -166,15 +166,15 @@ def _precision(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
     said = (
         value("grad_reduce_in_fp32"),
         given.get("ddp.grad_reduce_in_fp32"),
-    )  # the first goes over the second
+    )  # the first overrides the second
     if next((each for each in said if each is not None), None) is False:
         yield "--grad-reduce-in-bf16", []
 
 
 def _name_of_precision(given: Given, made: Any) -> str | None:
-    """The name of the function that makes the precision's object; None where only its fields say it."""
+    """The name of the function that creates the precision object; None if only its fields are known."""
     given.used.add("mixed_precision")
-    usual = given.values_.get("mixed_precision")  # what the recipe has of which fields were set
+    usual = given.values_.get("mixed_precision")  # the recipe's precision, if fields of it were set
     found = usual if made is None or (isinstance(made, Made) and not made.called) else made
     if isinstance(found, Unknown):
         raise UserError(
@@ -190,7 +190,7 @@ def _name_of_precision(given: Given, made: Any) -> str | None:
 
 
 def _set_by(name: str, source: str) -> Mapping[str, Any]:
-    """Fields that the function of a name sets: the halves differ in where gradients are reduced. Raises UserError."""
+    """Fields that the function of a name sets; bf16 and fp16 reduce gradients in different dtypes. Raises UserError."""
     match = re.fullmatch(r"(?:\w+?_)??(bf16|fp16|16)_(\w+)", name.replace("-", "_"))
     half, rest = match.groups() if match else ("", "")
     if rest not in PRECISIONS:
@@ -205,13 +205,13 @@ def _set_by(name: str, source: str) -> Mapping[str, Any]:
 
 
 def _of_recipe(called: str) -> Iterator[str]:
-    """Names of models in that of a recipe: ``llm.llama3_8b.pretrain_recipe``, ``llama3_8b_pretrain_config``."""
+    """Candidate model names in a recipe's name: ``llm.llama3_8b.pretrain_recipe``, ``llama3_8b_pretrain_config``."""
     for part in called.split("."):
         yield re.sub(r"_(pretrain|finetune|sft|peft)(_config|_recipe)?$", "", part)
 
 
 def _of_model(model: Any) -> Iterator[str]:
-    """Names that a model goes by: the hub's that it is loaded from, or that of its config class."""
+    """Candidate names of a model: the hub name it is loaded from, or that of its config class."""
     if isinstance(model, str):
         yield model
     if isinstance(model, Made):

@@ -1,4 +1,4 @@
-"""Which decoders Megatron-Core can build; shared by the targets that stand on it."""
+"""Which decoders Megatron-Core can build; shared by the targets based on it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MIXTURES = (
     "gpt_oss",
 )
 CLAMPED = "gpt_oss"
-"""Its experts multiply a quick GELU of clamped inputs with one more than the other half."""
-BUILT = {"copy", "kv_down", "shared_up", "join"}  # latent attention, shared experts, layers that predict
+"""The family whose experts multiply a quick GELU of clamped inputs with the other half plus one."""
+BUILT = {"copy", "kv_down", "shared_up", "join"}  # latent attention, shared experts, prediction layers
 BIASES = (frozenset({"qkv", "output", "mlp"}), frozenset({"qkv"}), frozenset[str]())
 
 
 def megatron_core_losses(style: Architecture, family: str) -> Iterator[Loss]:
-    """What of a model GPTModel of Megatron-Core cannot build by options; ``family`` is the config's model_type."""
+    """What Megatron-Core's GPTModel cannot build of a model by options; ``family`` is the config's model_type."""
     if style.experts and family not in MIXTURES:
         yield Loss(
             "model",
@@ -62,7 +62,7 @@ def megatron_core_losses(style: Architecture, family: str) -> Iterator[Loss]:
 
 
 def period(windows: tuple[int | None, ...]) -> int | None:
-    """N where every n-th layer has no window and all others share one; None for another pattern."""
+    """N if every n-th layer has no window and all others share one; None for any other pattern."""
     whole = [layer for layer, window in enumerate(windows) if window is None]
     if not whole or len(set(windows)) != 2:
         return None

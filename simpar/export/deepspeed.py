@@ -80,7 +80,7 @@ def _gradient_losses(s: Subject) -> Iterator[Loss]:
 
 
 def _gradients(s: Subject) -> str:
-    """The dtype in which gradients add up: that of parameters, or fp32 where they are sharded."""
+    """The dtype in which gradients accumulate: that of the parameters, or fp32 if they are sharded."""
     numerics = s.plan.numerics
     is_wide = numerics.grad_dtype == "fp32" and s.plan.data_parallel.zero
     return "fp32" if is_wide else numerics.precision
@@ -169,7 +169,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def _builds_shards(s: Subject) -> bool:
-    """Whether no rank ever holds the whole model, not even while it is built."""
+    """Whether no rank ever holds the whole model, not even during construction."""
     return s.plan.data_parallel.zero == 3 and s.plan.mesh.tp == 1
 
 

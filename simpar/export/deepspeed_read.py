@@ -15,7 +15,7 @@ STAGE, OVERLAP = "zero_optimization.stage", "zero_optimization.overlap_comm"
 STAGES = ("0", "1", "2", "3")
 SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
 PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
-"""What of a plan is offloaded, as DeepSpeed calls it."""
+"""What a plan may offload, by DeepSpeed's names."""
 MODEL_NOTE = "A DeepSpeed config names no model and no sequence length: give --model and --seq-len."
 HOMES = ("none", "cpu", "nvme")
 
@@ -23,7 +23,7 @@ HOMES = ("none", "cpu", "nvme")
 def read(text: str, name: str) -> Imported:
     """The plan in a DeepSpeed config. Raises UserError naming file, option and value.
 
-    What is "auto" is filled in by who starts DeepSpeed: it is listed, and the plan has no value from it.
+    Values of "auto" are filled in by the program that starts DeepSpeed: they are listed, and the plan leaves them open.
     """
     try:
         data = json.loads(text)
@@ -72,7 +72,7 @@ def _batch(given: Given) -> tuple[int | None, int | None]:
 
 
 def _local(given: Given, auto: list[str]) -> int | None:
-    """Sequences of a rank's step, where the config says those of all nowhere."""
+    """Sequences of a rank's step, if the config does not give the global batch."""
     micro = given.whole("train_micro_batch_size_per_gpu")
     if (
         not micro
@@ -84,7 +84,7 @@ def _local(given: Given, auto: list[str]) -> int | None:
 
 
 def _microbatches(given: Given, auto: list[str]) -> int | None:
-    """Microbatches of a rank's step, where no micro-batch is said: one unless the config says more."""
+    """Microbatches of a rank's step if no micro-batch is given: one, unless the config says more."""
     is_open = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} & set(auto)
     if is_open or "train_batch_size" not in given or "train_micro_batch_size_per_gpu" in given:
         return None
@@ -114,7 +114,7 @@ def _notes(given: Given, batch: int | None, auto: list[str], micro_note: str) ->
 
 
 def _zero(given: Given, auto: list[str]) -> dict[str, Any]:
-    """Stage, overlap (by default that of stage 3 alone, ``runtime/zero/config.py``), offloading and buckets."""
+    """Stage, overlap (the default is on for stage 3 only, ``runtime/zero/config.py``), offloading and buckets."""
     stage = given.whole(STAGE, 0) or 0
     if str(stage) not in STAGES:
         raise UserError(f"{given.source}: {STAGE} = {stage}: allowed: {', '.join(STAGES)}")
@@ -133,7 +133,7 @@ def _zero(given: Given, auto: list[str]) -> dict[str, Any]:
 
 
 def _offload(given: Given) -> dict[str, Any]:
-    """What waits on the host or on drives. Raises UserError."""
+    """What is offloaded to the host or to drives. Raises UserError."""
     found: dict[str, Any] = {}
     for name, part in PARTS.items():
         found[name] = home_of(given, f"zero_optimization.{part}.device")
@@ -142,7 +142,7 @@ def _offload(given: Given) -> dict[str, Any]:
 
 
 def home_of(given: Given, key: str) -> str | None:
-    """Where something is offloaded to; None where nothing says it. Raises UserError."""
+    """Where something is offloaded to; None if the config does not say. Raises UserError."""
     home = given.get(key)
     if home is not None and home not in HOMES:
         raise UserError(f"{given.source}: {key} = {home!r}: allowed: {', '.join(HOMES)}")

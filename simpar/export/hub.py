@@ -1,4 +1,4 @@
-"""What released models are called on Hugging Face's hub: targets that fine-tune are told a model by name."""
+"""Names of released models on Hugging Face's hub, for targets that take a model by name."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ HUB = {
 QUANTISED = {
     "gpt-oss-20b": "Mxfp4Config", "gpt-oss-120b": "Mxfp4Config", "deepseek-v3": "FineGrainedFP8Config",
 }  # fmt: skip
-"""Models whose weights on the hub have fewer than 16 bits, with the config of transformers that widens them.
+"""Models whose weights on the hub have fewer than 16 bits, with the transformers config that widens them.
 
 Trainers refuse to train them as they are.
 """
 
 
 def as_shipped(graph: ModelGraph) -> bool:
-    """Whether a model is the shipped one of its name, in sizes and in every detail."""
+    """Whether a model equals the shipped model of its name, in sizes and in every detail."""
     return replace(load_model(graph.name), name="") == replace(graph, name="")

@@ -35,7 +35,7 @@ def microbatches(seed, device):
 
 
 def script(s: Subject, main: str) -> str:
-    """The text of ``train.py``: what all share, then the target's own ``main``."""
+    """The text of ``train.py``: the common part, then the target's own ``main``."""
     head = _HEAD.format(
         seq_len=s.training.seq_len, micro_batch=s.plan.micro_batch, accumulation=s.microbatches,
         vocab=s.graph.dims["vocab"],
@@ -48,14 +48,14 @@ def config_json(s: Subject) -> str:
     config: dict[str, Any] = {**s.config, "use_cache": False}
     longest = int(config.get("max_position_embeddings") or 0)
     if "n_positions" not in config and "max_seq_len" not in config:
-        rows = s.graph.dims.get("positions", 0)  # a table of learned positions keeps its size
+        rows = s.graph.dims.get("positions", 0)  # keep the size of a table of learned positions
         learned = rows - s.graph.details.positions.offset
         config["max_position_embeddings"] = learned if rows else max(longest, s.training.seq_len)
     return json.dumps(config, indent=2) + "\n"
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What no wrapper of a Hugging Face model has: pipelines, sequence parallelism, and the like."""
+    """Losses of all wrappers of a Hugging Face model: pipelines, sequence parallelism, and the like."""
     if not s.config.get("model_type"):
         yield Loss("model", s.graph.name, "the target builds it from a Hugging Face config.json")
     yield from rules.no_single_process(s)
@@ -83,5 +83,5 @@ def optimizer(s: Subject) -> str:
 
 
 def notes(_: Subject) -> Iterator[str]:
-    """What to know about the script."""
+    """Notes on the script for the user."""
     yield "`train.py` feeds random tokens: put your data into `microbatches`. `STEPS` sets the number of steps."

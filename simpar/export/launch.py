@@ -1,4 +1,4 @@
-"""Launchers that every target shares, and the page that says what was exported, for what and how to start it."""
+"""Launchers that all targets share, and the README of an export: what it is, for what, and how to start it."""
 
 from __future__ import annotations
 
@@ -89,13 +89,14 @@ STARTS = {
         f"this folder and `{IMAGE}` is replaced by an image with the framework"
     ),
 }
-"""How launchers are started, by file."""
+"""How each launcher is started, by file."""
 
 
 def job(s: Subject, start: str = _TORCHRUN) -> dict[str, str]:
-    """A PyTorchJob of Kubeflow with a pod a node; ``start`` is shell text with ``nodes`` and ``devices``.
+    """A PyTorchJob of Kubeflow with one pod per node; ``start`` is shell text with ``nodes`` and ``devices``.
 
-    The operator sets MASTER_ADDR, MASTER_PORT and RANK, the node's number [Kubeflow Training Operator, PyTorchJob].
+    The operator sets MASTER_ADDR, MASTER_PORT, and RANK to the number of the node [Kubeflow Training Operator,
+    PyTorchJob].
     """
     shape = {"nodes": s.nodes, "devices": s.devices_per_node}
     text, given = start.format(**shape), {"image": IMAGE, "devices": s.devices_per_node}
@@ -109,7 +110,7 @@ def launchers(
 ) -> dict[str, str]:
     """``command.sh`` (environment and command), ``slurm.sh``, ``pytorchjob.yaml``, and ``local.sh`` for one node.
 
-    The words of ``command`` stand as they are: quote what comes from the user with :func:`words`.
+    The words of ``command`` are used unquoted: quote user input with :func:`words`.
     """
     exports = [f"export {name}={value}" for name, value in (environment or {}).items()]
     lines = [*comment(s), *exports, "COMMAND=(", *(f"    {word}" for word in command), ")"]
@@ -125,13 +126,13 @@ def words(option: str, value: Any = None) -> str:
 
 
 def plan_hash(s: Subject) -> str:
-    """Twelve hexadecimal digits that name the plan."""
+    """Twelve hexadecimal digits that identify the plan."""
     text = json.dumps(s.plan.model_dump(mode="json"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def comment(s: Subject, prefix: str = "#") -> list[str]:
-    """What every exported file starts with."""
+    """The comment at the start of every exported file."""
     mesh = s.plan.mesh
     shape = f"tp {mesh.tp}, cp {mesh.cp}, dp {s.dp}, pp {mesh.pp}, ep {mesh.ep}"
     passes = f"{s.microbatches} microbatch{'es' * (s.microbatches > 1)} of {s.plan.micro_batch}"
@@ -144,7 +145,7 @@ def comment(s: Subject, prefix: str = "#") -> list[str]:
 
 
 def recorded(facts: Mapping[str, Any]) -> str:
-    """What a plan records of its prediction, in words; "" where it records nothing."""
+    """The prediction that a plan records, in words; "" if it records none."""
     found = []
     if isinstance(facts.get("step_time_s"), int | float):
         found.append(f"{format_seconds(facts['step_time_s'])} a step")
@@ -158,7 +159,7 @@ def recorded(facts: Mapping[str, Any]) -> str:
 def readme(
     s: Subject, target: Target, files: Iterable[str], lost: Iterable[Loss], notes: Iterable[str]
 ) -> str:
-    """The page beside the files: version, how to start with what is there, what was lost, what to know."""
+    """The page beside the files: version, how to start it with which launcher, losses, and notes."""
     there = [text for name, text in STARTS.items() if name in set(files)]
     start = f"{'; '.join(there)}." if there else ""
     lines = [

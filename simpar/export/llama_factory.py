@@ -1,4 +1,4 @@
-"""LLaMA-Factory: the YAML of ``llamafactory-cli train``, all parameters of a released model trained on."""
+"""LLaMA-Factory: the YAML of ``llamafactory-cli train``, for full fine-tuning of a released model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIG = "train.yaml"
 def options(s: Subject) -> Options:
     """The Trainer's options, and LLaMA-Factory's own.
 
-    Checkpointing is its own habit unless it is disabled; FSDP's is an option of FSDP.
+    LLaMA-Factory checkpoints activations unless that is disabled; under FSDP, FSDP's own option is used.
     """
     found = trainer_arguments.arguments(s)
     is_own = bool(found.pop("gradient_checkpointing"))

@@ -1,4 +1,4 @@
-"""Which shipped model has given sizes: other tools' files name sizes, plans name models."""
+"""Which shipped model has given sizes: files of other tools give sizes, plans name models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sizes_of(graph: ModelGraph) -> dict[str, int]:
 def models_with(sizes: Mapping[str, int]) -> list[str]:
     """Names of the shipped models with all the given sizes (keys of :data:`SIZES`), in the catalogue's order.
 
-    None where sizes that tell models apart (:data:`TELLING`) are not given.
+    Empty if sizes that tell models apart (:data:`TELLING`) are missing.
     """
     if not is_telling(sizes):
         return []
@@ -41,19 +41,19 @@ def models_with(sizes: Mapping[str, int]) -> list[str]:
 
 
 def is_telling(sizes: Mapping[str, int]) -> bool:
-    """Whether sizes tell models apart."""
+    """Whether the given sizes tell models apart."""
     return set(TELLING) <= set(sizes)
 
 
 def with_rope(names: list[str], theta: float, *, scaled: bool) -> list[str]:
-    """Those of the models with a rotary base, and with or without scaled positions; all where none has them."""
+    """The models with a rotary base, and with or without scaled positions; all of them if none matches."""
     ropes = {name: load_model(name).details.positions.rope for name in names}
     same = [n for n, rope in ropes.items() if rope.theta == theta and (rope.kind != "default") == scaled]
     return same or names
 
 
 def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
-    """What to tell about the model that was found, or not; "" for exactly one."""
+    """A note on the model that was found, or not; "" for exactly one."""
     if absent := [name for name in TELLING if name not in sizes]:
         return f"The file does not say the model's {', '.join(absent)}: give --model when the plan is used."
     if not found:
@@ -63,10 +63,10 @@ def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
 
 
 def unlike(graph: ModelGraph, sizes: Mapping[str, int], name: str | None) -> dict[str, tuple[int, int]]:
-    """Sizes that a model does not have, by their keys: the said one and its own.
+    """Sizes that a model does not have, by key: the stated size and the model's own.
 
-    ``sizes`` are what a file says; where they do not tell models apart, those of the shipped model that it names are
-    said, too.
+    ``sizes`` are those a file states. If they do not tell models apart, the sizes of the shipped model that it names
+    count as stated, too.
     """
     named_sizes = {} if name is None or is_telling(sizes) else _shipped(name)
     said, own = {**named_sizes, **sizes}, sizes_of(graph)
@@ -79,7 +79,7 @@ def layers_in(model: str) -> int:
 
 
 def named(text: str) -> str | None:
-    """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None where none is."""
+    """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
     plain = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
     plain = re.sub(r"^meta|(hf|base|instruct|v\d+|v01|bf16)+$", "", plain) or plain
     found = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]

@@ -1,4 +1,4 @@
-"""MaxText: a config laid over its base, for TPUs and GPUs; the compiler shards as the mesh says."""
+"""MaxText: a config on top of its base config, for TPUs and GPUs; the compiler shards as the mesh says."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ MODELS = {
     "deepseek-v2-lite": "deepseek2-16b", "deepseek-v2": "deepseek2-236b", "deepseek-v3": "deepseek3-671b",
     "kimi-k2": "kimi-k2-1t",
 }  # fmt: skip
-"""Names of MaxText's ``configs/models`` by those of shipped models."""
+"""MaxText's names in ``configs/models``, by shipped model."""
 ROWS = {
     "gpt3-175b": 50304, **dict.fromkeys(("gemma-2-2b", "gemma-2-9b", "gemma-2-27b"), 256128),
     **dict.fromkeys(("gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), 262144),
 }  # fmt: skip
-"""Rows of tables of tokens that MaxText's own configs pad or cut; a config file cannot say others."""
+"""Vocabulary rows that MaxText's own configs pad or cut; a config file cannot set others."""
 MINIMAL = of_modules(["core_attn", "layernorm"])
 REMAT = {"full": "full", MINIMAL: "minimal"}
-"""What is computed again: all, or all but products with weights."""
+"""What is recomputed: everything, or everything but products with weights."""
 OPTIMIZERS = {"adamw": "adamw"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
 _START = f"""python -m maxtext.trainers.pre_train.train {CONFIG} "$@"
@@ -52,7 +52,7 @@ exec srun bash -c 'NODE_RANK="$SLURM_NODEID" exec {_START.rstrip()}' maxtext "$@
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What the exporter does not say in a MaxText config."""
+    """Losses: what the exporter does not express in a MaxText config."""
     name, data = s.graph.name, s.plan.data_parallel
     if name not in MODELS or not as_shipped(s.graph):
         yield Loss("model", name, f"models are named: {', '.join(MODELS)}")
@@ -93,15 +93,19 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 
 def slices(s: Subject) -> int:
-    """Groups of devices with a fabric of their own: nodes of GPUs, one for TPUs or where no cluster is named.
+    """Groups of devices with their own fabric: the nodes for GPUs, 1 for TPUs or without a cluster.
 
-    MaxText asks that the axes ``ici_`` multiply up to the devices of a slice and those ``dcn_`` to the slices.
+    MaxText requires that the ``ici_`` axes multiply to the devices of a slice, and the ``dcn_`` axes to the number of
+    slices.
     """
     return s.nodes if s.device_kind == "gpu" else 1
 
 
 def _axes(s: Subject) -> tuple[int, int, int, int]:
-    """Replicas between slices, shards between slices, replicas and shards inside of one; replicas go between first."""
+    """Replicas between slices, shards between slices, replicas and shards within a slice.
+
+    Replicas are placed between slices first.
+    """
     count, sharded = slices(s), s.plan.data_parallel.zero == 3
     replicas = s.plan.data_parallel.hsdp if sharded else s.dp
     between = gcd(replicas, count)
@@ -109,7 +113,7 @@ def _axes(s: Subject) -> tuple[int, int, int, int]:
 
 
 def _axes_that_do_not_fit(s: Subject) -> Iterator[Loss]:
-    """Shards, experts and tensor-parallel ranks that a slice cannot hold whole."""
+    """Shards, experts and tensor-parallel ranks that do not fit a whole number of times into a slice."""
     mesh, (_, far, _, shards) = s.plan.mesh, _axes(s)
     if mesh.ep > 1 and mesh.expert_tensor_parallel > 1:
         yield Loss("etp", mesh.expert_tensor_parallel, "experts are whole on a rank of the axis expert")
@@ -125,7 +129,7 @@ def _axes_that_do_not_fit(s: Subject) -> Iterator[Loss]:
 
 
 def options(s: Subject) -> Options:
-    """Options by name: axes inside of a slice (ici) are the fast ones, replicas of shards lie between slices (dcn)."""
+    """Options by name: axes within a slice (ici) are the fast ones, replicas of shards lie between slices (dcn)."""
     between, far, replicas, shards = _axes(s)
     further = sum(kind in s.graph.auxiliary for kind in s.graph.layers)
     found: Options = {
@@ -151,14 +155,14 @@ def options(s: Subject) -> Options:
         "base_output_directory": "output",
     }
     if s.device_kind is not None:
-        found["hardware"] = s.device_kind  # MaxText's words for them are the same
+        found["hardware"] = s.device_kind  # MaxText uses the same names
     if further:
         found["mtp_num_layers"] = further
     return found | ({"quantization": "fp8"} if s.plan.numerics.precision == "fp8" else {})
 
 
 def written(s: Subject, given: Options) -> Mapping[str, str]:
-    """The config and the launchers: JAX has a process a host."""
+    """The config and the launchers; JAX has one process per host."""
     shape = {"nodes": s.nodes, "devices": s.devices_per_node}
     found = {
         CONFIG: yaml_file(s, given),

@@ -1,4 +1,4 @@
-"""Megatron-LM: command-line arguments of ``pretrain_gpt.py``, out and back in."""
+"""Megatron-LM: command-line arguments of ``pretrain_gpt.py``, written and read."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ NUMERICS = Numerics(OPTIMIZERS, ("bf16", "fp16", "fp32", *FP8_RECIPES))
 
 
 UNSCALED = {"layernorm", "moe_act"}
-"""Modules that delayed scaling does not recompute (``TransformerConfig`` of megatron-core 0.19.2)."""
+"""Modules that cannot be recomputed under delayed scaling (``TransformerConfig`` of megatron-core 0.19.2)."""
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What Megatron-LM has no argument for."""
+    """Losses: what Megatron-LM has no argument for."""
     if s.graph.has_state:
         yield from hybrid_losses(s)
     else:
@@ -55,7 +55,7 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 
 def parallel_losses(s: Subject) -> Iterator[Loss]:
-    """What no launcher on Megatron-Core can say of a layout."""
+    """What no launcher based on Megatron-Core can express of a layout."""
     yield from rules.no_single_process(s)
     yield from rules.only_rank_orders(s, ORDER, MAPPED_ORDER)
     yield from rules.only_schedules(s, ("1f1b", "interleaved"))
@@ -91,7 +91,7 @@ def _recomputed(s: Subject) -> Iterator[Loss]:
 
 
 def _exchange(s: Subject) -> Iterator[Loss]:
-    """What ``TransformerConfig`` refuses of the exchange between experts."""
+    """What ``TransformerConfig`` refuses of the token exchange between experts."""
     choice, mesh, kind = s.plan.experts, s.plan.mesh, s.plan.memory.recompute
     if mesh.ep > 1 and choice.ep_overlap:
         reasons = {
@@ -156,11 +156,11 @@ def model_arguments(s: Subject) -> Options:
     }
     found |= {name: FLAG for name, on in switches.items() if on}
     found |= _windows(style) | _dropout(s) | _experts(s, style) | detail_arguments(s)
-    if "qk_dim" in dims:  # the width of a head is said by its parts
+    if "qk_dim" in dims:  # a head's width is given by its parts
         del found["--kv-channels"]
     if predictions(s) and not s.graph.has_state:
         found |= {"--mtp-num-layers": predictions(s), "--mtp-loss-scaling-factor": 0.3}
-    if s.graph.has_state:  # the pattern says how many layers there are, and which
+    if s.graph.has_state:  # the pattern gives the number and kinds of layers
         del found["--num-layers"]
         found.pop("--moe-layer-freq", None)
         found |= hybrid_arguments(s)
@@ -310,7 +310,7 @@ def _recompute(s: Subject) -> Options:
 
 
 def _modules(s: Subject) -> list[str]:
-    """The modules that are recomputed one by one; none where whole layers are, or nothing."""
+    """The modules that are recomputed one by one; none if whole layers are recomputed, or nothing."""
     kind = s.plan.memory.recompute
     return ["core_attn"] if kind == "selective" else list(module_names(kind))
 
@@ -354,14 +354,14 @@ def _training(s: Subject) -> Options:
 
 
 def environment(s: Subject) -> dict[str, str]:
-    """Variables that the layout needs."""
+    """Environment variables that the layout needs."""
     if s.plan.data_parallel.zero >= 2:
-        return {}  # Megatron-FSDP refuses a single connection
+        return {}  # Megatron-FSDP does not allow a single connection
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if s.plan.mesh.tp * s.plan.mesh.cp > 1 else {}
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
-    """The command with one argument a line, and its launchers."""
+    """The command with one argument per line, and its launchers."""
     arguments = [words(name, value) for name, value in given.items()]
     script = SCRIPT if s.graph.has_state else "pretrain_gpt.py"
     return launchers(s, [f'"${{MEGATRON:?set MEGATRON to a checkout of Megatron-LM}}/{script}"', *arguments],
@@ -369,7 +369,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know about the arguments."""
+    """Notes on the arguments for the user."""
     yield "Mock data and a null tokenizer: replace `--mock-data` and `--tokenizer-type` with your own."
     yield "Learning rate and number of iterations are placeholders: a plan does not say them."
     if recompute.period(s.plan.memory.recompute):

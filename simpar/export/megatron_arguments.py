@@ -24,24 +24,24 @@ AXES = {
     "--expert-model-parallel-size": "ep",
 }  # fmt: skip
 TELLING = (*AXES, "--micro-batch-size")
-"""Flags of which a command of Megatron-LM has one."""
+"""Flags by which a command of Megatron-LM is recognised: it has at least one."""
 PRINTING = ("echo", "printf")
-"""Commands that only show their words: they tell where nothing is launched."""
+"""Commands that only print their words: they count if nothing is launched."""
 CORE_NAMES = {
     "num_moe_experts": "num_experts", "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "layernorm_epsilon": "norm_epsilon", "gated_linear_unit": "swiglu", "fp8": "fp8_format", "fp4": "fp4_format",
     "activation_func": "", "init_method": "", "output_layer_init_method": "",
 }  # fmt: skip
-"""Fields of Megatron-Core's config, which ``--yaml-cfg`` takes, by the argument that says the same ("" for none)."""
+"""Fields of Megatron-Core's config, which ``--yaml-cfg`` takes, by the corresponding argument ("" for none)."""
 YAML_SECTIONS = ("ARGS", "MODEL_ARGS", "language_model", "model_parallel")
 _ENDS = {"(", ")", "\\", ";", "&&", "||", "|", "&", "exec", "2>&1", ">", ">>"}
 
 
 @dataclass
 class Arguments:
-    """Arguments by flag, and which of them somebody has asked for.
+    """Arguments by flag, and which of them have been asked for.
 
-    ``names`` are what the file calls them, where that is not the flag; ``untold`` are switches that another file may
+    ``names`` are their names in the file, if these differ from the flag; ``untold`` are switches that another file may
     have set.
     """
 
@@ -53,20 +53,20 @@ class Arguments:
     used: set[str] = field(default_factory=set)
 
     def has(self, flag: str) -> bool:
-        """Whether a switch is there."""
+        """Whether a switch is present."""
         self.used.add(flag)
         return flag in self.values
 
     def switch(self, flag: str) -> bool | None:
-        """Whether a switch is on; None where another file may have set it."""
+        """Whether a switch is on; None if another file may have set it."""
         return self.has(flag) or (None if flag in self.untold else False)
 
     def name(self, flag: str) -> str:
-        """What the file calls a flag."""
+        """The name of a flag in the file."""
         return self.names.get(flag, flag)
 
     def text(self, flag: str) -> str | None:
-        """The value of an option, None where it is not there. Raises UserError for a switch without its value."""
+        """The value of an option, None if it is absent. Raises UserError if it has no value."""
         if not self.has(flag):
             return None
         values = self.values[flag]
@@ -79,7 +79,7 @@ class Arguments:
         return values[0]
 
     def number(self, flag: str) -> int | None:
-        """The value of an option as a positive integer. Raises UserError."""
+        """The value of an option as a positive integer. Raises UserError if it is not one."""
         text = self.text(flag)
         if text is None:
             return None
@@ -88,16 +88,16 @@ class Arguments:
         return int(text)
 
     def rest(self) -> tuple[str, ...]:
-        """What nobody has asked for, as the file calls it."""
+        """Arguments that were never asked for, by their names in the file."""
         return tuple(self.name(flag) for flag in self.values if flag not in self.used)
 
     def misspelt(self) -> tuple[str, ...]:
-        """Notes on those of them that are typing errors of flags that are not there."""
+        """Notes on those of :meth:`rest` that look like misspelt flags."""
         return misspelt((flag for flag in self.values if flag not in self.used), self.used - set(self.values))
 
 
 def read_arguments(text: str, source: str) -> Arguments:
-    """The arguments of the one command of Megatron-LM that a file has. Raises UserError."""
+    """The arguments of the only command of Megatron-LM in a file. Raises UserError."""
     is_yaml = source.endswith((".yaml", ".yml"))
     given = _from_yaml(text, source) if is_yaml else _from_shell(text, source)
     if not any(flag in given.values for flag in TELLING):
@@ -109,7 +109,7 @@ def _from_shell(text: str, source: str) -> Arguments:
     script = Script(text, source)
     launched = [command for command in script.commands if command[:1] and command[0] not in PRINTING]
     telling = _telling(launched) or _telling(script.commands)
-    if not telling:  # a file that another one sources has the arguments in variables
+    if not telling:  # a file that is sourced by another one has the arguments in variables
         words = [word for variable in script.variables.values() for word in variable if word]
         telling = [_by_flag(_words(words))]
     different = [found for found in telling if found != telling[0]]
@@ -122,13 +122,13 @@ def _from_shell(text: str, source: str) -> Arguments:
 
 
 def _telling(commands: Iterable[list[str]]) -> list[dict[str, list[str]]]:
-    """Arguments of the commands of Megatron-LM among others."""
+    """The arguments of the commands that are Megatron-LM's."""
     found = (_by_flag(_words(command)) for command in commands)
     return [arguments for arguments in found if any(flag in arguments for flag in TELLING)]
 
 
 def _words(words: Iterable[str]) -> list[str]:
-    """Words of a command; of a text for another shell (``bash -c``) and of flags quoted together, its own words."""
+    """The words of a command; the text for another shell (``bash -c``) and flags quoted together are split again."""
     found: list[str] = []
     for word in words:
         if "--" in word and len(word.split()) > 1:
@@ -161,7 +161,7 @@ def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _from_yaml(text: str, source: str) -> Arguments:
-    """``true`` is a switch; false and null are what is not there."""
+    """``true`` is a switch; false and null mean that an argument is absent."""
     data = files.read_yaml(text, source)
     if not isinstance(data, dict):
         raise UserError(f"{source}: no Megatron-LM arguments: allowed: a mapping")

@@ -1,6 +1,6 @@
 """Megatron-Bridge (NeMo's launcher of Megatron-Core): a Python module with one function that returns the config.
 
-The options are Megatron-LM's, under Bridge's names: what is an argument there is a field of a config class here.
+The options are Megatron-LM's arguments, as fields of Bridge's config classes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ PRECISIONS = {
     "fp8_blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
 }  # fmt: skip
 BRIDGES = ("gpt_oss", "deepseek_v2", "deepseek_v3", "kimi_k2")
-"""Families of mixtures that Megatron-Bridge builds from the hub's config, and whose options are not written out."""
+"""Families of mixtures that Megatron-Bridge builds from the hub's config, so that their options are not written."""
 OWN_CODE = {"kimi-k2": "moonshotai/Kimi-K2-Instruct"}
-"""Models whose config is code on the hub, which a run trusts, as Bridge's recipes of them do (recipes/kimi)."""
+"""Models whose config is code on the hub, which a run trusts, as Bridge's recipes for them do (recipes/kimi)."""
 RELEASED = {**HUB, **OWN_CODE}
 OF_A_PLAN = (
     "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend", "--expert-tensor-parallel-size",
     "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--overlap-moe-expert-parallel-comm",
     "--moe-grouped-gemm",
 )  # fmt: skip
-"""Arguments of experts that are the plan's, not the model's."""
+"""Arguments about experts that belong to the plan, not to the model."""
 CLASSES = {
     "model": "GPTModelProvider",
     "train": "TrainingConfig",
@@ -54,13 +54,13 @@ CLASSES = {
 
 
 class Code(str):
-    """A value that is Python text, not data."""
+    """A value that is Python source text, not data."""
 
     __slots__ = ()
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What the config cannot say: Megatron-Core's limits, and Bridge's own."""
+    """Losses: Megatron-Core's limits, and Bridge's own."""
     if s.graph.has_state:
         yield Loss("model", s.graph.name, "the exporter builds GPT models for it, no hybrids")
     if is_by_name(s):
@@ -79,13 +79,13 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 
 def is_by_name(s: Subject) -> bool:
-    """Whether Bridge is told a model by its name on the hub: released mixtures that it has a bridge of its own for."""
+    """Whether Bridge takes a model by its name on the hub: released mixtures for which it has a bridge."""
     known = s.graph.name in RELEASED and s.config.get("model_type") in BRIDGES
     return known and as_shipped(s.graph)
 
 
 def _arguments(s: Subject) -> Options:
-    """Megatron-LM's arguments; of a model that is named, without those of its architecture."""
+    """Megatron-LM's arguments; for a model that is named, without those of its architecture."""
     found = megatron.options(s)
     if not is_by_name(s):
         return found
@@ -101,7 +101,7 @@ def options(s: Subject) -> Options:
         found |= fields if flag in arguments else {}
     if "--overlap-moe-expert-parallel-comm" in arguments:
         found["model.moe_shared_expert_overlap"] = (
-            False  # Megatron-Core has one or the other; DeepSeek-V3 this one
+            False  # Megatron-Core has one or the other; DeepSeek-V3 uses this one
         )
     if not is_by_name(s):
         found["model.share_embeddings_and_output_weights"] = (
@@ -235,7 +235,7 @@ def _text(value: Any) -> str:
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know."""
+    """Notes for the user."""
     if is_by_name(s):
         name = RELEASED[s.graph.name]
         yield f"The model is built from the config of {name} on the hub, which is fetched at the start."

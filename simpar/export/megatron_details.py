@@ -1,4 +1,4 @@
-"""What Megatron-LM is told of a model beside its sizes: positions, norms, latent attention, how its routers score."""
+"""Megatron-LM's arguments for a model besides its sizes: positions, norms, latent attention, and router scores."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from simpar.models.details import Caps, Rope, Scales
 FLAG = None
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096}
-"""What Megatron-Core has built in beside the factor of a scaling; of YaRN under latent attention alone."""
+"""Megatron-Core's built-in parameters of a scaling besides its factor; for YaRN only under latent attention."""
 CLAMPED = {"--quick-geglu": FLAG, "--glu-linear-offset": 1.0, "--activation-func-clamp-value": 7.0}
-"""Gated quick GELU of inputs that are clamped, with one more than the other half, as published of gpt-oss."""
+"""Gated quick GELU of clamped inputs, times the other half plus one, as published for gpt-oss."""
 
 
 def detail_losses(s: Subject) -> Iterator[Loss]:
-    """What of a model's details no argument says."""
+    """Details of a model that no argument expresses."""
     details, latent = s.graph.details, "qk_dim" in s.graph.dims
     rope = details.positions.rope
     known = ("default", "linear", "llama3", "yarn")
@@ -51,7 +51,7 @@ def detail_losses(s: Subject) -> Iterator[Loss]:
 
 
 def plain_losses(s: Subject) -> Iterator[Loss]:
-    """Scales and caps, which no argument says; of latent attention under YaRN the scale follows from mscale_all_dim."""
+    """Scales and caps, which no argument expresses; with latent attention, YaRN's scale follows from mscale_all_dim."""
     scales, rope = s.graph.details.scales, s.graph.details.positions.rope
     if "qk_dim" in s.graph.dims and rope.temperature != 1.0:
         usual = s.graph.dims["qk_dim"] ** -0.5 * rope.temperature
@@ -63,7 +63,7 @@ def plain_losses(s: Subject) -> Iterator[Loss]:
 
 
 def router_losses(s: Subject) -> Iterator[Loss]:
-    """What no argument says of how a router scores and chooses."""
+    """How a router scores and chooses, as far as no argument expresses it."""
     gating, dims = s.graph.details.gating, s.graph.dims
     if gating.score not in ("softmax", "sigmoid"):
         yield Loss("router", gating.score, "scores are a softmax or a sigmoid")
@@ -85,7 +85,7 @@ def router_losses(s: Subject) -> Iterator[Loss]:
 
 
 def _yarn_losses(rope: Rope, *, latent: bool) -> Iterator[Loss]:
-    """What of YaRN's fields no argument says."""
+    """YaRN's fields that no argument expresses."""
     if rope.scaling.get("attention_factor") is not None:
         plain = replace(rope, scaling={**rope.scaling, "attention_factor": None})
         if plain.magnitude != rope.magnitude:
@@ -99,12 +99,12 @@ def _weights(s: Subject) -> set[str]:
 
 
 def sinks(s: Subject) -> bool:
-    """Whether softmaxes have a learnable logit more, which takes no value."""
+    """Whether softmaxes have an additional learnable logit without a value."""
     return "sinks" in _weights(s)
 
 
 def position_type(s: Subject) -> str:
-    """What rotary positions are called: YaRN is a kind of its own, but for latent attention."""
+    """The name of rotary positions: YaRN is a type of its own, except under latent attention."""
     is_yarn = s.graph.details.positions.rope.kind == "yarn" and "qk_dim" not in s.graph.dims
     return "yarn" if is_yarn else "rope"
 
@@ -116,7 +116,7 @@ def detail_arguments(s: Subject) -> Options:
     if details.norm_offset:
         found["--apply-layernorm-1p"] = FLAG
     if details.activation == "gelu":
-        found["--no-bias-gelu-fusion"] = FLAG  # the fused one is the tanh approximation
+        found["--no-bias-gelu-fusion"] = FLAG  # the fused kernel is the tanh approximation
     if details.activation == "quick_gelu":
         found |= CLAMPED
     if sinks(s):
@@ -133,7 +133,7 @@ def _rotary(s: Subject) -> Options:
     found: Options = {"--rotary-base": int(rope.theta)}
     if rope.fraction != 1.0:
         found["--rotary-percent"] = rope.fraction
-    if rope.interleaved and not latent:  # latent attention turns neighbours in any case
+    if rope.interleaved and not latent:  # latent attention always rotates neighbouring features
         found["--rotary-interleaved"] = FLAG
     if rope.kind == "linear":
         found["--rotary-seq-len-interpolation-factor"] = int(rope.scaling["factor"])
@@ -143,7 +143,7 @@ def _rotary(s: Subject) -> Options:
 
 
 def _yarn(rope: Rope) -> Options:
-    """YaRN outside of latent attention."""
+    """YaRN without latent attention."""
     scaling = rope.scaling
     found: Options = {
         "--rotary-scaling-factor": scaling["factor"],
@@ -182,13 +182,13 @@ def _latent(s: Subject) -> Options:
 
 
 def router_arguments(s: Subject) -> Options:
-    """How a router's logits become weights, and what stands beside its experts."""
+    """How a router's logits become weights, and what runs beside its experts."""
     gating, dims = s.graph.details.gating, s.graph.dims
     found: Options = {}
     if gating.score == "sigmoid":
         found["--moe-router-score-function"] = "sigmoid"
     elif not gating.normalised:
-        found["--moe-router-pre-softmax"] = FLAG  # the softmax is over all experts, its best are not divided
+        found["--moe-router-pre-softmax"] = FLAG  # softmax over all experts, without renormalising the best
     if gating.factor != 1.0:
         found["--moe-router-topk-scaling-factor"] = gating.factor
     weights = _weights(s)

@@ -1,7 +1,7 @@
 """Hybrids for Megatron-LM's ``pretrain_hybrid.py``: the pattern of layers, with bars where stages end.
 
-A pattern looks like ``MEM*|EMEME/*E/*E``: letters as in the models' configs, a bar between virtual stages, a slash in
-front of every pass of prediction layers, which run on the last stage.
+A pattern looks like ``MEM*|EMEME/*E/*E``: letters as in the models' configs, a bar between virtual stages, and a slash
+before every pass of prediction layers, which run on the last stage.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SCRIPT, STAGE_END, PASS = "pretrain_hybrid.py", "|", "/"
 SPEC = ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]
 BUILT_IN = {"conv": 4, "chunk": 128}
 LEAST_STEP = 0.001
-"""Of Mamba mixers' steps as they start (``dt_min``)."""
+"""The least initial step of Mamba mixers (``dt_min``)."""
 FLAG = None
 
 
 def hybrid_losses(s: Subject) -> Iterator[Loss]:
-    """What of a hybrid Megatron-Core has no option for."""
+    """What Megatron-Core has no option for in a hybrid."""
     if "pattern" not in s.graph.facts:
         yield Loss(
             "model", s.graph.name, "a layer of a hybrid is a mixer, attention, an MLP or experts, one of them"
@@ -46,7 +46,7 @@ def hybrid_losses(s: Subject) -> Iterator[Loss]:
 
 
 def hybrid_arguments(s: Subject) -> Options:
-    """What a hybrid has beside the arguments of all decoders."""
+    """Arguments of hybrids in addition to those of all decoders."""
     dims, switches = s.graph.dims, {"--squared-relu": True, "--mtp-use-repeated-layer": _repeats(s)}
     found: Options = {
         "--spec": SPEC,
@@ -75,7 +75,7 @@ def _experts(s: Subject) -> Options:
 
 
 def pattern(s: Subject) -> str:
-    """The model's layers by letter, stage by stage, and its predictions."""
+    """The model's layers by letter, stage by stage, and its prediction layers."""
     letters, stages = str(s.graph.facts.get("pattern", "")), []
     for count in _main_layers(s):
         stages.append(letters[:count])
@@ -84,7 +84,7 @@ def pattern(s: Subject) -> str:
 
 
 def layers_of_pattern(text: str) -> tuple[int, ...]:
-    """Layers of every virtual stage of a pattern, predictions on the last one."""
+    """Layers of every virtual stage of a pattern; prediction layers are on the last one."""
     main, *passes = text.split(PASS)
     layers = [len(stage) for stage in main.split(STAGE_END)]
     return (*layers[:-1], layers[-1] + len(passes))
@@ -95,7 +95,7 @@ def _main_layers(s: Subject) -> Sequence[int]:
 
 
 def predictions(s: Subject) -> int:
-    """Layers that predict further tokens."""
+    """The number of layers that predict further tokens."""
     return sum(name in s.graph.auxiliary for name in s.graph.layers)
 
 

@@ -1,4 +1,4 @@
-"""Megatron-LM arguments back to a plan: a shell script, a bare list of arguments or YAML, as people have them."""
+"""Megatron-LM arguments back to a plan: a shell script, a bare list of arguments, or YAML."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ RECIPES = {
     "--fp8-format": {"delayed": "fp8", "tensorwise": "fp8", "mxfp8": "mxfp8", "blockwise": "fp8_blockwise"},
     "--fp4-format": {"nvfp4": "nvfp4"},
 }
-"""Precisions by the recipe (the first where none is named) of floats of 8 and 4 bits."""
+"""Precisions by the recipe of 8- and 4-bit floats (the first if no recipe is named)."""
 PATTERN = "--hybrid-layer-pattern"
 MAIN_GRADIENTS = ("--megatron-fsdp-main-grads-dtype", "--main-grads-dtype")
-"""Other words for the dtype of gradients: in bf16 they are not reduced in fp32 (``megatron/training/arguments.py``)."""
+"""Other arguments for the gradient dtype: bf16 means no fp32 reduction (``megatron/training/arguments.py``)."""
 MOMENTS = ("--exp-avg-dtype", "--exp-avg-sq-dtype")
 MOMENT_DTYPES = ("fp32", "bf16", "fp16", "fp8")
-"""Of moments, the first where none is named; the widest of two is the first here."""
+"""Dtypes of moments, widest first; the first one is the default."""
 
 CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
 FRACTION = "--optimizer-offload-fraction"
 STRATEGY = "--data-parallel-sharding-strategy"
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-"""Of Megatron-FSDP, the first where none is named (``core/distributed/distributed_data_parallel_config.py``)."""
+"""Strategies of Megatron-FSDP; the first is the default (``core/distributed/distributed_data_parallel_config.py``)."""
 
 
 def read(text: str, name: str) -> Imported:
     """The plan that Megatron-LM arguments describe. Raises UserError naming file, argument and value.
 
-    Experts are split as everything else where the arguments say no size (``megatron/training/arguments.py``).
+    Experts are split like everything else unless an argument says otherwise (``megatron/training/arguments.py``).
     """
     found = plan_of(read_arguments(text, name))
     mesh = found.plan.mesh
@@ -49,7 +49,7 @@ def read(text: str, name: str) -> Imported:
 
 
 def plan_of(given: Arguments, model: str | None = None) -> Imported:
-    """The plan of arguments; ``model`` is a shipped one that is said by name. Raises UserError."""
+    """The plan of arguments; ``model`` is a shipped model that is given by name. Raises UserError."""
     values: dict[str, Any] = {"stack": "megatron"}
     for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _offload, _shape):
         values |= {key: value for key, value in part(given).items() if value is not None}
@@ -88,7 +88,7 @@ def _mesh(given: Arguments) -> dict[str, Any]:
 
 
 def _context(given: Arguments) -> dict[str, Any]:
-    """Context parallelism: what Megatron-LM does by default is a ring of zigzag pieces."""
+    """Context parallelism: Megatron-LM's default is a ring of zigzag pieces."""
     kind, heads = given.text("--cp-comm-type") or "p2p", given.number("--hierarchical-context-parallel-sizes")
     if (given.number("--context-parallel-size") or 1) == 1:
         return {}
@@ -119,7 +119,7 @@ def _pipeline(given: Arguments) -> dict[str, Any]:
 
 
 def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int, ...] | None:
-    """Layers of every stage where the first or last stage has its own number."""
+    """Layers of every stage if the first or last stage has a number of its own."""
     first = given.number("--decoder-first-pipeline-num-layers")
     last = given.number("--decoder-last-pipeline-num-layers")
     embedding = given.has("--account-for-embedding-in-pipeline-split")
@@ -142,7 +142,7 @@ def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int,
 
 
 def layers_of(text: str, source: str = "layout") -> tuple[int, ...]:
-    """Layers of every stage, those that predict further tokens included, of a layout string: "E,t*3|(t|)*2t,m,L"."""
+    """Layers of every stage of a layout string such as "E,t*3|(t|)*2t,m,L", prediction layers included."""
     flat = text.replace(",", "").replace(" ", "")
     fault = UserError(f"{source}: --pipeline-model-parallel-layout = {text}: allowed: E, t, m, L, |, (...)*N")
     if len(flat) > 10_000:
@@ -158,7 +158,7 @@ def layers_of(text: str, source: str = "layout") -> tuple[int, ...]:
 
 
 def _spelled(given: Arguments, pp: int) -> tuple[int, ...]:
-    """Layers of every virtual stage, those that predict included, where a layout or a pattern spells stages."""
+    """Layers of every virtual stage, including prediction layers, if a layout or a pattern spells out the stages."""
     for flag in ("--pipeline-model-parallel-layout", PATTERN):
         text = given.text(flag)
         if text is None or (STAGE_END not in text and flag == PATTERN):
@@ -171,7 +171,7 @@ def _spelled(given: Arguments, pp: int) -> tuple[int, ...]:
 
 
 def _further(given: Arguments) -> int:
-    """Layers that predict further tokens."""
+    """The number of layers that predict further tokens."""
     pattern = given.text(PATTERN)
     return pattern.count(PASS) if pattern else given.number("--mtp-num-layers") or 0
 
@@ -210,7 +210,7 @@ def _recompute(given: Arguments) -> dict[str, Any]:
 
 
 def _stage_sizes(given: Arguments) -> tuple[int, ...]:
-    """Layers of every virtual stage, without those that predict further tokens; none where the arguments do not say."""
+    """Layers of every virtual stage, without those that predict further tokens; empty if arguments do not say."""
     pp, further, pattern = (
         given.number("--pipeline-model-parallel-size") or 1,
         _further(given),
@@ -218,7 +218,7 @@ def _stage_sizes(given: Arguments) -> tuple[int, ...]:
     )
     if spelled := _spelled(given, pp):
         return (*spelled[:-1], spelled[-1] - further)
-    # a pattern says the layers of hybrids, in place of their number
+    # for hybrids a pattern gives the layers instead of a number
     layers = given.number("--num-layers") or (sum(layers_of_pattern(pattern)) - further if pattern else 0)
     pipeline = _pipeline(given)
     if sizes := pipeline["layers"]:
@@ -228,7 +228,7 @@ def _stage_sizes(given: Arguments) -> tuple[int, ...]:
 
 
 def _segments(given: Arguments, number: int) -> str:
-    """Uniform recomputation: of every so many layers of a stage only the first input is kept."""
+    """Uniform recomputation: of every ``number`` layers of a stage, only the first input is kept."""
     sizes = _stage_sizes(given)
     if number == 1 or not sizes:
         return "full"
@@ -237,12 +237,12 @@ def _segments(given: Arguments, number: int) -> str:
         length = min(number, size)
         rest = size % length if length else 0
         modes += [(together(length), size - rest), (together(rest), rest)]
-    modes.append(("full", _further(given)))  # have no neighbour
+    modes.append(("full", _further(given)))  # prediction layers have no neighbour
     return by_layer((mode, count) for mode, count in modes if count)
 
 
 def _by_module(given: Arguments) -> str:
-    """The policy of the modules that are named; attention, which is the default, has a name of its own."""
+    """The policy for the named modules; attention, the default, has a name of its own."""
     if not given.has("--recompute-modules"):
         return "selective"
     known = [name for name in given.values["--recompute-modules"] if name in MODULES]
@@ -252,7 +252,7 @@ def _by_module(given: Arguments) -> str:
 
 
 def _every(given: Arguments, number: int) -> str:
-    """The first N layers of every stage: ``every:C`` where those are as many, evenly spread, else layer by layer.
+    """The first N layers of every stage: ``every:C`` if it gives as many, evenly spread, otherwise layer by layer.
 
     Layers that predict further tokens are not recomputed.
     """
@@ -300,7 +300,7 @@ def _numerics(given: Arguments) -> dict[str, Any]:
 
 def _moments(given: Arguments) -> dict[str, Any]:
     """The dtype of the optimizer's moments, the wider of two."""
-    given.has("--use-precision-aware-optimizer")  # lets them be said
+    given.has("--use-precision-aware-optimizer")  # a precondition of the flags below
     found = [given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS]
     for flag, dtype in zip(MOMENTS, found, strict=True):
         if dtype not in MOMENT_DTYPES:
@@ -312,7 +312,7 @@ def _moments(given: Arguments) -> dict[str, Any]:
 
 
 def _offload(given: Arguments) -> dict[str, Any]:
-    """Optimizer states on the host: all of them, or the share that is said."""
+    """Optimizer states on the host: all of them, or the given share."""
     if not given.has("--optimizer-cpu-offload"):
         return {}
     text = given.text(FRACTION)
@@ -336,13 +336,13 @@ def _shape(given: Arguments) -> dict[str, Any]:
 
 
 def _told_sizes(given: Arguments) -> dict[str, int]:
-    """Sizes of the model that arguments name."""
+    """Sizes of the model that arguments give."""
     found = {name: given.number(flag) for flag, name in SIZES.items()}
     return {name: size for name, size in found.items() if size is not None}
 
 
 def _sizes(given: Arguments) -> dict[str, int]:
-    """Sizes of the model, with those that Megatron-LM takes where no argument names them."""
+    """Sizes of the model, including Megatron-LM's defaults."""
     read_size: Callable[[str], int | None] = given.number
     found = {name: read_size(flag) for flag, name in SIZES.items()}
     if not given.has("--group-query-attention"):

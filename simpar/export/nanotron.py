@@ -21,7 +21,7 @@ DTYPES = {ours: theirs for theirs, ours in nanotron_read.DTYPES.items()}
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What nanotron has no option for."""
+    """Losses: what nanotron has no option for."""
     style = architecture(s.graph)
     llama = (
         style.norm == "rms" and style.gated and style.activation == "silu" and style.positions == "rope"
@@ -173,7 +173,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know."""
+    """Notes for the user."""
     yield "Written for nanotron's git main: the package on PyPI (0.4) is older and lacks context parallelism."
     yield "Dummy data and tokenizer, learning rate and number of steps are placeholders: a plan does not say them."
     if s.plan.mesh.pp > 1 and s.plan.pipeline.layers is None:

@@ -74,7 +74,7 @@ def _layout(given: Given) -> dict[str, Any]:
 
 
 def _serial(given: Given, plan: Plan) -> str:
-    """A note where tensor-parallel ranks wait for each other; "" where they do not. Raises UserError."""
+    """A note if tensor-parallel ranks wait for each other; "" if they do not. Raises UserError."""
     key, tensor = f"parallelism.{ASYNC}", plan.tensor_parallel.sequence_parallel
     beside = given.get(key)
     if beside not in (None, True, False):

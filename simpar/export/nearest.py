@@ -1,4 +1,4 @@
-"""The nearest plans that a target can express, where it cannot express one: as few fields changed as can be."""
+"""The nearest plans that a target can express, if it cannot express a plan: with as few changed fields as possible."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
 
 RECOMPUTE = {"none": 0, "full": 2}
-"""How much memory policies save; others are between."""
+"""Policies ranked by the memory they save; all others rank between these two."""
 MOST_CHANGES, MOST_PLANS = 8, 4
 AXES = ("tp", "cp", "pp")
 ALONE: dict[str, dict[str, Any]] = {
     "tp": {"sequence_parallel": None}, "pp": {"vpp": 1, "schedule": None, "layers": None, "actions": None},
 }  # fmt: skip
-"""What is as it has to be on an axis of one rank."""
+"""Values of fields that are forced on an axis of one rank."""
 LEFT_OPEN = (
     "kind", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce", "overlap_param_gather",
     "reshard_after_forward", "grad_dtype", "layers", "capacity_factor", "ulysses",
 )  # fmt: skip
-"""Fields that a target decides where a plan leaves them open."""
+"""Fields that a target decides if a plan leaves them open."""
 OTHERWISE: dict[str, tuple[dict[str, Any], ...]] = {
     "schedule": ({"schedule": None, "actions": None, "pass_costs": None}, {"schedule": "gpipe"}),
     "recompute": (
@@ -50,12 +50,12 @@ OTHERWISE: dict[str, tuple[dict[str, Any], ...]] = {
     "offload_activations": ({"offload_activations": 0.0},),
     "offload_delayed": ({"offload_delayed": False},),
 }  # fmt: skip
-"""What may stand in the place of a value, the nearest first."""
+"""Replacements for the value of a field, the nearest first."""
 
 
 @dataclass(frozen=True)
 class Near:
-    """A plan that a target can express, what was changed for it in words, and the fields that save less memory."""
+    """A plan that a target can express, the changes in words, and the fields that now save less memory."""
 
     plan: Plan
     changes: tuple[str, ...]
@@ -64,7 +64,7 @@ class Near:
 
 @dataclass(frozen=True)
 class Job:
-    """What is exported, and to which target."""
+    """The exported model and training, and the target."""
 
     graph: ModelGraph
     training: Training
@@ -73,10 +73,10 @@ class Job:
 
 
 def nearest(plan: Plan, job: Job) -> list[Near]:
-    """Plans that the target can express, changed in as few fields as can be; at most :data:`MOST_PLANS`.
+    """Plans that the target can express with as few changed fields as possible; at most :data:`MOST_PLANS`.
 
-    Those that give up nothing of what saves memory come first. ``plan`` has its dp. Empty where what cannot be said is
-    the model, or no change of a field helps.
+    Plans that save as much memory as before come first. ``plan`` has its dp. The result is empty if the model cannot be
+    expressed, or if no change of a field helps.
     """
     seen: set[str] = set()
     level = [Near(plan, ())]
@@ -97,10 +97,10 @@ def nearest(plan: Plan, job: Job) -> list[Near]:
 
 
 def saving(found: list[Near], job: Job) -> list[list[Near]]:
-    """The same plans with more of what saves memory, by how many fields more are changed.
+    """The same plans with additional memory savings, grouped by the number of additional changes.
 
-    More is sharded over data-parallel ranks, all layers are recomputed, or both; what the target cannot express is left
-    out.
+    More is sharded over data-parallel ranks, all layers are recomputed, or both; variants that the target cannot
+    express are left out.
     """
     one = _distinct(near for each in found for near in _saving(each, job))
     return [one, _distinct(near for each in one for near in _saving(each, job))]
@@ -125,7 +125,7 @@ def _saving(near: Near, job: Job) -> Iterator[Near]:
 
 
 def _given_up(plan: Plan, near: Plan) -> tuple[str, ...]:
-    """Fields of a plan that save more memory in it than in the one near it."""
+    """Fields that save more memory in ``plan`` than in ``near``."""
     found = ["zero"] if near.data_parallel.zero < plan.data_parallel.zero else []
     if RECOMPUTE.get(near.memory.recompute, 1) < RECOMPUTE.get(plan.memory.recompute, 1):
         found.append("recompute")
@@ -137,7 +137,7 @@ def _given_up(plan: Plan, near: Plan) -> tuple[str, ...]:
 
 
 def _losses(plan: Plan, job: Job) -> tuple[export.Loss, ...] | None:
-    """What the target cannot express; None for what is no plan."""
+    """What the target cannot express; None if it is not a valid plan."""
     try:
         return export.losses(plan, job.graph, job.training, job.target, devices_per_node=job.devices_per_node)
     except UserError:
@@ -145,8 +145,8 @@ def _losses(plan: Plan, job: Job) -> tuple[export.Loss, ...] | None:
 
 
 def _changed(near: Near, losses: tuple[export.Loss, ...], job: Job) -> Iterator[Near]:
-    """The plan with another value in the place of the first that cannot be said and can be changed."""
-    for loss in sorted(losses, key=lambda each: each.field not in AXES):  # what others hang on
+    """The plan with another value for the first field that cannot be expressed and can be changed."""
+    for loss in sorted(losses, key=lambda each: each.field not in AXES):  # axes decide others
         tried = (_with(near, values, job) for values in _instead(near.plan, loss.field))
         if made := [other for other in tried if other is not None]:
             yield from made
@@ -154,7 +154,7 @@ def _changed(near: Near, losses: tuple[export.Loss, ...], job: Job) -> Iterator[
 
 
 def _with(near: Near, values: dict[str, Any], job: Job) -> Near | None:
-    """The plan with other values; None where that is no plan."""
+    """The plan with other values; None if that is not a valid plan."""
     world = Target(job.graph, job.training, near.plan.mesh.world_size, job.devices_per_node)
     try:
         plan = check(near.plan.with_values(**values), world)
@@ -164,13 +164,13 @@ def _with(near: Near, values: dict[str, Any], job: Job) -> Near | None:
     changed = {name: each for name, each in values.items() if now.get(name) != each}
     named = {
         name: each for name, each in changed.items() if each is not None
-    } or changed  # what is open follows
+    } or changed  # open fields follow
     told = ", ".join(f"{name} = {_told(each)}" for name, each in named.items())
     return Near(plan, (*near.changes, told))
 
 
 def _instead(plan: Plan, field: str) -> Iterator[dict[str, Any]]:
-    """Values that may stand in the place of a field's."""
+    """Replacements for the value of a field."""
     mesh = plan.mesh
     if field == "zero":
         here = plan.data_parallel.zero
@@ -178,7 +178,7 @@ def _instead(plan: Plan, field: str) -> Iterator[dict[str, Any]]:
             {"zero": zero}
             for zero in sorted({0, 1, 2, 3} - {here}, key=lambda zero: (abs(zero - here), -zero))
         )
-    elif field in AXES:  # its ranks become data-parallel ones
+    elif field in AXES:  # its ranks become data parallel
         size = getattr(mesh, field)
         yield {field: 1, "dp": mesh.replicas * size, **ALONE.get(field, {})}
     elif field == "ep":

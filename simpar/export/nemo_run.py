@@ -1,7 +1,7 @@
 """NeMo-Run: the recipe of Megatron-Bridge, and a script that starts it through an executor of NeMo-Run.
 
-Where it runs is said when it is started: on this machine, in a container of Docker, under SLURM (here or through SSH)
-or on Kubernetes with Kubeflow's trainer. The recipe itself needs no NeMo-Run.
+The executor is chosen at the start: on this machine, in a Docker container, under SLURM (here or through SSH) or on
+Kubernetes with Kubeflow's trainer. The recipe itself does not need NeMo-Run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXECUTORS = {
     "slurm": "SlurmExecutor",
     "kubeflow": "KubeflowExecutor",
 }
-"""Executors by the word that chooses them, with the class of NeMo-Run."""
+"""Executors by the word that selects them, with their NeMo-Run class."""
 SHARED = {"packager": "packager", "env_vars": "ENVIRONMENT", "launcher": '"torchrun"'}
 GIVEN: Mapping[str, Mapping[str, str]] = {
     "local": {},
@@ -36,11 +36,11 @@ GIVEN: Mapping[str, Mapping[str, str]] = {
         "workdir_local_path": "str(HERE)",
     },
 }  # fmt: skip
-"""What an executor is told by who starts it, as Python text."""
+"""Arguments of executors that are given at the start, as Python source text."""
 NEEDED = {"docker": ("image",), "slurm": ("account",), "kubeflow": ("image",)}
-"""Arguments without which an executor cannot start."""
+"""Arguments that an executor needs to start."""
 CODE_ON_KUBEFLOW = "/nemo_run/train.py"
-"""Where its pods find what ``workdir_local_path`` holds (``execution/templates/kubeflow.sh.j2``)."""
+"""Where its pods find the files of ``workdir_local_path`` (``execution/templates/kubeflow.sh.j2``)."""
 
 _HEAD = """import argparse
 from pathlib import Path
@@ -96,7 +96,7 @@ if __name__ == "__main__":
 
 
 def options(s: Subject) -> Options:
-    """Fields of the executors that the plan decides, by ``EXECUTOR.FIELD``; on one node this machine can be it."""
+    """Fields of the executors that the plan decides, by ``EXECUTOR.FIELD``; this machine only if there is one node."""
     nodes, devices = s.nodes, s.devices_per_node
     found: Options = {
         "local.ntasks_per_node": devices, "docker.ntasks_per_node": devices, "docker.num_gpus": devices,
@@ -130,7 +130,7 @@ def _launch(s: Subject, given: Options) -> str:
 
 
 def _executor(name: str, fields: Mapping[str, Any]) -> Iterable[str]:
-    """The function that makes one executor, and says where its processes find the script."""
+    """The function that creates one executor, and sets where its processes find the script."""
     local = name == "local"
     path = {"local": 'str(HERE / "train.py")', "kubeflow": f'"{CODE_ON_KUBEFLOW}"'}.get(name, '"train.py"')
     packager = (
@@ -149,7 +149,7 @@ def _executor(name: str, fields: Mapping[str, Any]) -> Iterable[str]:
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know: of NeMo-Run, then of the recipe."""
+    """Notes for the user: on NeMo-Run, then on the recipe."""
     yield "`python launch.py --dry-run` shows what NeMo-Run would submit; `--help` lists what executors are told."
     yield "Under Kubeflow the files travel through a volume claim `simpar`, and it needs `nemo-run[kubeflow]`."
     yield from megatron_bridge.notes(s)

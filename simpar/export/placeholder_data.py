@@ -1,4 +1,4 @@
-"""A tokenizer and a few lines of text, for targets that do not start without: a byte is a token."""
+"""A byte-level tokenizer and some lines of text, for targets that do not start without data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINES, WORDS = 64, 400
 
 
 def files() -> dict[str, str]:
-    """A tokenizer as Hugging Face's library reads it, its config, and texts as JSON lines, in folders of their own."""
+    """A tokenizer in Hugging Face's format, its config, and texts as JSON lines, each in its folder."""
     alphabet = {letter: number for number, letter in enumerate(_letters())}
     special = [
         {"id": 256 + number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
@@ -34,7 +34,7 @@ def files() -> dict[str, str]:
 
 
 def _letters() -> Iterator[str]:
-    """The letter that stands for every byte in byte-level tokenizers: itself where it prints, else one from 256 on."""
+    """The character for every byte in byte-level tokenizers: itself if it is printable, otherwise one from 256 on."""
     printing = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

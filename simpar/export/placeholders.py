@@ -1,4 +1,4 @@
-"""Values of a training that no plan says and files of frameworks need: to be replaced by one's own."""
+"""Placeholder values that files of frameworks need and plans do not have; users replace them by their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS = 100
 
 
 def momentum(optimizer: str) -> float | None:
-    """What SGD keeps of its last update, 0 without; None of Adam, which has betas."""
+    """The momentum of SGD, 0 without; None for Adam, which has betas."""
     chosen = in_torch(optimizer)
     if chosen.name != "SGD":
         return None

@@ -1,8 +1,8 @@
-"""What a function of a Python file would return, worked out without running it: recipes that are code.
+"""The return value of a function in a Python file, worked out without running it: recipes that are code.
 
-A recipe is a function without required arguments that makes configs and sets their fields. Constants, other functions
-of the file, decided conditions and fields that are set later are followed; a value that only running would tell is
-:class:`Unknown`, with its text and line.
+A recipe is a function without required arguments that creates configs and sets their fields. Constants, other functions
+of the file, decided conditions, and fields that are set later are followed. A value that only running would tell is an
+:class:`Unknown` with its text and line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simpar.errors import UserError
 from simpar.export.target import misspelt
 
 AUTO = "auto"
-"""What who starts DeepSpeed or Accelerate fills in."""
+"""A value that the program which starts DeepSpeed or Accelerate fills in."""
 MAX_DEPTH = 20
 MAX_ITEMS = 10_000
 _SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -39,12 +39,12 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "dict": dict,
 }
 CONFIGS = ("run.Config", "run.Partial")
-"""Calls whose first argument is what is configured (NeMo-Run)."""
+"""Calls whose first argument is the class to configure (NeMo-Run)."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A value that only running would tell: its text and the line where it stands."""
+    """A value that only running would tell: its source text and line."""
 
     text: str
     line: int
@@ -52,7 +52,7 @@ class Unknown:
 
 @dataclass
 class Made:
-    """What a call makes: the dotted name that was called, its arguments, and its fields as they were set since."""
+    """The result of a call: the dotted name that was called, its arguments, and fields set since."""
 
     called: str
     args: list[Any] = field(default_factory=list)
@@ -61,11 +61,11 @@ class Made:
 
     @property
     def name(self) -> str:
-        """The last part of what was called; of ``Name.Config`` its name."""
+        """The last part of the called name; for ``Name.Config``, Name."""
         return self.called.removesuffix(".Config").rpartition(".")[2]
 
     def flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
-        """Fields by dotted name; what was made is told by its own fields."""
+        """Fields by dotted name; nested objects contribute their own fields."""
         for key, value in self.fields.items():
             if isinstance(value, Made) and value.fields:
                 yield from value.flat(f"{prefix}{key}.")
@@ -74,7 +74,10 @@ class Made:
 
 
 class Given(Mapping[str, Any]):
-    """Values by dotted name; who asks for one that is not known is refused, and what nobody asked for can be listed."""
+    """Values by dotted name.
+
+    Asking for a value that is not known raises UserError; values that were never asked for can be listed.
+    """
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self.values_, self.source = dict(values), source
@@ -96,7 +99,7 @@ class Given(Mapping[str, Any]):
         return len(self.values_)
 
     def whole(self, key: str, least: int = 1) -> int | None:
-        """A whole number, None where there is none. Raises UserError."""
+        """A whole number, None if there is none. Raises UserError if it is not one."""
         value = self.get(key)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -106,16 +109,16 @@ class Given(Mapping[str, Any]):
         return value
 
     def rest(self) -> tuple[str, ...]:
-        """Names that nobody asked for and that say something."""
+        """Names that were never asked for and have a value."""
         return tuple(key for key, value in self.values_.items() if key not in self.used and value is not None)
 
     def misspelt(self) -> tuple[str, ...]:
-        """Notes on those of them that are typing errors of names that are not there."""
+        """Notes on those of :meth:`rest` that look like misspelt names."""
         return misspelt(self.rest(), self.used - set(self.values_))
 
 
 def without_auto(data: Mapping[str, Any], source: str) -> tuple[Given, list[str]]:
-    """What a config says by dotted name, and the names whose value is "auto"."""
+    """A config by dotted name, and the names whose value is "auto"."""
     whole = flat(data)
     said = {key: value for key, value in whole.items() if value != AUTO}
     return Given(said, source), [key for key in whole if key not in said]
@@ -144,7 +147,7 @@ def _sections(data: Mapping[str, Any]) -> Made:
 
 
 class Recipes:
-    """The functions of a Python file; ``notes`` say which calls were not followed."""
+    """The functions of a Python file; ``notes`` tell which calls were not followed."""
 
     def __init__(self, text: str, source: str) -> None:
         try:
@@ -161,7 +164,7 @@ class Recipes:
                 self._statement(node, self.constants)
 
     def names(self) -> list[str]:
-        """Public functions that take nothing that must be given, and return something."""
+        """Public functions without required arguments that return something."""
         return [
             name for name, node in self.functions.items()
             if not name.startswith("_") and len(node.args.args) == len(node.args.defaults)
@@ -170,9 +173,9 @@ class Recipes:
         ]  # fmt: skip
 
     def made(self, recipe: str, wanted: Callable[[Made], bool]) -> tuple[str, Made]:
-        """A recipe's name and what it returns: of several the one that was asked for ("" for the only one).
+        """A recipe's name and its result; ``recipe`` selects one of several ("" for the only one).
 
-        ``wanted`` tells configs from what else functions return. Raises UserError.
+        ``wanted`` tells configs from other results. Raises UserError.
         """
         if recipe:
             name = files.choose(recipe, self.names(), f"recipe of {self.source}")
@@ -197,7 +200,7 @@ class Recipes:
         return name, value if isinstance(value, Made) else configs[name]
 
     def call(self, node: ast.FunctionDef, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """What a function of the file returns. Raises UserError for one that calls itself."""
+        """The return value of a function of the file. Raises UserError for one that calls itself."""
         if self.depth > MAX_DEPTH:
             raise UserError(
                 f"{self.source}:{node.lineno}: {node.name}: functions that call each other without end"
@@ -218,7 +221,7 @@ class Recipes:
             self.depth -= 1
 
     def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> Any:
-        """What a block returns; :data:`_ON` where it ends without."""
+        """The return value of a block; :data:`_ON` if it ends without one."""
         for node in body:
             if isinstance(node, ast.Return):
                 return None if node.value is None else self.value(node.value, scope)
@@ -251,7 +254,7 @@ class Recipes:
         return _ON
 
     def _undecided(self, node: ast.stmt, scope: dict[str, Any]) -> None:
-        """What branches set is not known; a return among them ends what can be read."""
+        """Values that branches set become unknown; a return among them ends what can be read."""
         for part in ast.walk(node):
             if isinstance(part, ast.Return):
                 raise UserError(f"{self.source}:{part.lineno}: a return that only running would tell")
@@ -260,7 +263,7 @@ class Recipes:
                     self._set(target, Unknown(ast.unparse(part.value), part.lineno), scope)
 
     def _effect(self, node: ast.Call, scope: dict[str, Any]) -> None:
-        """A call for what it does: of the file's own functions it is followed."""
+        """A call for its effect; the file's own functions are followed."""
         holder = self.value(node.func.value, scope) if isinstance(node.func, ast.Attribute) else None
         if isinstance(holder, list) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
             holder.extend(self.value(arg, scope) for arg in node.args)
@@ -284,7 +287,7 @@ class Recipes:
                 self._set(each, Unknown(ast.unparse(each), target.lineno), scope)
 
     def _place(self, node: ast.expr, scope: dict[str, Any]) -> Made | None:
-        """The config whose field is set; one that nobody has made yet is there from now on."""
+        """The config whose field is set; it is created if it does not exist yet."""
         if isinstance(node, ast.Name):
             found = scope.get(node.id)
             return found if isinstance(found, Made) else None
@@ -297,7 +300,7 @@ class Recipes:
         return inner if isinstance(inner, Made) else None
 
     def value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
-        """The value of an expression, :class:`Unknown` where only running would tell."""
+        """The value of an expression, :class:`Unknown` if only running would tell."""
         try:
             found = self._value(node, scope)
         except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
@@ -385,13 +388,13 @@ class Recipes:
         if isinstance(node.func, ast.Attribute) and isinstance(
             inner := self.value(node.func.value, scope), Made
         ):
-            args = [inner, *args]  # what a method was called on
+            args = [inner, *args]  # the object of the method call
             name = node.func.attr
         return Made(name, args, keywords, node.lineno)
 
 
 class _Mark:
-    """Marks of what is no value."""
+    """Markers that are not values."""
 
 
 _ON, _Not = _Mark(), _Mark()
@@ -412,6 +415,6 @@ def _hashable(value: Any) -> Any:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A file's name and the recipe behind it: ``recipes.py:llama3_8b``; "" for none."""
+    """A file's name and the recipe after it: ``recipes.py:llama3_8b``; "" for none."""
     path, colon, recipe = name.rpartition(".py:")
     return (f"{path}.py", recipe) if colon else (name, "")

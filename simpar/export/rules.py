@@ -1,4 +1,4 @@
-"""Rules that several targets share: each yields what of the plan cannot be said, with the reason."""
+"""Rules that several targets share: each yields what cannot be expressed of a plan, with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def no_axis(s: Subject, axis: str, reason: str) -> Iterator[Loss]:
 
 
 def only_rank_orders(s: Subject, *orders: str) -> Iterator[Loss]:
-    """Rank orders that a target can lay out, such as "tp-cp-dp-pp"; axes of size 1 may stand anywhere."""
+    """The rank orders that a target can lay out, such as "tp-cp-dp-pp"; axes of size 1 may be anywhere."""
     order = _trimmed(s, s.plan.mesh.order)
     if order not in {_trimmed(s, known.split("-")) for known in orders}:
         allowed = " or ".join(orders)
@@ -30,7 +30,7 @@ def _trimmed(s: Subject, order: Iterable[str]) -> tuple[str, ...]:
 
 
 def only_schedules(s: Subject, names: Iterable[str]) -> Iterator[Loss]:
-    """Schedules that a target has; without a pipeline it does not matter."""
+    """The schedules that a target has; without a pipeline any schedule passes."""
     if s.plan.mesh.pp == 1:
         return
     known = tuple(names)
@@ -39,7 +39,7 @@ def only_schedules(s: Subject, names: Iterable[str]) -> Iterator[Loss]:
 
 
 def chosen(s: Subject, **reasons: str) -> Iterator[Loss]:
-    """Fields that are a loss where the plan chose them against its stack's habit."""
+    """Fields that are a loss if the plan chose them against its stack's habit."""
     for section in STACK_FIELDS:
         part = getattr(s.plan, section)
         for name, reason in reasons.items():
@@ -55,10 +55,10 @@ def plain_details(
     neighbours: bool = False,
     eps: float | None = None,
 ) -> Iterator[Loss]:
-    """Details of a model that a target of plain decoders has no word for.
+    """Details of a model that a target of plain decoders cannot express.
 
-    It scales rotary positions by one of ``ropes``, turns a ``fraction`` of a head or all of it, halves of it or
-    ``neighbours`` together, and its norms add ``eps`` (None: any).
+    The target scales rotary positions by one of ``ropes``. It rotates a ``fraction`` of a head or only all of it, and
+    pairs halves or ``neighbours``. Its norms add ``eps`` (None: any).
     """
     details = s.graph.details
     positions, rope = details.positions, details.positions.rope
@@ -77,7 +77,7 @@ def plain_details(
 
 
 def no_single_process(s: Subject) -> Iterator[Loss]:
-    """Targets start a process a device."""
+    """Targets that start one process per device."""
     if s.plan.data_parallel.kind == "single_process":
         yield Loss("kind", "single_process", "the target runs a process for every device")
 
@@ -90,11 +90,11 @@ def no_replicas_of_shards(s: Subject) -> Iterator[Loss]:
 
 
 ROTATIONS = {"all_gather": "allgather", "ring": "alltoall"}
-"""How keys and values meet queries in PyTorch's context parallelism, by the plan's ``cp_method``."""
+"""Methods of PyTorch's context parallelism, by the plan's ``cp_method``."""
 
 
 def method_of(word: object, source: str, name: str) -> str:
-    """The plan's ``cp_method`` of a word of :data:`ROTATIONS`. Raises UserError naming file, option and value."""
+    """The plan's ``cp_method`` for a word of :data:`ROTATIONS`. Raises UserError naming file, option and value."""
     found = next((ours for ours, theirs in ROTATIONS.items() if theirs == word), None)
     if found is None:
         raise UserError(f"{source}: {name} = {word}: allowed: {', '.join(ROTATIONS.values())}")
@@ -104,7 +104,7 @@ def method_of(word: object, source: str, name: str) -> str:
 def context_parallel(
     s: Subject, methods: Iterable[str], balances: Iterable[str], *, hybrid: bool
 ) -> Iterator[Loss]:
-    """Ways of context parallelism that a target has: methods, who holds which tokens, and the hybrid with Ulysses."""
+    """Context parallelism that a target has: methods, token assignments, and the hybrid with Ulysses."""
     choice = s.plan.context_parallel
     if s.plan.mesh.cp == 1:
         return
@@ -119,7 +119,7 @@ def context_parallel(
 
 
 def offload_of_shards(s: Subject) -> Iterator[Loss]:
-    """Targets that offload as fully_shard does: parameters, gradients and states together, nothing else."""
+    """Targets that offload as fully_shard does: parameters, gradients and states together, or nothing."""
     offload = s.plan.offload
     for name, value, lost in (
         (
@@ -138,7 +138,7 @@ def offload_of_shards(s: Subject) -> Iterator[Loss]:
 
 
 def no_experts(style: Architecture) -> Iterator[Loss]:
-    """Targets whose exporter builds dense models only."""
+    """Targets whose exporter builds only dense models."""
     if style.experts:
         yield Loss(
             "model", f"experts in {sum(style.experts)} layers", "the exporter builds dense models for it"

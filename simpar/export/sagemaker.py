@@ -95,7 +95,7 @@ estimator.fit()
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What the library has no parameter for."""
+    """Losses: what the library has no parameter for."""
     yield from hugging_face.losses(s)
     data, mesh = s.plan.data_parallel, s.plan.mesh
     if mesh.cp > 1:
@@ -129,7 +129,7 @@ def options(s: Subject) -> Options:
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
-    """Parameters, model config, script and the starter of the job."""
+    """Parameters, model config, script, and the starter of the job."""
     low = s.plan.numerics.precision != "fp32"
     reduce = "MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
     main = _MAIN.format(
@@ -151,7 +151,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know."""
+    """Notes for the user."""
     yield from hugging_face.notes(s)
     yield "Checked against the library's documentation, not run: its container is not public."
     yield "Instance type and container version in job.py are placeholders."

@@ -1,9 +1,9 @@
-"""What a shell script would start: its commands with variables, arrays and decided conditions put in.
+"""The commands that a shell script would start, with variables, arrays and decided conditions substituted.
 
 Nothing is run. A script is read as in an empty environment without arguments: ``${NAME:-default}`` is the default, a
-variable that the script does not set stays in the words as ``${NAME}``, and so does what only running would tell, such
-as ``$(command)``. A function is read with the arguments that it is called with. Of a condition that the script alone
-does not decide no branch is read, and a note says so.
+variable that the script does not set stays in the words as ``${NAME}``, and so does anything that only running would
+tell, such as ``$(command)``. A function is read with the arguments of its call. If the script alone does not decide a
+condition, none of its branches is read, and a note says so.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 
 class Script:
-    """A script as it would run: ``commands`` are the words of each, in order; ``notes`` say what was not read.
+    """A script as it would run: ``commands`` are the words of each, in order; ``notes`` tell what was not read.
 
-    ``variables`` have a list of words for every name; one that only running would tell has its own name, ``${NAME}``.
-    Those of a function are there while it is read: its arguments as ``1``, ``@`` and, where all are known, ``#``.
+    ``variables`` have a list of words for every name; a value that only running would tell is the name itself,
+    ``${NAME}``. The arguments of a function exist while it is read: as ``1``, ``@`` and, if all are known, ``#``.
     """
 
     def __init__(self, text: str, source: str) -> None:
@@ -47,12 +47,12 @@ class Script:
         self.variables = Variables()
         self.notes: list[str] = []
         self.functions: dict[str, Node] = {}
-        self.outside: list[dict[str, list[str] | None]] = []  # of every call, what it hides of its caller
+        self.outside: list[dict[str, list[str] | None]] = []  # hidden by each call
         self.steps = self.depth = 0
         self.run(text)
 
     def run(self, text: str) -> None:
-        """Read a text with what was read before. Raises UserError where it is no shell text."""
+        """Read a text, keeping what was read before. Raises UserError if it is not a shell script."""
         from tree_sitter import Language, Parser
         from tree_sitter_bash import language
 
@@ -63,7 +63,7 @@ class Script:
         self._statement(root)
 
     def _statement(self, node: Node) -> bool | None:
-        """Read a statement; whether it succeeds, None where only running it would tell."""
+        """Read a statement; returns whether it succeeds, None if only running would tell."""
         self.steps += 1
         if self.steps > MAX_STEPS or self.depth > MAX_DEPTH:
             raise UserError(f"{self.source}: a script that goes on without end")
@@ -86,7 +86,7 @@ class Script:
     def _variable_assignment(self, node: Node) -> bool:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if name is None or name.type != "variable_name":
-            return True  # one element of an array
+            return True  # assigns one element of an array
         words = [""] if value is None else self.variables.value(value)
         adds = any(child.type == "+=" for child in node.children)
         self._set(text_of(name), words, adds=adds, is_list=value is not None and value.type == "array")
@@ -122,7 +122,7 @@ class Script:
         if len(before) == len(parts):
             return self._all(before)
         lines = [i + 1 for i, part in enumerate(before) if _ends_line(part)]
-        own = lines[-1] if lines else 0  # the grammar takes those of the lines before for the command's
+        own = lines[-1] if lines else 0  # the grammar gives the command the preceding lines' assignments, too
         self._all(before[:own])
         words = [word for part in parts[len(before) :] for word in self.variables.words(part)]
         if not words:
@@ -137,9 +137,9 @@ class Script:
         return {"true": True, ":": True, "false": False}.get(words[0])
 
     def _call(self, body: Node, words: list[str], given: Sequence[Node]) -> bool | None:
-        """Read a function's body with its arguments; afterwards they and its own variables are gone.
+        """Read a function's body with its arguments; afterwards these and its local variables are gone.
 
-        ``given`` are variables that the call alone sets.
+        ``given`` are variables that are set for this call only.
         """
         arguments = {name: words for name, words in self.variables.items() if is_argument(name)}
         names = [text_of(node) for each in given if (node := each.child_by_field_name("name")) is not None]
@@ -175,7 +175,7 @@ class Script:
         return None if value is None else bool(value)
 
     def _built_in_read(self, words: list[str], text: str | None) -> bool | None:
-        """Variables from a here-document or a here-string; of other input nobody knows."""
+        """Variables from a here-document or a here-string; other input is unknown."""
         names: list[str] = []
         whole = is_list = False
         rest = iter(words)
@@ -197,10 +197,10 @@ class Script:
         else:
             found = read.strip().split(None, len(names) - 1)
             self.variables |= {name: [word] for name, word in zip_longest(names, found, fillvalue="")}
-        return not whole  # the end of the text comes before what it reads up to
+        return not whole  # the text ends before the delimiter
 
     def _input(self, node: Node, given: Sequence[Node]) -> str | None:
-        """What a command reads where that is written beside it; None where it is not, or is cut at other signs."""
+        """The input of a command, if it is written beside it; None if not, or if it is split at other characters."""
         if any(text_of(each).startswith("IFS=") and each.child_by_field_name("value") for each in given):
             return None
         parent = node.parent
@@ -237,7 +237,7 @@ class Script:
         if done is (operator == "||"):
             return done
         if done is None and operator == "||":
-            return None  # what stands in for a failure
+            return None  # the alternative after a failure
         return self._statement(right)
 
     def _negated_command(self, node: Node) -> bool | None:
@@ -297,14 +297,14 @@ class Script:
         return True
 
     def _loop(self, node: Node) -> bool | None:
-        """A loop whose condition fails at once is read as nothing; of others nobody knows when they end."""
+        """A loop whose condition fails at once is empty; of others it is not known when they end."""
         condition = node.child_by_field_name("condition")
         if node.type == "while_statement" and condition is not None and self._statement(condition) is False:
             return True
         return self._undecided(node, text_of(node).splitlines()[0])
 
     def _undecided(self, node: Node, condition: str) -> bool | None:
-        """Variables that branches set are as good as not set; arguments that they add are listed."""
+        """Variables that branches set become unknown; arguments that they add are listed."""
         assigned = list(_descendants(node, lambda child: child.type == "variable_assignment"))
         for each in assigned:
             name = each.child_by_field_name("name")
@@ -369,9 +369,9 @@ class Script:
         return COMPARISONS[operator](numbers[0], numbers[1])
 
     def _tested(self, node: Node) -> str | None:
-        """A word of a test, where what is not set is empty; None where only running would tell."""
+        """A word of a test, with unset variables empty; None if only running would tell."""
         text = text_of(node)
-        if node.type == "binary_expression":  # -a and -o, whose order nobody should rely on
+        if node.type == "binary_expression":  # -a and -o, whose precedence is ambiguous
             return None
         if (name := re.fullmatch(r'"?\$\{?(\w+)\}?"?', text)) and name.group(1) not in self.variables:
             return ""
@@ -396,11 +396,11 @@ _BUILT_IN: dict[str, Callable[[Script, list[str], str | None], bool | None]] = {
     "set": Script._built_in_set, "shift": Script._built_in_shift, "let": Script._built_in_let,
     "read": Script._built_in_read,
 }  # fmt: skip
-"""Commands of the shell that set variables, with their words and what they are given to read."""
+"""Shell built-ins that set variables; they take their words and their input."""
 
 
 def _ends_line(node: Node) -> bool:
-    """Whether what follows a node is on another line, without a backslash at the line's end."""
+    """Whether the text after a node is on another line, without a backslash at the line's end."""
     after = node.next_sibling
     whole = node.parent
     if after is None or whole is None:
@@ -410,7 +410,7 @@ def _ends_line(node: Node) -> bool:
 
 
 def _joined(both: bool, left: bool | None, right: bool | None) -> bool | None:
-    """``and`` or ``or`` of two answers of which each may be unknown."""
+    """``and`` or ``or`` of two results that may be unknown."""
     if (not both) in (left, right):
         return not both
     return None if None in (left, right) else both

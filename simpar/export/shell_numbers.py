@@ -1,4 +1,4 @@
-"""Arithmetic of a shell script, worked out without running it."""
+"""Arithmetic of a shell script, evaluated without running it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORDERS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 
 
 def number(text: str, variables: Mapping[str, str]) -> int | None:
-    """The integer of an expression of +, -, *, /, %, comparisons and names; None where it is none, or not known."""
+    """The integer value of an expression of +, -, *, /, %, comparisons and names; None if it is not known."""
 
     def put_in(match: re.Match[str]) -> str:
         return variables.get(match.group(1) or match.group(2), "?")

@@ -1,4 +1,4 @@
-"""What words of a shell script become: variables, arithmetic and a function's arguments put in, and nothing run."""
+"""The expansion of words of a shell script: variables, arithmetic and function arguments, with nothing run."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 UNKNOWN = re.compile(r"\$[({\w@*#?!]")
-"""What is left of a value that only running would tell."""
+"""Remains of a value that only running would tell."""
 _IN_TEXT = re.compile(r"(?<!\\)\$(?:\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|(\w+|[@*#]))")
 _EXPANSION = re.compile(r"(\w+|[@*#])(?:\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
 _PART = re.compile(r"(?:(\w+)\[[@*]\]|[@*]):\s*(\d+)(?::\s*(\d+))?")
 _LISTS = re.compile(r"\$\{(\w+\[@\](?::[\s\d:]+)?|@(?::[\s\d:]+)?)\}|\$(@)")
-"""What is several words inside of quotes, too."""
+"""Expansions to several words, also inside quotes."""
 _ALL = ("$@", "$*", "${@}", "${*}")
 _ASSIGNED = re.compile(r"\s*(\w+)\s*([-+*/%]?)=(?!=)(.+)", re.DOTALL)
 
 
 class Variables(dict[str, list[str]]):
-    """A list of words for every name; one that only running would tell has its own name, ``${NAME}``.
+    """A list of words for every name; a value that only running would tell is the name itself, ``${NAME}``.
 
-    A function's arguments are there while it is read: as ``1``, ``@`` and, where all of them are known, ``#``.
+    A function's arguments exist while it is read: as ``1``, ``@`` and, if all of them are known, ``#``.
     """
 
     def arithmetic(self, text: str) -> int | None:
-        """The integer of an expression; None where it is none, or not known."""
+        """The integer value of an expression; None if it is not known."""
         return number(text, {name: words[0] for name, words in self.items() if words})
 
     def value(self, node: Node) -> list[str]:
-        """The words of an assignment's right side; one word where it is no array."""
+        """The words of an assignment's right side; one word unless it is an array."""
         if node.type == "array":
             return [word for child in node.named_children for word in self.words(child)]
         return [" ".join(self.words(node, is_split=False))]
 
     def words(self, node: Node, *, is_split: bool = True) -> list[str]:
-        """The words that a word of the script becomes."""
+        """The words to which a word of the script expands."""
         kind, text = node.type, text_of(node)
         if kind in ("comment", "heredoc_body"):
             return []
@@ -70,7 +70,7 @@ class Variables(dict[str, list[str]]):
         return [re.sub(r'\\(["$`\\])', r"\1", self.put_in(text))]
 
     def put_in(self, text: str) -> str:
-        """A text with the values of the variables in it."""
+        """A text with the values of the variables substituted."""
 
         def value(match: re.Match[str]) -> str:
             return " ".join(self.expanded(match.group(1) or match.group(2), match.group(0)))
@@ -78,7 +78,7 @@ class Variables(dict[str, list[str]]):
         return _IN_TEXT.sub(value, text)
 
     def expanded(self, inside: str, whole: str) -> list[str]:
-        """Words of ``${inside}``; the text itself where they are not known."""
+        """The words of ``${inside}``; the text itself if they are not known."""
         if (part := _PART.fullmatch(inside)) and (part.group(1) or "@") in self:
             words = self[part.group(1) or "@"]
             start = int(part.group(2)) - (part.group(1) is None)
@@ -104,7 +104,7 @@ class Variables(dict[str, list[str]]):
         return words
 
     def bind(self, words: list[str]) -> None:
-        """Make words the arguments; from one that stands for all arguments of the script on, they are not known."""
+        """Make words the arguments; after a word that stands for all arguments of the script they are unknown."""
         self.unbind()
         known = next((i for i, word in enumerate(words) if word in _ALL), len(words))
         self.update({str(i + 1): [word] for i, word in enumerate(words[:known])} | {"@": words, "*": words})
@@ -128,7 +128,7 @@ class Variables(dict[str, list[str]]):
 
 
 def is_argument(name: str) -> bool:
-    """Whether a name is that of a function's arguments."""
+    """Whether a name is one of a function's arguments."""
     return name.isdigit() or name in "@*#"
 
 

@@ -1,4 +1,4 @@
-"""What the user hands to an export: a plan file, a result or a scenario, with the facts a plan may lack."""
+"""The input of an export: a plan file, a result or a scenario, with facts that the plan may lack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODE = "is code, which no launcher builds; allowed: a model by name or config.js
 
 @dataclass(frozen=True)
 class Facts:
-    """What flags say beside the file; None where they are silent."""
+    """Facts given by flags; None if a flag is not given."""
 
     model: str | None = None
     seq_len: int | None = None
@@ -40,9 +40,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Source:
-    """A checked plan with its model, its shape, the devices of a node, the stack it was made for, and its cluster.
+    """A checked plan with its model, training shape, devices per node, the stack it was made for, and its cluster.
 
-    ``stack`` and ``cluster`` are None where nothing says them.
+    ``stack`` and ``cluster`` are None if they are not known.
     """
 
     plan: Plan
@@ -56,7 +56,7 @@ class Source:
 def load_source(name: str, facts: Facts) -> Source:
     """Read a plan, a result or a scenario and check it against its model.
 
-    Raises UserError for a file that is none of them, a fact that is missing, or a plan that cannot be.
+    Raises UserError for a file that is none of them, a missing fact, or a plan that is not allowed.
     """
     path = files.find(name, "scenarios", "scenario")
     document = files.load(path)
@@ -70,7 +70,7 @@ def load_source(name: str, facts: Facts) -> Source:
     if isinstance(data.get("candidates"), list):
         best = _best(data["candidates"], document.source)
         return _from_plan(best, document.source, path.parent, facts, where)
-    if isinstance(data.get("plan"), dict):  # as it was asked for: what it left to the stack is open
+    if isinstance(data.get("plan"), dict):  # as it was asked for, with the stack's choices left open
         if not is_simulated(data):
             return _from_scenario(name, facts)
         asked = data.get("asked")
@@ -88,7 +88,7 @@ def _best(candidates: list[Any], source: str) -> dict[str, Any]:
 
 
 def _from_plan(data: Mapping[str, Any], source: str, folder: Path, facts: Facts, where: Any) -> Source:
-    """A plan of a result, which says beside it ``where`` it runs."""
+    """A plan of a result; ``where`` is the cluster that the result names."""
     plan = files.parse(Plan, data, source=source)
     if plan.cluster is None and isinstance(where, dict):
         plan = plan.model_copy(update={"cluster": chosen_cluster(where)})
@@ -137,7 +137,7 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
 
 
 def _cluster(plan: Plan, facts: Facts) -> Cluster | None:
-    """The cluster that the plan was made for, or that is named beside it; None where nothing names one."""
+    """The cluster that the plan was made for, or that a flag names; None if neither is given."""
     named = dict(plan.cluster or {}) | ({"hardware": facts.hardware} if facts.hardware else {})
     cluster = cluster_of(named)
     if cluster and (facts.nodes or not plan.world_size):
@@ -146,7 +146,7 @@ def _cluster(plan: Plan, facts: Facts) -> Cluster | None:
 
 
 def _checked(plan: Plan, target: Target, cluster: Cluster | None) -> Source:
-    """Check the plan as its stack would run it; what it leaves open stays open, but for dp and the schedule."""
+    """Check the plan as its stack would run it; open fields stay open, except dp and the schedule."""
     try:
         stack = load_stack(plan.stack or DEFAULT_STACK)
     except UserError as error:
@@ -161,6 +161,6 @@ def _checked(plan: Plan, target: Target, cluster: Cluster | None) -> Source:
         update={"mesh": mesh, "pipeline": pipeline, "training": target.training.model_dump()}
     )
     there = cluster if cluster is not None and cluster.world_size == target.world_size else None
-    if there is not None:  # the plan travels with it
+    if there is not None:  # the plan carries its cluster
         whole = whole.model_copy(update={"cluster": chosen_cluster(recorded(there))})
     return Source(whole, target.graph, target.training, target.devices_per_node, found_for, there)

@@ -1,8 +1,8 @@
-"""What is exported: a plan whose open questions are settled, and what it chose itself.
+"""The subject of an export: a plan with its open fields settled, and the fields it decided itself.
 
-A plan leaves much to its software stack ("None"). What a target then does is its own habit, and no loss; only what
-the plan chose against its stack's habit must survive the export. So a plan is opened (what equals its stack's habit is
-left open again) and settled with the habits of the target's own stack.
+A plan leaves many fields to its software stack ("None"). How a target then decides them is its own habit, and no loss;
+only what the plan chose against its stack's habit must survive the export. So a plan is opened (fields that equal the
+stack's habit are left open again) and settled with the habits of the target's own stack.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ UNDERSTOOD = {
     "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
 }  # fmt: skip
 DEVICES_PER_NODE = 8
-"""Devices of a node where no cluster is named."""
+"""Devices per node if no cluster is named."""
 PASSIVE = ("version", "model", "training", "stack", "cluster", "search", "predicted", "micro_batch")
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A field of the plan that a target cannot express, its value, and why."""
+    """A field of the plan that a target cannot express, its value, and the reason."""
 
     field: str
     value: Any
@@ -67,12 +67,11 @@ class Loss:
 
 @dataclass(frozen=True)
 class Subject:
-    """A settled plan with its model and shape; ``chosen`` names the fields that are the plan's own decision.
+    """A settled plan with its model and shape; ``chosen`` names the fields that the plan decided itself.
 
-    ``stated`` are fields that the plan says and that make a difference, be they its stack's habit or not.
-
-    ``config`` is the model's Hugging Face config where one is known; ``devices_per_node`` shapes the launchers;
-    ``predicted`` is what the files say of it after "Predicted under", "" where nothing is known.
+    ``stated`` are fields that the plan gives and that make a difference, whether they equal its stack's habit or not.
+    ``config`` is the model's Hugging Face config, if known. ``devices_per_node`` shapes the launchers. ``predicted`` is
+    the text after "Predicted under" in the files, "" if nothing is known.
     """
 
     plan: Plan
@@ -96,12 +95,12 @@ class Subject:
 
     @property
     def nodes(self) -> int:
-        """Nodes that the launchers ask for."""
+        """The number of nodes that the launchers ask for."""
         return -(-self.world_size // self.devices_per_node)
 
     @cached_property
     def device_kind(self) -> str | None:
-        """What the plan runs on: gpu, tpu or cpu; None where it names no cluster. Raises UserError."""
+        """The kind of device of the plan: gpu, tpu or cpu; None if it names no cluster. Raises UserError."""
         cluster = cluster_of(self.plan.cluster)
         return cluster.device.kind if cluster else None
 
@@ -122,9 +121,9 @@ class Subject:
 
     @property
     def recomputed_per_stage(self) -> int | None:
-        """Layers that ``every:C`` recomputes in each virtual stage, None where stages differ.
+        """Layers that ``every:C`` recomputes in each virtual stage; None if stages differ.
 
-        Layers that predict further tokens do not count, nor do stages of nothing else.
+        Layers that predict further tokens do not count, nor do stages that have only such layers.
         """
         policy, names = self.plan.memory.recompute, self.graph.layers
         main = [layer for layer, name in enumerate(names) if name not in self.graph.auxiliary]
@@ -139,10 +138,10 @@ class Subject:
 
 
 def settle(plan: Plan, stack: str, own: Stack | None = None) -> tuple[Plan, frozenset[str]]:
-    """The plan with everything open decided as ``stack`` would, and the fields it decided itself.
+    """The plan with all open fields decided as ``stack`` would, and the fields it decided itself.
 
-    ``own`` has the habits that the plan was made for, where no shipped profile has (its ``stack`` names one else). What
-    changes nothing in the plan, whatever its value, is no decision. Raises UserError for a stack that does not exist.
+    ``own`` is the stack that the plan was made for, if that is not a shipped one (which its ``stack`` would name). A
+    field whose value makes no difference in the plan is not a decision. Raises UserError for an unknown stack.
     """
     own = own or load_stack(plan.stack or stack)
     habit, idle = resolve(_opened(plan, STACK_FIELDS), own), idle_overlaps(resolve(plan, own))
@@ -158,10 +157,10 @@ def settle(plan: Plan, stack: str, own: Stack | None = None) -> tuple[Plan, froz
 
 
 def idle_overlaps(plan: Plan) -> set[str]:
-    """Overlaps of a resolved plan of which it has nothing: they say neither yes nor no.
+    """Overlap fields of a resolved plan that have nothing to overlap, so that their value means nothing.
 
-    Where no rank shares its gradients nothing is reduced; whole parameters are gathered once a step under ZeRO-1 and 2
-    in flat buckets alone.
+    If no ranks share gradients, nothing is reduced; whole parameters are gathered once a step only under ZeRO-1 and 2
+    with flat buckets.
     """
     data, mesh = plan.data_parallel, plan.mesh
     ranks = mesh.gradient_ranks
@@ -179,7 +178,7 @@ def _opened(plan: Plan, fields: Mapping[str, tuple[str, ...]]) -> Plan:
 
 
 def cluster_of(named: Mapping[str, Any] | None) -> Cluster | None:
-    """The cluster that a plan names; None where it names none. Raises UserError."""
+    """The cluster that a plan names; None if it names none. Raises UserError."""
     if not named or "hardware" not in named:
         return None
     choice = files.parse(ClusterChoice, dict(named), source="the plan's cluster")
@@ -187,7 +186,7 @@ def cluster_of(named: Mapping[str, Any] | None) -> Cluster | None:
 
 
 def node_of(cluster: Cluster | None) -> int:
-    """Devices of a node of a cluster, the usual number where there is none."""
+    """Devices per node of a cluster; the default number without one."""
     return cluster.profile.devices_per_node if cluster else DEVICES_PER_NODE
 
 
@@ -199,10 +198,9 @@ def subject(
     devices_per_node: int | None = None,
     own: Stack | None = None,
 ) -> Subject:
-    """What a target whose habits are ``stack`` is asked to express (``own``: see :func:`settle`).
+    """What a target with the habits of ``stack`` is asked to express (``own``: see :func:`settle`).
 
-    Nodes have as many devices as those of the plan's cluster, where no number is given. Raises UserError for an unknown
-    stack or cluster.
+    The default of ``devices_per_node`` is that of the plan's cluster. Raises UserError for an unknown stack or cluster.
     """
     inside = devices_per_node or node_of(cluster_of(plan.cluster))
     settled, chosen = settle(plan, stack, own)
@@ -227,7 +225,7 @@ def subject(
 
 
 def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Iterator[Loss]:
-    """Fields of a settled plan that no exporter knows yet, and that neither default nor stack explain.
+    """Fields of a settled plan that no exporter knows yet, and that equal neither the default nor the stack's habit.
 
     ``known`` are sections that one target knows.
     """

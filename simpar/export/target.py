@@ -1,4 +1,4 @@
-"""What an export target is: a name, the version it speaks, what it cannot express, and the files it writes."""
+"""The definition of an export target: its name, version, what it cannot express, and the files it writes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ FEATURES = {
     "offload": "options say what a plan offloads; else that is lost",
     "a part": "something else runs more of what its stack does: it does not decide what is searched for that",
 }
-"""What a target may have beside files."""
+"""Features of a target besides writing files."""
 OF_TORCH = {name: in_torch(name).name for name in IN_TORCH}
-"""Optimizers of targets that train with those of ``torch.optim``."""
+"""Optimizers of targets that train with ``torch.optim``."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A plan read from another tool's file, and the options of that file that a plan has no place for.
+    """A plan read from another tool's file, and options of the file that have no place in a plan.
 
-    ``per_replica`` are the sequences that a data-parallel rank trains in a step, where the file says no global batch
-    and the tool takes as many of every rank. ``microbatches`` are those of a rank's step, where the file says them in
-    place of a micro-batch. ``sizes`` are those of the model that the file says (by the keys of ``match.SIZES``),
-    ``asks`` are those of the ``notes`` that a user can answer, by what they ask for: "model", "micro_batch" or
-    "global_batch" ("" where that is certain).
+    ``per_replica`` are the sequences of a data-parallel rank's step, if the file gives no global batch and the tool
+    takes as many from every rank. ``microbatches`` counts those of a rank's step, if the file gives them instead of a
+    micro-batch. ``sizes`` are the model's sizes in the file (by the keys of ``match.SIZES``). ``asks`` maps those of
+    the ``notes`` that a user can answer to what they ask for: "model", "micro_batch" or "global_batch" ("" if that is
+    certain).
     """
 
     plan: Plan
@@ -42,7 +42,7 @@ class Imported:
     asks: Mapping[str, str] = field(default_factory=dict)
 
     def global_batch(self, world_size: int) -> int | None:
-        """Sequences of a step on so many devices, None where the file does not tell."""
+        """Sequences of a step on ``world_size`` devices; None if the file does not give them."""
         told = (self.plan.training or {}).get("global_batch")
         replicas = self._replicas(world_size)
         return told or (self.per_replica * replicas if self.per_replica and replicas else None)
@@ -52,7 +52,7 @@ class Imported:
         return world_size // (mesh.tp * mesh.cp * mesh.pp)
 
     def placed(self, world_size: int, global_batch: int | None = None) -> Plan:
-        """The plan on so many devices, where the micro-batch follows from their number. Raises UserError."""
+        """The plan on ``world_size`` devices, if its micro-batch depends on their number. Raises UserError."""
         batch = global_batch or self.global_batch(world_size)
         if not self.microbatches or not batch or not (replicas := self._replicas(world_size)):
             return self.plan
@@ -66,13 +66,13 @@ class Imported:
 
 
 NEARLY = 0.94
-"""Likeness of two names from where on one is a typing error of the other; options of one tool are less alike."""
+"""Similarity of two names above which one counts as a typing error; options of one tool are less similar."""
 
 
 def misspelt(left: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Notes on names that nobody asked for (``left``), each all but the letters of one that was looked for in vain.
+    """Notes on unused names (``left``) that are almost equal to a name that was looked for and not found.
 
-    A flag is that of which it is the beginning, too.
+    A flag that is a prefix of another one counts as equal to it.
     """
     known = sorted(wanted)
     found = []
@@ -85,13 +85,13 @@ def misspelt(left: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
 
 
 def plan_said(values: Mapping[str, Any]) -> Plan:
-    """The plan of what a file says; what it does not say (None) is open. Raises ValidationError."""
+    """The plan of the values in a file; missing values (None) are left open. Raises ValidationError."""
     return Plan.model_validate({key: value for key, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """What a framework computes with: its names of ``optimizers`` that it has, by simpar's, and ``precisions``."""
+    """Numerics of a framework: its names of ``optimizers``, by simpar's names, and its ``precisions``."""
 
     optimizers: Mapping[str, str] = field(default_factory=lambda: OF_TORCH)
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp32")
@@ -101,11 +101,11 @@ class Numerics:
 class Target:
     """One framework at one version.
 
-    ``stacks`` are software stacks: first the one whose habits it has, then others that it starts, with whose habits
-    plans made for them are told. ``losses`` yields what it cannot express, ``options`` the options it is given by
-    their own names, ``files`` the text of every file from a subject and its options. ``notes`` tells what the user
-    should know, ``how`` what to do before it is started. ``read`` takes the text of one of its files, and the file's
-    name, back to a plan. ``features`` are of :data:`FEATURES`.
+    ``stacks`` are software stacks: first the target's own, whose habits it has, then others that it starts; plans made
+    for these keep their habits. ``losses`` yields what it cannot express, ``options`` returns its options by their own
+    names, ``files`` the text of every file from a subject and its options. ``notes`` tells what the user should know,
+    ``how`` what to do before starting it. ``read`` turns the text and name of one of its files back into a plan.
+    ``features`` are those of :data:`FEATURES`.
     """
 
     name: str
@@ -127,5 +127,5 @@ class Target:
         return self.stacks[0]
 
     def habits(self, plan: Plan) -> str:
-        """The stack whose habits a plan has there: its own where the target starts it, else that of the target."""
+        """The stack whose habits a plan has in the target: its own if the target starts it, else the target's."""
         return plan.stack if plan.stack in self.stacks else self.stack

@@ -1,4 +1,4 @@
-"""What both generations of torchtitan share: which models it has, what it cannot express, and its option names."""
+"""The common part of both generations of torchtitan: their models, what they cannot express, and option names."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MIXTURES = {
     "deepseek_v3": {"16B": "deepseek-v2-lite", "236B": "deepseek-v2", "671B": "deepseek-v3"},
     "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
 }  # fmt: skip
-"""Flavours with experts, by the shipped model of their sizes."""
+"""Flavors with experts, by the shipped model of the same sizes."""
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
 ROPES: dict[str, tuple[float, dict[str, Any]]] = {"llama3": (500_000.0, LLAMA3), "qwen3": (1_000_000.0, {})}
-"""Base and scaling of every flavour of a model folder."""
+"""Base and scaling of every flavor of a model folder."""
 INIT_STD = 0.02
 EPSILONS = {"llama3": 0.00001, "qwen3": 0.000001}
 SCHEDULES = {
@@ -52,7 +52,7 @@ NUMERICS = Numerics(OPTIMIZERS, tuple(PRECISIONS))
 
 
 def family(style: Architecture) -> str | None:
-    """The model folder of torchtitan that builds such decoders; None where there is none."""
+    """The model folder of torchtitan that builds such decoders; None if there is none."""
     llama = (
         style.norm == "rms" and style.gated and style.activation == "silu" and not style.biases
         and style.positions == "rope" and style.residual == "pre" and not style.beyond and not style.experts
@@ -62,7 +62,7 @@ def family(style: Architecture) -> str | None:
 
 
 def flavor(s: Subject, name: str) -> str | None:
-    """The flavour of a model folder with exactly the model's sizes."""
+    """The flavor of a model folder with exactly the model's sizes; None if there is none."""
     rope = s.graph.details.positions.rope
     if (rope.theta, dict(rope.scaling)) != ROPES[name]:
         return None
@@ -78,7 +78,7 @@ def flavor(s: Subject, name: str) -> str | None:
 
 
 def mixture(s: Subject) -> tuple[str, str] | None:
-    """The model folder and the flavour that a released mixture is; None for every other model."""
+    """The model folder and flavor of a released mixture; None for every other model."""
     for folder, flavors in MIXTURES.items():
         for found, shipped in flavors.items():
             if s.graph.name == shipped and as_shipped(s.graph):
@@ -87,9 +87,9 @@ def mixture(s: Subject) -> tuple[str, str] | None:
 
 
 def losses(s: Subject, *, named: bool = False, methods: Iterable[str] = ("all_gather",)) -> Iterator[Loss]:
-    """What no generation of torchtitan has an option for; a ``named`` model is whole in its registry.
+    """Losses in both generations of torchtitan; a ``named`` model is complete in its registry.
 
-    ``methods`` are those of context parallelism that a generation has.
+    ``methods`` are the generation's methods of context parallelism.
     """
     built = None if named else family(architecture(s.graph))
     if built is None and not named:
@@ -149,7 +149,7 @@ def _pipeline(s: Subject) -> Iterator[Loss]:
 
 
 def placement(s: Subject) -> str | None:
-    """A schedule of torch with the plan's placement of stages: its own name where it has one."""
+    """A schedule of torch with the plan's placement of stages; the plan's own schedule if torch has it."""
     if s.plan.schedule in SCHEDULES:
         return SCHEDULES[s.plan.schedule]
     pp, stages = s.plan.mesh.pp, schedule_of(s.plan, s.training).rank_of_stage
@@ -203,7 +203,7 @@ def modules(layers: tuple[int, ...], head: str) -> list[list[str]]:
 
 
 def training(s: Subject) -> Options:
-    """Options of the section ``training``: batches in sequences."""
+    """Options of the section ``training``; batches count sequences."""
     local = s.plan.micro_batch * (s.microbatches if s.plan.mesh.pp > 1 else 1)
     return {
         "training.local_batch_size": local,
@@ -217,14 +217,14 @@ def training(s: Subject) -> Options:
 
 
 def schedule_file(s: Subject) -> Mapping[str, str]:
-    """The action table as torch reads it, where torch has no such schedule."""
+    """The action table in torch's format, if torch does not have the schedule."""
     if s.plan.mesh.pp == 1 or s.plan.schedule in SCHEDULES:
         return {}
     return {CSV: schedule_of(s.plan, s.training).to_csv()}
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know in both generations."""
+    """Notes for users of both generations."""
     yield (
         "Tokenizer (a byte a token), texts, learning rate and steps are placeholders: a plan does not say them."
     )

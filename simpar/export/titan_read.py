@@ -1,4 +1,4 @@
-"""torchtitan's files back to a plan: the TOML of 0.2, and a recipe of a Python module since 0.3."""
+"""torchtitan's files back to a plan: the TOML of 0.2, and recipes in Python modules since 0.3."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ CHECKPOINTING = {
     "selective": "selective",
 }
 CONVERTERS = {"float8": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
-"""Precisions by the first letters of a converter's name."""
+"""Precisions by the prefix of a converter's name."""
 LOCAL_BATCH, SEQ_LEN = 8, 2048
-"""What ``TrainingConfig`` of torchtitan 0.2 and 0.3 has where a file says nothing."""
+"""Defaults of ``TrainingConfig`` in torchtitan 0.2 and 0.3."""
 EDGE = 1
-"""Layers that the embedding and the head count as where stages are cut (``..._first_stage_less_layers``)."""
+"""How many layers the embedding and the head count as when stages are cut (``..._first_stage_less_layers``)."""
 
 
 def read(text: str, name: str) -> Imported:
-    """The plan in a recipe (.py, ``FILE:RECIPE`` where it has several) or in the TOML of 0.2; nothing is run.
+    """The plan in a recipe (.py, ``FILE:RECIPE`` if it has several) or in the TOML of 0.2; nothing is run.
 
-    Raises UserError.
+    Raises UserError if it cannot be read.
     """
     path, recipe = split_name(name)
     if not path.endswith(".py"):
@@ -64,7 +64,7 @@ def _converters(made: Any) -> list[Made]:
 
 
 def _converted(converters: list[Made]) -> Iterator[str]:
-    """What a plan does not say of converters: which layers they are for, and those that change no precision."""
+    """What a plan does not record of converters: their layers, and converters that change no precision."""
     for each in converters:
         if not any(each.name.lower().startswith(begin) for begin in CONVERTERS):
             yield f"{each.name} is not read."
@@ -92,7 +92,7 @@ def _precision(given: Given, converters: list[str]) -> str:
 
 
 def _model(spec: Any, path: str, recipe: str) -> str | None:
-    """The shipped model of a flavour; its folder is said by the call, the file's place or the recipe's name."""
+    """The shipped model of a flavor; its folder is given by the call, the file's location or the recipe's name."""
     if not isinstance(spec, Made) or "model" in spec.fields:
         return None
     flavor = spec.fields.get("flavor", spec.args[0] if spec.args else None)
@@ -183,12 +183,12 @@ def _parallel(given: Given, model: str | None) -> dict[str, Any]:
     }
     balanced = given.get("parallelism.context_parallel_load_balancer", "headtail")
     if sizes["cp"] > 1:
-        word = given.get(ROTATION, "allgather")  # 0.2 alone has it
+        word = given.get(ROTATION, "allgather")  # only in 0.2
         method = rules.method_of(word, given.source, ROTATION)
         values |= {"cp_method": method, "cp_balance": "zigzag" if balanced else "contiguous"}
     sequence = given.get("parallelism.enable_sequence_parallel", True)
     is_async = [given.get(f"{part}.enable_async_tensor_parallel") for part in ("compile", "parallelism")]
-    if sizes["tp"] > 1:  # 0.3 compiles it, 0.2 has it beside the degrees
+    if sizes["tp"] > 1:  # 0.3 compiles it, 0.2 has an option
         values["tensor_parallel"] = {"overlap": any(is_async), "sequence_parallel": bool(sequence)}
     if given.get("training.enable_cpu_offload"):
         values |= {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
@@ -196,7 +196,7 @@ def _parallel(given: Given, model: str | None) -> dict[str, Any]:
 
 
 def _stages(given: Given, pp: int, model: str | None) -> dict[str, Any]:
-    """Schedule and stages: as they are listed, else as torchtitan cuts a model, edges counting as layers."""
+    """Schedule and stages: as listed, or else as torchtitan cuts a model, with edges counting as layers."""
     name = str(given.get("parallelism.pipeline_parallel_schedule", "1F1B"))
     parts = given.get("parallelism.module_fqns_per_model_part")
     each = given.whole("parallelism.pipeline_parallel_layers_per_stage")
@@ -228,9 +228,9 @@ def _stages(given: Given, pp: int, model: str | None) -> dict[str, Any]:
 
 
 def spread(count: int, stages: int, first: int, last: int) -> tuple[int, ...]:
-    """Layers of every stage where ``count`` includes ``first`` for the embedding and ``last`` for the head.
+    """Layers of every stage, where ``count`` includes ``first`` for the embedding and ``last`` for the head.
 
-    As torchtitan's ``generate_llm_fqn_per_model_part`` does: stages at the front have one more where it is uneven.
+    As torchtitan's ``generate_llm_fqn_per_model_part``: if the division is uneven, the first stages have one more.
     """
     base, more = divmod(count, stages)
     sizes = [base + (stage < more) for stage in range(stages)]
@@ -240,7 +240,7 @@ def spread(count: int, stages: int, first: int, last: int) -> tuple[int, ...]:
 
 
 def layers_of(parts: Any) -> tuple[int, ...] | None:
-    """Transformer layers of every stage from the modules of every stage; None where there are none."""
+    """Transformer layers of every stage from the stages' module names; None if there are none."""
     if not isinstance(parts, list) or not parts or not all(isinstance(part, list) for part in parts):
         return None
     return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
@@ -252,9 +252,9 @@ def _local(given: Given) -> int:
 
 
 def _shape(given: Given) -> dict[str, int]:
-    """Tokens of a sequence; sequences of a microbatch, of a rank's step and of all (0: open).
+    """Tokens per sequence; sequences of a microbatch, of a rank's step, and of the global batch (0: open).
 
-    Newer configs count tokens in place of sequences.
+    Newer configs count tokens instead of sequences.
     """
     pp = given.whole("parallelism.pipeline_parallel_degree") or 1
     ranks = (given.whole("parallelism.data_parallel_replicate_degree") or 1) * max(

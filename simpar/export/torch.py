@@ -1,4 +1,4 @@
-"""Plain torch: a training script that stands alone, its settings, the action table and the launchers."""
+"""Plain torch: a self-contained training script, its settings, the action table and the launchers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).with_name("torch_script.py")
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What the script cannot do."""
+    """Losses: what the script cannot do."""
     yield from _model(s)
     yield from rules.no_single_process(s)
     yield from rules.no_axis(s, "cp", "the script has no context parallelism; simpar run may have")
@@ -140,12 +140,12 @@ def options(s: Subject) -> Options:
 
 
 def _activation(s: Subject) -> str:
-    """What the script calls the activation."""
+    """The script's name of the activation."""
     return ACTIVATIONS.get(s.graph.details.activation, "")
 
 
 def _reduction(s: Subject, table: Schedule | None) -> str:
-    """DDP where it can: plain tensors, one chunk a rank, whole backwards; else one all-reduce a parameter."""
+    """DDP if possible (plain tensors, one chunk per rank, whole backwards), otherwise one all-reduce per parameter."""
     if s.dp == 1:
         return "none"
     if s.plan.data_parallel.zero >= 2:
@@ -186,7 +186,7 @@ def _texts(table: Schedule, rank: int) -> list[str]:
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know."""
+    """Notes for the user."""
     yield "`train.py` needs torch 2.11 or newer and nothing else; it feeds random tokens: put your data into `batch`."
     yield "`STEPS` sets the number of steps. For checkpoints, data and measured against predicted use `simpar run`."
     if s.plan.mesh.pp > 1 and s.plan.data_parallel.zero >= 2:

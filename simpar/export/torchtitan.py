@@ -1,4 +1,4 @@
-"""torchtitan 0.3: a Python module with one function that returns the Trainer's config, out and back in."""
+"""torchtitan 0.3: a Python module with one function that returns the Trainer's config, written and read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _model():
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What torchtitan 0.3 has no option for."""
+    """Losses: what torchtitan 0.3 has no option for."""
     mixture = titan.mixture(s)
     yield from titan.losses(s, named=mixture is not None)
     if mixture:
@@ -73,12 +73,12 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 
 def further(s: Subject) -> int:
-    """Layers that predict further tokens."""
+    """The number of layers that predict further tokens."""
     return sum(kind in s.graph.auxiliary for kind in s.graph.layers)
 
 
 def _mixture_losses(s: Subject) -> Iterator[Loss]:
-    """What its mixtures do not do."""
+    """What torchtitan's mixtures do not support."""
     mesh, choice, data = s.plan.mesh, s.plan.experts, s.plan.data_parallel
     ranks = (s.dp // data.hsdp if data.zero else 1) * mesh.cp * mesh.tp
     if ranks % mesh.ep:
@@ -113,7 +113,7 @@ def options(s: Subject) -> Options:
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
-    """The module, the table of the schedule where it needs one, and the launchers."""
+    """The module, the schedule's action table if needed, and the launchers."""
     command = ["-m torchtitan.train", f"--module {MODULE}", f"--config {FUNCTION}"]
     environment = {"PYTHONPATH": '"$PWD:${PYTHONPATH:-}"', "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     return {

@@ -1,4 +1,4 @@
-"""torchtitan 0.2: a TOML job config, out and back in."""
+"""torchtitan 0.2: a TOML job config, written and read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE = "torchtitan.toml"
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What the job config of torchtitan 0.2 cannot say."""
+    """Losses: what the job config of torchtitan 0.2 cannot express."""
     yield from titan.losses(s, methods=rules.ROTATIONS)
     family = titan.family(architecture(s.graph))
     if family and titan.flavor(s, family) in (None, "1B", "3B"):
@@ -64,9 +64,9 @@ def options(s: Subject) -> Options:
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
-    """The TOML file, the table of the schedule where it needs one, and the launchers."""
+    """The TOML file, the schedule's action table if needed, and the launchers."""
     lines = comment(s)
-    sections = list(dict.fromkeys(key.split(".")[0] for key in given))  # TOML declares each of them once
+    sections = list(dict.fromkeys(key.split(".")[0] for key in given))  # TOML declares each section once
     together = sorted(given.items(), key=lambda entry: sections.index(entry[0].split(".")[0]))
     for section, entries in groupby(together, key=lambda entry: entry[0].split(".")[0]):
         lines += ["", f"[{section}]"]
@@ -82,7 +82,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def _toml(value: Any) -> str:
-    """A TOML value; JSON's texts, numbers, booleans and lists are TOML's."""
+    """A TOML value; JSON strings, numbers, booleans and lists are valid TOML."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         return "[\n" + "".join(f"    {json.dumps(part)},\n" for part in value) + "]"
     return json.dumps(value)

@@ -1,4 +1,4 @@
-"""Hugging Face's ``TrainingArguments``, which its Trainer, TRL and LLaMA-Factory take under the same names."""
+"""Hugging Face's ``TrainingArguments``, which its Trainer, TRL and LLaMA-Factory share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARSER = "transformers 5.23 (TrainingArguments)"
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What no option of the Trainer says: tensor and context parallelism, ZeRO-1, replicas of shards, 8 bits."""
+    """Losses of the Trainer: tensor and context parallelism, ZeRO-1, replicas of shards, 8 bits."""
     yield from hugging_face.losses(s)
     yield from rules.no_axis(
         s, "tp", "the Trainer takes a mesh of tensor-parallel ranks from code, no option"
@@ -31,7 +31,7 @@ def losses(s: Subject) -> Iterator[Loss]:
 
 
 def sharded_losses(s: Subject) -> Iterator[Loss]:
-    """What FSDP of Accelerate, on which trainers stand, does not have."""
+    """What Accelerate's FSDP, on which trainers are based, does not have."""
     data = s.plan.data_parallel
     if data.zero == 1:
         yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
@@ -47,19 +47,19 @@ def sharded_losses(s: Subject) -> Iterator[Loss]:
 
 
 def released(s: Subject) -> Iterator[Loss]:
-    """A model that the hub has no name for."""
+    """Losses for a model without a name on the hub."""
     if s.graph.name not in HUB or not as_shipped(s.graph):
         yield Loss("model", s.graph.name, "the target loads a released model by its name on the hub")
 
 
 def released_losses(s: Subject) -> Iterator[Loss]:
-    """What the Trainer cannot say, and models that are not on the hub."""
+    """Losses of the Trainer, and of models that are not on the hub."""
     yield from released(s)
     yield from losses(s)
 
 
 def arguments(s: Subject) -> Options:
-    """Options by name; those of FSDP by dotted name."""
+    """Options by name; FSDP's options by dotted name."""
     numerics = s.plan.numerics
     full = s.plan.memory.recompute == "full"
     found: Options = {
@@ -95,7 +95,7 @@ def arguments(s: Subject) -> Options:
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know of all of them."""
+    """Notes on all of them for the user."""
     yield "Learning rate, data and number of steps are placeholders: a plan does not say them."
     if s.plan.data_parallel.zero == 2:
         yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."

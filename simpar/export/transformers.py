@@ -58,7 +58,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
 
 
 def notes(s: Subject) -> Iterator[str]:
-    """What to know."""
+    """Notes for the user."""
     yield "`train.py` feeds random tokens: put your data into `RandomTokens`. Needs `accelerate`."
     yield from trainer_arguments.notes(s)
 

@@ -15,7 +15,7 @@ CONFIG = "sft.yaml"
 
 
 def losses(s: Subject) -> Iterator[Loss]:
-    """What the Trainer cannot say, and weights that ``trl sft`` loads as they are."""
+    """Losses of the Trainer, and weights that ``trl sft`` loads as they are."""
     yield from trainer_arguments.released_losses(s)
     if s.graph.name in QUANTISED:
         yield Loss(
@@ -28,7 +28,7 @@ def options(s: Subject) -> Options:
     return {
         "model_name_or_path": HUB.get(s.graph.name, s.graph.name),
         "dtype": "float32",
-        "dataset_name": "roneneldan/TinyStories",  # plain text: base models have no template for conversations
+        "dataset_name": "roneneldan/TinyStories",  # plain text: base models have no chat template
         "max_length": s.training.seq_len,
         "packing": True,
         **trainer_arguments.arguments(s),

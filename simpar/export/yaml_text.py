@@ -1,4 +1,4 @@
-"""Options by dotted name as the text of a YAML file."""
+"""Options by dotted name as YAML text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from simpar.export.subject import Subject
 
 
 def yaml_file(s: Subject, given: Mapping[str, Any]) -> str:
-    """A YAML file of dotted names as nested sections, under the comment of every exported file."""
+    """A YAML file with dotted names as nested sections, after the comment of every exported file."""
     return "\n".join([*comment(s), *_lines(nested(given))]) + "\n"
 
 
 def _lines(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """A mapping in block style; items of lists and texts as JSON has them, which YAML reads."""
+    """A mapping in block style; list items and strings are written as JSON, which is valid YAML."""
     for key, item in value.items():
         if isinstance(item, Mapping):
             yield f"{indent}{key}:"
@@ -31,5 +31,5 @@ def _lines(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """A scalar that YAML 1.1 reads with its type: no exponent without a point."""
+    """A scalar that YAML 1.1 reads with the right type: no exponent without a decimal point."""
     return f"{value:.10f}".rstrip("0") if isinstance(value, float) else json.dumps(value)

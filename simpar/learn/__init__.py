@@ -1,1 +1,1 @@
-"""What a few measured runs say of a stack and a cluster, under priors of how the shipped ones differ."""
+"""Parameters of a stack and a cluster from a few measured runs, with priors from how the shipped profiles differ."""

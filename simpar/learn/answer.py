@@ -1,4 +1,4 @@
-"""What was learnt, in numbers and as one file of profiles with its provenance."""
+"""What was learnt, as numbers and as one file of profiles with its provenance."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from simpar.validate.chosen import Chosen
 from simpar.validate.predict import changed, changed_stack, cluster_of, job_of, result_of
 
 UNEXPLAINED = 0.05
-"""An error that stays beyond this is said: no parameter that was learnt explains it."""
+"""Remaining errors above this are reported: no learnt parameter explains them."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What measured runs taught: the files they are from, the runs, and the parameters under them.
+    """The result of learning: the source files, the runs, and the parameters they gave.
 
-    ``memory`` is what the peaks among them taught; None where no run has one.
+    ``memory`` is what was learnt from their memory peaks; None if no run has one.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Answer:
     memory: LearnedMemory | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON of ``simpar learn``: changes, runs and errors, in SI and percent."""
+        """The JSON of ``simpar learn``: changes, runs and errors, in SI units and percent."""
         return {
             "source": self.source,
             "runs": self.runs.count,
@@ -62,11 +62,11 @@ class Answer:
         }
 
     def errors(self) -> dict[str, float]:
-        """Median absolute errors of step time in percent: before, after, and of runs that were left out."""
+        """Median absolute errors of step time in percent: before, after, and of left-out runs."""
         return {name: _median_percent(each) for name, each in _named(self.learned)}
 
     def _memory(self) -> dict[str, Any] | None:
-        """What peaks of memory taught: layouts, median errors, and by stack the spread of what it keeps unseen."""
+        """What was learnt from memory peaks: layouts, median errors, and by stack the spread of its hidden memory."""
         if self.memory is None:
             return None
         stacks = {run.case.stack: load_stack(run.case.stack) for run in self.memory.layouts}
@@ -86,9 +86,9 @@ class Answer:
         }
 
     def half_intervals(self) -> dict[str, float]:
-        """Half of what nine of ten layouts like these should lie in, before and after, in percent (the median).
+        """Half widths, before and after, of the 90 % intervals of layouts like these, in percent (the median).
 
-        As of their predictions: see :mod:`simpar.report.certainty`.
+        They are those of predictions: see :mod:`simpar.report.certainty`.
         """
         before, after = [], []
         for run in self.runs.layouts:
@@ -103,7 +103,7 @@ class Answer:
         }
 
     def own_runs(self, stack: str, hardware: str, cluster: str = "") -> tuple[OwnRuns, ...]:
-        """What the layouts on a stack and hardware show of others like them, on what is learnt as ``cluster``."""
+        """What the layouts on a stack and hardware tell of similar ones, where ``cluster`` is the learnt name."""
         alike: dict[Traits, list[int]] = defaultdict(list)
         for at, run in enumerate(self.runs.layouts):
             if (run.case.stack, run.case.hardware) == (stack, hardware):
@@ -126,13 +126,13 @@ class Answer:
         return tuple(found)
 
     def _own_runs_of(self, stack: str) -> tuple[OwnRuns, ...]:
-        """The same of a stack on whatever hardware."""
+        """:meth:`own_runs` of a stack on any hardware."""
         clusters = dict.fromkeys(run.case.hardware for run in self.runs.layouts)
         return tuple(own for on in clusters for own in self.own_runs(stack, on))
 
     @cached_property
     def _peak_errors(self) -> dict[int, dict[str, float]]:
-        """By the place of a layout that has a peak log(measured / predicted) of it: before, after, and left out."""
+        """For every layout with a peak, by index, log(measured / predicted) of it: before, after, and left out."""
         if self.memory is None:
             return {}
         places = [at for at, run in enumerate(self.runs.layouts) if run.peak is not None]
@@ -142,7 +142,7 @@ class Answer:
         }
 
     def _measured(self, stack: str, names: Mapping[str, str]) -> tuple[MeasuredLayout, ...]:
-        """The layouts on a stack, on the clusters that are learnt under some names."""
+        """The layouts on a stack, with the names under which their clusters are learnt."""
         found = []
         for run, error in zip(self.runs.layouts, self.learned.after.tolist(), strict=True):
             if run.case.stack == stack:
@@ -162,7 +162,7 @@ class Answer:
         return tuple(found)
 
     def changes(self) -> list[dict[str, Any]]:
-        """Parameters that moved, the farthest first; ``spreads`` is how far in what shipped profiles differ by."""
+        """Parameters that moved, farthest first; ``spreads`` is the move in units of the shipped profiles' spread."""
         changes = _changes(self.learned) + (_changes(self.memory.learned) if self.memory else [])
         return sorted(changes, key=lambda change: -abs(float(change["spreads"])))
 
@@ -180,7 +180,7 @@ class Answer:
         return detail | {"measured_peak_bytes": run.peak.size_bytes, "memory_error_percent": errors}
 
     def to_yaml(self, name: str) -> str:
-        """The file of learnt profiles, called ``name``: provenance, then stacks and clusters by what they were."""
+        """The file of learnt profiles, called ``name``: provenance, then stacks and clusters by their base profile."""
         import simpar
 
         values: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}, "cluster": {}}
@@ -229,12 +229,12 @@ class Answer:
 
 
 def base_or_file(base: str, kind: str, what: str) -> str:
-    """What a learnt profile is called in its file: the shipped profile that it goes back to, or the user's file."""
+    """The name of a learnt profile in its file: the shipped profile that it derives from, or the user's file."""
     return base_name(base, kind, what) or Path(base).name.partition(".")[0]
 
 
 def _cluster(name: str, values: Mapping[str, Mapping[str, Mapping[str, float]]]) -> ClusterProfile:
-    """A cluster with its device inside, both with what was learnt of them."""
+    """A cluster with its device, both with their learnt parameters."""
     cluster = load_cluster(name)
     device, profile = cluster.device, cluster.profile
     kernels = {**device.kernels, **values["device"].get(device.name, {})}
@@ -244,9 +244,9 @@ def _cluster(name: str, values: Mapping[str, Mapping[str, Mapping[str, float]]])
 
 
 def learn(*paths: str, stack: str | None = None, hardware: str | None = None) -> Answer:
-    """Learn from tables of runs and folders of simpar run, all on a stack and hardware where they are given.
+    """Learn from tables of runs and folders of simpar run, on one stack and hardware for all if these are given.
 
-    Raises UserError.
+    Raises UserError for input that cannot be used.
     """
     runs = runs_of(paths, Chosen(stack, hardware))
     names = ", ".join(Path(path).name for path in paths)
@@ -254,7 +254,7 @@ def learn(*paths: str, stack: str | None = None, hardware: str | None = None) ->
 
 
 def _traits(run: Observed) -> Traits:
-    """What decides how well a layout is known, by the name that its stack will be known as."""
+    """The traits that decide how well a layout is known, under the name that its stack will have."""
     cluster = cluster_of(run.case)
     traits = traits_of(job_of(run.case, cluster), cluster, cluster.device.name)
     return replace(traits, stack=base_or_file(run.case.stack, "stacks", "stack"))
@@ -269,7 +269,7 @@ def _rounded(value: float) -> float:
 
 
 def _named(found: Learned) -> tuple[tuple[str, Floats], ...]:
-    """Errors of runs by when: before, after, and left out."""
+    """Errors of runs by stage: before, after, and left out."""
     return ("before", found.before), ("after", found.after), ("left_out", found.left_out)
 
 
@@ -291,7 +291,7 @@ def _changes(found: Learned) -> list[dict[str, Any]]:
 
 
 def _error_percent(error: float) -> float:
-    """Predicted over measured less one, in percent, of log(measured / predicted)."""
+    """Predicted over measured minus one, in percent, from log(measured / predicted)."""
     return round(100.0 * float(np.expm1(-error)), 2)
 
 

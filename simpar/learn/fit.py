@@ -1,9 +1,8 @@
-"""The most probable parameters after a few runs: a penalised, robust, bounded least squares of log errors.
+"""The most probable parameters after a few runs: penalised, robust, bounded least squares of log errors.
 
-Of step times, or of another quantity that runs show (:mod:`simpar.learn.memory`).
-
-Every parameter is moved once for every run; the parameters that are most probable under those slopes are the point
-around which they are taken again. Spreads are those of :mod:`simpar.learn.parameters`.
+The errors are those of step times, or of another quantity that runs show (:mod:`simpar.learn.memory`). Every parameter
+is moved once for every run to get slopes. The parameters that are most probable under these slopes are the point at
+which slopes are taken again. Spreads are those of :mod:`simpar.learn.parameters`.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from simpar.validate.rows import Case
 from simpar.validate.words import PeakCounts
 
 MODEL_ERROR = 0.05
-"""Standard deviation of the logarithm of a step that no parameter explains: layouts of one job differ by it."""
-FAR = 0.15  # from this error on a run counts less
+"""Standard deviation of the logarithm of a step that no parameter explains: the spread between layouts of one job."""
+FAR = 0.15  # a run with a larger error counts less
 REWEIGHTED, LINEARISED = 12, 4
-SETTLED = 0.02  # of their spread: parameters that move less are found
+SETTLED = 0.02  # share of the spread: the fit ends when all parameters move less
 MOST_FOLDS = 10
-BARELY = 2.0**-20  # what opens bounds that meet
-LEAST_MOVE = 0.02  # of its spread: what moves less is left as it was
+BARELY = 2.0**-20  # widens bounds that coincide
+LEAST_MOVE = 0.02  # share of the spread: a parameter that moves less keeps its old value
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Most bytes on the fullest device, and what of them it ``counts``."""
+    """Peak memory of the fullest device in bytes, and what it ``counts``."""
 
     size_bytes: float
     counts: PeakCounts = "reserved"
@@ -40,10 +39,9 @@ class Peak:
 
 @dataclass(frozen=True)
 class Observed:
-    """One layout that was measured: seconds of its step, how sure they are in logarithms, and where it is from.
+    """A measured layout: the seconds of its step, their scatter (of logarithms), and where it is from.
 
-    ``peak`` of its memory where that is known; ``repeats`` of it were taken together, ``rows`` are their lines of a
-    table.
+    ``peak`` is its memory, if known. ``repeats`` runs of it were merged; ``rows`` are their lines in a table.
     """
 
     case: Case
@@ -60,7 +58,7 @@ Names = Callable[[Case, Tuning], Iterator[Name]]
 
 @dataclass(frozen=True)
 class Quantity:
-    """What of a run is learnt from: as measured and as predicted, in SI and above zero, and what it depends on."""
+    """A quantity of runs to learn from, measured and predicted (SI units, above zero), and its parameters."""
 
     measured: Callable[[Observed], float]
     predicted: Callable[[Observed, Tuning], float]
@@ -72,10 +70,10 @@ STEP_TIME = Quantity(lambda run: run.time_s, lambda run, tuning: predict_time_s(
 
 @dataclass(frozen=True)
 class Slopes:
-    """What every parameter does to every run around a point.
+    """The effect of every parameter on every run around a point.
 
-    ``names`` of columns and ``at`` their values; ``errors[run]`` is log(measured / predicted) there and
-    ``slopes[run, parameter]`` by how much a parameter moves the logarithm of the prediction, per unit of it.
+    ``at`` are the values of the parameters ``names``; ``errors[run]`` is log(measured / predicted) there; ``slopes[run,
+    parameter]`` is the change of the logarithm of the prediction per unit of a parameter.
     """
 
     names: tuple[Name, ...]
@@ -86,7 +84,7 @@ class Slopes:
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known before: usual values of parameters, their spreads and bounds."""
+    """Prior knowledge: usual values of parameters, their spreads and bounds."""
 
     names: tuple[Name, ...]
     values: Floats
@@ -96,7 +94,7 @@ class Prior:
 
     @classmethod
     def of(cls, cases: Sequence[Case], tuning: Tuning = NO_TUNING, names_of: Names = names_of) -> Prior:
-        """Of all parameters that some cases depend on: as their profiles have them, or the tuning."""
+        """The prior of all parameters that the cases depend on, with values of their profiles or of the tuning."""
         found = {name: value_of(name, case, tuning) for case in cases for name in names_of(case, tuning)}
         names = tuple(sorted(found))
         values = np.array([found[name] for name in names])
@@ -111,12 +109,12 @@ class Prior:
 
 
 def _shared(key: str) -> str:
-    """The key under which the shipped profiles are compared: attention's rate by device is one parameter."""
+    """The key by which the shipped profiles are compared: all rates of attention count as one parameter."""
     return "fusion.attention_rate.others" if key.startswith("fusion.attention_rate") else key
 
 
 def slopes_of(runs: Sequence[Observed], prior: Prior, at: Floats, quantity: Quantity = STEP_TIME) -> Slopes:
-    """Errors and slopes of runs around values of the prior's parameters. Raises Unmodelled."""
+    """Errors and slopes of runs at values of the prior's parameters. Raises Unmodelled."""
     values = dict(zip(prior.names, at.tolist(), strict=True))
     rows = [_slopes(run, values, quantity) for run in runs]
     return Slopes(
@@ -139,9 +137,10 @@ def _slopes(run: Observed, values: Mapping[Name, float], quantity: Quantity) -> 
 
 
 def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | None = None) -> Floats:
-    """The most probable values of the parameters under errors and slopes of the runs that are used.
+    """The most probable values of the parameters, given errors and slopes of the ``used`` runs.
 
-    Runs that stay far off count less, as under Cauchy's distribution; what all of them share does not make them far.
+    Runs that remain far off count less, as under a Cauchy distribution; an error that all of them share does not count
+    as far.
     """
     keep = np.ones(len(known.errors), dtype=np.bool_) if used is None else used
     slopes, start = known.slopes[keep] * prior.spread, (known.at - prior.values) / prior.spread
@@ -150,6 +149,7 @@ def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | No
         (prior.low - prior.values) / prior.spread - BARELY,
         (prior.high - prior.values) / prior.spread + BARELY,
     )
+    # with x in spreads around the prior: minimise sum of w ((errors - slopes x) / noise)^2 + |x|^2
     weight, found = np.ones(len(errors)), start
     for _ in range(REWEIGHTED):
         scale = np.sqrt(weight) / noise
@@ -163,7 +163,7 @@ def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | No
 
 @dataclass(frozen=True)
 class Learned:
-    """What was learnt: the prior, the values found, and each run's error before, after, and where it was left out.
+    """The result: the prior, the values found, and every run's error before, after, and when it was left out.
 
     Errors are log(measured / predicted).
     """
@@ -176,12 +176,12 @@ class Learned:
 
     @property
     def tuning(self) -> Tuning:
-        """The values as predictions take them."""
+        """The values in the form that predictions take."""
         return tuning_of(dict(zip(self.prior.names, self.values.tolist(), strict=True)))
 
 
 def learn(runs: Sequence[Observed], tuning: Tuning = NO_TUNING, quantity: Quantity = STEP_TIME) -> Learned:
-    """Most probable parameters after some runs, from profiles or a tuning of them. Raises Unmodelled."""
+    """The most probable parameters after some runs, starting from profiles or a tuning. Raises Unmodelled."""
     prior = Prior.of([run.case for run in runs], tuning, quantity.names)
     scatter = np.array([run.scatter for run in runs])
     known = slopes_of(runs, prior, prior.values, quantity)
@@ -197,7 +197,7 @@ def learn(runs: Sequence[Observed], tuning: Tuning = NO_TUNING, quantity: Quanti
 
 
 def _settled(prior: Prior, found: Floats) -> Floats:
-    """Values as files have them, to four digits; what hardly moved stays as it was."""
+    """Values rounded to four digits, as files have them; those that hardly moved keep the prior's value."""
     rounded = np.array([float(f"{value:.4g}") for value in found.tolist()])
     return np.where(np.abs(found - prior.values) < LEAST_MOVE * prior.spread, prior.values, rounded)
 
@@ -210,13 +210,13 @@ def _errors(runs: Sequence[Observed], prior: Prior, values: Floats, quantity: Qu
 def _left_out(
     runs: Sequence[Observed], learned: Learned, known: Slopes, scatter: Floats, quantity: Quantity
 ) -> Floats:
-    """Errors of runs under parameters that were learnt without them: one at a time, many in ten parts."""
+    """Errors of runs under parameters learnt without them: one run at a time, many runs in ten parts."""
     part = np.arange(len(runs)) % max(min(len(runs), MOST_FOLDS), 1)
     found = np.array(learned.before)
     for fold in range(int(part.max()) + 1):
         out = part == fold
         if out.all():
-            break  # nothing is left to learn from
+            break  # no runs remain to learn from
         values = most_probable(learned.prior, known, scatter, ~out)
         rest = [run for run, one in zip(runs, out, strict=True) if one]
         found[out] = _errors(rest, learned.prior, values, quantity)

@@ -1,7 +1,7 @@
-"""What peaks of measured memory say of a stack: what it keeps, and the gaps and workspaces of its allocator.
+"""What memory peaks tell about a stack: what it keeps, and its allocator's gaps and workspaces.
 
-As step times do of other parameters (:mod:`simpar.learn.fit`). The two are learnt apart: what a stack keeps changes no
-kernel, and no clock changes what is kept.
+They are learnt like parameters of step times (:mod:`simpar.learn.fit`), but separately: what a stack keeps changes no
+kernel time, and no clock changes what is kept.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from simpar.validate.predict import Tuning, cluster_of, predict
 from simpar.validate.rows import Case
 
 ABSURD = 10.0
-"""Times more or less than predicted: in another unit, or of another run."""
+"""A peak this many times above or below the prediction has another unit, or is of another run."""
 
 
 @dataclass(frozen=True)
 class LearnedMemory:
-    """What peaks taught: the layouts that have one, and the parameters under them; errors are in their order."""
+    """What was learnt from peaks: the layouts that have one, and the parameters; errors are in the layouts' order."""
 
     layouts: tuple[Observed, ...]
     learned: Learned
 
 
 def learn_memory(layouts: Sequence[Observed]) -> LearnedMemory | None:
-    """The most probable parameters of stacks under the peaks of some layouts; None where no layout has one."""
+    """The most probable memory parameters given the peaks of some layouts; None if no layout has one."""
     shown = tuple(replace(run, scatter=0.0) for run in layouts if run.peak is not None)
     return LearnedMemory(shown, learn(shown, quantity=PEAK_MEMORY)) if shown else None
 
 
 def merged_peak(group: Sequence[Observed]) -> Peak | None:
-    """One peak of the repeats of a layout: of the kind that the first of them shows."""
+    """One peak for the repeats of a layout, of the kind that the first of them has."""
     peaks = [run.peak for run in group if run.peak is not None]
     alike = [peak.size_bytes for peak in peaks if peak.counts == peaks[0].counts]
     return replace(peaks[0], size_bytes=float(np.exp(np.mean(np.log(alike))))) if peaks else None
 
 
 def odd_peak(run: Observed) -> str:
-    """Why nothing is learnt from a run's peak, in words; empty where something is, or where it has none."""
+    """Why a run's peak is not used, in words; empty if it is used, or if the run has none."""
     if run.peak is None:
         return ""
     found, has = run.peak.size_bytes / GIB, cluster_of(run.case).device.memory_bytes / GIB

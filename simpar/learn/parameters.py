@@ -1,8 +1,8 @@
-"""Parameters of stacks, devices and clusters that whole runs tell: names, values, bounds, and how far profiles differ.
+"""Parameters of stacks, devices and clusters that whole runs show: names, values, bounds, and spreads of profiles.
 
-A spread is what may be expected of a stack or a cluster that nobody has measured: of what runs were fitted to, what was
-found there (``spreads.json``, benchmarks/fit_runs.py), of all else the root mean square by which shipped profiles
-differ from their median.
+A spread is how far a stack or a cluster that nobody has measured may differ. For parameters that were fitted to runs it
+is the spread found there (``spreads.json``, benchmarks/fit_runs.py), for all others the root mean square difference of
+shipped profiles from their median.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from simpar.validate.rows import Case
 Name = tuple[str, str, str]
 """Kind of profile ("device", "stack" or "cluster"), the profile, and the parameter's dotted key in it."""
 LEAST_SPREAD = 0.1
-"""Of a parameter's usual value: profiles that agree by chance say little of others."""
+"""The least spread, as a share of a parameter's usual value: a few profiles may agree by chance."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter in SI: its bounds, how far it is moved to see what it does, and the least that profiles differ by."""
+    """A parameter in SI units: its bounds, the step for its slope, and the least spread of profiles."""
 
     low: float
     high: float
@@ -63,12 +63,12 @@ EXPERTS = {
     "experts.exchange_host_s": Parameter(0.0, 5 * MS, 0.1 * MS),
 }
 SHARDS = {"launch.shard_copy_s": Parameter(0.0, 50 * US, 0.5 * US)}
-"""Where what was gathered is copied tensor by tensor; most stacks gather flat buffers."""
+"""Parameters of stacks that copy gathered shards tensor by tensor; most stacks gather flat buffers."""
 DISPATCH = "launch.dispatch_s"
 ON_CPU = {DISPATCH: Parameter(0.0, 20 * MS, 0.2 * MS, 1 * MS)}
-"""Where the host is the device; no shipped profile was measured on one."""
+"""Parameters for which the host is the device; no shipped profile was measured on a CPU."""
 CAPACITY, SHARED = "host.compute_capacity", Parameter(1.0, 1.0, 0.25, 1.0)
-"""How many devices of a host work at full speed at a time: never more than there are."""
+"""How many devices of a host work at full speed at a time, at most all of them."""
 MEMORY = {
     "memory.extra_saved": Parameter(0.0, 64.0, 1.0, 6.0),
     "memory.logit_bytes": Parameter(0.5, 20.0, 0.5),
@@ -76,22 +76,25 @@ MEMORY = {
     "memory.bucket_bytes": Parameter(0.0, 8.0, 0.5),
     "memory.allocator.workspace_bytes": Parameter(0.0, 16 * GIB, 64 * MIB),
 }
-"""What the memory of a stack depends on, whatever of it is measured. What a stack saves of a layer of Llama 3 8B by the
-habits that profiles name differs by 6 bytes per token and hidden feature: so may what no profile names."""
+"""Parameters of a stack's memory, whichever kind of peak was measured.
+
+By the habits that profiles name, what a stack saves of a layer of Llama 3 8B differs by 6 bytes per token and hidden
+feature; what no profile names may differ by as much.
+"""
 RESERVED = {
     "memory.allocator.fragmentation": Parameter(0.0, 0.6, 0.02),
     "memory.allocator.churn": Parameter(0.0, 0.6, 0.02),
     "memory.allocator.held_outputs": Parameter(0.0, 200.0, 5.0),
 }
-"""What an allocator reserves beyond tensors, per byte that comes and goes."""
+"""What an allocator reserves beyond tensors, per transient byte."""
 _ONLY_WITH = {"launch.host_time_per_collective_s": "tp", "launch.message_s": "pp", DISPATCH: "tp"}
-"""Axes without which a parameter does nothing."""
+"""Axes without which a parameter has no effect."""
 CLUSTER = ("collectives.port_efficiency", "collectives.nic_efficiency")
 SHARE = Parameter(0.1, 1.0, 0.03)
 
 
 def parameter(key: str) -> Parameter:
-    """Bounds and step of a key; rates of attention by device are one parameter."""
+    """Bounds and step of a key; rates of attention by device count as one parameter."""
     if key in CLOCKS:
         return CLOCK
     known = {
@@ -130,7 +133,7 @@ def names_of(case: Case, tuning: Tuning) -> Iterator[Name]:
 
 
 def value_of(name: Name, case: Case, tuning: Tuning) -> float:
-    """A parameter as the profiles of a case have it, or the tuning in their place."""
+    """A parameter's value in the tuning, or else in the profiles of a case."""
     kind, part, key = name
     tried = {"device": tuning.devices, "stack": tuning.stacks, "cluster": tuning.clusters}[kind]
     if key in tried.get(part, {}):
@@ -143,7 +146,7 @@ def value_of(name: Name, case: Case, tuning: Tuning) -> float:
 
 
 def clock_of(device: Device, key: str) -> float:
-    """A clock of a device; one of fewer bits that it does not state is that of the next wider ones."""
+    """A clock of a device; for a narrower precision that it does not state, that of the next wider one."""
     wider = CLOCKS[CLOCKS.index(key) :: -1]
     return next((device.kernels[one] for one in wider if device.kernels.get(one)), 1.0)
 
@@ -166,13 +169,13 @@ def _of_cluster(profile: ClusterProfile, key: str) -> float:
 
 @cache
 def _fitted() -> dict[str, float]:
-    """Spreads of logarithms that a fit to whole runs found, by key."""
+    """Spreads of logarithms that the fit to whole runs found, by key."""
     return dict(json.loads((Path(__file__).parent / "spreads.json").read_text()))
 
 
 @lru_cache(maxsize=64)
 def spread_of(kind: str, key: str) -> float:
-    """How far the shipped profiles of a kind differ in a parameter, in its own unit."""
+    """How far the shipped profiles of a kind differ in a parameter, in the parameter's unit."""
     if key == CAPACITY:
         return SHARED.least_spread
     if kind == "device":
@@ -192,7 +195,7 @@ def spread_of(kind: str, key: str) -> float:
 
 
 def tuning_of(values: Mapping[Name, float]) -> Tuning:
-    """Parameters as predictions take them."""
+    """Parameters in the form that predictions take."""
     found: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}, "cluster": {}}
     for (kind, part, key), value in values.items():
         found[kind].setdefault(part, {})[key] = value

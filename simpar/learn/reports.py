@@ -1,4 +1,4 @@
-"""Runs of ``simpar run`` as layouts with a time: its folder says what ran, and how long a step took."""
+"""Runs of ``simpar run`` as measured layouts: the folder records what ran and how long a step took."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def is_report(path: str) -> bool:
 
 
 def reported(path: str, chosen: Chosen) -> Observed:
-    """The layout of a run and its median step, by its folder or the report in it.
+    """The layout of a run and its median step, from its folder or the report in it.
 
-    Raises UserError for a folder without them, Unmodelled for a model of the user's own code.
+    Raises UserError for a folder without them, Unmodelled for a user's own model.
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     job, report = (_data(folder / name) for name in (JOB, REPORT))
@@ -47,7 +47,7 @@ def reported(path: str, chosen: Chosen) -> Observed:
 
 
 def _peak(case: Case, measured: Mapping[str, Any]) -> Peak | None:
-    """What the allocator reserved at the peak; on a processor none: what a process grows by is not its tensors."""
+    """The reserved memory at the peak; None on a CPU, where the growth of a process is not its tensors."""
     size_bytes = float(measured.get("peak_reserved_bytes") or 0.0)
     return Peak(size_bytes) if size_bytes and load_cluster(case.hardware).device.kind != "cpu" else None
 

@@ -1,4 +1,4 @@
-"""From measured runs to layouts with a time: repeats become one, what cannot be is left out and said."""
+"""From measured runs to layouts with times: repeats are merged, and unusable runs are left out with a reason."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from simpar.validate.table import label, read_table, suspect
 from simpar.validate.tuned import settled
 
 MOST_LAYOUTS = 60
-"""Layouts that are learnt from: more say little more of a few parameters, and take minutes."""
-ABSURD = 20.0  # times slower or faster than predicted: another unit, or another run
-MOST_NAMED = 8  # rows that are left out for one reason
-DISAGREE = 0.1  # between repeats of a layout, from where on they are named
+"""The most layouts to learn from: more add little about a few parameters, and take minutes."""
+ABSURD = 20.0  # this many times slower or faster than predicted: another unit or run
+MOST_NAMED = 8  # rows that are named per reason
+DISAGREE = 0.1  # repeats of a layout that differ by more are named
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What was measured: layouts, the spread of repeats (None without any), and lines on what is odd."""
+    """Measured layouts, the spread of repeats (None without any), and remarks on oddities."""
 
     layouts: tuple[Observed, ...]
     repeats_spread: float | None
@@ -42,7 +42,7 @@ class Runs:
 
     @property
     def count(self) -> int:
-        """Measured runs, repeats counted."""
+        """The number of measured runs, including repeats."""
         return sum(one.repeats for one in self.layouts)
 
     @property
@@ -52,12 +52,12 @@ class Runs:
 
 
 def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
-    """Layouts of tables, and of folders that simpar run left, whose times can be learnt from.
+    """Layouts with usable times from tables and from folders of simpar run.
 
-    Raises UserError where there is none.
+    Raises UserError if there is none.
     """
     if chosen.stack:
-        load_stack(chosen.stack)  # a profile that cannot be read is no fault of the rows
+        load_stack(chosen.stack)  # an unreadable profile is not the rows' fault
     if chosen.hardware:
         load_cluster(chosen.hardware)
     found: list[Observed] = []
@@ -98,7 +98,7 @@ def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
 
 
 def _left_out(names: Sequence[str], reason: str) -> str:
-    """One line for all runs that are left out for a reason."""
+    """One line for all runs that are left out for the same reason."""
     if len(names) == 1:
         return f"{names[0]} is left out: {reason}"
     rows = [name.split(" ")[1] for name in names if name.startswith("row ")]
@@ -125,7 +125,7 @@ def _observed(line: int, row: Row, chosen: Chosen) -> Observed:
 
 
 def _check(entry: Case, time_s: float) -> None:
-    """Refuse times that the device cannot have reached, or that are off by more than any profile."""
+    """Raise for times that the device cannot have reached, or that are off by more than any profile could be."""
     training = entry.training
     tokens = training.tokens_per_step / entry.num_devices
     least_s = model_flop_per_token(entry.graph, training.seq_len, "causal") * tokens / peak_flop_per_s(entry)
@@ -150,7 +150,7 @@ def _repeated(runs: Sequence[Observed]) -> list[list[Observed]]:
 
 
 def _spread(repeated: Sequence[Sequence[Observed]]) -> float | None:
-    """The standard deviation of the logarithm of a step around that of its layout."""
+    """The standard deviation of the logarithms of steps around the mean of their layout."""
     squares, free = 0.0, 0
     for group in repeated:
         logs = np.log([run.time_s for run in group])
@@ -159,7 +159,7 @@ def _spread(repeated: Sequence[Sequence[Observed]]) -> float | None:
 
 
 def _merged(group: Sequence[Observed], spread: float | None) -> Observed:
-    """One layout of its repeats, as sure as they make it."""
+    """The repeats of a layout as one, with their combined scatter."""
     time_s = float(np.exp(np.mean(np.log([run.time_s for run in group]))))
     rows = tuple(line for run in group for line in run.rows)
     scatter = max(spread or 0.0, *(run.scatter for run in group)) / len(group) ** 0.5
@@ -174,7 +174,7 @@ def _merged(group: Sequence[Observed], spread: float | None) -> Observed:
 
 
 def _disagreement(group: Sequence[Observed]) -> list[str]:
-    """A line where repeats of a layout differ by more than noise does."""
+    """A line if repeats of a layout differ by more than noise."""
     times = [run.time_s for run in group]
     apart = max(times) / min(times) - 1
     if apart <= DISAGREE:

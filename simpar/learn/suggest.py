@@ -1,7 +1,7 @@
-"""The layouts that are worth measuring before one of those that a search found is decided on.
+"""The layouts worth measuring before one of a search's candidates is chosen.
 
-May be measured: what the search shows, on its cluster, and the same layouts with fewer replicas on fewer nodes, where
-they fit. What each of them tells is that of :mod:`simpar.uncertainty.experiments`.
+Candidates for a measurement are the layouts that the search shows, on its cluster, and the same layouts with fewer
+replicas on fewer nodes, if they fit. What each measurement tells is computed in :mod:`simpar.uncertainty.experiments`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from simpar.uncertainty.joint import common_spread, joint_errors
 from simpar.units import HOUR_S
 
 SIZES = 3
-"""Of the numbers of nodes on which a layout has fewer replicas, the smallest that are tried."""
+"""How many of the smallest numbers of nodes are tried for a layout with fewer replicas."""
 STEPS = 30
-"""Of a run that tells the time of a step; what a suggestion costs is counted for them."""
+"""Steps of a run that suffice to time a step; the cost of a suggestion counts this many."""
 COLUMNS = (
     "source", "model_name", "seq_len", "global_batch_seqs", "n_gpus", "tp", "cp", "ep", "pp", "dp", "plan", "notes",
     "iteration_time_s", "peak_mem_gib",
@@ -45,9 +45,9 @@ COLUMNS = (
 class Suggestion:
     """A layout to measure.
 
-    ``plan`` is whole: what is trained on which cluster. ``gain`` is the share of a step by which the layout decided on
-    is expected to be faster once this one and those before it are measured, ``device_s`` what STEPS steps of it take
-    of all devices together, ``candidate`` the rank of the candidate that it is, or is of fewer replicas.
+    ``plan`` is complete, with model, training and cluster. ``gain`` is the expected share of a step by which the
+    finally chosen layout is faster once this one and those before it are measured. ``device_s`` is what STEPS steps
+    take of all devices together. ``candidate`` is the rank of the candidate that it equals, or has fewer replicas of.
     """
 
     plan: Plan
@@ -76,7 +76,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class _Option:
-    """A layout that may be measured: the rank of the candidate that it is of, and its simulated step."""
+    """A layout that may be measured: the rank of its candidate, and its simulated step."""
 
     candidate: int
     result: Result
@@ -91,10 +91,10 @@ class _Option:
 
 
 def suggestions(found: SearchResult, problem: Problem, most: int) -> list[Suggestion]:
-    """Layouts worth measuring, in their order, at most so many: none where nothing that may be measured tells more.
+    """At most ``most`` layouts worth measuring, in order; none if no possible measurement helps the choice.
 
-    What the problem's stack was learnt from is not measured again. One candidate alone leaves nothing to decide. Raises
-    UserError where nothing can be suggested for such a problem.
+    Layouts from which the problem's stack was learnt are not measured again, and a single candidate needs no choice.
+    Raises UserError if nothing can be suggested for such a problem.
     """
     check(problem)
     if len(found.candidates) < 2:
@@ -121,7 +121,7 @@ def suggestions(found: SearchResult, problem: Problem, most: int) -> list[Sugges
 
 
 def check(problem: Problem) -> None:
-    """Raises UserError where no layout of a problem can be suggested."""
+    """Raise UserError if no layout of a problem can be suggested."""
     if not problem.is_of_time:
         raise UserError(
             f"--suggest: is of the shortest step; allowed: --objective {BY_REGRET} or time, not {problem.objective}"
@@ -147,7 +147,7 @@ def _suggestion(problem: Problem, option: _Option, gain: float) -> Suggestion:
 
 
 def _smaller(candidates: Sequence[Candidate], problem: Problem) -> Iterator[_Option]:
-    """What candidates are with fewer replicas on fewer nodes: the smallest that fit as surely as asked for."""
+    """Candidates with fewer replicas on fewer nodes: the smallest that fit with the requested probability."""
     for one in candidates:
         found = (_tried(one, problem, nodes) for nodes in _fewer_nodes(one.plan, problem))
         yield from islice((option for option in found if option is not None), SIZES)
@@ -157,13 +157,13 @@ def _tried(one: Candidate, problem: Problem, nodes: int) -> _Option | None:
     try:
         result = _simulated(one.plan, problem, nodes)
     except UserError:
-        return None  # experts or replicas that need as many ranks as there were
+        return None  # its experts or replicas need all ranks
     allowed = is_allowed(problem, result, problem.constraints.fit_probability)
     return _Option(one.rank, result) if allowed else None
 
 
 def _fewer_nodes(plan: Plan, problem: Problem) -> list[int]:
-    """Numbers of nodes on which a layout has fewer of its replicas and as many microbatches in each."""
+    """Numbers of nodes on which a layout has fewer replicas, with as many microbatches in each."""
     cluster, dp = problem.cluster, plan.mesh.replicas
     if plan.pipeline.stages or cluster.is_mixed:
         return []
@@ -177,7 +177,7 @@ def _fewer_nodes(plan: Plan, problem: Problem) -> list[int]:
 
 
 def _simulated(plan: Plan, problem: Problem, nodes: int) -> Result:
-    """The step of a layout on so many nodes, with as many microbatches of each replica. Raises UserError."""
+    """The step of a layout on ``nodes`` nodes, with as many microbatches per replica. Raises UserError."""
     fewer = problem.cluster.nodes // nodes
     training = problem.training.model_copy(update={"global_batch": problem.training.global_batch // fewer})
     smaller = replace(problem, cluster=replace(problem.cluster, nodes=nodes), training=training)
@@ -185,7 +185,7 @@ def _simulated(plan: Plan, problem: Problem, nodes: int) -> Result:
 
 
 def learned_from(stack: str, hardware: str) -> tuple[tuple[str, ...], str, str]:
-    """Tables of runs that a stack was learnt from, and the stack and hardware before that: what to learn anew with."""
+    """The tables from which a stack was learnt, and its stack and hardware before that, to learn anew with."""
     about = about_learned(stack, "stacks", "stack")
     if not about:
         return (), stack, hardware
@@ -195,9 +195,9 @@ def learned_from(stack: str, hardware: str) -> tuple[tuple[str, ...], str, str]:
 
 
 def write(chosen: Sequence[Suggestion], table: Path, model: str | None = None) -> list[Path]:
-    """A table of suggestions to fill in with what was measured, and a plan file beside it for each of them.
+    """Write a table of suggestions to fill in with measurements, and a plan file beside it for each of them.
 
-    ``model`` is what names the model, where its plan does not. Raises UserError where a file is there already: it may
+    ``model`` names the model if a plan does not. Returns the paths. Raises UserError if a file exists already: it may
     hold measurements.
     """
     plans = [table.with_name(f"{table.stem}-{at}.plan.json") for at in range(1, len(chosen) + 1)]
@@ -227,6 +227,6 @@ def write(chosen: Sequence[Suggestion], table: Path, model: str | None = None) -
 
 
 def refuse_existing(table: Path) -> None:
-    """Raises UserError where a table is there already."""
+    """Raise UserError if the table exists already."""
     if table.exists():
         raise UserError(f"{table}: is there, and may hold measurements; allowed: a name that is free")

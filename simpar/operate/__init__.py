@@ -1,1 +1,1 @@
-"""Weeks instead of steps: interruptions, checkpoints, restarts, and the share of time that trains."""
+"""Weeks of training: interruptions, checkpoints, restarts, and the share of time that is useful."""

@@ -1,10 +1,10 @@
-"""A campaign of weeks as a renewal process, many repetitions side by side in numpy columns.
+"""A campaign of weeks as a renewal process, with many repetitions in numpy columns.
 
 A repetition alternates between work (cycles of D seconds of work and w seconds of checkpoint) and recovery.
-Interruptions of every cause are Poisson processes that run whatever the job does, so one can also strike while it
-recovers, which then begins again. An unexpected interruption loses the work since the last complete checkpoint; a
-planned one, and a slow node that was found, are preceded by a checkpoint. The failed node is replaced by a spare; with
-none left, the job waits for the first repair.
+Interruptions of every cause are Poisson processes that are independent of what the job does, so one can also strike
+during a recovery, which then begins again. An unexpected interruption loses the work since the last complete
+checkpoint. A planned one, and the replacement of a slow node, follow a checkpoint. The failed node is replaced by a
+spare; if none is left, the job waits for the first repair.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOW = "slow node"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a campaign runs under, in seconds: its length, D, w, until a checkpoint is complete, detection, restart."""
+    """The parameters of a campaign in seconds: length, D, w, completion of a checkpoint, detection, restart."""
 
     length_s: float
     interval_s: float
@@ -42,7 +42,7 @@ class Setting:
 
 @dataclass
 class Campaign:
-    """Columns over the repetitions: seconds of useful work and of every loss, interruptions by cause."""
+    """Columns over the repetitions: seconds of useful work and of every loss, and interruptions by cause."""
 
     useful_s: Floats
     losses_s: dict[str, Floats]
@@ -51,7 +51,7 @@ class Campaign:
 
 @dataclass
 class _Columns:
-    """State of all repetitions: clock, columns of the result, when each spare is ready, who still runs."""
+    """State of all repetitions: clock, columns of the result, when each spare is ready, which still run."""
 
     setting: Setting
     rates: Sequence[Rate]
@@ -67,7 +67,7 @@ class _Columns:
         self.live = np.ones(len(self.clock), dtype=np.bool_)
 
     def spend(self, kind: str | None, rows: Any, seconds: Any) -> None:
-        """Let time pass for some repetitions, at most to the end; ``kind`` None is useful work."""
+        """Advance the clock of some repetitions, at most to the end; ``kind`` None is useful work."""
         left = self.setting.length_s - self.clock[rows]
         passed = np.minimum(seconds, left)
         (self.useful if kind is None else self.lost[kind])[rows] += passed
@@ -75,9 +75,10 @@ class _Columns:
 
 
 def run_campaign(setting: Setting, rates: Sequence[Rate], runs: int, seed: int) -> Campaign:
-    """Repeat a campaign ``runs`` times. The same seed gives the same columns; Philox counts, so none depends on time.
+    """Repeat a campaign ``runs`` times.
 
-    ``rates`` are interruptions per second by cause.
+    The same seed gives the same columns: random numbers come from a counter-based generator (Philox). ``rates`` are
+    interruptions per second by cause.
     """
     zeros = np.zeros(runs)
     state = _Columns(
@@ -122,12 +123,12 @@ def _causes(state: _Columns, weights: Floats, count: int) -> NDArray[np.int64]:
 
 
 def _unexpected(state: _Columns, cause: NDArray[np.int64]) -> NDArray[np.bool_]:
-    planned = np.array([*(rate.planned for rate in state.rates), True])  # a slow node is found, not lost
+    planned = np.array([*(rate.planned for rate in state.rates), True])  # a slow node is detected, not lost
     return ~planned[cause]
 
 
 def _work(state: _Columns, rows: Any, elapsed: Floats, loses: NDArray[np.bool_]) -> None:
-    """``elapsed`` seconds of cycles; where ``loses``, the work since the last complete checkpoint is lost."""
+    """Advance by ``elapsed`` seconds of cycles; with ``loses``, the work since the last complete checkpoint is lost."""
     s = state.setting
     cycle = s.interval_s + s.blocking_s
     full = np.floor(elapsed / cycle)
@@ -141,7 +142,7 @@ def _work(state: _Columns, rows: Any, elapsed: Floats, loses: NDArray[np.bool_])
 
 
 def _recover(state: _Columns, rows: Any, cause: NDArray[np.int64], weights: Floats) -> None:
-    """From an interruption until work goes on; what strikes meanwhile begins the recovery again."""
+    """From an interruption until work resumes; an interruption meanwhile restarts the recovery."""
     s, slow = state.setting, len(state.rates)
     found = cause == slow
     state.spend(None, rows[found], s.slow.detection / s.slow.slowdown)
@@ -169,7 +170,7 @@ def _recover(state: _Columns, rows: Any, cause: NDArray[np.int64], weights: Floa
 
 
 def _wait(state: _Columns, rows: Any, cause: NDArray[np.int64]) -> Floats:
-    """Seconds until there is a node for the one that failed; the failed one comes back as a spare after its repair."""
+    """Seconds until a node can replace the failed one, which becomes a spare after its repair."""
     takes = np.array([*(rate.takes_node for rate in state.rates), True])[cause]
     waits = np.zeros(len(rows))
     if state.ready is None or not takes.any():

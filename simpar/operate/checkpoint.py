@@ -1,7 +1,7 @@
-"""What a checkpoint costs, how often to take one, and what share of time is left: closed forms.
+"""The cost of a checkpoint, the best interval, and the share of useful time: closed forms.
 
-Notation of the literature: M mean time between interruptions, w time that a checkpoint blocks training, D work
-between two checkpoints, R time from an interruption until work goes on, all in seconds.
+Notation of the literature, all in seconds: M is the mean time between interruptions, w the time that a checkpoint
+blocks training, D the work between two checkpoints, R the time from an interruption until work resumes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simpar.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Saving:
-    """One checkpoint: bytes, s that it blocks training, s until it is complete after that, s to read it back."""
+    """One checkpoint: bytes, s that it blocks training, s until it is complete after that, and s to load it."""
 
     size_bytes: float
     blocking_s: float
@@ -28,10 +28,10 @@ class Saving:
 
 
 def checkpoint_bytes(graph: ModelGraph, plan: Plan, stack: Stack) -> float:
-    """Bytes of a checkpoint: weights as they are stored, and states of those that are trained. Adapters go alone.
+    """Bytes of a checkpoint: stored weights, and states of the trained ones; adapters are saved alone.
 
-    ``graph`` has frozen what the resolved plan freezes. Of matrix optimizers the states of matrices count for all
-    parameters, factors of theirs for none.
+    ``graph`` has frozen what the resolved plan freezes. For matrix optimizers, the states of matrices count for all
+    parameters and those of factors for none.
     """
     widths, trained = kept_widths(plan, stack), graph.num_trained_parameters()
     frozen = 0 if plan.tuning.lora_rank is not None else graph.num_parameters() - trained
@@ -39,7 +39,7 @@ def checkpoint_bytes(graph: ModelGraph, plan: Plan, stack: Stack) -> float:
 
 
 def _network_rate(cluster: Cluster) -> float:
-    """Bytes/s of a device's share of its node's network."""
+    """Bytes/s of one device's share of its node's network."""
     profile, out = cluster.profile, cluster.profile.scale_out
     if out is None:
         return profile.host.pcie_bandwidth
@@ -47,10 +47,10 @@ def _network_rate(cluster: Cluster) -> float:
 
 
 def saving(size_bytes: float, cluster: Cluster, operation: Operation) -> Saving:
-    """What a checkpoint costs on a cluster; every device writes an equal share.
+    """The cost of a checkpoint on a cluster; every device writes an equal share.
 
-    Copies go over PCIe to the host, to storage at the bandwidth that nodes can count on, and to another node's
-    memory at the rate of a device's share of the network.
+    Copies go over PCIe to the host, to storage at its guaranteed bandwidth, or to another node's memory at the rate of
+    a device's share of the network.
     """
     share = size_bytes / cluster.world_size
     stored = size_bytes / (cluster.nodes * operation.storage_per_node)
@@ -64,12 +64,12 @@ def saving(size_bytes: float, cluster: Cluster, operation: Operation) -> Saving:
 
 
 def young(w: float, m: float) -> float:
-    """Work between checkpoints that loses least, to first order: sqrt(2 w M) [Young 1974]."""
+    """The work between checkpoints that loses least time, to first order: sqrt(2 w M) [Young 1974]."""
     return math.sqrt(2.0 * w * m)
 
 
 def daly(w: float, m: float) -> float:
-    """Work between checkpoints that loses least, to higher order [Daly 2006, equation 37].
+    """The work between checkpoints that loses least time, to higher order [Daly 2006, equation 37].
 
     sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + (w / 2M) / 9) - w for w < 2M, else M.
     """
@@ -80,7 +80,7 @@ def daly(w: float, m: float) -> float:
 
 
 def efficiency(d: float, w: float, m: float, r: float) -> float:
-    """Share of time that is work kept, for exponential interruptions that may also strike while restarting.
+    """The share of useful time, for exponential interruptions that may also strike during a restart.
 
     D / (M exp(R / M) (exp((D + w) / M) - 1)) [Daly 2006, equation 20].
     """

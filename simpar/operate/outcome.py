@@ -1,4 +1,4 @@
-"""What weeks of training come to: the share of time that trains, interruptions, where the rest goes."""
+"""The outcome of weeks of training: the share of useful time, interruptions, and where the rest goes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from simpar.report.result import Result
 from simpar.simulation import stack_for, tuned_graph
 from simpar.units import DAY_S
 
-CONFIDENCE = 1.959964  # two-sided 95 % of the normal distribution
+CONFIDENCE = 1.959964  # two-sided 95 % quantile of the normal distribution
 
 
 class _Part(BaseModel):
@@ -31,7 +31,7 @@ class _Part(BaseModel):
 
 
 class Estimate(_Part):
-    """Mean over the repetitions, its 95 % confidence interval, and the range of 90 % of the repetitions."""
+    """The mean over the repetitions, its 95 % confidence interval, and the 5th and 95th percentiles."""
 
     mean: float
     low: float
@@ -41,7 +41,7 @@ class Estimate(_Part):
 
     @staticmethod
     def of(values: Any) -> Estimate:
-        """From one value a repetition."""
+        """An estimate from one value per repetition."""
         column = np.asarray(values, dtype=np.float64)
         mean = float(column.mean())
         half = CONFIDENCE * float(column.std(ddof=1)) / math.sqrt(len(column))
@@ -50,7 +50,7 @@ class Estimate(_Part):
 
 
 class Checkpoints(_Part):
-    """Checkpoints: size, what one blocks, work between two, and the optima of Young and Daly, in bytes and s."""
+    """Checkpoints in bytes and s: size, blocking time, work between two, and the optima of Young and Daly."""
 
     mode: str
     size_bytes: float
@@ -63,7 +63,7 @@ class Checkpoints(_Part):
 
 
 class Interruptions(_Part):
-    """How often: all interruptions, unexpected ones with their mean time between, means by cause."""
+    """Numbers of interruptions: all, unexpected ones with their mean time between, and means by cause."""
 
     every: Estimate
     unexpected: Estimate
@@ -72,7 +72,7 @@ class Interruptions(_Part):
 
 
 class Progress(_Part):
-    """What was trained meanwhile, and its price where the profile has one (of devices)."""
+    """The training done in that time, and the price of the devices, if the profile has one."""
 
     goodput_tokens_per_s: float
     tokens: float
@@ -81,9 +81,10 @@ class Progress(_Part):
 
 
 class Outcome(_Part):
-    """A campaign: ``effective_time`` is the share of time that is work kept, ``time_share`` where the rest went.
+    """A campaign: ``effective_time`` is the share of useful time, ``time_share`` where the rest went.
 
-    ``expected_effective_time`` is Daly's closed form for unexpected interruptions alone, with nodes always at hand.
+    ``expected_effective_time`` is Daly's closed form for unexpected interruptions only, with spare nodes always
+    available.
     """
 
     days: float
@@ -101,7 +102,7 @@ class Outcome(_Part):
 
 @dataclass(frozen=True)
 class Job:
-    """What is kept running: its cluster, tokens per second and seconds a step, parameters and plan as a result says."""
+    """A job to operate: its cluster, its result (tokens per second, seconds per step, plan), and checkpoint bytes."""
 
     cluster: Cluster
     result: Result
@@ -109,19 +110,19 @@ class Job:
 
     @staticmethod
     def of(result: Result, cluster: Cluster, model: ModelGraph, stack: Stack | str | None = None) -> Job:
-        """From a simulated step of a model on a software stack; the result says its resolved plan."""
+        """A job from a simulated step of a model on a software stack; the result has its resolved plan."""
         plan = Plan.model_validate(result.setup.plan)
         size_bytes = checkpoint_bytes(tuned_graph(plan, model), plan, stack_for(plan, stack))
         return Job(cluster, result, size_bytes)
 
     @staticmethod
     def from_inputs(result: Result, inputs: Mapping[str, Any]) -> Job:
-        """From a simulated step and what :func:`simpar.simulate` took for it, the model as a graph."""
+        """A job from a simulated step and the inputs of :func:`simpar.simulate`, with the model as a graph."""
         return Job.of(result, inputs["cluster"], inputs["model"], inputs.get("stack"))
 
 
 def operate(job: Job, operation: Operation, *, seed: int = 0) -> Outcome:
-    """Run a simulated job for days. Raises UserError for an unknown reliability profile, or without days."""
+    """Operate a simulated job for days. Raises UserError for an unknown reliability profile, or without days."""
     if operation.days is None:
         raise UserError("operation.days is missing: give --days DAYS")
     cluster = job.cluster

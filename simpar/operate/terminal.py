@@ -1,4 +1,4 @@
-"""A campaign for people: three tables on a terminal."""
+"""A campaign as terminal output: three tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_CAUSES = 8
 
 
 def print_outcome(outcome: Outcome, console: Console) -> None:
-    """Write what a campaign came to."""
+    """Print the outcome of a campaign."""
     share = outcome.effective_time
     console.print(
         f"\nOperated for {outcome.days:g} days on {number_of(outcome.nodes, 'node')} "

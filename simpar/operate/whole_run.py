@@ -1,7 +1,7 @@
-"""A whole training run with failures: how many days so many tokens take where time is lost to interruptions.
+"""A whole training run with failures: how many days it takes if interruptions cost time.
 
-The run is operated (:mod:`simpar.operate.campaign`) for as long as it takes, so that the share of time that is work
-kept belongs to its own length; days follow from that share, and everything that is paid by the hour from days.
+The run is operated (:mod:`simpar.operate.campaign`) for as long as it takes, so that the share of useful time fits its
+own length. Days follow from that share, and everything that is paid by the hour follows from days.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from simpar.report.result import Result
 from simpar.units import DAY_S
 
 ROUNDS = 3
-"""Runs are operated so often at most, each for as long as the last says that it takes; shares hardly depend on it."""
+"""The most rounds of operation, each as long as the previous one says the run takes; shares hardly depend on it."""
 SMALL = 0.001
-"""Days are found when they change by less than this share."""
+"""The rounds end when days change by less than this share."""
 AT_WORK = ("training", "lost work", "slow nodes")
-"""Where devices draw what a step draws; elsewhere they wait."""
+"""Time in which devices draw the power of a step; otherwise they draw that of waiting."""
 
 
 def operated_run(
     result: Result, inputs: Mapping[str, Any], operation: Operation | None, *, seed: int = 0
 ) -> Result:
-    """The result with failures in its whole run, where there is one and how often things fail is known.
+    """The result with failures in its whole run, if it has one and a reliability is known.
 
-    ``inputs`` are what :func:`simpar.simulate` took. What an ``operation`` says wins over the reliability profile that
-    the hardware names; without either the result stays as it is. Raises UserError.
+    ``inputs`` are those of :func:`simpar.simulate`. Settings of an ``operation`` take precedence over the reliability
+    profile that the hardware names; without either the result is unchanged. Raises UserError.
     """
     known = inputs["cluster"].profile.reliability
     operation = operation or (Operation(reliability=known) if known else None)
@@ -42,7 +42,7 @@ def operated_run(
 
 
 def with_failures(job: Job, operation: Operation, *, seed: int = 0) -> Result:
-    """The result of a job with failures counted in its whole run. Raises UserError for an unknown reliability."""
+    """The result of a job with failures in its whole run. Raises UserError for an unknown reliability."""
     result = job.result
     ideal = result.whole_run
     assert ideal is not None, "the training says its tokens"
@@ -60,7 +60,7 @@ def with_failures(job: Job, operation: Operation, *, seed: int = 0) -> Result:
 
 
 def _with(ideal: WholeRun, cluster: Cluster, outcome: Outcome, longer: float) -> WholeRun:
-    """The run in which an outcome's share of time is work kept; it is ``longer`` by a factor."""
+    """The run with an outcome's share of useful time; it is ``longer`` by a factor."""
     shares, days = outcome.time_share, ideal.days.value * longer
     energy, waiting_w = ideal.energy_mwh, _waiting_w(cluster)
     if energy is not None and waiting_w is not None:
@@ -84,7 +84,7 @@ def _with(ideal: WholeRun, cluster: Cluster, outcome: Outcome, longer: float) ->
 
 
 def _waiting_w(cluster: Cluster) -> float | None:
-    """Watts of the whole cluster while its devices run nothing; None where a device's power is not known."""
+    """Watts of the whole cluster while its devices run nothing; None if a device's power is not known."""
     found = 0.0
     for part in cluster.parts:
         if part.device.power is None:

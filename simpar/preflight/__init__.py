@@ -1,1 +1,1 @@
-"""Before a launch: what a launch command or a config of another framework would do, and which flags would do better."""
+"""What a launch command or a config of another framework would do, before the launch, and which flags do better."""

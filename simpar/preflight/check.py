@@ -1,4 +1,4 @@
-"""The question before a launch: does it fit, how long is a step, what limits it, and which flags would do better."""
+"""The check before a launch: whether it fits, how long a step takes, what limits it, and which flags do better."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 
 @dataclass(frozen=True)
 class WholeRun:
-    """What flags say of the whole run: its tokens ("15T"), dollars a device and hour, how often things fail."""
+    """Flags about the whole run: its tokens ("15T"), dollars per device and hour, and its reliability profile."""
 
     tokens: str | None = None
     usd_per_device_hour: float | None = None
@@ -35,9 +35,10 @@ class WholeRun:
 
 @dataclass(frozen=True)
 class Facts:
-    """What flags say beside the text, and with which probability the job is wanted to fit; None where silent.
+    """Flags beside the text, and the wanted probability of fitting; None if a flag is not given.
 
-    What a text says they may repeat, not contradict: the text, which is what runs, would be of another job.
+    Flags may repeat what the text says but not contradict it: the text is what runs, so the answer would be about
+    another job.
     """
 
     hardware: str | None = None
@@ -52,7 +53,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A layout one or two choices away, simulated, and what it changes in the text."""
+    """A layout one or two choices away, simulated, and its changes of the text."""
 
     result: Result
     change: Patched
@@ -60,10 +61,10 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Checked:
-    """A checked launch: its simulated step, layouts near it that fit as surely as wanted, quickest first.
+    """A checked launch: its simulated step, and nearby layouts that fit with the wanted probability, fastest first.
 
-    ``looked_at`` counts the layouts near it that were bounded; ``least_s`` is the lowest bound of the steps of those
-    that were not simulated, None without any.
+    ``looked_at`` counts the nearby layouts that were bounded. ``least_s`` is the lowest bound of the steps that were
+    not simulated, None if there are none.
     """
 
     given: Given
@@ -76,15 +77,15 @@ class Checked:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the launch fits with the probability that is wanted."""
+        """Whether the launch fits with the wanted probability."""
         known = self.result.certainty
         return self.result.fits and (known is None or known.fit_probability >= self.fits_with)
 
     @property
     def best(self) -> Neighbour | None:
-        """The neighbour to take, None where none is quicker than a launch that fits so surely.
+        """The neighbour to take; None if none is faster than a launch that fits with the wanted probability.
 
-        It is the quickest whose flags have a place in the text, or else the quickest.
+        It is the fastest whose flags have a place in the text, or else the fastest.
         """
         better = [
             one
@@ -138,7 +139,7 @@ def _figures(result: Result) -> Mapping[str, Any]:
 def check_launch(given: Given, facts: Facts) -> Checked:
     """Simulate what a text would start, and the best layouts near it.
 
-    Raises UserError where something is not said, where a flag contradicts the text, or the launch cannot be.
+    Raises UserError if something is missing, if a flag contradicts the text, or if the launch is not possible.
     """
     if not AS_PREDICTED <= facts.fits_with < 1:
         raise UserError(
@@ -179,7 +180,7 @@ def check_launch(given: Given, facts: Facts) -> Checked:
 
 
 def _with_failures(result: Result, problem: Problem, reliability: str | None) -> Result:
-    """The result with failures in its whole run, where a flag or the hardware says how often there are any."""
+    """The result with failures in its whole run, if a flag or the hardware gives a reliability profile."""
     from simpar.hardware.operation import Operation
     from simpar.operate.whole_run import operated_run
 
@@ -188,7 +189,7 @@ def _with_failures(result: Result, problem: Problem, reliability: str | None) ->
 
 
 def _better(given: Given, problem: Problem, plan: Plan, found: Nearby, settled: Plan) -> list[Neighbour]:
-    """The simulated neighbours that fit, with what they change in the text."""
+    """The simulated neighbours that fit, with their changes of the text."""
     before = _with_dp(plan, settled)
     listed = []
     for chosen, result in found.simulated:
@@ -198,12 +199,12 @@ def _better(given: Given, problem: Problem, plan: Plan, found: Nearby, settled: 
 
 
 def _with_dp(plan: Plan, settled: Plan) -> Plan:
-    """A plan with the data-parallel ranks that it comes to."""
+    """A plan with its data-parallel degree filled in."""
     return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": settled.mesh.dp})})
 
 
 def _answered(what: str, given: Given, notes: list[str]) -> None:
-    """Drop the note of the text's reader that asked for it."""
+    """Drop the note in which the text's reader asked for ``what``."""
     if (note := given.found.asks.get(what)) in notes:
         notes.remove(note)
 
@@ -217,7 +218,7 @@ def _model(given: Given, plan: Plan, facts: Facts) -> str:
 
 
 def _check_sizes(given: Given, name: str, graph: ModelGraph) -> None:
-    """Raises UserError for a model that has other sizes than the text says."""
+    """Raise UserError for a model with other sizes than the text gives."""
     found = unlike(graph, given.found.sizes, given.found.plan.model)
     if found:
         said, own = (", ".join(f"{key} {pair[at]}" for key, pair in found.items()) for at in (0, 1))
@@ -225,7 +226,7 @@ def _check_sizes(given: Given, name: str, graph: ModelGraph) -> None:
 
 
 def _contradicted(given: Given, flag: str, means: str, said: str) -> UserError:
-    """What is refused where a flag contradicts the text, which is what runs."""
+    """The error for a flag that contradicts the text, which is what runs."""
     means = f" {means};" if means else ""
     return UserError(
         f"{flag}:{means} {given.where} says {said}; allowed: what the text says, or no such flag"
@@ -233,7 +234,7 @@ def _contradicted(given: Given, flag: str, means: str, said: str) -> UserError:
 
 
 def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> Training:
-    """The shape of a step, as flags or the text say it, or as many sequences of every data-parallel rank."""
+    """The shape of a step from flags or the text, or from the sequences of every data-parallel rank."""
     told = given.found.plan.training or {}
     for flag, name, value in (
         ("--seq-len", "seq_len", facts.seq_len),
@@ -266,7 +267,7 @@ def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> 
 
 
 def _cluster(given: Given, plan: Plan, facts: Facts, notes: list[str]) -> Cluster:
-    """The nodes that are started, of the hardware that a flag names."""
+    """The nodes that are started, with the hardware that a flag names."""
     if facts.hardware is None:
         raise UserError(
             "--hardware is missing: no launch command says what it runs on (simpar list hardware)"

@@ -1,8 +1,8 @@
-"""A changed plan as changed options of the text that it was read from, each edit needed, and none missing.
+"""A changed plan as changed options of the text it was read from: all edits that are needed, and no others.
 
 The options of two plans are those that the export of the framework writes; where they differ, the text is edited. The
-edited text is read as the given one was: it is shown only where it means the changed plan, and every edit that it does
-without is left out.
+edited text is read like the original: it is shown only if it means the changed plan, and every edit without which it
+still does is left out.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SYNONYMS = {
     "--recompute-granularity": ("--recompute-activations",),
     "--num-virtual-stages-per-pipeline-rank": ("--num-layers-per-virtual-pipeline-stage",),
 }
-"""Flags that say the same: where one is set or taken out, the others go."""
+"""Flags with the same meaning: if one is set or removed, the others are removed."""
 UNREAD = ("model", "training", "stack", "cluster", "search", "predicted", "version")
-"""What of a plan no option of a layout says."""
+"""Keys of a plan that no option of a layout expresses."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of options: its ``syntax`` (of PATCHERS; None where nothing edits it) and how it is read, by text."""
+    """A text of options: its ``syntax`` (of PATCHERS; None if it cannot be edited), and the function that reads it."""
 
     text: str
     syntax: str | None
@@ -46,11 +46,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Patched:
-    """What changes in a text: edits in the order of the target's options, and the text with them.
+    """The changes of a text: edits in the order of the target's options, and the edited text.
 
-    ``text`` is None where the text has no certain place for them: then the edits are all that is known. ``unsaid`` are
-    choices of the plan (``memory.recompute = full``) that the text does not say with them: the framework has them in
-    its code, or not at all.
+    ``text`` is None if the text has no certain place for the edits; then only the edits are known. ``unsaid`` are
+    choices of the plan (``memory.recompute = full``) that the edited text does not express, because the framework has
+    them in its code or not at all.
     """
 
     edits: tuple[Edit, ...]
@@ -59,15 +59,15 @@ class Patched:
 
 
 def patched(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched:
-    """The edits that make of a text, which says the plan ``before``, one that says ``after``; both have their dp.
+    """The edits that turn a text with the plan ``before`` into one with the plan ``after``; both plans have their dp.
 
-    Raises UserError where a plan cannot be.
+    Raises UserError for a plan that is not allowed.
     """
     options = [_options(given.target, problem, plan) for plan in (before, after)]
     edits = list(_edits(given, *options))
     wanted, world_size = _meaning(after, problem), problem.cluster.world_size
     said = given.read(given.text).global_batch(world_size)
-    batch = said and problem.training.global_batch  # of a text that says none, flags say it again
+    batch = said and problem.training.global_batch  # if the text gives none, flags give it again
 
     def applied(chosen: Sequence[Edit]) -> str | None:
         """The text with some edits, if it then says what it should, the batch included."""
@@ -99,7 +99,7 @@ def patched(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched
 
 
 def _unsaid(given: Text, edits: Sequence[Edit], wanted: Mapping[str, Any], problem: Problem) -> Iterator[str]:
-    """Choices that an edited text does not say as they are wanted."""
+    """Choices that an edited text does not express as wanted."""
     try:
         text = _applied(given, edits)
         said = {} if text is None else _meaning(given.read(text).plan, problem)
@@ -121,7 +121,7 @@ def _applied(given: Text, edits: Sequence[Edit]) -> str | None:
 
 
 def _edits(given: Text, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Edit]:
-    """Where the options of two plans differ."""
+    """The differences between the options of two plans."""
     for name in (*new, *(name for name in old if name not in new)):
         typed = f"--{name.removeprefix('--')}" if given.syntax == "shell" else name
         if name not in new:
@@ -131,7 +131,7 @@ def _edits(given: Text, old: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
 
 
 def _batch_edits(given: Text, problem: Problem, after: Plan, options: Mapping[str, Any]) -> Iterator[Edit]:
-    """The options of a plan that say the batch of a step, which the text leaves to others: another changes them."""
+    """Options of a plan for the batch of a step that the text leaves open, if another option changes the batch."""
     training = problem.training
     twice = replace(problem, training=training.model_copy(update={"global_batch": 2 * training.global_batch}))
     return _edits(given, _options(given.target, twice, after), options)
@@ -151,20 +151,20 @@ def _place(problem: Problem) -> Target:
 
 
 def _written(value: Any, syntax: str | None) -> str | None:
-    """A value as the text has it."""
+    """A value in the syntax of the text."""
     if value is None:
         return SWITCH
-    if syntax == "shell" and not isinstance(value, bool):  # booleans are of job configs, as TOML has them
+    if syntax == "shell" and not isinstance(value, bool):  # booleans belong to job configs, in TOML syntax
         return " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return value if syntax == "yaml" and isinstance(value, str) else json.dumps(value)
 
 
 def _meaning(plan: Plan, problem: Problem) -> dict[str, Any]:
-    """A plan as its stack runs it, without what is not of its layout, and without what changes nothing in it."""
+    """A plan as its stack runs it, without keys that are not part of its layout or have no effect."""
     settled = check(balanced(resolve(plan, problem.stack), problem.graph, problem.stack), _place(problem))
     said = settled.model_dump(exclude=set(UNREAD))
     idle = idle_overlaps(settled)
     for section, names in STACK_FIELDS.items():
         said[section] |= dict.fromkeys(idle & set(names))
-    mesh = settled.mesh  # ranks of an expert are said or left out: it is the same
+    mesh = settled.mesh  # the default of etp may be written out or not
     return said | {"mesh": said["mesh"] | {"etp": mesh.etp or mesh.tp}}

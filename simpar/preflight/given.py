@@ -1,4 +1,4 @@
-"""What was pasted: a launch command, a script, or a config of a framework, as a plan and the text that it stands in."""
+"""The pasted input: a launch command, a script, or a config of a framework, as a plan and the text it is in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simpar.preflight.launcher import CONFIGS, Launch, launch_of
 from simpar.preflight.patch import PATCHERS, Edit
 
 COMMAND = "the command"
-"""What errors call a command that is in no file."""
+"""The name in errors of a command that is not in a file."""
 STDIN = "standard input"
 SYNTAX: dict[str, str | None] = {
     ".toml": "toml",
@@ -28,20 +28,20 @@ SYNTAX: dict[str, str | None] = {
     ".json": "json",
     ".py": None,
 }
-"""How files are written, by suffix; all others are shell."""
+"""The syntax of files by suffix; all others are shell."""
 SHELLS = ("bash", "sh", "zsh", "sbatch")
 SECTIONS = {
     "accelerate": ("distributed_type", "num_processes"),
     "deepspeed": ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"),
 }
-"""Keys of which a config of a framework has one."""
+"""Keys by which the config of a framework is recognised: it has at least one."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A plan as another framework's text says it, and how many ranks are started; numbers are None if it is silent.
+    """A plan from another framework's text, and how many ranks it starts (None if it does not say).
 
-    ``where`` names the text that edits are made in.
+    ``where`` names the text in which edits are made.
     """
 
     found: Imported
@@ -51,7 +51,7 @@ class Given:
 
 
 def given_words(words: Sequence[str], target: str | None = None) -> Given:
-    """What a launch command or a file says. Raises UserError where it says no plan that anything here reads."""
+    """The plan of a launch command or a file. Raises UserError if no reader finds a plan in it."""
     if len(words) == 1 and (words[0] == "-" or not any(each.isspace() for each in words[0])):
         return given_file(words[0], target)
     if words and Path(words[0]).name in SHELLS and Path(words[-1]).is_file():
@@ -62,12 +62,12 @@ def given_words(words: Sequence[str], target: str | None = None) -> Given:
 
 
 def _around(inner: Launch, outer: Launch) -> Launch:
-    """What a script starts, under what it was started with (``sbatch -N 4 train.sh``)."""
+    """The launch of a script, with what it was started with (``sbatch -N 4 train.sh``)."""
     return replace(inner, nodes=outer.nodes or inner.nodes, per_node=outer.per_node or inner.per_node)
 
 
 def given_file(name: str, target: str | None = None) -> Given:
-    """A file, FILE.py:RECIPE, or - for standard input."""
+    """The plan of a file, of FILE.py:RECIPE, or of standard input (-)."""
     if name == "-":
         import sys
 
@@ -84,7 +84,7 @@ def given_file(name: str, target: str | None = None) -> Given:
 
 
 def given_text(text: str, source: str, target: str | None = None, suffix: str = "") -> Given:
-    """A text by its suffix: a config, a recipe, or shell. Raises UserError."""
+    """The plan of a text by its suffix: a config, a recipe, or shell. Raises UserError."""
     if target is not None and target not in readable():
         raise UserError(f"--from {target}: nothing reads its files{files.allowed(readable())}")
     if suffix in SYNTAX:
@@ -111,7 +111,7 @@ def _config(text: str, source: str, target: str, syntax: str | None, launch: Lau
 
 
 def _of_command(text: str, source: str, target: str, launch: Launch) -> Given:
-    """A command that names a config file. Options of torchtitan's on the command line win over the file's."""
+    """The plan of a command that names a config file; torchtitan's options on the command line override the file."""
     path = str(launch.config)
     inner = files.read_text(path)
     syntax = SYNTAX.get(Path(path).suffix)
@@ -145,12 +145,12 @@ def _dotted(command: str) -> dict[str, str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a word is a TOML number or truth value."""
+    """Whether a word is a TOML number or boolean."""
     return text in ("true", "false") or text.lstrip("-").replace(".", "", 1).isdigit()
 
 
 def _target_of(text: str, source: str, suffix: str) -> str:
-    """The framework whose config a file is, by what stands in it. Raises UserError."""
+    """The framework whose config a file is, by its content. Raises UserError."""
     if suffix == ".py":
         return "torchtitan" if "Trainer.Config" in text else "megatron-bridge"
     if suffix == ".toml":

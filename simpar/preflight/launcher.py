@@ -1,6 +1,6 @@
-"""Who starts a job: the nodes and ranks that a launch command or a batch script asks for, and what it starts.
+"""The launcher of a job: the nodes and ranks that a launch command or a batch script asks for, and what it starts.
 
-Words are as :class:`~simpar.export.shell.Script` reads them: what only running would tell is no number, and not said.
+Words are those of :class:`~simpar.export.shell.Script`: a value that only running would tell counts as not given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NODES: Flags = {
     "deepspeed": ("--num_nodes", "--num-nodes"),
     "accelerate": ("--num_machines", "--num-machines"),
 }
-"""Flags for the number of nodes, by launcher; those of torchrun are of torch.distributed.run and .launch as well."""
+"""Flags for the number of nodes, by launcher; torchrun's also hold for torch.distributed.run and .launch."""
 PER_NODE: Flags = {
     "torchrun": ("--nproc-per-node", "--nproc_per_node"),
     "srun": ("--gpus-per-node", "--ntasks-per-node"),
@@ -29,19 +29,19 @@ PER_NODE: Flags = {
     "deepspeed": ("--num_gpus", "--num-gpus"),
     "mpirun": ("-npernode", "--npernode"),
 }
-"""Flags for the ranks of a node."""
+"""Flags for the ranks per node."""
 RANKS: Flags = {
     "mpirun": ("-np", "-n", "--n"),
     "accelerate": ("--num_processes", "--num-processes"),
     "srun": ("--ntasks", "-n"),
 }
-"""Flags for all ranks."""
+"""Flags for the total number of ranks."""
 TASKS = ("--ntasks-per-node", "--ntasks", "-n", "-np", "--n", "-npernode", "--npernode")
 """Flags that count tasks: ranks, unless each task is a launcher that starts the ranks of its node."""
 OF_A_NODE = ("torchrun", "deepspeed", "accelerate")
-"""Launchers that start the ranks of a node."""
+"""Launchers that start the ranks of one node."""
 ALONE: Flags = {"torchrun": (), "deepspeed": ("--hostfile", "-H", "--include", "-i")}
-"""Launchers that start one node where they are told neither a number of nodes nor by these flags which."""
+"""Launchers that start a single node unless a number of nodes or one of these flags is given."""
 MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 ALIASES = {"mpiexec": "mpirun", "horovodrun": "mpirun"}
 CONFIGS: Flags = {
@@ -50,15 +50,15 @@ CONFIGS: Flags = {
     "deepspeed": ("--deepspeed_config", "--deepspeed-config", "--deepspeed"),
     "nanotron": ("--config-file",),
 }
-"""Flags that name the config file of a framework, looked at in this order."""
+"""Flags that name the config file of a framework, in the order in which they are tried."""
 _SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a command starts: the export target that reads it, the config file that it names, nodes and ranks of each.
+    """What a command starts: the export target that reads it, the config file it names, nodes, and ranks of each.
 
-    ``target`` is None where no framework is recognised; numbers are None where they are not said.
+    ``target`` is None if no framework is recognised; numbers are None if they are not given.
     """
 
     target: str | None
@@ -69,14 +69,14 @@ class Launch:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks in all, None where the command does not say."""
+        """The total number of ranks, None if the command does not give it."""
         if self.nodes and self.per_node:
             return self.nodes * self.per_node
         return self.ranks
 
 
 def launch_of(text: str, source: str) -> Launch:
-    """What a command or a shell script starts. Raises UserError where it is no shell text."""
+    """What a command or a shell script starts. Raises UserError if it is not shell text."""
     commands = Script(text, source).commands
     target, config = next(filter(None, map(_started, commands)), (None, None))
     told = [(launcher, words) for words in commands for launcher, words in _launchers(words)]
@@ -91,7 +91,7 @@ def launch_of(text: str, source: str) -> Launch:
 
 
 def _started(words: Sequence[str]) -> tuple[str, str | None] | None:
-    """The target and config file of one command, None where it starts no framework that is known."""
+    """The target and config file of one command; None if it starts no known framework."""
     flags = {word.partition("=")[0].replace("_", "-") for word in words}
     if flags & set(TELLING):
         return "megatron", None
@@ -106,7 +106,7 @@ def _started(words: Sequence[str]) -> tuple[str, str | None] | None:
 
 
 def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
-    """Launchers of a command, each with its own flags: all up to the next launcher or the script."""
+    """Launchers of a command, each with its own flags: everything up to the next launcher or the script."""
     found: list[tuple[str, list[str]]] = []
     for word in words:
         name = PurePath(word).name
@@ -121,7 +121,7 @@ def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
 
 
 def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:
-    """Whether a launcher starts one node as nothing else is asked of it."""
+    """Whether a launcher starts a single node because nothing else is asked of it."""
     if any(launcher in ("srun", "sbatch", "mpirun") for launcher, _ in told):
         return False
     return any(
@@ -135,13 +135,13 @@ def _but(flags: Iterable[str], others: Sequence[str]) -> tuple[str, ...]:
 
 
 def _first(told: Iterable[tuple[str, list[str]]], flags: Flags) -> int | None:
-    """The first number that a launcher is given by one of its flags."""
+    """The first number that a launcher gets by one of its flags."""
     values = (_value(words, flags[launcher]) for launcher, words in told if launcher in flags)
     return next((int(value) for value in values if value and value.isdigit() and int(value)), None)
 
 
 def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
-    """The value of a flag, None where it is not there, and of a switch."""
+    """The value of a flag; None if it is absent or a switch."""
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag in names:

@@ -1,8 +1,8 @@
-"""The best layouts near a given one: all that are one or two choices away, by their bounds, and the first simulated.
+"""The best layouts near a given one: all that are one or two choices away are bounded, and the best simulated.
 
 Neighbours are rows of the uniform space (:mod:`simpar.search.space`) that the framework can express, so that they are
-bounded in columns, at the cost of about one simulation for all of them. How many are simulated follows from the ops of
-their Programs and from nothing else: the same input gives the same answer on any machine.
+bounded in columns, at the cost of about one simulation for all of them. How many are simulated depends only on the ops
+of their Programs, so the same input gives the same answer on any machine.
 """
 
 from __future__ import annotations
@@ -39,34 +39,36 @@ from simpar.units import Flags, Ints
 MOST_CHANGES = 2
 MOST_SIMULATED, MOST_LOOKED_AT = 3, 8
 MOST_OPS = 16_000
-"""Ops of all Programs that are simulated: about 0.15 s of a processor. A row whose own would be beyond is left out, but
-where all are, the one of the fewest is simulated."""
+"""The most ops of all Programs that are simulated, about 0.15 s of a core.
+
+A row whose Program would exceed it is left out; if all would, the one with the fewest ops is simulated.
+"""
 HALVED = ("tp", "pp", "micro_batch")
-"""Axes of which a neighbour has half and twice the value; of those below where they are in use, or once."""
+"""Axes on which a neighbour has half and twice the value; those of IN_USE only if they are in use, or once."""
 IN_USE = ("cp", "ep", "vpp")
 OTHERS: dict[str, tuple[Any, ...]] = {
     "schedule": (usual_schedule(), usual_schedule(chunks=2)), "zero": (0, 1, 2, 3), "sequence_parallel": (True, False),
     "recompute": SIMPLE, "tp_overlap": (True, False), "overlap_grad_reduce": (True, False),
     "overlap_param_gather": (True, False),
 }  # fmt: skip
-"""Values of other axes that neighbours have, as far as the framework has them."""
+"""Values of other axes that neighbours have, if the framework supports them."""
 KEPT = ("hsdp", "order")
-"""Axes that neighbours have as the plan has them."""
+"""Axes on which neighbours have the plan's value."""
 LEADS = {
     "tp": ("sequence_parallel", "tp_overlap"),
     "zero": ("overlap_grad_reduce", "overlap_param_gather"),
     "pp": ("schedule", "vpp"),
     "schedule": ("vpp",),
 }
-"""Choices that come with another one: where that one changes, they count as no change of their own."""
+"""Choices that follow another one: if that one changes, they do not count as changes of their own."""
 _Looked = tuple[int, Plan, Outline]
 
 
 @dataclass(frozen=True)
 class Nearby:
-    """Neighbours that were simulated and fit as surely as wanted, the quickest first, and how many there are in all.
+    """Simulated neighbours that fit with the wanted probability, fastest first, and the number of all neighbours.
 
-    ``least_s`` is the lowest bound of the steps of those that were not simulated, in seconds, None without any.
+    ``least_s`` is the lowest bound of the steps that were not simulated, in seconds, None if there are none.
     """
 
     simulated: tuple[tuple[Plan, Result], ...]
@@ -77,7 +79,7 @@ class Nearby:
 def nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
     """Layouts near a plan, which is resolved and has its dp, on the problem's cluster.
 
-    ``problem`` says what a plan must satisfy; its base is the plan as it was asked for. Raises UserError.
+    ``problem`` has the constraints on a plan; its base is the plan as it was asked for. Raises UserError.
     """
     framework = Framework(target, frozenset(AXIS_NAMES))
     base = without_axes(problem.base)
@@ -99,26 +101,27 @@ def nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
 
 @dataclass
 class _Budget:
-    """Ops that were simulated, and those of outlines by the axes that decide how many there are (SIZED)."""
+    """Ops that were simulated, and those of outlines by the axes that decide their number (SIZED)."""
 
     spent: int = 0
     known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def allows(self, ops: int) -> bool:
-        """Whether a Program of so many may be simulated; the first may be of any size."""
+        """Whether a Program of ``ops`` ops may be simulated; the first may have any size."""
         return not self.spent or self.spent + ops <= MOST_OPS
 
     @property
     def is_spent(self) -> bool:
-        """Whether not even one that halves the microbatches of the smallest that was seen would be allowed."""
+        """Whether not even half the microbatches of the smallest Program seen would be allowed."""
         return not self.allows(min(self.known.values(), default=0) // 2)
 
 
 def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Result]]:
-    """Of the rows of the lowest bounds those that fit as surely as wanted, until there were enough.
+    """Rows with the lowest bounds that fit with the wanted probability, simulated, until there are enough.
 
-    Rows of many ops are left out, unless all are: then that of the fewest is simulated. After a row that did not fit,
-    those that need as much are passed by. Rows that were simulated, or that the framework refuses, are no longer open.
+    Rows with many ops are left out, unless all have many: then the one with the fewest is simulated. After a row that
+    did not fit, rows that need as much memory are skipped. Rows that were simulated, or that the framework refuses, are
+    no longer open.
     """
     problem, budget = frontier.rows.problem, _Budget()
     count, most_bytes = 0, np.inf
@@ -138,7 +141,7 @@ def _simulated(frontier: Frontier, open_rows: Flags) -> Iterator[tuple[Plan, Res
 
 
 def _short(outlined: Iterable[_Looked]) -> Iterator[_Looked]:
-    """Those of few ops, as they come; that of the fewest where all have many."""
+    """Outlines with few ops, in order; if all have many, the one with the fewest."""
     many: list[_Looked] = []
     found = False
     for one in outlined:
@@ -152,7 +155,7 @@ def _short(outlined: Iterable[_Looked]) -> Iterator[_Looked]:
 
 
 def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator[_Looked]:
-    """The rows of the lowest bounds that may fit, with their plans and Programs in outline, while there is budget."""
+    """Rows with the lowest bounds that may fit, with their plans and outlined Programs, while there is budget."""
     left, rows = open_rows.copy(), frontier.rows
     for _ in range(MOST_LOOKED_AT):
         row = None if budget.is_spent else frontier.shortest(left, STEP)
@@ -170,7 +173,7 @@ def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator
 
 
 def _lacking_bytes(problem: Problem, result: Result) -> float:
-    """About how much less a layout would have to need to fit as surely as wanted, by what its interval spans."""
+    """Roughly how much less memory a layout would have to need to fit as wanted, from the width of its interval."""
     over = (
         result.memory.peak_reserved_bytes
         - (1.0 - problem.constraints.headroom) * result.memory.capacity_bytes
@@ -210,7 +213,7 @@ def _near(problem: Problem, plan: Plan) -> dict[str, list[Any]]:
 
 
 def _sayable(problem: Problem, plan: Plan, near: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Of the values that are no sizes, the plan's own and those that the target can be told of the plan with them."""
+    """Values on axes that are not sizes: the plan's own, and those that the target can express in the plan."""
     habit = set(_said(problem, plan))
     found = dict(near)
     for name in OTHERS:
@@ -231,19 +234,19 @@ def _lost(problem: Problem, plan: Plan, name: str, value: Any) -> list[str]:
 
 
 def _said(problem: Problem, plan: Plan) -> list[str]:
-    """What the target cannot express of the axes of a plan."""
+    """Axes of a plan that the target cannot express."""
     found = losses(problem, plan, str(problem.target))
     return [str(loss) for loss in found if axis_of(loss) in AXIS_NAMES]
 
 
 def _frontier(anything: Problem, problem: Problem, plan: Plan) -> tuple[Frontier | None, int]:
-    """The rows near a plan that may fit, bounded (None without any), and how many there are in all.
+    """The rows near a plan that may fit, bounded (None if there are none), and the number of all rows.
 
-    They are joined as ``anything`` has them, where no framework is asked about every value; ``problem`` has it, and
-    whoever simulates a row asks then. Raises Infeasible where there are none.
+    They are joined under ``anything``, which has no framework, so that no framework is asked about every value.
+    ``problem`` has it, and is asked when a row is simulated. Raises Infeasible if there are no rows.
     """
     rows = memory_rows(anything)
-    rows = rows.some(_close(rows, plan, least=0))  # late axes may be all that a neighbour changes
+    rows = rows.some(_close(rows, plan, least=0))  # a neighbour may change late axes only
     need = needs(rows)
     fit = need.needed_bytes <= problem.memory_limit_bytes
     if not fit.any():
@@ -257,7 +260,7 @@ def _frontier(anything: Problem, problem: Problem, plan: Plan) -> tuple[Frontier
 
 
 def _close(rows: Rows, plan: Plan, least: int = 1) -> Ints:
-    """Numbers of the rows that differ from a plan in so many choices as ``least``, or up to MOST_CHANGES."""
+    """Numbers of the rows that differ from a plan in ``least`` to MOST_CHANGES choices."""
     differs: dict[str, Flags] = {}
     for name in rows.domain:
         if name in AXIS_NAMES and name not in KEPT:
@@ -272,6 +275,6 @@ def _close(rows: Rows, plan: Plan, least: int = 1) -> Ints:
 
 
 def _leaders(name: str) -> frozenset[str]:
-    """Axes that another one follows, also by others between them."""
+    """Axes that an axis follows, directly or through others."""
     direct = {leader for leader, followers in LEADS.items() if name in followers}
     return frozenset(direct).union(*map(_leaders, direct))

@@ -1,8 +1,7 @@
-"""Options changed in the text that has them, and nothing else: shell, YAML, JSON and TOML.
+"""Edits of options in the text that contains them, and nothing else: shell, YAML, JSON and TOML.
 
-A value is replaced where it stands, through the variable that holds it too; a new option comes behind its like. What
-comes out is read again by who asks for it (:mod:`simpar.preflight.flags`): a text that does not say what it should is
-never shown.
+A value is replaced where it is, also in the variable that holds it; a new option is inserted after a similar one. The
+caller reads the result again (:mod:`simpar.preflight.flags`): a text that does not mean what it should is never shown.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 SWITCH = None
-"""What the value of a flag without a value is."""
+"""The value of a flag without a value."""
 _WORD = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"'();|&\\]+)"""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One option: its name, and its value as text (SWITCH for none); ``is_gone`` where it is no longer there."""
+    """One option: its name, and its value as text (SWITCH for none); ``is_gone`` if it is removed."""
 
     name: str
     value: str | None = SWITCH
@@ -33,11 +32,11 @@ class Edit:
 
 
 Patcher = Callable[[str, Edit], str | None]
-"""The text with an edit; None where the text has no place for it that is certain."""
+"""Applies an edit to a text; None if the text has no certain place for it."""
 
 
 def shell(text: str, edit: Edit) -> str | None:
-    """A flag of a command: replaced, taken out, or put behind the last of its kind."""
+    """A flag of a command: replaced, removed, or inserted after the last similar one."""
     places = [match for match in _flags(text, edit.name) if not _in_comment(text, match.start())]
     if edit.is_gone:
         for match in reversed(places):
@@ -59,7 +58,7 @@ def shell(text: str, edit: Edit) -> str | None:
 
 
 def _flags(text: str, name: str) -> Iterator[re.Match[str]]:
-    """Places of a flag, in either spelling, with its value where it has one."""
+    """Occurrences of a flag, in either spelling, with its value if it has one."""
     spelt = "--" + re.sub(r"[-_]", "[-_]", re.escape(name.removeprefix("--")).replace(r"\-", "-"))
     pattern = rf"(?<![\w-]){spelt}(?![\w-])(?:(?:=|(?:[ \t]|\\\n)+)(?!-)(?P<value>{_WORD}))?"
     return re.finditer(pattern, text)
@@ -71,7 +70,7 @@ def _in_comment(text: str, at: int) -> bool:
 
 
 def _without(text: str, match: re.Match[str]) -> str:
-    """The text without a flag and its value, and without a line that had nothing else."""
+    """The text without a flag and its value; a line that then is empty is removed."""
     start, end = match.span()
     first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
     last = len(text) if last < 0 else last
@@ -83,7 +82,7 @@ def _without(text: str, match: re.Match[str]) -> str:
 
 
 def _behind_its_like(text: str, edit: Edit) -> str | None:
-    """A new flag behind the one whose name begins most like it, on the same line."""
+    """Insert a new flag after the one whose name begins most like it, on the same line."""
     known = [
         match
         for match in re.finditer(rf"(?<![\w-])--[A-Za-z][\w.-]*(?:(?:=|[ \t]+)(?!-){_WORD})?", text)
@@ -97,7 +96,7 @@ def _behind_its_like(text: str, edit: Edit) -> str | None:
 
 
 def _is_argument(match: re.Match[str]) -> bool:
-    """Whether a flag is one of the training script, by a sibling of Megatron-LM's names."""
+    """Whether a flag belongs to the training script: Megatron-LM has a flag with a similar name."""
     return match.group(0).startswith(("--tensor-model", "--micro-batch", "--pipeline-model", "--use-", "--recompute",
                                       "--sequence-par", "--overlap", "--context-par", "--num-virtual", "--expert-model",
                                       "--num-layers-per", "--global-batch", "--job.", "--parallelism.", "--training.",
@@ -105,14 +104,14 @@ def _is_argument(match: re.Match[str]) -> bool:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many letters two names begin with."""
+    """The length of the common prefix of two names."""
     return next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
 def _assigned(text: str, name: str, value: str) -> str | None:
-    """The text with another value of a variable that is set once."""
+    """The text with another value of a variable that is set exactly once."""
     pattern = rf"(?m)^(?P<before>[ \t]*(?:export[ \t]+|readonly[ \t]+)?{name}=)(?P<value>{_WORD})"
     found = list(re.finditer(pattern, text))
     if len(found) != 1:
@@ -126,7 +125,7 @@ def _assigned(text: str, name: str, value: str) -> str | None:
 
 
 def toml(text: str, edit: Edit) -> str | None:
-    """A key of a TOML section: its value replaced, its line taken out, or a line put at the end of its section."""
+    """A key of a TOML section: its value replaced, its line removed, or a line added at the end of its section."""
     section, _, key = edit.name.rpartition(".")
     lines = text.splitlines(keepends=True)
     head = [at for at, line in enumerate(lines) if re.match(rf"\s*\[\s*{re.escape(section)}\s*\]", line)]
@@ -154,7 +153,7 @@ def toml(text: str, edit: Edit) -> str | None:
 
 
 def tree(text: str, edit: Edit) -> str | None:
-    """A key of YAML or JSON by its dotted name: its value replaced, its entry taken out, or one put behind the last."""
+    """A key of YAML or JSON by its dotted name: its value replaced, its entry removed, or an entry added at the end."""
     from ruamel.yaml import YAML
 
     node: Any = YAML(typ="safe", pure=True).compose(text)
@@ -194,7 +193,7 @@ def _taken_out(text: str, mapping: Any, key: Any, value: Any) -> str | None:
 
 
 def _entry(text: str, mapping: Any, names: list[str], value: str) -> str | None:
-    """A new entry behind the last of a mapping, indented as it is."""
+    """Add an entry after the last of a mapping, with the same indentation."""
     if not mapping.value:
         return None
     key, last = mapping.value[-1]
@@ -214,4 +213,4 @@ def _entry(text: str, mapping: Any, names: list[str], value: str) -> str | None:
 
 
 PATCHERS: Mapping[str, Patcher] = {"shell": shell, "toml": toml, "yaml": tree, "json": tree}
-"""By the syntax of the text."""
+"""Patchers by the syntax of the text."""

@@ -1,4 +1,4 @@
-"""A checked launch for people: the verdict first, then what limits it, neighbours, and what to paste."""
+"""A checked launch for people: the verdict first, then what limits it, neighbours, and text to paste."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SHORT_TEXT = 12
-"""Lines up to which a patched text is printed whole; of longer ones the changed lines."""
+"""Patched texts of up to so many lines are printed in full, longer ones as changed lines."""
 
 
 def print_checked(checked: Checked, console: Console) -> None:
-    """Write it to a rich console."""
+    """Print a checked launch to a rich console."""
     result = checked.result
     console.print(headline(result), style="bold", soft_wrap=True)
     console.print()
@@ -100,7 +100,7 @@ def _of_neighbours(checked: Checked) -> Iterator[str]:
 
 
 def _said(one: Neighbour) -> str:
-    """What a neighbour changes, as flags."""
+    """The changes of a neighbour as flags."""
     edits = ", ".join(map(str, one.change.edits))
     unsaid = f"{', '.join(one.change.unsaid)} (not in the text)" if one.change.unsaid else ""
     return " and ".join(filter(None, (edits, unsaid))) or "nothing in the text"

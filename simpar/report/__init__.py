@@ -1,1 +1,1 @@
-"""What came out? Results, explanations, plots and traces."""
+"""Results of simulations: figures, explanations, plots, pages and traces."""

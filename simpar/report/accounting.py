@@ -1,8 +1,8 @@
 """Where the step went: every nanosecond of a rank's compute stream, attributed to one cause.
 
-The compute stream of a class of ranks is a row of ops and gaps. An op's time splits into kernels, launch gaps
-and exposed communication inside its blocks; gaps are followed back to what they wait for
-(:mod:`simpar.report.attribution`). Everything that reports time reads what is computed here, once.
+The compute stream of a class of ranks is a row of ops and gaps. The time of an op splits into kernels, launch gaps, and
+exposed communication inside its blocks. Gaps are followed back to what they wait for
+(:mod:`simpar.report.attribution`). It is computed once; everything that reports time reads it.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ _INSIDE = [COMMUNICATION.index(kind) for kind in INSIDE]
 
 @dataclass(frozen=True)
 class Accounts:
-    """Per class of ranks: ``causes_ns`` int64[num_classes, num_causes], whose rows sum to ``end_ns``.
+    """Per class of ranks, ``causes_ns`` int64[num_classes, num_causes], whose rows sum to ``end_ns``.
 
-    ``end_ns`` int64[num_classes] is the end of the step, or of the local step of its replica where each has its own.
-    ``window_ns`` lies between the first and the last pass of any stage; ``recompute_ns`` is the share of "compute"
-    spent on recomputed forwards. ``slowdown`` float64[num_classes] is the factor on the kernels of each, ``binding``
-    int32[num_ops] what every op waited for last. What only some reports say of classes is made when it is asked for.
+    ``end_ns`` int64[num_classes] is the end of the step, or of a replica's local step if replicas step on their own.
+    ``window_ns`` is the time from the first to the last pass of any stage. ``recompute_ns`` is the part of "compute"
+    spent on recomputed forwards. ``slowdown`` float64[num_classes] is the factor on the kernels of each class,
+    ``binding`` int32[num_ops] the predecessor that every op waited for last. Quantities that only some reports need are
+    computed on demand.
     """
 
     op_of_slot: Indices
@@ -69,7 +70,7 @@ class Accounts:
 
     @cached_property
     def busy_ns(self) -> Ints:
-        """How long at least one collective or message of a kind is under way that a class takes part in.
+        """Time during which a collective or message of a kind that a class takes part in is under way.
 
         int64[num_classes, kinds of COMMUNICATION].
         """
@@ -79,16 +80,16 @@ class Accounts:
 
     @cached_property
     def moved_bytes(self) -> Ints:
-        """Bytes of the buffers of what a class takes part in: int64[num_classes, kinds of COMMUNICATION]."""
+        """Bytes of the buffers of the communication of a class: int64[num_classes, kinds of COMMUNICATION]."""
         own = [np.where(self.facts.kind == kind, self.facts.size_bytes, 0) for kind in COMMUNICATION]
         found = self.facts.summed(np.stack(own, axis=1))
         found[:, _INSIDE] += self.facts.summed(self.facts.inside[:, :, 1])
         return found
 
     def kernels_s(self) -> Floats:
-        """Seconds of every class in products, and in kernels bound by memory: float64[num_classes, 2].
+        """Seconds of every class in matrix products and in memory-bound kernels: float64[num_classes, 2].
 
-        The latter are those of passes that stream through it, and the optimizer's.
+        The latter are the streaming kernels of passes, and the optimizer's.
         """
         compute, optimizer = (self.causes_ns[:, CAUSES.index(name)] for name in ("compute", "optimizer"))
         streaming = self.facts.summed(self.facts.streaming_ns)
@@ -96,21 +97,21 @@ class Accounts:
         return found
 
     def critical_class(self) -> int:
-        """The class that the step is explained on: of those at full speed (if any is) the one with least waiting."""
+        """The class that explains the step: among those at full speed (if any), the one that waits least."""
         idle = self.causes_ns[:, [CAUSES.index("bubble"), CAUSES.index("waiting")]].sum(axis=1)
         slow = self.slowdown > self.slowdown.min()
         return int(np.argmin(np.where(slow, self.step_ns + 1, idle)))
 
     def breakdown_s(self, class_id: int) -> dict[str, float]:
-        """Seconds by cause of one class; they sum to what its step takes."""
+        """Seconds by cause of one class; they sum to the length of its step."""
         return {
             cause: float(ns) / NS_PER_S for cause, ns in zip(CAUSES, self.causes_ns[class_id], strict=True)
         }
 
     def bubble_fraction(self, multiplicity: Ints) -> float:
-        """Pipeline bubble as a share of the window of passes, averaged over ranks.
+        """The pipeline bubble as a share of the window of passes, averaged over ranks.
 
-        The window is that of ranks that are alike: without what it is longer by because ranks are slow or unequal.
+        What slow or unequal ranks add to the window is subtracted, so that it is the window of equal ranks.
         """
         bubble = self.causes_ns[:, CAUSES.index("bubble")]
         alike = self.window_ns - self.idle.waits_ns(len(bubble))[:, [SLOW, UNEQUAL]].sum(axis=1)
@@ -118,18 +119,18 @@ class Accounts:
         return float(np.average(share, weights=multiplicity))
 
     def waiting(self, class_id: int) -> list[Waiting]:
-        """For whom a class waits, longest first; they sum to its cause "waiting"."""
+        """For which ranks a class waits, longest first; the times sum to its cause "waiting"."""
         return self.idle.waiting(class_id)
 
     def idle_of(self, class_id: int) -> tuple[Ints, Ints, Ints]:
-        """When a class computes nothing, in order: begin and end in ns, and the cause as its place in CAUSES."""
+        """When a class computes nothing, in order: begin and end in ns, and the index of the cause in CAUSES."""
         parts = [*self.idle.pieces_of(class_id), self._blocking(class_id)]
         begin, end, why = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         order = np.lexsort((np.argsort(np.argsort(WHY))[why], end, begin))
         return begin[order], end[order], _CAUSE_OF_WHY[why[order]]
 
     def _blocking(self, class_id: int) -> tuple[Ints, Ints, Ints]:
-        """Communication that takes the compute stream of a class while it lasts: begin and end in ns, place in WHY."""
+        """Communication that occupies the compute stream of a class: begin and end in ns, index in WHY."""
         mine, facts = self.facts.rows[class_id], self.facts
         number = np.array([OWN.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()])
         blocks = (facts.on_compute & (number >= 0))[facts.node[mine]] & (facts.duration_ns[mine] > 0)
@@ -146,9 +147,9 @@ def account(
 ) -> Accounts:
     """Attribute the whole step of every class.
 
-    ``slow_ranks`` are the factors under which it was lowered and ``nominal_ns`` the step without them, where it is
-    known: slow ranks take no more of a bubble than the step is longer. ``last_ops`` int32[num_classes] end the step of
-    every class, where that is not the last of all.
+    ``slow_ranks`` are the slowdown factors under which the Program was lowered, and ``nominal_ns`` the step without
+    them, if known: slow ranks are blamed for no more of a bubble than they lengthen the step. ``last_ops``
+    int32[num_classes] are the ops that end the step of every class, if classes end at different ops.
     """
     layout, num = lowered.layout, lowered.layout.num_classes
     slowdown = np.array([(slow_ranks or {}).get(rank, 1.0) for rank in layout.representative_rank.tolist()])
@@ -177,7 +178,7 @@ def account(
 
 
 def _of_ops(lowered: Lowered, facts: SlotFacts) -> Ints:
-    """Time of the compute streams of all classes that their ops take, by cause: int64[num_classes, num_causes]."""
+    """Time of the ops on the compute streams of all classes, by cause: int64[num_classes, num_causes]."""
     cause = np.array([CAUSES.index(_CAUSE_OF_KIND.get(kind, "compute")) for kind in facts.kind.tolist()])
     of_node = np.zeros((len(cause), len(CAUSES)), dtype=np.int64)
     of_node[np.arange(len(cause)), cause] -= facts.parts.sum(axis=1)
@@ -191,17 +192,17 @@ def _of_ops(lowered: Lowered, facts: SlotFacts) -> Ints:
 
 _PASS, _UPDATE, _FIRST_SORT = range(3)
 _SORTS = (*COMMUNICATION, "tied embedding")
-"""Communication in which ranks are compared: messages are the pipeline's, sums of tied embeddings are not."""
+"""Kinds of communication in which ranks are compared: messages belong to the pipeline, tied-embedding sums do not."""
 
 
 def _excess(
     lowered: Lowered, facts: SlotFacts, slowdown: Floats
 ) -> tuple[dict[int, Floats], Floats, NDArray[np.int8]]:
-    """What every op takes beyond other ranks at full speed: float64[num_ops] ns by SLOW, UNEQUAL and GROUPS, if any.
+    """Time of every op beyond that of other ranks at full speed: float64[num_ops] ns by SLOW, UNEQUAL and GROUPS.
 
-    And the share of GROUPS in a class's time of every sort of communication, float64[num_classes, _SORTS], and the
-    sort of every op. Ranks are compared over the whole step: where passes take a tenth more than the mean rank's, so
-    does each of them. Communication is compared with the rank that has least, hidden or not.
+    Also returns the share of GROUPS in the time of every sort of communication, float64[num_classes, _SORTS], and the
+    sort of every op. Ranks are compared over the whole step: if a class's passes take a tenth more than the mean
+    rank's, so does each of them. Communication, hidden or not, is compared with the class that has least of it.
     """
     rows, exposed = facts.rows, facts.exposed_inside_ns
     own = dict[int, Floats]()
@@ -231,21 +232,21 @@ def _excess(
         if groups.any():
             inside = (exposed * groups[_INSIDE]).sum(axis=1)
             add(GROUPS, mine, inside[facts.node[mine]] + facts.duration_ns[mine] * groups[sort[mine]])
-    if len(lowered.program) < len(facts.node):  # of several slots of an op the first
+    if len(lowered.program) < len(facts.node):  # of several slots of an op, the first one counts
         made = np.flatnonzero(np.diff(np.maximum.accumulate(lowered.op_of_slot), prepend=-1))
         own, sort = {cause: ns[made] for cause, ns in own.items()}, sort[made]
     return own, share[:, _FIRST_SORT:], sort
 
 
 def _alone_ns(facts: SlotFacts, mine: slice, kinds: Sequence[str]) -> Floats:
-    """What slots of some kinds on the compute stream take without what their blocks wait for; 0 of the others."""
+    """Time of slots of some kinds on the compute stream without exposed communication in their blocks; 0 for others."""
     node = facts.node[mine]
     alone = facts.duration_ns[mine] - facts.exposed_inside_ns.sum(axis=1)[node]
     return np.where((facts.on_compute & np.isin(facts.kind, kinds))[node], alone, 0.0)
 
 
 def _sorts(lowered: Lowered, facts: SlotFacts) -> NDArray[np.int8]:
-    """Index in _SORTS of every slot, -1 for what is no communication."""
+    """Index in _SORTS of every slot, -1 if it is not communication."""
     kinds = [COMMUNICATION.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()]
     found = np.array(kinds, dtype=np.int8)[facts.node]
     tied = [group.kind == EMBEDDING_GROUP for group in lowered.layout.groups]
@@ -257,9 +258,9 @@ def _sorts(lowered: Lowered, facts: SlotFacts) -> NDArray[np.int8]:
 def _shares(
     lowered: Lowered, facts: SlotFacts, sort: NDArray[np.int8], kernels_ns: Sequence[Sequence[float]]
 ) -> Floats:
-    """Which share of a class's time goes beyond other ranks', float64[num_classes, 2 + sorts].
+    """The share of a class's time that goes beyond other ranks', float64[num_classes, 2 + sorts].
 
-    Of its passes and updates, which take ``kernels_ns`` by class, and of every sort of communication.
+    The columns are passes and updates, which take ``kernels_ns`` by class, and every sort of communication.
     """
     times = np.zeros((len(facts.rows), len(_SORTS)), dtype=np.int64)
     times[:, _INSIDE] = facts.summed(facts.inside[:, :, 0])
@@ -268,13 +269,14 @@ def _shares(
     totals = np.column_stack([*kernels_ns, times])
     usual = totals.min(axis=0)
     usual[:_FIRST_SORT] = np.average(totals, axis=0, weights=lowered.layout.multiplicity)[:_FIRST_SORT]
+    # share = 1 - usual / time; usual: the mean rank's kernels, the least communication of any class
     share: Floats = 1 - np.divide(usual, totals, out=np.ones_like(totals), where=totals > 0)
     share[:, _FIRST_SORT + _SORTS.index("pp")] = 0.0
     return share
 
 
 def _window_ns(program: Program, timing: Timing) -> int:
-    """From the first to the last pass of any stage."""
+    """Nanoseconds from the first to the last pass of any stage."""
     inside = np.isin([label.kind for label in program.labels], _IN_WINDOW)[program.ops.label]
     if not inside.any():
         return 0

@@ -1,14 +1,14 @@
 """What a rank waits for: every gap on its compute stream, followed back to ops, ranks and causes.
 
-An op starts when the predecessor that finishes last is over: its *binding* predecessor. From the op behind a gap the
-binding predecessors lead back through time without a hole, so that every nanosecond of the gap belongs to one op:
+An op starts when the predecessor that finishes last is over: its *binding* predecessor. From the op behind a gap,
+binding predecessors lead back through time without a hole, so every nanosecond of the gap belongs to one op:
 
-* a collective or message of the rank itself that is transferring: exposed communication of its kind. It starts when
-  its last participant arrives, so that exposed time is never above the time in which it runs;
-* anything else is waiting, for what the last participant did instead. The chain behind the gap and the rank's own
-  past take equally long; what the chain has more of is why the rank waits: kernels of a slow rank beyond their
-  time at full speed, more work than the mean rank has, longer collectives than the mean rank's. Waiting for another
-  stage without any of these is the schedule's: pipeline bubble.
+* A transfer in which the rank itself takes part is exposed communication of its kind. It starts when its last
+  participant arrives, so exposed time never exceeds the time it runs.
+* Anything else is waiting, for what the last participant did instead. The chain behind the gap and the rank's own
+  past take equally long; what the chain has more of is why the rank waits: extra time of a slow rank's kernels, more
+  work than the mean rank's, or longer collectives than in other groups. Waiting for another stage without any of
+  these is caused by the schedule: pipeline bubble.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ WAITS = ("slow rank", "unequal work", "other groups", "bubble")
 
 
 def binding_predecessors(program: Program, timing: Timing) -> Indices:
-    """Of what every op waits for the one that finishes last, the first of equals: int32[num_ops], -1 for none."""
+    """For every op the predecessor that finishes last, the first among equals: int32[num_ops], -1 for none."""
     waits, (before, after) = program.dependencies, stream_edges(program)
     found, latest = np.full(len(program), -1, dtype=np.int32), np.full(len(program), -1, dtype=np.int64)
     owners, finish = waits.owners(), timing.finish_ns
     np.maximum.at(latest, after, finish[before])
     np.maximum.at(latest, owners, finish[waits.item])
-    # what is written last stays: dependencies rather than streams, and of them the first
+    # the last write stays: dependencies win over streams, and the first of them over the others
     for first, second in ((before, after), (waits.item, owners)):
         last = np.flatnonzero(finish[first] == latest[second])[::-1]
         found[second[last]] = first[last]
@@ -45,8 +45,8 @@ def binding_predecessors(program: Program, timing: Timing) -> Indices:
 class Gaps:
     """Idle intervals of compute streams, ordered by class and time: columns int64[gaps].
 
-    ``behind`` is the op whose finish ends the gap: the binding predecessor of what follows, or the last op of a step;
-    ``past`` float64[gaps, 3] the excess of what the rank has computed before, as in :class:`Excess`.
+    ``behind`` is the op whose finish ends the gap: the binding predecessor of the next op, or the last op of a step.
+    ``past`` float64[gaps, 3] is the excess (:class:`Excess`) of what the rank has computed before.
     """
 
     class_id: Ints
@@ -79,7 +79,7 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces of gaps: which gap, from when to when, and the op that ran there; columns of [pieces]."""
+    """Pieces of gaps, columns of [pieces]: the gap, begin and end, and the op that ran there."""
 
     gap: Ints
     begin: Ints
@@ -92,7 +92,7 @@ class Pieces:
 
     @staticmethod
     def joined(parts: Sequence[Pieces]) -> Pieces:
-        """All pieces, ordered by gap, the last of a gap first."""
+        """All pieces, ordered by gap; within a gap the last piece comes first."""
         columns = {
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in Pieces.__dataclass_fields__
@@ -125,13 +125,13 @@ def followed_back(gaps: Gaps, timing: Timing, binding: Indices) -> Pieces:
 def summed_along(binding: Indices, values: Floats) -> Floats:
     """Sums of ``values`` float64[num_ops] over every op and the chain of its binding predecessors.
 
-    By pointer doubling: the rounds are the logarithm of the longest chain.
+    It uses pointer doubling: the number of rounds is the logarithm of the longest chain.
     """
     total, hop = (
         np.append(values, 0.0),
         np.append(binding, -1).astype(np.int64),
-    )  # chains end in a place of no value, the last
-    more, onward = np.empty_like(total), np.empty_like(hop)  # fresh memory every round costs as much again
+    )  # chains end at the extra last entry, whose value is 0
+    more, onward = np.empty_like(total), np.empty_like(hop)  # allocating in every round would double the time
     while hop.max() >= 0:
         total += np.take(total, hop, out=more, mode="wrap")
         hop, onward = np.take(hop, hop, out=onward, mode="wrap"), hop
@@ -139,7 +139,7 @@ def summed_along(binding: Indices, values: Floats) -> Floats:
 
 
 def nearest(binding: Indices, flagged: Flags) -> Ints:
-    """The first flagged op of the chain that starts with every op, int64[num_ops]; -1 without one."""
+    """The first flagged op on the chain that starts with each op, int64[num_ops]; -1 without one."""
     found, hop = np.where(flagged, np.arange(len(binding)), -1), binding.astype(np.int64)
     live = np.flatnonzero((found < 0) & (hop >= 0)) if flagged.any() else np.zeros(0, dtype=np.int64)
     while len(live):
@@ -151,10 +151,10 @@ def nearest(binding: Indices, flagged: Flags) -> Ints:
 
 @dataclass(frozen=True)
 class Excess:
-    """What ops take beyond the mean rank at full speed, float64[num_ops] ns by SLOW, UNEQUAL and GROUPS, where any do.
+    """Time of ops beyond the mean rank's at full speed, float64[num_ops] ns by SLOW, UNEQUAL and GROUPS, if any.
 
-    It is followed along the ``binding`` predecessors. ``share`` float64[num_classes, sorts] is that of GROUPS in a
-    class's time of each sort of communication, ``sort`` int8[num_ops] which one an op is (-1: none).
+    It is summed along the ``binding`` predecessors. ``share`` float64[num_classes, sorts] is the part of GROUPS in a
+    class's time of each sort of communication, ``sort`` int8[num_ops] the sort of an op (-1: none).
     """
 
     own: Mapping[int, Floats]
@@ -163,24 +163,24 @@ class Excess:
     binding: Indices
 
     def chain(self, ops: Indices) -> Floats:
-        """Summed over some ops and the chains that lead to them: float64[len(ops), 3]."""
+        """The excess summed over ops and the chains that lead to them: float64[len(ops), 3]."""
         found = np.zeros((len(ops), BUBBLE))
         for cause, own in self.own.items():
             found[:, cause] = summed_along(self.binding, own)[ops]
         return found
 
     def blamed(self, ops: Ints, cause: int) -> Ints:
-        """The nearest op that has any, of the chains that lead to some ops: int64[len(ops)], -1 without one."""
+        """The nearest op with an excess of a cause, on the chains that lead to some ops: int64[len(ops)], -1: none."""
         if cause not in self.own or not len(ops):
             return np.full(len(ops), -1)
         return nearest(self.binding, self.own[cause] >= 1.0)[ops]
 
 
 def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
-    """Waiting of one rank's gaps by SLOW, UNEQUAL and GROUPS: int64[gaps, 3], in time order.
+    """The waiting in one rank's gaps by SLOW, UNEQUAL and GROUPS: int64[gaps, 3], in time order.
 
-    ``surplus`` float64[gaps, 3] is how much more of each the chain behind a gap has had since the step began than the
-    rank itself: what earlier gaps have not been given goes to this one, as far as it reaches.
+    ``surplus`` float64[gaps, 3] is by how much the chain behind a gap exceeds the rank itself in each cause, since the
+    step began. What earlier gaps have not been assigned goes to this one, up to its length.
     """
     found = np.zeros((len(wait_ns), surplus.shape[1]), dtype=np.int64)
     gaps = np.flatnonzero((wait_ns > 0) & (surplus >= 1.0).any(axis=1))
@@ -197,14 +197,14 @@ def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
 
 
 def placed(pieces: Pieces, shares_ns: Ints) -> Iterator[tuple[int, Pieces]]:
-    """Where the shares of waiting lie: for each cause pieces of the given (waiting) ones, filled from a gap's end.
+    """The time ranges of shares of waiting: for each cause the pieces of waiting, filled from the end of a gap.
 
     ``shares_ns`` int64[gaps, causes] sum to the pieces of every gap.
     """
     length = pieces.length_ns
     so_far = np.cumsum(length) - length
     first = np.searchsorted(pieces.gap, pieces.gap)
-    offset = so_far - so_far[first]  # of the waiting of the gap that lies behind the piece
+    offset = so_far - so_far[first]  # waiting of the same gap that lies behind the piece
     upper = np.cumsum(shares_ns, axis=1)
     for cause in range(shares_ns.shape[1]):
         high = upper[pieces.gap, cause]

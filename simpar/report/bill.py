@@ -1,7 +1,7 @@
-"""What a step costs, and what a whole training run of so many tokens comes to: days, device-hours, dollars, energy.
+"""The cost of a step, and of a whole training run of given tokens: days, device-hours, dollars, energy.
 
-All of the latter follows from one step: its time, and its interval, scale everything that takes time. That is without
-failures; :mod:`simpar.operate.whole_run` adds what interruptions cost.
+The run follows from one step: the step time and its interval scale everything that takes time. This is without
+failures; :mod:`simpar.operate.whole_run` adds the cost of interruptions.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class _Part(BaseModel):
 
 
 class Amount(_Part):
-    """A predicted amount, and between what it lies in nine of ten cases; the bounds are None where nobody knows."""
+    """A predicted amount with its 90 % interval; the bounds are None if they are not known."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def times(self, factor: float) -> Amount:
-        """As many times as much."""
+        """The amount and its bounds, multiplied by a factor."""
         low, high = (None if each is None else factor * each for each in (self.low, self.high))
         return Amount(value=factor * self.value, low=low, high=high)
 
 
 class Failures(_Part):
-    """Interruptions of a whole run: how often things fail, the share of time that is work kept, and how many there are.
+    """Interruptions of a whole run: the reliability assumed, the share of useful time, and their expected number.
 
-    ``lost_days`` are days that are no work kept: checkpoints, work done again, detection, restarts.
+    ``lost_days`` are the days without lasting progress: checkpoints, repeated work, detection, restarts.
     """
 
     reliability: str
@@ -49,9 +49,9 @@ class Failures(_Part):
 
 
 class WholeRun(_Part):
-    """A run of ``tokens`` in ``steps``; ``cost_usd`` and ``energy_mwh`` are None where the profile has no facts.
+    """A run of ``tokens`` in ``steps``; ``cost_usd`` and ``energy_mwh`` are None if the profile has no price or power.
 
-    ``failures`` is None where none are counted.
+    ``failures`` is None if interruptions are not counted.
     """
 
     tokens: int
@@ -63,7 +63,7 @@ class WholeRun(_Part):
     failures: Failures | None = None
 
     def to_frame(self) -> pd.DataFrame:
-        """Amounts as a pandas DataFrame: a row each, with its value and the bounds of nine in ten cases."""
+        """Amounts as a pandas DataFrame: one row each, with its value and 90 % bounds."""
         import pandas as pd
 
         amounts = {name: getattr(self, name) for name in AMOUNTS}
@@ -75,9 +75,9 @@ AMOUNTS = ("days", "device_hours", "cost_usd", "energy_mwh")
 
 
 class Bill(_Part):
-    """Money and energy of one step of the whole job; None where the profile has no facts.
+    """Money in USD and energy in joules of one step of the whole job; None if the profile has no price or power.
 
-    ``whole_run`` is what a run comes to whose tokens are known; left out of files where they are not.
+    ``whole_run`` is known if the number of tokens is; otherwise it is left out of files.
     """
 
     cost_usd_per_step: float | None = None
@@ -91,7 +91,7 @@ class Bill(_Part):
 
 
 class Step(_Part):
-    """One step: seconds and between what they lie, devices, and dollars and joules where they are known."""
+    """One step: seconds with their interval, devices, and dollars and joules if they are known."""
 
     seconds: Amount
     devices: int
@@ -100,7 +100,7 @@ class Step(_Part):
 
 
 def whole_run(tokens: int, tokens_per_step: int, step: Step) -> WholeRun:
-    """A run without failures; the last step is a whole one."""
+    """A run without failures; the number of steps is rounded up."""
     steps = -(-tokens // tokens_per_step)
     wall_s = step.seconds.times(steps)
     shares = step.seconds.times(1.0 / step.seconds.value)

@@ -19,13 +19,12 @@ from simpar.uncertainty.table import shipped
 class Certainty(BaseModel):
     """How sure a prediction is, from errors of measured runs that nothing was fitted to.
 
-    Nine of ten measured steps lie in ``step_time_interval_s``, nine of ten reserved peaks in
-    ``reserved_memory_interval_bytes``; ``fit_probability`` is that of fitting on every rank, and ``fit_causes`` says
-    what part every cause has in what must stay free for it (they add up to 1; empty in files that did not say it).
-    ``support`` counts the pairs of source and family of models that share everything with it; ``unsupported`` says
-    what no run shows, in words. ``layout_spread`` is the spread (a mean absolute error) of the logarithm of a step by
-    which layouts of one job differ. ``own_runs`` counts layouts like it that its profiles
-    were learnt from.
+    The 90 % intervals are ``step_time_interval_s`` and ``reserved_memory_interval_bytes``. ``fit_probability`` is the
+    probability that every rank fits, and ``fit_causes`` gives the share of each cause in the memory that must stay free
+    for it (the shares sum to 1; empty in older files). ``support`` counts the pairs of source and model family that
+    share every trait with the job; ``unsupported`` lists in words the traits that no run shows. ``layout_spread`` is
+    the spread (a mean absolute error) of the logarithm of the step between layouts of one job. ``own_runs`` counts
+    similar layouts from which its profiles were learnt.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -41,7 +40,7 @@ class Certainty(BaseModel):
 
 
 def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
-    """What of a job decides how well it is known, on one of its kinds of devices."""
+    """The traits of a job that decide how well its predictions are known, on one of its kinds of devices."""
     mesh, mixture = job.plan.mesh, job.graph.is_mixture
     return Traits(
         stack=job.stack.known_as,
@@ -54,26 +53,26 @@ def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
 
 
 def runs_on(stack: Stack, cluster: str) -> list[OwnRuns]:
-    """What a stack was learnt from together with a cluster of this name: neither says much without the other."""
+    """The runs from which a stack was learnt together with a cluster of this name; neither says much alone."""
     return [own for own in stack.own_runs if own.cluster == cluster]
 
 
 def measured_on(stack: Stack, cluster: str) -> list[MeasuredLayout]:
-    """Layouts that a stack was learnt from together with a cluster of this name."""
+    """Layouts from which a stack was learnt together with a cluster of this name."""
     return [one for one in stack.measured if one.cluster == cluster]
 
 
 def step_time_error(traits: Traits, own_runs: Sequence[OwnRuns] = ()) -> StepTimeError:
-    """How far a step may be off, by published runs and by those that its profiles were learnt from."""
+    """The error distribution of a step, from published runs and from those its profiles were learnt from."""
     table = shipped()
     known = StepTimeError.of(support_of(traits, table.evidence), table.time)
     return after(known, like(traits, own_runs), table.learned)
 
 
 def certainty_of(job: Job, cluster: Cluster, held: Sequence[Footprint], step_time_s: float) -> Certainty:
-    """How sure a simulated step is, by the errors of the table that is shipped.
+    """How sure a simulated step is, by the shipped table of errors.
 
-    On several kinds of devices it is no surer than on the kind that is known the least.
+    On several kinds of devices, the least known kind decides.
     """
     own_runs = runs_on(job.stack, cluster.profile.name)
     everything = [traits_of(job, cluster, one.name) for one in cluster.devices]

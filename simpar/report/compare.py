@@ -1,7 +1,7 @@
-"""Two results side by side: what was asked differently, what came out differently, and which parts make the difference.
+"""Two results side by side: how their inputs and figures differ, and which parts cause the difference.
 
-The parts of the step sum to it, so their differences sum to the difference of the steps; the same holds for memory at
-the peak of the fullest stage. Where the two steps have different numbers of tokens, time is compared per token.
+The parts of a step sum to it, so their differences sum to the difference of the steps; likewise for memory at the peak
+of the fullest stage. If the steps have different numbers of tokens, time is compared per token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIGURES = (
     "peak_memory_bytes", "peak_reserved_bytes", "headroom_bytes", "cost_usd_per_step", "energy_j_per_step",
 )  # fmt: skip
 UNASKED = ("predicted", "search", "version", "training", "model", "cluster")
-SMALL = 0.005  # of the larger step or peak: what is less is not worth a sentence
+SMALL = 0.005  # smaller shares of the larger step or peak get no sentence
 
 
 class _Part(BaseModel):
@@ -41,16 +41,16 @@ class _Part(BaseModel):
 
 
 class Pair(_Part):
-    """A value of both results; None where one does not say."""
+    """A value of both results; None where a result does not have it."""
 
     a: Any
     b: Any
 
 
 class Comparison(_Part):
-    """What differs: inputs (``asked``), ``figures``, and by part B - A in time and in memory at the peak.
+    """The differences: inputs (``asked``), ``figures``, and B - A by part, in time and in memory at the peak.
 
-    ``per`` says what the time changes are of: "step", or "million tokens" where the steps have different sizes.
+    ``per`` is the unit of work of the time changes: "step", or "million tokens" if the steps have different sizes.
     """
 
     names: tuple[str, str]
@@ -90,7 +90,7 @@ def compare(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Compar
 
 
 def _whole_runs(a: Result, b: Result) -> dict[str, Pair]:
-    """What the runs of both come to, where their trainings say the tokens."""
+    """The whole runs of both, if their trainings give the number of tokens."""
     if a.whole_run is None or b.whole_run is None:
         return {}
     amounts = {name: [getattr(run, name) for run in (a.whole_run, b.whole_run)] for name in AMOUNTS}
@@ -178,7 +178,7 @@ def _fit_sentences(names: tuple[str, str], a: Result, b: Result) -> Iterator[str
 
 
 def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
-    """Figures as text: name, A, B, B / A."""
+    """Figures as text: (name, A, B, B / A)."""
     table = []
     for name, pair in found.figures.items():
         if pair.a is None and pair.b is None:
@@ -202,7 +202,7 @@ LABELS = {
     "cost_usd_per_step": "cost per step", "energy_j_per_step": "energy per step", "days": "days of the run",
     "device_hours": "GPU-hours of the run", "cost_usd": "dollars of the run", "energy_mwh": "MWh of the run",
 }  # fmt: skip
-"""Figures as the report of one result calls them."""
+"""Figures by the names that the report of one result uses."""
 
 
 def _text(name: str, value: Any) -> str:
@@ -224,7 +224,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def asked_text(name: str, value: Any) -> str:
-    """An input as text: counts with their thousands, bytes in a unit that reads well."""
+    """An input as text: counts with thousands separators, bytes in a readable unit."""
     if value is None:
         return "-"
     if name.endswith("_bytes") and isinstance(value, str):

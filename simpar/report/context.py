@@ -1,4 +1,4 @@
-"""What a summary of a simulated step is made from."""
+"""The inputs of a summary of a simulated step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from simpar.units import Indices
 
 @dataclass(frozen=True)
 class Context:
-    """What a summary is made from.
+    """The inputs of a summary.
 
-    ``nominal_ns`` is the step without slow ranks, where there are any; ``asked`` the plan before it was resolved;
-    ``held`` what every class holds, where that is known already; ``last_ops`` int32[num_classes] what ends the step of
-    every class, where replicas step on their own.
+    ``nominal_ns`` is the step without slow ranks, if there are any; ``asked`` the plan before it was resolved; ``held``
+    the memory footprint of every class, if it is known already; ``last_ops`` int32[num_classes] the op that ends the
+    step of every class, if replicas step on their own.
     """
 
     lowered: Lowered

@@ -1,4 +1,4 @@
-"""What merged ops stand for: the steps inside them, so that a trace can open every block.
+"""The steps inside merged ops, so that a trace can open every block.
 
 Lowering merges the steps of a block into one op whose inner times are constant offsets (see
 :mod:`simpar.program.blocks.segments`); adding the offsets back is exact.
@@ -17,7 +17,7 @@ from simpar.units import Ints
 
 
 def inner_steps(lowered: Lowered) -> tuple[Ints, tuple[InnerSteps, ...]]:
-    """Index of the inner steps of every op, int64[num_ops] (-1: none), and the distinct insides."""
+    """The index of every op's inner steps, int64[num_ops] (-1: none), and the distinct sequences of inner steps."""
     slots = lowered.slots
     inner_of_op = np.full(len(lowered.program), -1, dtype=np.int64)
     insides: list[InnerSteps] = []
@@ -45,12 +45,12 @@ def inner_steps(lowered: Lowered) -> tuple[Ints, tuple[InnerSteps, ...]]:
 
 
 def _opens(node: Node) -> bool:
-    """Whether a node is opened: one of many microbatches stays closed."""
+    """Whether a node is opened; a node of several microbatches stays closed."""
     return bool(node.segments) and node.repeats == 1
 
 
 def _open(node: Node, first_layer: int) -> InnerSteps:
-    """The segments of a node one after the other, zero-length steps left out."""
+    """The segments of a node in sequence, without steps of zero length."""
     streams: list[str] = []
     labels: list[Label] = []
     starts: list[int] = []

@@ -1,4 +1,4 @@
-"""Limiting factors, in words: the critical path, the largest losses, for whom a rank waits, the memory peak."""
+"""Limiting factors in words: the critical path, the largest losses, the ranks waited for, the memory peak."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = {
     "offload": "offload transfers",
     "jitter": "waiting for ranks that jitter",
 }
-WORTH_NAMING = 0.01  # share of the step below which it is not said for whom a rank waits
+WORTH_NAMING = 0.01  # smaller shares of the step are not attributed to the rank waited for
 
 
 def critical_path(binding: Indices, timing: Timing) -> NDArray[np.int64]:
@@ -39,7 +39,7 @@ def critical_path(binding: Indices, timing: Timing) -> NDArray[np.int64]:
     """
     if not len(timing.finish_ns):
         return np.zeros(0, dtype=np.int64)
-    last = binding.data  # an array takes far longer to give a single number
+    last = binding.data  # indexing a memoryview is much faster than indexing an array
     chain = [int(np.argmax(timing.finish_ns))]
     while (before := last[chain[-1]]) >= 0:
         chain.append(before)
@@ -47,7 +47,7 @@ def critical_path(binding: Indices, timing: Timing) -> NDArray[np.int64]:
 
 
 def critical_path_s(program: Program, timing: Timing, binding: Indices) -> dict[str, float]:
-    """Seconds of every kind of op on the critical path, largest first; "wait" is what no op on it covers."""
+    """Seconds of every kind of op on the critical path, largest first; "wait" is time that no op covers."""
     chain = critical_path(binding, timing)
     start, finish = timing.start_ns[chain], timing.finish_ns[chain]
     clock = np.concatenate([np.zeros(1, dtype=np.int64), np.maximum.accumulate(finish)])[: len(chain)]
@@ -105,7 +105,7 @@ def _binds(result: Result) -> Iterator[str]:
 
 
 def _waiting_sentences(result: Result) -> Iterator[str]:
-    """For whom the rank waits."""
+    """The ranks that the critical rank waits for."""
     listed = [part for part in result.waiting if part.seconds >= WORTH_NAMING * result.step_time_s]
     if listed:
         yield "waits " + ", ".join(
@@ -114,7 +114,7 @@ def _waiting_sentences(result: Result) -> Iterator[str]:
 
 
 def _cooperation_sentence(met: Cooperation) -> str:
-    """Which link or server limits the exchange, and what staleness costs."""
+    """Which link or server limits the exchange, and the cost of staleness."""
     words = (
         f"{met.replicas} replicas under {met.scheme}: {format_seconds(met.local_step_s)} of own work a step"
     )
@@ -128,7 +128,7 @@ def _cooperation_sentence(met: Cooperation) -> str:
 
 
 def _host_sentence(host: HostReport) -> str:
-    """How full the memory of a node and its drives are."""
+    """How full the host memory of a node and its drives are."""
     words = (
         f"the host of a node keeps {format_bytes(host.used)} of {format_bytes(host.capacity)} for its devices"
     )
@@ -139,7 +139,7 @@ def _host_sentence(host: HostReport) -> str:
 
 
 def fullest_stage(result: Result) -> StageMemory:
-    """The stage with the highest peak, as a share of what its devices hold."""
+    """The stage with the highest peak relative to the capacity of its devices."""
     return max(result.memory.stages, key=lambda stage: stage.peak / stage.capacity)
 
 

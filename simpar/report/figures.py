@@ -1,4 +1,4 @@
-"""Figures in one style, built without pyplot, and their bytes: nothing global is touched, no display is needed."""
+"""Figures in one style and as bytes, built without pyplot: no global state, no display."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def canvas(height: float, width: float = 14.0) -> tuple[Figure, Axes]:
 
 
 def clean(axes: Axes) -> None:
-    """Leave the two axes that are read, in grey."""
+    """Keep only the left and bottom axis lines, in grey."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
     axes.tick_params(colors=INK, labelsize=8)
 
 
 def rendered(figure: Figure, suffix: str) -> bytes:
-    """The bytes of a figure as "png" or "svg", the same each time."""
+    """The bytes of a figure as "png" or "svg"; equal figures give equal bytes."""
     import matplotlib as mpl
 
     buffer = io.BytesIO()

@@ -20,7 +20,7 @@ TABLES = ("stages", "time", "communication", "figures", "trials")
 
 
 def frame_of(result: Result, table: str) -> pd.DataFrame:
-    """One table of a result, in SI. Raises UserError for an unknown one."""
+    """One table of a result, in SI units. Raises UserError for an unknown table."""
     import pandas as pd
 
     choose(table, TABLES, "table")
@@ -42,13 +42,13 @@ def frame_of(result: Result, table: str) -> pd.DataFrame:
 
 
 def save_rows(path: str | Path, found: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows by name as CSV, whole or not at all; a name that a row lacks is left blank."""
+    """Write rows as CSV, atomically; a name that a row lacks is left blank."""
     names = list(dict.fromkeys(name for row in found for name in row))
     write_atomic(path, csv_text([names, *([row.get(name, "") for name in names] for row in found)]))
 
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
-    """Rows, the first with the names of columns, as CSV; what could be a formula to a spreadsheet is text."""
+    """Rows as CSV, the first with the column names; cells that a spreadsheet would take for a formula become text."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for row in rows:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 CELL_WIDTH, CELL_HEIGHT = 1.6, 1.02
 WHAT = "MFU and memory; predicted step, and where nine of ten measured ones lie; layout"
-DARK = 0.6  # of the scale: letters on darker cells are white
+DARK = 0.6  # share of the colour scale above which letters are white
 
 
 def load_grid(path: str | Path) -> dict[str, Any] | None:
-    """A saved grid, or None where the file holds something else. Raises UserError where it is no JSON file."""
+    """A saved grid; None if the file holds something else. Raises UserError if it is not JSON."""
     found = read_object(path)
     if formats.GRID.key not in found:
         return None
@@ -50,7 +50,7 @@ def save_grid_plot(grid: Mapping[str, Any], path: str | Path) -> None:
 
 
 def plot_grid(grid: Mapping[str, Any]) -> Figure:
-    """Rows and columns are the first and the last axis; a cell holds MFU, memory and the layout of the best plan."""
+    """Rows and columns are the first and last axis; a cell shows MFU, memory and layout of its best plan."""
     row_axis, column_axis = grid["axes"][0], grid["axes"][-1]
     rows, columns = (
         list(dict.fromkeys(cell[axis] for cell in grid["cells"])) for axis in (row_axis, column_axis)
@@ -104,9 +104,9 @@ def _write_cell(axes: Axes, at: tuple[int, int], cell: Mapping[str, Any], top: f
 
 
 def _sure_words(best: Mapping[str, Any]) -> list[str]:
-    """The step with what nine of ten measured ones differ by from it at most, and how sure a fit is, in one line.
+    """The step with the half-width of its 90 % interval, and the probability of fitting, in one line.
 
-    Nothing in files of versions that did not say it.
+    Empty for files of versions without intervals.
     """
     if "step_time_interval_s" not in best:
         return []

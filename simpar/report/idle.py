@@ -1,4 +1,4 @@
-"""Idle time of every rank by cause: its own communication, others that are slow or have more to do, the schedule."""
+"""Idle time of every rank by cause: its own communication, slower or busier other ranks, the schedule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simpar.program.lower import Lowered
 
 OWN = (*COMMUNICATION, HOST)
-"""What a rank itself may have under way while its compute stream is idle."""
+"""Kinds of ops that a rank itself may have under way while its compute stream is idle."""
 WHY = (*OWN, *WAITS)
 """Why a compute stream is idle."""
 _Number = TypeVar("_Number", np.int64, np.float64)
@@ -38,10 +38,10 @@ _Number = TypeVar("_Number", np.int64, np.float64)
 
 @dataclass(frozen=True)
 class Participation:
-    """Which classes take part in which ops of kinds in OWN, as columns ``op`` and ``class_id``; some pairs stand twice.
+    """Which classes take part in which ops of kinds in OWN, as columns ``op`` and ``class_id``; pairs may repeat.
 
-    A message has its sender and whoever waits for it. ``kind_of_op`` int16[num_ops] numbers ``kinds``, ``class_of_op``
-    is the class in which an op is made.
+    A message has its sender and every op that waits for it. ``kind_of_op`` int16[num_ops] indexes ``kinds``;
+    ``class_of_op`` is the class to which an op belongs.
     """
 
     op: Indices
@@ -53,7 +53,7 @@ class Participation:
 
     @staticmethod
     def of(lowered: Lowered) -> Participation:
-        """Read from the slots of all classes and from what depends on messages."""
+        """Participation from the slots of all classes and the dependencies on messages."""
         program, slots = lowered.program, lowered.slots
         kinds = tuple(dict.fromkeys((*OWN, *(label.kind for label in program.labels))))
         of_label = np.array([kinds.index(label.kind) for label in program.labels], dtype=np.int16)
@@ -67,12 +67,12 @@ class Participation:
 
     @cached_property
     def _of_others(self) -> Ints:
-        """Sorted keys op * num_classes + class of those pairs in which the class is not the one of the op."""
+        """Sorted keys op * num_classes + class of the pairs in which the op belongs to another class."""
         rows = np.flatnonzero(self.class_id != self.class_of_op[self.op])
         return np.sort(self.op[rows].astype(np.int64) * self.num_classes + self.class_id[rows])
 
     def has(self, op: Indices, class_id: Ints) -> Flags:
-        """Whether each class takes part in each op, and the op is of a kind in OWN."""
+        """Whether each class takes part in each op and the op is of a kind in OWN."""
         found = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN))
         if len(self._of_others):
             key = op.astype(np.int64) * self.num_classes + class_id
@@ -81,13 +81,13 @@ class Participation:
         return np.asarray(found)
 
     def under_way(self, kind: str, timing: Timing) -> UnderWay:
-        """When every class takes part in something of a kind of OWN."""
+        """The time during which every class takes part in an op of a kind in OWN."""
         rows, span = np.flatnonzero(self.kind_of_op[self.op] == OWN.index(kind)), timing.makespan_ns + 1
         op, offset = self.op[rows], self.class_id[rows].astype(np.int64) * span
         return UnderWay.of(timing.start_ns[op] + offset, timing.finish_ns[op] + offset, span)
 
     def busy_ns(self, timing: Timing) -> Ints:
-        """How long at least one op of a kind is under way with a class: int64[num_classes, kinds of COMMUNICATION]."""
+        """Time during which an op of a kind is under way with a class: int64[num_classes, kinds of COMMUNICATION]."""
         class_id, zero = np.arange(self.num_classes), np.zeros(self.num_classes, dtype=np.int64)
         each = (self.under_way(kind, timing) for kind in COMMUNICATION)
         return np.stack([one.between_ns(class_id, zero, zero + timing.makespan_ns) for one in each], axis=1)
@@ -95,7 +95,7 @@ class Participation:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """Unions of intervals int64[n], of all classes one after the other on one axis: class c begins at c * ``span``."""
+    """Unions of intervals int64[n] of all classes on one axis, one after the other: class c begins at c * ``span``."""
 
     start: Ints
     finish: Ints
@@ -104,7 +104,7 @@ class UnderWay:
 
     @staticmethod
     def of(start: Ints, finish: Ints, span: int) -> UnderWay:
-        """The unions of intervals in any order."""
+        """The unions of intervals given in any order."""
         order = np.argsort(start, kind="stable")
         start, reached = start[order], np.maximum.accumulate(finish[order])
         first = np.flatnonzero(np.append(True, start[1:] > reached[:-1])[: len(start)])
@@ -114,7 +114,7 @@ class UnderWay:
         return UnderWay(start, finish, np.cumsum(length) - length, span)
 
     def between_ns(self, class_id: Ints, begin: Ints, end: Ints) -> Ints:
-        """How much of begin..end (within a step) is inside the union of each class."""
+        """How much of begin..end (within a step) lies inside the union of each class."""
         offset = class_id * self.span
         return self._until(end + offset) - self._until(begin + offset)
 
@@ -128,9 +128,9 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Time that a rank waits for others: for what (a word of WAITS) and for whom.
+    """Time that a rank waits for others, with the cause (a word of WAITS) and the ranks waited for.
 
-    ``class_id`` is the class of ranks waited for (-1: no single one), ``kind`` that of the op of theirs.
+    ``class_id`` is the class of the ranks waited for (-1: not a single one), ``kind`` the kind of their op.
     """
 
     cause: str
@@ -141,11 +141,10 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Idle:
-    """All gaps: pieces of the rank's own communication and launches (``own``), the rest (``waits``), and its causes.
+    """All gaps: the rank's own communication and launches (``own``), the rest (``waits``), and its causes.
 
-    ``own`` names for every piece an op of the kind that is exposed.
-
-    ``shares_ns`` int64[gaps, WAITS] share the waiting of every gap out.
+    The op of a piece of ``own`` is of the kind that is exposed. ``shares_ns`` int64[gaps, WAITS] splits the waiting of
+    every gap by cause.
     """
 
     gaps: Gaps
@@ -159,9 +158,9 @@ class Idle:
     def of(
         lowered: Lowered, timing: Timing, gaps: Gaps, excess: Excess, part: Participation, most_slow_ns: int
     ) -> Idle:
-        """Follow every gap back, and share its waiting out: what the chain has more of, the schedule, other groups.
+        """Follow every gap back and split its waiting: excess of the chain first, then the schedule, then other groups.
 
-        Of the schedule's bubbles no class loses more than ``most_slow_ns`` to slow ranks.
+        No class loses more than ``most_slow_ns`` of the schedule's bubbles to slow ranks.
         """
         pieces = followed_back(gaps, timing, excess.binding)
         takes_part = part.has(pieces.op, gaps.class_id[pieces.gap])
@@ -199,7 +198,7 @@ class Idle:
         return found
 
     def waiting(self, class_id: int) -> list[Waiting]:
-        """For whom a class waits but for the schedule, longest first."""
+        """The ranks that a class waits for, apart from waiting caused by the schedule; longest first."""
         rows = np.flatnonzero(self.gaps.class_id == class_id)
         found: dict[tuple[str, int, str], int] = {}
         for cause, name in enumerate(WAITS[:BUBBLE]):
@@ -217,7 +216,7 @@ class Idle:
         return sorted(entries, key=lambda entry: -entry.ns)
 
     def pieces_of(self, class_id: int) -> list[tuple[Ints, Ints, Ints]]:
-        """When the compute stream of a class is idle and why: columns begin ns, end ns and place in WHY."""
+        """When the compute stream of a class is idle and why: columns begin ns, end ns and index in WHY."""
         low, high = np.searchsorted(self.gaps.class_id, [class_id, class_id + 1]).tolist()
         own, waits = (_between(pieces, low, high) for pieces in (self.own, self.waits))
         return [
@@ -232,10 +231,10 @@ class Idle:
 def _with_own_in_parallel(
     gaps: Gaps, own: Pieces, waits: Pieces, part: Participation, timing: Timing
 ) -> tuple[Pieces, Pieces]:
-    """Waiting for a collective of others becomes the rank's own, as far as it runs one of the kind in the same gap.
+    """Count waiting for others' collectives as the rank's own, as far as it runs one of the kind in the same gap.
 
-    The first stage reduces its gradients last; another stage that must wait for it reduces its own in the same gap,
-    which would cost as much if it did not wait.
+    The first stage reduces its gradients last. Another stage that waits for it reduces its own gradients in the same
+    gap, which would take as long if it did not wait.
     """
     kept, kind_of = [], part.kind_of_op[waits.op]
     for number, kind in enumerate(COMMUNICATION):
@@ -254,7 +253,7 @@ def _with_own_in_parallel(
 
 
 def _between(pieces: Pieces, low: int, high: int) -> Pieces:
-    """The pieces of gaps low..high-1, which are counted from low."""
+    """The pieces of gaps low..high-1, with gaps renumbered from low."""
     found = pieces.take(slice(*np.searchsorted(pieces.gap, [low, high]).tolist()))
     return Pieces(found.gap - low, found.begin, found.end, found.op)
 
@@ -267,9 +266,9 @@ def _per_gap(pieces: Pieces, ns: NDArray[_Number], gaps: Gaps) -> NDArray[_Numbe
 
 
 def _shared_by_class(gaps: Gaps, wait_ns: Ints, surplus: Floats, paid: Floats) -> Ints:
-    """Waiting of every gap that a surplus of its chain explains: int64[gaps, 3].
+    """The waiting of every gap that a surplus of its chain explains: int64[gaps, 3].
 
-    ``paid`` float64[gaps] is the excess of the rank's own exposed communication, which is no surplus of others.
+    ``paid`` float64[gaps] is the excess of the rank's own exposed communication, which is not a surplus of others.
     """
     shares = np.zeros((len(gaps), BUBBLE), dtype=np.int64)
     bounds = np.searchsorted(gaps.class_id, np.arange(int(gaps.class_id.max(initial=-1)) + 2)).tolist()

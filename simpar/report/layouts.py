@@ -1,4 +1,4 @@
-"""What tells one layout from another, whichever parameters predict it."""
+"""Names of layouts, independent of the parameters that predict them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def layout_of(result: Result) -> str:
 
 
 def kin_of(result: Result) -> str:
-    """A name that a layout shares with itself on any number of nodes, with any batch: but for its replicas."""
+    """A name that a layout keeps for any number of nodes and any batch: it ignores the number of replicas."""
     plan = {key: value for key, value in _plan(result).items() if key != "dp"}
     return _name(result.setup.model["name"], result.setup.training["seq_len"], plan)
 
@@ -39,7 +39,7 @@ def known_of(result: Result) -> Known:
 
 
 def shares_of(result: Result) -> dict[str, float]:
-    """What part of a step every part of it takes, those that take none left out."""
+    """The share of the step that every part takes, without parts that take nothing."""
     parts_s = dict(result.time_breakdown_s)
     whole_s = sum(parts_s.values())
     return {name: part_s / whole_s for name, part_s in parts_s.items() if part_s}

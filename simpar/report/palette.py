@@ -1,4 +1,4 @@
-"""Colours that mean the same in every picture and page: six that the colour-blind tell apart (Paul Tol's "bright")."""
+"""Colours with the same meaning in every picture and page, safe for the colour-blind (Paul Tol's "bright" scheme)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PART_COLOUR = {
     "compute": FORWARD, "bubble": BUBBLE, "waiting": WAITING, "optimizer": UPDATE, "host": HOST, "jitter": JITTER,
     **{f"exposed_{kind}": COMM for kind in ("tp", "pp", "dp", "cp", "ep")}, "offload": COMM,
 }  # fmt: skip
-"""Parts of the step, in the colours that the timeline gives to what they are."""
+"""Parts of the step, in the colours that the timeline gives to the corresponding ops."""
 IDLE_COLOUR = {"exposed": COMM, "bubble": BUBBLE, "waiting": WAITING, "host": HOST}
 IDLE_TITLE = {
     "exposed": "exposed communication", "bubble": "bubble", "waiting": "waiting for other ranks",
     "host": "launches on the host",
 }  # fmt: skip
 INK, FAINT = "#333333", "#E4E4E4"
-BAND_EDGE, BAND_HATCH = "#555555", "...."  # between what nine of ten peaks lie
+BAND_EDGE, BAND_HATCH = "#555555", "...."  # the 90 % interval of peaks
 
 
 def lighter(colour: str, steps: int) -> tuple[float, float, float]:
@@ -51,6 +51,6 @@ def lighter(colour: str, steps: int) -> tuple[float, float, float]:
 
 
 def ink_on(colour: tuple[float, float, float]) -> str:
-    """White or dark letters, whichever is easier to read on a colour (luma of ITU-R BT.601)."""
+    """White or dark letters, whichever is more readable on a colour (luma of ITU-R BT.601)."""
     red, green, blue = colour
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK

@@ -1,4 +1,4 @@
-"""The parts of a result: what users read of a step, its memory, its speed. All values are SI."""
+"""The parts of a result: step, memory and speed, as users read them. All values are in SI units."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class _Part(BaseModel):
 
 
 class JitterReport(_Part):
-    """Step times in s where the kernels of every rank jitter on their own: mean of all seeds, and how they spread.
+    """Step times in s if the kernels of every rank jitter independently: the mean over seeds and their spread.
 
-    ``nominal_s`` is the step without jitter, ``ci95_s`` half the 95 % confidence interval of the mean; None, as
-    ``deviation_s``, with one seed. ``units`` are ranks in lockstep, each with a timeline of its own. Without
-    ``contention`` collectives had their links to themselves for what jitter adds.
+    ``nominal_s`` is the step without jitter, ``ci95_s`` half the 95 % confidence interval of the mean (None for one
+    seed, as is ``deviation_s``). ``units`` are groups of ranks in lockstep, each with its own timeline. Without
+    ``contention``, the time that jitter adds was simulated with uncontended links.
     """
 
     sigma: float
@@ -36,12 +36,12 @@ class JitterReport(_Part):
 
 
 class Speed(_Part):
-    """How fast: one optimizer step in s, rates, model FLOP of the whole job per step, utilisations in 0..1.
+    """Speed: one optimizer step in s, rates, model FLOP of the whole job per step, and utilisations in 0..1.
 
-    ``mfu`` counts model FLOP and ``hfu`` also what is recomputed, both over the dense peak of the precision;
-    ``flops_convention`` says how causal attention counts ("full" or "causal"). ``useful_share`` of the tokens are no
-    padding. With ``jitter`` the step time is a mean. ``recompute_s``, a part of the compute, is what
-    the critical rank runs forward again.
+    ``mfu`` counts model FLOP, ``hfu`` also recomputation, both over the dense peak of the precision.
+    ``flops_convention`` says how causal attention counts ("full" or "causal"). ``useful_share`` is the share of tokens
+    that are not padding. With ``jitter`` the step time is a mean. ``recompute_s``, a part of the compute, is the time
+    of the critical rank's recomputed forwards.
     """
 
     step_time_s: float
@@ -60,9 +60,9 @@ class Speed(_Part):
 class TimeBreakdown(_Part):
     """Where the step of the critical rank goes, in s; the parts sum to the step time.
 
-    ``compute``: kernels of forward, backward and recomputation; ``exposed_*``: the rank's communication while nothing
-    is computed; ``bubble``: waiting for other stages that the schedule causes; ``waiting``: for a slow rank, ranks with
-    more work, collectives of other groups, other replicas; ``jitter``: what waiting for the slowest adds.
+    ``compute``: kernels of forward, backward and recomputation. ``exposed_*``: the rank's communication while it
+    computes nothing. ``bubble``: waiting for other stages that the schedule causes. ``waiting``: for a slow rank, ranks
+    with more work, collectives of other groups, other replicas. ``jitter``: the added wait for the slowest rank.
     """
 
     compute: float = 0.0
@@ -87,8 +87,8 @@ class TimeBreakdown(_Part):
 class Communication(_Part):
     """One kind of communication on the critical rank: bytes of the whole buffers, seconds busy and exposed.
 
-    Busy is the time in which at least one collective or message of the kind is under way that the rank takes part in,
-    from when its last participant has arrived; exposed, never more, is the part of it that the rank's kernels wait for.
+    Busy is the time during which a collective or message of the kind that the rank takes part in is under way, counted
+    from the arrival of its last participant. Exposed is the part of it during which the rank's kernels wait.
     """
 
     bytes_per_rank: float
@@ -100,8 +100,8 @@ class Communication(_Part):
 class StageMemory(_Part):
     """Memory of one pipeline stage at its peak, in bytes: the six parts sum to ``peak``.
 
-    ``peak_time_s`` is when the peak is reached and ``peak_op`` the op that starts there; ``capacity`` is what one
-    of its devices holds.
+    ``peak_time_s`` is when the peak is reached and ``peak_op`` the op that starts there; ``capacity`` is the memory of
+    one of its devices.
     """
 
     stage: int
@@ -119,9 +119,9 @@ class StageMemory(_Part):
 
 
 class HostReport(_Part):
-    """What the ranks of the fullest node keep on their host, in bytes; the four parts sum to ``used``.
+    """Host memory of the ranks of the fullest node, in bytes; the four parts sum to ``used``.
 
-    ``nvme`` lies on the drives, of which a capacity is None where the profile has no facts.
+    ``nvme`` is on drives, whose capacity is None if the profile does not give it.
     """
 
     optimizer_states: float
@@ -138,9 +138,9 @@ class HostReport(_Part):
 class MemoryReport(_Part):
     """Memory of the fullest rank in bytes, and of every pipeline stage.
 
-    ``peak_memory_bytes`` is what the allocator hands out, ``peak_reserved_bytes`` what it holds, the device
-    must hold ``capacity_bytes``; ``headroom_bytes`` is what is left (negative: it does not fit). ``host`` is said
-    where something is offloaded, and must fit too.
+    ``peak_memory_bytes`` is what the allocator hands out, ``peak_reserved_bytes`` what it reserves, ``capacity_bytes``
+    the memory of the device, and ``headroom_bytes`` what is left (negative: it does not fit). ``host`` is given if
+    something is offloaded; it must fit too.
     """
 
     peak_memory_bytes: float
@@ -157,14 +157,14 @@ class MemoryReport(_Part):
         return self.capacity_bytes - self.peak_reserved_bytes
 
     def capacity_of(self, stage: int) -> float:
-        """Bytes that a device of a pipeline stage holds."""
+        """The memory of a device of a pipeline stage, in bytes."""
         return next((one.capacity for one in self.stages if one.stage == stage), self.capacity_bytes)
 
 
 class Setup(_Part):
-    """Enough to reproduce the run: resolved inputs, the engine that ran with its seed, and what folding did.
+    """Enough to reproduce the run: resolved inputs, the engine that ran with its seed, and facts about folding.
 
-    ``asked`` is the plan as it was asked for, with what it left to the stack left open.
+    ``asked`` is the plan as it was asked for, without the choices that it left to the stack.
     """
 
     plan: dict[str, Any]
@@ -179,10 +179,10 @@ class Setup(_Part):
 
 
 class Trial(_Part):
-    """A neighbouring layout, simulated: the change as flags, and what it came to (s, share of peak, bytes).
+    """A neighbouring layout, simulated: the change as flags, and its figures (s, share of peak, bytes).
 
-    ``fit_probability`` is that of fitting on every rank. Where the layout cannot be, ``refused`` says why and the
-    figures are None.
+    ``fit_probability`` is the probability that every rank fits. If the layout is not possible, ``refused`` says why and
+    the figures are None.
     """
 
     change: str
@@ -195,9 +195,9 @@ class Trial(_Part):
 
 
 class Staleness(_Part):
-    """How old parameters are when a gradient meets them: updates of others in between.
+    """The age of parameters when a gradient is applied: updates by others in between.
 
-    ``shares[k]`` is the share of updates with staleness k; ``clock_gap`` the most local steps that a replica ran
+    ``shares[k]`` is the share of updates with staleness k; ``clock_gap`` the most local steps by which a replica was
     ahead of the slowest.
     """
 
@@ -211,9 +211,9 @@ class Staleness(_Part):
 
 
 class Efficiency(_Part):
-    """Progress a sample, by a stated model: 1 is synchronous training with the same batch a replica.
+    """Progress per sample by a stated model: 1 is synchronous training with the same batch per replica.
 
-    ``effective_tokens_per_s`` is throughput times ``efficiency``; ``noise_scale_tokens`` the batch below which
+    ``effective_tokens_per_s`` is throughput times ``efficiency``; ``noise_scale_tokens`` is the batch below which
     gradients are mostly noise.
     """
 
@@ -224,11 +224,11 @@ class Efficiency(_Part):
 
 
 class Cooperation(_Part):
-    """How replicas that step on their own meet: means over replicas and local steps, in s and bytes.
+    """How replicas that step on their own synchronise: means over replicas and local steps, in s and bytes.
 
-    A local step takes ``local_step_s`` of own work (waits between its ranks too), ``exchange_s`` of messages and
-    ``waiting_s`` for other replicas. ``busy`` is the share of time that links and servers are used.
-    ``server_memory_bytes`` is a server's states.
+    A local step takes ``local_step_s`` of its own work (including waits between its ranks), ``exchange_s`` of messages
+    and ``waiting_s`` for other replicas. ``busy`` is the share of time in which links and servers are used.
+    ``server_memory_bytes`` are the states on one server.
     """
 
     scheme: str
@@ -246,12 +246,12 @@ class Cooperation(_Part):
 
 
 class Why(_Part):
-    """The explanation: limiting factors (``binds``), what to try, seconds of each kind of op on the critical path.
+    """The explanation: limiting factors (``binds``), hints, and seconds of each kind of op on the critical path.
 
-    ``trials`` are neighbouring layouts, best first, where they were simulated (:mod:`simpar.neighbours`). ``waiting``
-    says for whom the critical rank waits, longest first, and sums to that part of the step; ``slow_ranks`` what the
-    step is without them; ``expert_load`` how unevenly tokens spread over expert ranks. ``certainty`` says how sure the
-    figures are, None in files of versions that did not say it; the JSON has it beside them.
+    ``trials`` are neighbouring layouts, best first, if they were simulated (:mod:`simpar.neighbours`). ``waiting``
+    lists the ranks that the critical rank waits for, longest first, and sums to that part of the step. ``slow_ranks``
+    has the step without slow ranks; ``expert_load`` says how unevenly tokens spread over expert ranks. ``certainty``
+    says how sure the figures are (None in older files); in the JSON it is a key of the result itself.
     """
 
     binds: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from simpar.report.result import Result
 
 MAX_PANELS = 16
-RASTER_ABOVE = 5000  # more blocks than this make an SVG slower to open than it is worth
+RASTER_ABOVE = 5000  # with more blocks, an SVG is too slow to open
 
 
 def save_plot(result: Result, kind: str, path: str | Path) -> None:
@@ -72,7 +72,7 @@ def plot(result: Result, kind: str) -> Figure:
 
 
 def plot_timeline(result: Result) -> Figure:
-    """Stages over time: what each rank computes, thin below it what it sends, and why it idles."""
+    """Stages over time: what each rank computes, its messages as thin bars below, and why it idles."""
     view = _overview(result)
     figure, axes = canvas(_row_height(len(view.stages)) * len(view.stages) + 1.5)
     scale, unit = _time_unit(view.step_time_s)
@@ -90,9 +90,9 @@ def plot_timeline(result: Result) -> Figure:
 
 
 def plot_memory(result: Result) -> Figure:
-    """Memory over time by category, one panel a stage, under the capacity of the device.
+    """Memory over time by category, one panel per stage, with the device's capacity.
 
-    A band in the fullest stage's panel is between what nine of ten reserved peaks lie.
+    A band in the fullest stage's panel is the 90 % interval of the reserved peak.
     """
     from matplotlib.patches import Patch
 
@@ -139,7 +139,7 @@ def plot_memory(result: Result) -> Figure:
 def plot_breakdown(result: Result) -> Figure:
     """Where the step of the critical rank goes, as a waterfall from zero to the step time.
 
-    An error bar in the last row is between what nine of ten measured steps lie.
+    The error bar in the last row is the 90 % interval of the step.
     """
     parts = {name: value for name, value in result.time_breakdown_s.model_dump().items() if value > 0}
     known, names = result.certainty, [name.replace("_", " ") for name in parts]
@@ -172,7 +172,7 @@ def plot_breakdown(result: Result) -> Figure:
 
 
 def plot_heatmap(result: Result, bins: int = 240) -> Figure:
-    """Share of time every stage computes, over time: legible where a timeline has too many blocks."""
+    """The share of time in which every stage computes, over time: for timelines with too many blocks to draw."""
     view = _overview(result)
     edges = np.linspace(0, view.step_time_s, bins + 1)
     busy = np.array([_occupancy(stage.blocks, edges) for stage in view.stages])
@@ -206,7 +206,7 @@ def _overview(result: Result) -> Overview:
 
 
 def idle_causes(view: Overview) -> list[str]:
-    """Causes of idle time that a timeline shows; only bubbles in results that do not say."""
+    """Causes of idle time in a timeline; only bubbles if a result does not say."""
     codes = {code for stage in view.stages if stage.idle for code in np.unique(stage.idle.cause).tolist()}
     known = any(stage.idle for stage in view.stages)
     return [cause for code, cause in enumerate(IDLE_CAUSES) if code in codes] if known else ["bubble"]
@@ -233,7 +233,7 @@ def _draw_stage(
                 [tuple(bar) for bar in bars.tolist()],
                 (low, height),
                 facecolors=lighter(colour, max(shade, 0)),
-                # a message may be thinner than a pixel: an edge of its own colour keeps it visible
+                # an edge in its own colour keeps a message visible that is thinner than a pixel
                 edgecolors="white" if height > 0.5 else colour,
                 lw=edge if height > 0.5 else 0.4,
                 zorder=2,
@@ -243,7 +243,7 @@ def _draw_stage(
 
 
 def _draw_idle(axes: Axes, row: int, stage: StageView, step_time_s: float, scale: float) -> None:
-    """The ground of a row: bubbles hatched, everything else in tints of its colour."""
+    """The background of a row: bubbles hatched, other idle time in tints of its cause's colour."""
     if stage.idle is None:
         whole = [(0, step_time_s / scale)]
         axes.broken_barh(whole, (row - 0.4, 0.66), **_ground("bubble"), lw=0, zorder=1)
@@ -257,21 +257,21 @@ def _draw_idle(axes: Axes, row: int, stage: StageView, step_time_s: float, scale
 
 
 def _ground(cause: str) -> dict[str, Any]:
-    """How idle time of a cause is filled."""
+    """The fill style of idle time of a cause."""
     if cause == "bubble":
         return {"facecolor": "white", "edgecolor": BUBBLE, "hatch": "////"}
     return {"facecolor": lighter(IDLE_COLOUR[cause], 2), "edgecolor": "none"}
 
 
 def _points(axes: Axes, share: float) -> float:
-    """Width in points of a share of the horizontal axis."""
+    """The width, in points, of a share of the horizontal axis."""
     figure = axes.get_figure()
     assert figure is not None, "axes are drawn on a figure"
     return 72 * 0.9 * float(figure.get_figwidth()) * share  # type: ignore[union-attr]
 
 
 def _lane(kind: str, row: int) -> tuple[float, float]:
-    """Lower edge and height of a kind's bars: compute above, communication as a thin line below it."""
+    """Lower edge and height of a kind's bars: compute above, communication as a thin bar below it."""
     if KIND_COLOUR[kind] == COMM:
         return row + 0.29, 0.13
     return row - 0.4, 0.66
@@ -316,7 +316,7 @@ def _draw_memory(panel: Axes, stage: StageView, result: Result, scale: float) ->
 
 
 def _draw_interval(panel: Axes, result: Result) -> tuple[float, ...]:
-    """The band of reserved peaks of the fullest rank, whose ends it returns; nothing where a result has none."""
+    """Draw the 90 % interval of the fullest rank's reserved peak; returns its ends, or nothing without one."""
     if result.certainty is None:
         return ()
     low, high = result.certainty.reserved_memory_interval_bytes
@@ -357,7 +357,7 @@ def _with_memory(view: Overview) -> list[StageView]:
 
 
 def _occupancy(blocks: Blocks, edges: Any) -> Any:
-    """Share of each time bin that lies inside compute blocks (blocks of one rank do not overlap)."""
+    """The share of each time bin inside compute blocks (blocks of one rank do not overlap)."""
     compute = blocks.of_kind(*(kind for kind, colour in KIND_COLOUR.items() if colour != COMM))
     order = np.argsort(compute.start_s)
     start, duration = compute.start_s[order], compute.duration_s[order]
@@ -387,7 +387,7 @@ def _stage_axis(axes: Axes, view: Overview) -> None:
 
 
 def _titles(figure: Figure, result: Result, detail: str) -> None:
-    """The headline, in a size that fits the width, and one line of detail under it."""
+    """The headline, in a size that fits the width, and a line of detail below it."""
     from simpar.report.words import headline
 
     title = headline(result)

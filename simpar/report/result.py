@@ -1,4 +1,4 @@
-"""The result of a simulation: what users read, plot, save and compare. All values are SI."""
+"""The result of a simulation, which users read, plot, save and compare. All values are in SI units."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What one simulated step came to.
+    """The result of one simulated step.
 
     ``timeline`` is the full record and stays in memory; ``overview`` is its compact form, kept in the JSON.
     Values are SI: seconds, bytes, FLOP, USD, joule, fractions of one.
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def bubble_text(self) -> str:
-        """The bubble fraction and of what it is one: the breakdown's is of one rank and its whole step."""
+        """The bubble fraction with its reference: the breakdown's bubble is of one rank and its whole step."""
         return f"{self.bubble_fraction:.1%} (mean over ranks, of the window of passes)"
 
     @property
@@ -77,22 +77,22 @@ class Result:
 
     @property
     def whole_run(self) -> WholeRun | None:
-        """What the run comes to, where the training says its tokens."""
+        """The time and cost of the whole run, if the training has a number of tokens."""
         return self.bill.whole_run
 
     @property
     def waiting(self) -> tuple[Waited, ...]:
-        """For whom the critical rank waits, longest first."""
+        """The ranks that the critical rank waits for, longest first."""
         return self.why.waiting
 
     @property
     def slow_ranks(self) -> SlowRanks | None:
-        """Ranks slower than others and the step without them, None where there are none."""
+        """Slow ranks and the step without them; None if there are none."""
         return self.why.slow_ranks
 
     @property
     def jitter(self) -> JitterReport | None:
-        """How the step time spreads, where ranks jitter."""
+        """The spread of the step time, if ranks jitter."""
         return self.speed.jitter
 
     @property
@@ -140,7 +140,7 @@ class Result:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], *, source: str = "result") -> Result:
-        """Read what :meth:`to_dict` gives. Raises UserError where ``source`` is not such a result."""
+        """Read the data of :meth:`to_dict`. Raises UserError if ``source`` is not such a result."""
         formats.RESULT.check(data, source)
         try:
             return _read(data)
@@ -157,16 +157,16 @@ class Result:
 
     @staticmethod
     def from_json(text: str, *, source: str = "result") -> Result:
-        """Read what :meth:`to_json` gives. Raises UserError."""
+        """Read the text of :meth:`to_json`. Raises UserError if ``source`` is not such a result."""
         return Result.from_dict(_object(text, source), source=source)
 
     @staticmethod
     def load(path: str | Path) -> Result:
-        """Read a result file. Raises UserError."""
+        """Read a result file. Raises UserError if it cannot be read or is not a result."""
         return Result.from_dict(read_object(path), source=str(path))
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON, whole or not at all."""
+        """Write the JSON atomically."""
         write_atomic(path, self.to_json() + "\n")
 
     def with_published(self, published: Published | None) -> Result:
@@ -174,7 +174,10 @@ class Result:
         return replace(self, published=published)
 
     def to_frame(self, table: str = "stages") -> pd.DataFrame:
-        """Memory by stage, or "time", "communication", "figures", "trials" (:mod:`simpar.report.frames`), in SI."""
+        """A table in SI units: memory by stage, or "time", "communication", "figures", "trials".
+
+        See :mod:`simpar.report.frames`. Raises UserError for an unknown table.
+        """
         from simpar.report.frames import frame_of
 
         return frame_of(self, table)
@@ -203,7 +206,7 @@ class Result:
 
 
 def read_object(path: str | Path) -> dict[str, Any]:
-    """The JSON object in a file that simpar wrote, of any size. Raises UserError."""
+    """The JSON object in a file that simpar wrote, of any size. Raises UserError if there is none."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -11,7 +11,7 @@ NO_FAILURES = "not counted (--reliability NAME counts them)"
 
 
 def run_rows(run: WholeRun | None) -> list[tuple[str, str]]:
-    """Name and value of every amount; nothing without a run."""
+    """Name and value of every amount; empty without a run."""
     if run is None:
         return []
     return [
@@ -25,7 +25,7 @@ def run_rows(run: WholeRun | None) -> list[tuple[str, str]]:
 
 
 def amount(found: Amount) -> str:
-    """A value and between what it lies in nine of ten cases."""
+    """A value with its 90 % interval."""
     value = figure(found.value)
     if found.low is None or found.high is None:
         return value
@@ -33,7 +33,7 @@ def amount(found: Amount) -> str:
 
 
 def figure(value: float) -> str:
-    """Large amounts short, small ones with three digits: 1.23 M, 45,600, 12.3."""
+    """A number for people: large amounts shortened, small ones with three digits (1.23 M, 45,600, 12.3)."""
     return format_count(value) if value >= 1_000_000 else format_figure(value)
 
 

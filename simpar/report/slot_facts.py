@@ -1,4 +1,4 @@
-"""What every op of a rank consists of: kernels, launch gaps and the collectives inside its blocks, in columns."""
+"""The composition of every op of a rank: kernels, launch gaps and the collectives inside its blocks, in columns."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ INSIDE = ("tp", "cp", "ep")
 """Kinds of communication that happen inside the passes of a block."""
 COMMUNICATION = ("tp", "pp", "dp", "cp", "ep", "offload")
 HOST = "host"
-"""Kind of what waits for launches on the host."""
+"""Kind of the ops that wait for launches on the host."""
 PARTS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", HOST, *INSIDE)
 
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """Which ``node`` int32[num_slots] of a template every slot is, and its ``duration_ns`` int64[num_slots].
+    """The template node of every slot, ``node`` int32[num_slots], and its ``duration_ns`` int64[num_slots].
 
-    ``rows`` are the slots of every class. The other columns are over nodes, those of all distinct templates in turn:
-    which sit on the compute stream, kinds, inner parts, communication. ``parts`` int64[nodes, PARTS] splits the
-    compute stream of a block; ``inside`` int64[nodes, INSIDE, 2] holds busy ns and bytes of collectives in blocks,
-    ``size_bytes`` those of a node's own. ``streaming_ns`` int64[nodes] is what of the compute stream kernels take that
-    are bound by memory, inside passes.
+    ``rows`` are the slots of every class. The other columns are over the nodes of all distinct templates in turn:
+    whether they are on the compute stream, kinds, inner parts, communication. ``parts`` int64[nodes, PARTS] splits the
+    compute stream of a block. ``inside`` int64[nodes, INSIDE, 2] are busy ns and bytes of collectives in blocks,
+    ``size_bytes`` the bytes of a node's own collective. ``streaming_ns`` int64[nodes] is the time of memory-bound
+    kernels on the compute stream, inside passes.
     """
 
     node: Indices
@@ -52,12 +52,12 @@ class SlotFacts:
 
     @property
     def exposed_inside_ns(self) -> Ints:
-        """What the blocks of each node wait for their own collectives: int64[nodes, INSIDE]."""
+        """Time for which the blocks of each node wait for their own collectives: int64[nodes, INSIDE]."""
         return self.parts[:, [PARTS.index(kind) for kind in INSIDE]]
 
     @cached_property
     def _counts(self) -> tuple[Ints, ...]:
-        """How many slots of each class are each node, as far as the last node that it has."""
+        """How many slots of each class belong to each node, up to the last node that the class has."""
         return tuple(np.bincount(self.node[mine]) for mine in self.rows)
 
     def summed(self, of_node: Ints) -> Ints:
@@ -115,7 +115,7 @@ def _inside(node: Node) -> list[list[int]]:
 
 
 def _streaming_ns(node: Node, streaming: Collection[str]) -> int:
-    """What the kernels of some operators take on the compute stream of a node."""
+    """The time of the kernels of some operators on the compute stream of a node."""
     if not node.segments:
         return node.duration_ns if COMPUTE in node.streams and node.name in streaming else 0
     found = 0

@@ -65,7 +65,10 @@ REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
 def summarise(context: Context, *, with_timeline: bool = True) -> Result:
-    """The Result of one simulated step; without what is drawn of it and the critical path where figures are enough."""
+    """The Result of one simulated step.
+
+    ``with_timeline=False`` leaves out what is only drawn, and the critical path.
+    """
     lowered, timing = context.lowered, context.timing
     accounts = context.accounts
     critical = accounts.critical_class()
@@ -77,7 +80,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
         added_s = context.jitter.mean_s - step_s
         step_s += added_s
         breakdown["jitter" if added_s > 0 else "compute"] += (
-            added_s  # few ranks may be faster than on average
+            added_s  # with few ranks, the mean may be below the nominal step
         )
     held = context.held or footprints(lowered, timing, context.cluster)
     stages = _stage_memory(context, held)
@@ -110,7 +113,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
 
 
 def with_whole_run(result: Result) -> Result:
-    """The result with what its run comes to, where the training says how many tokens that has."""
+    """The result with the figures of its whole run, if the training has a number of tokens."""
     training, known = result.setup.training, result.certainty
     if training.get("tokens") is None:
         return result
@@ -130,7 +133,7 @@ def with_whole_run(result: Result) -> Result:
 def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overview:
     """The compact timeline, with when and why every stage that it shows is idle.
 
-    Its end is that of the step: behind what devices do, the host takes ``between_s`` before the next one.
+    It ends with the step: after the devices finish, the host takes ``between_s`` before the next step.
     """
     view, shown = overview(timeline), shown_classes(timeline)
     end_ns = accounts.step_ns + round(between_s * NS_PER_S)
@@ -139,7 +142,7 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
         parts = accounts.breakdown_s(class_id)
         parts[HOST] += between_s
         begin, end, cause = accounts.idle_of(class_id)
-        if (early_ns := int(accounts.end_ns[class_id])) < accounts.step_ns:  # other replicas take longer
+        if (early_ns := int(accounts.end_ns[class_id])) < accounts.step_ns:  # others take longer
             parts["waiting"] += (accounts.step_ns - early_ns) / NS_PER_S
             begin, end = np.append(begin, early_ns), np.append(end, accounts.step_ns)
             cause = np.append(cause, CAUSES.index("waiting"))
@@ -154,7 +157,7 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
 
 
 def _rank_classes(lowered: Lowered) -> list[RankClass]:
-    """Readable names: the stage, and the representative where a stage has several classes."""
+    """Readable names: the stage, and the representative rank if a stage has several classes."""
     layout = lowered.layout
     stages = lowered.stage_of_class.tolist()
     return [
@@ -192,25 +195,25 @@ def _speed(context: Context, step_s: float, recompute_s: float) -> Speed:
 
 
 def at_peak_s(job: Job, cluster: Cluster, convention: str) -> float:
-    """What the FLOP of a step, recomputed ones included, take at the dense peak of all devices."""
+    """Seconds that the FLOP of a step, recomputation included, take at the dense peak of all devices."""
     seq_len = job.training.seq_len
     flop = hardware_flop_per_token(_of_mean_documents(job), seq_len, job.plan.memory.recompute, convention)
     return flop * job.training.tokens_per_step / _peak_flop_per_s(job, cluster)
 
 
 def _of_mean_documents(job: Job) -> ModelGraph:
-    """The model as the mean rank computes it: what the fullest has more of is in its time, not in what all compute."""
+    """The model as the mean rank computes it: the fullest rank's extra work lengthens the step, not the FLOP."""
     return with_documents(job.graph, job.training)
 
 
 def _peak_flop_per_s(job: Job, cluster: Cluster) -> float:
-    """Peak of all devices together."""
+    """Peak FLOP/s of all devices together."""
     peaks = [job.on(index).kernels.peak(job.plan.numerics.precision) for index in range(len(cluster.devices))]
     return sum(part.world_size * peaks[cluster.devices.index(part.device)] for part in cluster.parts)
 
 
 def _slow_ranks(context: Context, step_s: float) -> SlowRanks | None:
-    """Ranks slower than others, and the step if they were not."""
+    """Ranks slower than others, and the step without the slowdown."""
     slow = {rank: by for rank, by in context.perturbation.slow_ranks.items() if by > 1}
     if not slow or context.nominal_ns is None:
         return None
@@ -219,7 +222,7 @@ def _slow_ranks(context: Context, step_s: float) -> SlowRanks | None:
 
 
 def _expert_load(context: Context) -> ExpertLoad | None:
-    """How unevenly tokens spread over expert ranks; None where they are balanced."""
+    """How unevenly tokens spread over expert ranks; None if they are balanced."""
     graph, plan = context.job.graph, context.job.plan
     choice, ranks = plan.experts, plan.mesh.ep
     if (
@@ -238,7 +241,7 @@ def _expert_load(context: Context) -> ExpertLoad | None:
 
 
 def _waiting(context: Context, accounts: Accounts, critical: int) -> tuple[Waited, ...]:
-    """For whom the critical class waits."""
+    """The ranks that the critical class waits for."""
     layout, stage = context.lowered.layout, context.lowered.stage_of_class
     found = []
     for part in accounts.waiting(critical):
@@ -281,7 +284,7 @@ def _communication(
 
 
 def _constant_parts(one: Footprint) -> dict[str, float]:
-    """Bytes of the parts of a class's memory that stay during a step."""
+    """Bytes of the parts of a class's memory that stay constant during a step."""
     static = one.static
     return {
         "parameters": float(static.bytes_of("parameters", ALWAYS, PASSES)),
@@ -292,7 +295,7 @@ def _constant_parts(one: Footprint) -> dict[str, float]:
 
 
 def _stage_memory(context: Context, held: tuple[Footprint, ...]) -> list[StageMemory]:
-    """Memory of the class of every pipeline stage whose devices are fullest."""
+    """The memory of every pipeline stage, for its class with the fullest devices."""
     stages: dict[int, StageMemory] = {}
     kinds = context.cluster.device_of(context.lowered.layout.representative_rank).tolist()
     for one, kind in zip(held, kinds, strict=True):
@@ -322,7 +325,7 @@ def _stage_memory(context: Context, held: tuple[Footprint, ...]) -> list[StageMe
 
 
 def _memory_curve(one: Footprint) -> MemoryCurve:
-    """What a class holds over the step."""
+    """The memory of a class over the step."""
     use = one.use
     columns = {name: np.full(len(use.time_ns), value) for name, value in _constant_parts(one).items()}
     columns |= {
@@ -331,7 +334,7 @@ def _memory_curve(one: Footprint) -> MemoryCurve:
     }
     columns["transient"][-1] += float(
         one.static.bytes_of("transient", BETWEEN)
-    )  # they come when the step ends
+    )  # they are allocated when the step ends
     return MemoryCurve(use.time_ns / NS_PER_S, columns)
 
 
@@ -346,7 +349,7 @@ def _op_name(lowered: Lowered, op: int) -> str:
 
 
 def _words(label: Label) -> str:
-    """Kind and name; where blocks begin and end, the name of the pass says all."""
+    """Kind and name; where blocks begin and end, only the name of the pass."""
     kind, name = label.kind.replace("_", " "), label.name
     if label.kind == "join":
         return name.replace("_", " ")
@@ -354,7 +357,7 @@ def _words(label: Label) -> str:
 
 
 def _memory(context: Context, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
-    """The peaks are those on the kind of device that is fullest."""
+    """The memory report; peaks are those on the fullest kind of device."""
     beside = on_fullest_device(held)
     capacity = beside[0].capacity_bytes
     host = _host(host_use(context.lowered, context.cluster))
@@ -388,10 +391,10 @@ def _host(use: HostUse | None) -> HostReport | None:
 
 
 def bill_of(context: Context, kernels_s: Floats, step_s: float, own_step_s: Floats | None = None) -> Bill:
-    """Rental price of the devices, and energy of whole nodes by what their devices run (:mod:`simpar.cost.power`).
+    """Rental price of the devices, and energy of whole nodes by the load of their devices (:mod:`simpar.cost.power`).
 
-    ``kernels_s`` is that of :meth:`Accounts.kernels_s`, in a step of the class that takes ``own_step_s``
-    float64[num_classes] where classes take steps of their own.
+    ``kernels_s`` is :meth:`Accounts.kernels_s`. ``own_step_s`` float64[num_classes] are the local steps of classes, if
+    these step on their own.
     """
     cluster, layout = context.cluster, context.lowered.layout
     kind = cluster.device_of(layout.representative_rank)
@@ -439,7 +442,7 @@ def _setup(context: Context) -> Setup:
 
 
 def _asked(plan: Plan, resolved: Plan) -> dict[str, Any]:
-    """The plan as it was asked for, on its model, training and stack."""
+    """The plan as it was asked for, given its model, training and stack."""
     named = {name: getattr(resolved, name) for name in ("model", "training", "stack")}
     return plan.model_copy(update={**named, "predicted": None}).model_dump(mode="json")
 

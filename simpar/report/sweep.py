@@ -1,4 +1,4 @@
-"""One simulation for every choice of a sweep: what it comes to, and how much of its communication anyone waits for."""
+"""Sweeps: one simulation per choice, with its figures and the exposed part of its communication."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOT_SIMULATED = "not simulated"
 class Swept:
     """One choice, as keys and values, and its result.
 
-    Without one the choice is ``refused``, for that reason, or the sweep was ``interrupted`` before it.
+    Without a result, the choice was ``refused`` for that reason, or the sweep was ``interrupted`` before it.
     """
 
     choice: Mapping[str, str]
@@ -38,12 +38,12 @@ class Swept:
 
     @property
     def interrupted(self) -> bool:
-        """Whether nobody knows: it was not simulated."""
+        """Whether it was neither simulated nor refused."""
         return self.result is None and not self.refused
 
     @property
     def instead(self) -> str:
-        """What stands in place of its figures."""
+        """The text in place of its figures."""
         return NOT_SIMULATED if self.interrupted else "refused"
 
 
@@ -60,7 +60,7 @@ def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:
-    """Names of columns, then a row for every choice: keys, step, MFU, busy and exposed by kind, memory."""
+    """Column names, then a row per choice: keys, step, MFU, busy and exposed time by kind, memory."""
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
     columns = (f"{kind} busy / exposed" for kind in kinds)
     head = (*rows[0].choice, "step", "nine of ten", "MFU", *columns, "memory", "")
@@ -84,7 +84,7 @@ def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:
 
 
 def csv_rows(rows: Sequence[Swept]) -> list[list[Any]]:
-    """Names of columns, then a row for every choice, in SI: keys, step, interval, MFU, memory, busy and exposed."""
+    """Column names, then a row per choice, in SI units: keys, step, interval, MFU, memory, busy, exposed."""
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
     head = [
         "step_time_s",
@@ -115,7 +115,7 @@ def csv_rows(rows: Sequence[Swept]) -> list[list[Any]]:
 
 
 def save_sweep(rows: Sequence[Swept], path: str | Path, title: str) -> None:
-    """One page: a grid of two keys, or the list of one or more, shaded by the step time of what fits."""
+    """Write a page: a grid for two keys, otherwise a list, shaded by the step time of what fits."""
     from simpar.report.html import environment, filled
 
     page = {
@@ -128,7 +128,7 @@ def save_sweep(rows: Sequence[Swept], path: str | Path, title: str) -> None:
 
 
 def _grid(rows: Sequence[Swept]) -> dict[str, Any] | None:
-    """Cells by the values of two keys; None for another number of them."""
+    """Cells by the values of two keys; None for another number of keys."""
     keys = list(rows[0].choice)
     if len(keys) != 2:
         return None
@@ -150,7 +150,7 @@ def _cell(row: Swept, rows: Sequence[Swept]) -> dict[str, str]:
 
 
 def _shade(row: Swept, rows: Sequence[Swept]) -> str:
-    """How dark a cell is: the fastest that fits darkest, twice as long not at all; nothing for what does not fit."""
+    """The shade of a cell: the fastest that fits is darkest, twice its time is white; empty if it does not fit."""
     times = [one.result.step_time_s for one in rows if one.result and one.result.fits]
     if row.result is None or not row.result.fits:
         return "0"
@@ -158,7 +158,7 @@ def _shade(row: Swept, rows: Sequence[Swept]) -> str:
 
 
 def print_sweep(rows: Sequence[Swept], console: Console) -> None:
-    """Write the table, the fastest choice that fits marked; on a narrow terminal columns are left out, and named."""
+    """Print the table with the fastest choice that fits marked; narrow terminals omit columns, which are named."""
     head, *lines = table(rows)
     times = [row.result.step_time_s if row.result and row.result.fits else float("inf") for row in rows]
     best = times.index(min(times)) if min(times) < float("inf") else -1
@@ -175,7 +175,7 @@ def print_sweep(rows: Sequence[Swept], console: Console) -> None:
 
 
 def _columns(head: Sequence[str], num_keys: int) -> list[Column]:
-    """Columns with the mark before them; on a narrow terminal communication goes first, then the interval."""
+    """Columns with the mark first; on a narrow terminal communication is omitted first, then the interval."""
     interval, first_kind, verdict = num_keys + 1, num_keys + 3, len(head) - 1
     kinds = list(range(first_kind, verdict - 1))
     order = {at: place for place, at in enumerate((*kinds, interval), start=1)}

@@ -1,4 +1,4 @@
-"""Tables on a terminal that may be narrow: words wrap, columns that decide nothing are left out, and no cell is cut."""
+"""Tables for terminals of any width: words wrap and minor columns are left out, but no cell is cut."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PADDING = 2
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, how it is justified, and what becomes of it where the console is narrow.
+    """A column: its title, its justification, and how it adapts to a narrow console.
 
-    ``least`` is the width down to which its words wrap, None where they never do. Columns that are ``spare`` may be
-    left out, the lowest first; 0 is of those that stay.
+    ``least`` is the width down to which its words wrap (None: never). Columns with ``spare`` above 0 may be left out,
+    the lowest first; those with 0 stay.
     """
 
     title: str
@@ -33,7 +33,7 @@ class Column:
 def table_of(console: Console, *columns: tuple[str, Any], header: bool = True) -> Table:
     """An empty table of columns (title, justification); lines and bold titles on a terminal only.
 
-    A column of words that is justified as WRAPPED takes several lines where the console is narrow: no other is cut.
+    A column of words that is justified as WRAPPED takes several lines on a narrow console, so that no other is cut.
     """
     from rich import box
     from rich.table import Table
@@ -48,7 +48,7 @@ def table_of(console: Console, *columns: tuple[str, Any], header: bool = True) -
 
 
 def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Write rows under columns; where the console is too narrow for all columns, name those that are left out.
+    """Print rows under columns; name the columns that are left out if the console is too narrow.
 
     Titles take several lines, and words wrap, before a column is left out.
     """
@@ -77,7 +77,7 @@ def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequ
 
 
 def _broken(title: str, cells: Sequence[str]) -> str:
-    """A title in lines that are as long as its longest cell or word."""
+    """A title broken into lines as long as its longest cell or word."""
     return "\n".join(wrap(title, max(map(len, (*cells, *title.split())), default=1)))
 
 
@@ -88,11 +88,11 @@ def _widths(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _needed(console: Console, columns: Sequence[Column], widths: Sequence[int], shown: Sequence[int]) -> int:
-    """Characters of a line of the table where all words are wrapped as far as they may be."""
+    """Characters of a line of the table if all words are wrapped as far as allowed."""
     least = [widths[at] if (least := columns[at].least) is None else min(least, widths[at]) for at in shown]
     return sum(least) + _frame(console, len(shown))
 
 
 def _frame(console: Console, count: int) -> int:
-    """Characters of a line that are in no column: around and between so many."""
+    """Characters of a line outside the columns: around them and between them."""
     return PADDING * (count - 1) + (count + 1 if console.is_terminal else 0)

@@ -29,7 +29,7 @@ MAX_FITTING, MAX_TEMPTING = 6, 4  # simulated neighbours that are listed
 
 
 def print_report(result: Result, console: Console) -> None:
-    """Write the whole report to a rich console."""
+    """Print the whole report to a rich console."""
     console.print(headline(result), style="bold", soft_wrap=True)
     console.print()
     console.print(_figures(result, console))
@@ -84,7 +84,7 @@ def _print_trials(result: Result, console: Console) -> None:
 
 
 def worth_showing(result: Result) -> list[Trial]:
-    """Of the trials, best first: the fastest that fit, then the few faster ones that do not."""
+    """Of the trials, best first, the fastest that fit, then the few faster ones that do not."""
     ran = [trial for trial in result.why.trials if trial.step_time_s is not None]
     fitting = [trial for trial in ran if trial.fits]
     tempting = [trial for trial in ran if not trial.fits and (trial.step_time_s or 0.0) < result.step_time_s]
@@ -92,7 +92,7 @@ def worth_showing(result: Result) -> list[Trial]:
 
 
 def print_names(names: Mapping[str, str], console: Console) -> None:
-    """Write names with a description each: wrapped beside the names on a terminal, else a line each."""
+    """Print names with a description each, wrapped beside the names on a terminal, otherwise one line each."""
     if not console.is_terminal:
         widest = max(map(len, names), default=0)
         for name, description in names.items():
@@ -114,7 +114,7 @@ def _figures(result: Result, console: Console) -> Table:
 
 
 def published_rows(result: Result) -> list[tuple[str, float, float]]:
-    """Published figures with their prediction: (name with unit, published, predicted)."""
+    """Published figures with their predictions: (name with unit, published, predicted)."""
     reference = result.published
     if reference is None:
         return []
@@ -190,7 +190,7 @@ def _host(result: Result, console: Console) -> Table | None:
 
 
 def _rows(rows: Sequence[tuple[str, str]], console: Console) -> Table | None:
-    """A table of names and values; None where there are none."""
+    """A table of names and values; None if there are none."""
     if not rows:
         return None
     table = table_of(console, ("", "left"), ("", "left"), header=False)
@@ -200,7 +200,7 @@ def _rows(rows: Sequence[tuple[str, str]], console: Console) -> Table | None:
 
 
 def jitter_rows(result: Result) -> list[tuple[str, str]]:
-    """How the step time spreads where ranks jitter, as (name, value with unit); empty where they do not."""
+    """The spread of the step time as (name, value with unit); empty if ranks do not jitter."""
     found = result.jitter
     if found is None:
         return []
@@ -222,7 +222,7 @@ def jitter_rows(result: Result) -> list[tuple[str, str]]:
 
 
 def cooperation_rows(result: Result) -> list[tuple[str, str]]:
-    """How replicas that step on their own meet, as (name, value with unit); empty where they do not."""
+    """How replicas that step on their own synchronise, as (name, value with unit); empty if they do not."""
     met = result.cooperation
     if met is None:
         return []
@@ -274,9 +274,9 @@ def _memory(result: Result, console: Console) -> Table:
 
 
 def memory_rows(stages: Sequence[StageMemory]) -> list[tuple[str, tuple[str, ...]]]:
-    """Rows of the memory table in GiB; neighbouring stages that read alike share one row ("1-14").
+    """Rows of the memory table in GiB; adjacent stages with equal text share one row ("1-14").
 
-    Where stages run on several kinds of devices, rows end with what a device holds and its name.
+    If stages run on several kinds of devices, rows end with the capacity of a device and its name.
     """
     rows: list[tuple[int, int, tuple[str, ...]]] = []
     mixed = len({stage.device for stage in stages}) > 1
@@ -291,7 +291,7 @@ def memory_rows(stages: Sequence[StageMemory]) -> list[tuple[str, tuple[str, ...
 
 
 def shortened(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
-    """At most MAX_MEMORY_ROWS rows, the middle ones left out (all stages are in the JSON)."""
+    """At most MAX_MEMORY_ROWS rows, with middle ones left out (the JSON has all stages)."""
     if len(rows) <= MAX_MEMORY_ROWS:
         return list(rows)
     half = MAX_MEMORY_ROWS // 2

@@ -1,8 +1,8 @@
-"""The timeline of a step: what every rank class did when, and its compact form that plots and JSON use.
+"""The timeline of a step: what every rank class did when, and its compact form for plots and JSON.
 
 A :class:`Timeline` has one row per (op, stream of a class) and may be large; traces are written from it. An
-:class:`Overview` keeps one rank class per pipeline rank with its blocks (one per action, or per run of one
-kind inside it) and a thinned memory curve; it travels in the result's JSON.
+:class:`Overview` keeps one rank class per pipeline rank with its blocks (one per action, or per run of one kind inside
+it) and a thinned memory curve; it is part of the result's JSON.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "overhead", "acti
 MAX_MEMORY_POINTS = 2000
 IDLE_CAUSES = ("exposed", "bubble", "waiting", "host")
 MAX_IDLE = 10_000
-"""Pieces of idle time of a stage: shorter ones than this part of the step are not drawn."""
+"""Pieces of idle time shorter than the step divided by this number are not drawn."""
 
 
 @dataclass(frozen=True)
 class RankClass:
-    """Ranks that behave alike: one of them, its pipeline rank and how many ranks the class stands for."""
+    """Ranks that behave alike: a representative, its pipeline rank, and the number of ranks in the class."""
 
     name: str
     pipeline_rank: int
@@ -43,9 +43,9 @@ class RankClass:
 class Slices:
     """Columns, one row per (op, stream of a class); times are int64 ns.
 
-    ``label`` indexes Timeline.labels; ``stage`` is the virtual stage and ``microbatch`` its microbatch (-1:
-    none); ``size_bytes`` is what a collective moves (0 for kernels); ``inner`` indexes Timeline.inner, the
-    steps that the slice stands for (-1: none).
+    ``label`` indexes Timeline.labels. ``stage`` is the virtual stage and ``microbatch`` the microbatch (-1: none).
+    ``size_bytes`` is what a collective moves (0 for kernels). ``inner`` indexes Timeline.inner, the steps inside the
+    slice (-1: none).
     """
 
     class_id: Ints
@@ -68,7 +68,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class InnerSteps:
-    """The steps that one op stands for: stream, label and times (ns after the op's start) of each."""
+    """The steps inside a merged op: stream, label and times (ns after the op's start) of each."""
 
     streams: tuple[str, ...]
     labels: tuple[Label, ...]
@@ -93,7 +93,7 @@ class MemoryCurve:
         return np.asarray(columns.sum(axis=0), dtype=np.float64)
 
     def thinned(self, limit: int = MAX_MEMORY_POINTS) -> MemoryCurve:
-        """At most ``limit`` points: the highest point of each bucket, so the peak survives."""
+        """At most ``limit`` points: the highest point of each bin, so that the peak survives."""
         count = len(self.time_s)
         if count <= limit:
             return self
@@ -136,7 +136,7 @@ class Timeline:
         return int(self.slices.finish_ns.max(initial=0))
 
     def kind_codes(self) -> Ints:
-        """Position in KINDS of every slice's kind; -1 for kinds that are drawn nowhere (joins)."""
+        """The index in KINDS of every slice's kind; -1 for kinds that are not drawn (joins)."""
         codes = [KINDS.index(label.kind) if label.kind in KINDS else -1 for label in self.labels]
         return np.array([*codes, -1], dtype=np.int64)[self.slices.label]
 
@@ -149,10 +149,10 @@ def from_program(
     memory: Sequence[MemoryCurve] = (),
     inside: tuple[Ints, tuple[InnerSteps, ...]] | None = None,
 ) -> Timeline:
-    """The timeline of a timed Program: a slice per (op, stream), arrows from messages to who waited.
+    """The timeline of a timed Program: a slice per (op, stream), arrows from messages to the ops that waited.
 
-    ``classes`` describe the Program's rank classes in order, ``memory`` their curves (or none), ``inside``
-    the steps of merged ops as :func:`simpar.report.detail.inner_steps` finds them.
+    ``classes`` describe the Program's rank classes in order, ``memory`` their curves (or none), ``inside`` the steps of
+    merged ops from :func:`simpar.report.detail.inner_steps`.
     """
     stream, op = program.streams.owners(), program.streams.item
     names = tuple(dict.fromkeys(program.stream_names))
@@ -167,7 +167,7 @@ def from_program(
         stage=program.ops.stage[op].astype(np.int64),
         microbatch=program.ops.microbatch[op].astype(np.int64),
         size_bytes=program.ops.work_bytes[op],
-        # an op on several streams opens once, on the first of them
+        # an op on several streams is opened once, on the first of them
         inner=np.where(position[stream] == 0, inner_of_op[op], -1),
     )
     arrows = _arrows(program, slices, op)
@@ -190,7 +190,7 @@ def _arrows(program: Program, slices: Slices, op: Indices) -> Ints:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of a stage: start, duration in s, position in KINDS, chunk of the rank, microbatch (or -1)."""
+    """Blocks of a stage: start and duration in s, index in KINDS, chunk of the rank, microbatch (or -1)."""
 
     start_s: Floats
     duration_s: Floats
@@ -209,7 +209,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Idle:
-    """When a stage computes nothing: start and duration in s, position in IDLE_CAUSES."""
+    """When a stage computes nothing: start and duration in s, index in IDLE_CAUSES."""
 
     start_s: Floats
     duration_s: Floats
@@ -217,9 +217,9 @@ class Idle:
 
     @staticmethod
     def of(begin_ns: Ints, end_ns: Ints, cause: Ints, names: Sequence[str], span_ns: int) -> Idle:
-        """Pieces in time order; what is too short to be seen is left out.
+        """Idle pieces in time order, without those too short to be seen.
 
-        ``cause`` is their place in ``names``, those of the breakdown: any that is none of IDLE_CAUSES is exposed
+        ``cause`` indexes ``names``, the causes of the breakdown; any cause that is not in IDLE_CAUSES is exposed
         communication.
         """
         codes = [IDLE_CAUSES.index(name) if name in IDLE_CAUSES else 0 for name in names]
@@ -236,8 +236,8 @@ class Idle:
 class StageView:
     """One pipeline rank as plots show it: the slowest of its classes.
 
-    ``idle`` says when and why it computes nothing, ``parts_s`` splits its step as the breakdown does (empty in results
-    of versions before).
+    ``idle`` says when and why it computes nothing; ``parts_s`` splits its step like the breakdown (empty in results of
+    older versions).
     """
 
     name: str
@@ -251,7 +251,7 @@ class StageView:
 
 @dataclass(frozen=True)
 class Overview:
-    """The compact timeline: one view per pipeline rank and the length of the step in s."""
+    """The compact timeline: one view per pipeline rank, and the length of the step in s."""
 
     stages: tuple[StageView, ...]
     step_time_s: float
@@ -260,7 +260,7 @@ class Overview:
 def overview(timeline: Timeline) -> Overview:
     """Reduce a timeline to one class per pipeline rank and one block per run of one kind.
 
-    Tensor-parallel traffic is part of the block it serves and gets none of its own.
+    Tensor-parallel communication is part of the block it serves.
     """
     codes, inside = timeline.kind_codes(), KINDS.index("tp")
     stages = []
@@ -274,7 +274,7 @@ def overview(timeline: Timeline) -> Overview:
 
 
 def shown_classes(timeline: Timeline) -> tuple[int, ...]:
-    """For every pipeline rank the class that ends its compute last; of equals the one with most ranks."""
+    """For every pipeline rank the class that ends its compute last; of equals, the one with most ranks."""
     best: dict[int, tuple[tuple[int, int], int]] = {}
     slices = timeline.slices
     for class_id, entry in enumerate(timeline.classes):

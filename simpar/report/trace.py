@@ -1,9 +1,10 @@
 """Traces for Perfetto and chrome://tracing: one process per rank class, one thread per stream.
 
-The rules a reader depends on, kept by :func:`check_trace`: slices of one thread nest or are apart (a partly
-overlapping one would be dropped without a word), flow arrows start and end inside slices, processes are
-numbered in display order, times are us with three decimals, which is our ns exactly. Colours follow the name
-without its digits, so names start with the kind and end with numbers.
+Viewers rely on these rules, which :func:`check_trace` checks: slices of one thread nest or are disjoint (a partly
+overlapping slice is dropped silently), and flow arrows start and end inside slices. Processes are numbered in display
+order. Times are in us with three decimals, so nanoseconds are exact. Viewers colour by the name without its digits, so
+names start with the kind and end with numbers.
+
 Sources: google/perfetto PR 1656, PR 3273, issue 208.
 """
 
@@ -37,7 +38,7 @@ SHORT_KINDS = {
 
 
 def write_trace(timeline: Timeline, path: str | Path, *, metadata: Mapping[str, Any] | None = None) -> None:
-    """Write the trace as JSON, whole or not at all, compressed where the name ends with .gz.
+    """Write the trace as JSON, atomically; compressed if the name ends with .gz.
 
     ``metadata`` is shown by the viewer's info page. Open it in https://ui.perfetto.dev or chrome://tracing.
 
@@ -61,7 +62,7 @@ def trace(timeline: Timeline, *, metadata: Mapping[str, Any] | None = None) -> d
 
 
 def _small_enough(timeline: Timeline) -> Timeline:
-    """Of a large timeline only the slowest class of every pipeline rank."""
+    """A large timeline reduced to the slowest class of every pipeline rank."""
     if len(timeline.slices) <= MAX_SLICES:
         return timeline
     kept = np.flatnonzero(np.isin(timeline.slices.class_id, shown_classes(timeline)))
@@ -72,7 +73,7 @@ def _small_enough(timeline: Timeline) -> Timeline:
 
 
 class _Lanes:
-    """Which thread every slice goes to: its stream, or a spare lane where slices of one stream overlap."""
+    """The thread of every slice: its stream, or a spare lane if slices of one stream overlap."""
 
     def __init__(self, timeline: Timeline) -> None:
         slices = timeline.slices
@@ -141,7 +142,7 @@ def _slices(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
 def _slice(
     place: Mapping[str, int], label: Label, start: int, finish: int, facts: Mapping[str, int]
 ) -> Event:
-    """One complete event; facts below zero are left out."""
+    """One complete event; negative facts are left out."""
     words = [SHORT_KINDS.get(label.kind, label.kind)]
     words += [label.name] if label.name != label.kind else []
     words += [f"L{label.layer}"] if label.layer >= 0 else []
@@ -158,7 +159,7 @@ def _slice(
 
 
 def _inside(timeline: Timeline, steps: InnerSteps, place: Mapping[str, int], begin: int) -> Iterator[Event]:
-    """The steps of a merged op, nested in its slice or, for another stream, in its twin there."""
+    """The steps of a merged op, nested in its slice or, on another stream, in the slice of the same op there."""
     times = zip(steps.streams, steps.labels, steps.start_ns.tolist(), steps.finish_ns.tolist(), strict=True)
     for stream, label, start, finish in times:
         tid = timeline.streams.index(stream) if stream in timeline.streams else place["tid"]
@@ -166,7 +167,7 @@ def _inside(timeline: Timeline, steps: InnerSteps, place: Mapping[str, int], beg
 
 
 def _opened(timeline: Timeline) -> int:
-    """The last microbatch whose blocks are opened: as many as keep the file small enough for a viewer."""
+    """The last microbatch whose blocks are opened, so that the file stays small enough for a viewer."""
     slices = timeline.slices
     sizes = np.array([*(len(steps.labels) for steps in timeline.inner), 0], dtype=np.int64)[slices.inner]
     per_microbatch = np.bincount(np.maximum(slices.microbatch, 0), weights=sizes)
@@ -214,7 +215,7 @@ def _us(time_ns: int) -> float:
 
 
 def check_trace(data: Mapping[str, Any]) -> list[str]:
-    """What a viewer would drop or misread, one sentence each; an empty list is a good trace."""
+    """Problems that would make a viewer drop or misread events, one sentence each; empty for a good trace."""
     slices = [event for event in data["traceEvents"] if event["ph"] == "X"]
     named = {
         (e["pid"], e["tid"]) for e in data["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"

@@ -1,4 +1,4 @@
-"""Errors of predictions against measurements for people: ``simpar validate`` on a terminal."""
+"""Errors of predictions against measurements as terminal output of ``simpar validate``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MAX_ROWS = 40
-"""Rows of a table that are listed one by one."""
+"""Tables up to this many rows are listed row by row."""
 MOST_READ = 4
-"""Kinds of clusters and software that are named for a source."""
+"""How many kinds of clusters and software are named per source."""
 
 
 def print_validation(found: Mapping[str, Any], console: Console) -> None:
-    """Write errors of predictions against measurements: per source, overall, and what was not modelled.
+    """Print errors of predictions against measurements: per source, overall, and rows not modelled.
 
-    ``found`` is the JSON of ``simpar validate``; of a short table every row is listed as well.
+    ``found`` is the JSON of ``simpar validate``; a short table is also listed row by row.
     """
     rows = found["rows_detail"]
     if len(rows) <= MAX_ROWS:
@@ -79,12 +79,12 @@ def _validation_sources(found: Mapping[str, Any], console: Console) -> Table:
 
 
 def _folded(name: str, console: Console) -> str:
-    """A title on two lines, so that its column is as narrow as its numbers, on a terminal."""
+    """A title on two lines on a terminal, so that its column is as narrow as its numbers."""
     return name.replace(" ", "\n") if console.is_terminal else name
 
 
 def _read(counts: Mapping[str, int]) -> str:
-    """What words of a source were read as, the most frequent first."""
+    """What the words of a source were read as, most frequent first."""
     shown = [f"{words} ({rows})" for words, rows in list(counts.items())[:MOST_READ]]
     rest = len(counts) - MOST_READ
     return "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""For whom a rank waits, in figures and words."""
+"""The ranks that a rank waits for, in figures and words."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 from simpar.units import format_seconds
 
 MOST_NAMED = 8
-"""Ranks that are listed of a class that others wait for."""
+"""The most ranks listed of a class that others wait for."""
 OTHER_REPLICAS = "other replicas"
-"""Cause of the waiting of replicas that step on their own, until others arrive where they meet."""
+"""Cause of waiting if replicas step on their own: they wait for others where they synchronise."""
 WORTH_A_HINT = 0.005
-"""Share of the step that what is advised has to gain."""
+"""The least share of the step that a hint must gain."""
 
 
 class _Part(BaseModel):
@@ -23,9 +23,8 @@ class _Part(BaseModel):
 class Waited(_Part):
     """A part of the critical rank's waiting, in s: ``cause`` is a slow rank, unequal work, other groups or replicas.
 
-    ``ranks`` are those waited for (at most MOST_NAMED; none where it is not one class of ranks) of pipeline
-    ``stage``, ``factor`` how many times longer their kernels take, ``kind`` what they do meanwhile where it is
-    communication.
+    ``ranks`` are those waited for, at most MOST_NAMED (none if it is not one class of ranks), of pipeline ``stage``.
+    ``factor`` is how many times longer their kernels take, ``kind`` what they do meanwhile if it is communication.
     """
 
     cause: str
@@ -38,16 +37,17 @@ class Waited(_Part):
 
 
 class SlowRanks(_Part):
-    """Ranks whose kernels take ``factors`` times longer, and the step in s if they did not, simulated."""
+    """Ranks whose kernels take ``factors`` times as long, and the simulated step in s without the slowdown."""
 
     factors: dict[int, float]
     step_time_without_s: float
 
 
 class ExpertLoad(_Part):
-    """Tokens of the fullest of ``ranks`` expert ranks over the mean; their standard ``deviation`` by layer and step.
+    """Tokens on the fullest of ``ranks`` expert ranks over the mean; ``deviation`` is the standard deviation.
 
-    A step takes the mean of it in every layer, or the ``sampled`` load of one draw.
+    The deviation is over layers and steps. A step takes the mean of the fullest load in every layer, or the ``sampled``
+    load of one draw.
     """
 
     ranks: int
@@ -57,7 +57,7 @@ class ExpertLoad(_Part):
 
 
 def slow_hints(slow: SlowRanks | None, step_time_s: float) -> Iterator[str]:
-    """What the step is without slow ranks, which was simulated; nothing where they cost next to nothing."""
+    """The simulated step without slow ranks; nothing if they cost next to nothing."""
     if slow is None or slow.step_time_without_s > (1 - WORTH_A_HINT) * step_time_s:
         return
     factors = sorted(slow.factors.items(), key=lambda item: -item[1])
@@ -71,7 +71,7 @@ def slow_hints(slow: SlowRanks | None, step_time_s: float) -> Iterator[str]:
 
 
 def waited_for(part: Waited) -> str:
-    """Whom a rank waits for, in words."""
+    """The ranks waited for, in words."""
     many = "s" if part.num_ranks > 1 else ""
     ranks = f"rank{many} {', '.join(map(str, part.ranks[:3]))}" + (" ..." if part.num_ranks > 3 else "")
     if part.cause == "slow rank":

@@ -1,4 +1,4 @@
-"""What a result says in words: for the terminal, pages, lists and one-line answers alike. Three significant digits."""
+"""A result in words, for terminal, pages, lists and one-line answers alike. Three significant digits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def headline(result: Result) -> str:
 
 
 def short(result: Result) -> str:
-    """A result in one line, for a shell."""
+    """A result in one line."""
     step, state = format_seconds(result.step_time_s), memory_state(result)
     return f"<Result {headline(result)}; {step} a step, MFU {result.mfu:.1%}, {state}>"
 
@@ -66,7 +66,7 @@ def layout(plan: dict[str, Any]) -> str:
 
 
 def _stages(stages: Sequence[Mapping[str, Any]]) -> str:
-    """Stages with devices of their own: how many layers are on how many devices, in order."""
+    """Stages with devices of their own: numbers of layers and devices, in order."""
     each = [
         f"{stage['layers']} on {' x '.join(map(str, stage['mesh']))}{_shared_out(stage['sharding'])}"
         for stage in stages
@@ -77,7 +77,7 @@ def _stages(stages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _shared_out(sharding: Mapping[str, Any]) -> str:
-    """By what the operators of a stage are shared out, and whether weights are gathered for their use."""
+    """The axes over which the operators of a stage are sharded, and whether weights are gathered for their use."""
     words = dict.fromkeys(
         word for block in sharding.values() for words in block["operators"].values() for word in words
     )
@@ -114,7 +114,7 @@ def figures(result: Result) -> list[tuple[str, str]]:
 
 
 def memory_state(result: Result, misfit: str = "DOES NOT FIT") -> str:
-    """Whether a step fits, into how much, and how sure that is; ``misfit`` says that it does not."""
+    """Whether a step fits, in how much memory, and how sure that is; ``misfit`` is the text if it does not."""
     memory, known = result.memory, result.certainty
     state = "fits" if memory.fits else "is at the limit" if is_at_the_limit(result) else misfit
     words = f"{state}: {format_bytes(memory.peak_reserved_bytes)} of {format_bytes(memory.capacity_bytes)}"
@@ -126,20 +126,20 @@ def memory_state(result: Result, misfit: str = "DOES NOT FIT") -> str:
 
 
 def is_at_the_limit(result: Result) -> bool:
-    """Whether devices are predicted to need more than they have, and a step is yet more likely to fit than not."""
+    """Whether devices are predicted to need more than they have, although a step is more likely than not to fit."""
     memory, known = result.memory, result.certainty
     host_fits = memory.host is None or memory.host.fits
     return not memory.fits and host_fits and known is not None and known.fit_probability >= AS_PREDICTED
 
 
 def step_and_memory(result: Result) -> str:
-    """Step time, MFU and reserved memory, as files that were made for a plan say them."""
+    """Step time, MFU and reserved memory, as exported files state them."""
     step, memory = format_seconds(result.step_time_s), format_bytes(result.memory.peak_reserved_bytes)
     return f"{step} a step, MFU {result.mfu:.1%}, {memory} reserved at the peak"
 
 
 def probably(fit_probability: float) -> str:
-    """How sure it is that a layout fits, in words that never claim more than the number."""
+    """The probability that a layout fits, in words that never claim more than the number."""
     percent = 100 * fit_probability
     return (
         "over 99 % sure" if percent > 99 else "less than 1 % sure" if percent < 1 else f"{percent:.0f} % sure"
@@ -147,7 +147,7 @@ def probably(fit_probability: float) -> str:
 
 
 def step_time_words(result: Result) -> str:
-    """The step time and between what nine of ten measured ones lie."""
+    """The step time with its 90 % interval."""
     step = format_seconds(result.step_time_s)
     if result.certainty is None:
         return step
@@ -155,13 +155,13 @@ def step_time_words(result: Result) -> str:
 
 
 def interval_words(interval_s: Sequence[float]) -> str:
-    """Two times, one to the other."""
+    """Two times as an interval."""
     low_s, high_s = interval_s
     return f"{format_seconds(low_s)} to {format_seconds(high_s)}"
 
 
 def how_sure(result: Result) -> list[str]:
-    """What the intervals rest on, a sentence each: measured runs, what none of them shows, and what a fit hangs on."""
+    """The basis of the intervals, a sentence each: measured runs, traits that no run shows, the causes of misfits."""
     known = result.certainty
     if known is None:
         return []
@@ -181,7 +181,7 @@ def how_sure(result: Result) -> list[str]:
 
 
 def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:
-    """What part every cause has in the memory that must stay free to fit with WANTED; below 1 % is left out."""
+    """The share of each cause in the memory that must stay free to fit with WANTED; below 1 % it is left out."""
     parts = sorted(causes.items(), key=lambda item: -item[1])
     words = ", ".join(f"{100 * part:.0f} % {CAUSES.get(name, name)}" for name, part in parts if part >= 0.01)
     if words:
@@ -189,6 +189,6 @@ def _hangs_on(causes: Mapping[str, float]) -> Iterator[str]:
 
 
 def three(value: float) -> str:
-    """Three significant digits without an exponent, or fewer where the rest are zeros."""
+    """Three significant digits without an exponent, and without trailing zeros."""
     text = f"{value:.3g}"
     return format_figure(value) if "e" in text else text

@@ -1,4 +1,4 @@
-"""Training a part of a model: low-rank adapters beside frozen products, or all but the embedding and the first layers.
+"""Training of a part of a model: low-rank adapters beside frozen products, or without the embedding and first layers.
 
 An adapter adds up(down(x)) to its product, with ``down`` normal and ``up`` zero at first, unscaled [LoRA, Hu et al.
 2021, arXiv 2106.09685, section 4.1, with alpha = r]. Frozen weights are kept in the dtype of the computation.
@@ -23,7 +23,7 @@ from simpar.runtime.operators import Linear, Projection
 
 
 class AdaptedLinear(Linear):
-    """A Linear with an adapter of a rank; the matrix goes by the name that it has without."""
+    """A Linear with a low-rank adapter; the name of its matrix is the same as without the adapter."""
 
     def __init__(self, plain: Linear, rank: int) -> None:
         super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None)
@@ -40,16 +40,16 @@ class AdaptedLinear(Linear):
 
 
 def _partial_product(inner: Tensor, up: Tensor) -> Tensor:
-    """A sum over tensor-parallel ranks times a whole matrix, left as a sum: it is reduced with the frozen product."""
+    """A partial sum over tensor-parallel ranks times a whole matrix, left unreduced: the frozen product reduces it."""
     here = inner.to_local(grad_placements=(Replicate(),))
     local = functional.linear(here, up.to_local(grad_placements=(Partial(),)))
     return DTensor.from_local(local, inner.device_mesh, (Partial(),), run_check=False)
 
 
 def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any) -> None:
-    """Freeze what a plan freezes, in place, and put adapters where it wants them.
+    """Freeze the parameters that a plan freezes, and add its adapters, in place.
 
-    Raises UserError where no product of the model is a target.
+    Raises UserError if no product of the model is a target.
     """
     for name, block in model.layers.items():
         if tuning.lora_rank is not None and int(name) >= tuning.frozen_layers:
@@ -62,7 +62,7 @@ def tune(model: Decoder, tuning: Tuning, frozen_dtype: Any) -> None:
 
 
 def num_still(parts: Sequence[Part], tuning: Tuning, *, tied: bool) -> int:
-    """Stages below everything that is trained: they have no backward."""
+    """The number of stages before the first trained parameter: they have no backward."""
 
     def trains(part: Part) -> bool:
         if any(layer >= tuning.frozen_layers for layer in part.layers):
@@ -78,7 +78,7 @@ def _trained(name: str, tuning: Tuning, *, tied: bool) -> bool:
     place, _, rest = name.partition(".")
     if place == "layers":
         return int(rest.split(".")[0]) >= tuning.frozen_layers
-    return place == "head" and not tied  # with its table the head is frozen, as it is simulated
+    return place == "head" and not tied  # a tied head is frozen with its table, as in the simulation
 
 
 def _adapt(block: BlockModule, tuning: Tuning) -> None:
@@ -95,7 +95,7 @@ def _adapt(block: BlockModule, tuning: Tuning) -> None:
 
 
 def _targets(block: BlockModule, names: tuple[str, ...]) -> Iterator[tuple[Projection, int]]:
-    """Every target's packed product and which of its outputs it is: query, key, value; gate, up."""
+    """Every target's packed product and the index of its output in it: query, key, value; gate, up."""
     order: dict[str, list[str]] = {}
     for name, (packed, _) in PARTS.items():
         order.setdefault(packed, []).append(name)
@@ -103,5 +103,5 @@ def _targets(block: BlockModule, names: tuple[str, ...]) -> Iterator[tuple[Proje
         projection = getattr(block, packed, None)
         if not isinstance(projection, Projection):
             continue
-        outputs = parts[-len(projection.parts) :]  # without a gate there is up alone
+        outputs = parts[-len(projection.parts) :]  # without a gate, up is the only output
         yield from ((projection, at) for at, name in enumerate(outputs) if name in names)

@@ -1,4 +1,4 @@
-"""From a prepared plan to the engine of one rank: stages built, sharded, wrapped, and given an update."""
+"""From a prepared plan to the engine of one rank: stages built, sharded and wrapped, with their update."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from simpar.units import MIB
 def make_engine(
     blueprint: Blueprint, training: Training, learning: Learning, schedule: Schedule, ranks: Ranks
 ) -> Engine:
-    """Build, shard and wrap what this rank runs. Every rank of the mesh calls it, in the same order."""
+    """Build, shard and wrap the stages of this rank. Every rank of the mesh calls it, in the same order."""
     assert blueprint.graph is not None, "a decoder has a graph"
     plan, here = blueprint.plan, ranks.here["pp"]
     if blueprint.strategy.reduction != "servers":
@@ -71,7 +71,7 @@ def make_engine(
 
 
 def _twins(blueprint: Blueprint, ranks: Ranks, schedule: Schedule) -> Callable[[Any], object] | None:
-    """How both copies of tied embeddings add up their gradients; None where they are on one rank."""
+    """The function that sums the gradients of both copies of tied embeddings; None if they are on one rank."""
     assert blueprint.graph is not None, "a decoder has a graph"
     if isinstance(ranks, StageRanks):
         return Twins.of(blueprint.graph, ranks)
@@ -84,9 +84,9 @@ def _twins(blueprint: Blueprint, ranks: Ranks, schedule: Schedule) -> Callable[[
 def make_own_engine(
     model: Any, blueprint: Blueprint, training: Training, learning: Learning, ranks: Ranks
 ) -> Engine:
-    """An engine for a module of the user's: data parallel only, sharded by the members of its module lists."""
+    """An engine for a user's module: data parallel only, sharded by the members of its module lists."""
     plan, dtypes = blueprint.plan, blueprint.dtypes
-    # what lives on the host fully_shard brings there
+    # fully_shard itself moves what lives on the host
     model = model.to(device=ranks.device, dtype=dtypes.storage)
     units = [unit for module in model.modules() if isinstance(module, nn.ModuleList) for unit in module]
     if plan.memory.recompute != "none":
@@ -112,16 +112,16 @@ def make_own_engine(
 
 
 def make_update(scope: Scope, owned: list[Owned], blueprint: Blueprint) -> Update | RemoteUpdate:
-    """An optimizer on this rank, or parameter servers' answer to what it pushes."""
+    """An optimizer on this rank, or a client of the parameter servers."""
     if blueprint.strategy.reduction == "servers":
         return RemoteUpdate(scope, owned, blueprint.dtypes)
     return Update(scope, owned)
 
 
 def rehearse(engine: Engine, training: Training, blueprint: Blueprint) -> None:
-    """One backward on zeros under DDP, which rearranges its buckets after the first.
+    """One backward on zeros under DDP, which rearranges its buckets after the first backward.
 
-    Without it the first step of a resumed run would add up gradients in another order than the run it continues.
+    Without it, the first step of a resumed run would sum gradients in another order than the run it continues.
     """
     if blueprint.strategy.reduction == "ddp":
         ranks = engine.ranks
@@ -135,9 +135,9 @@ def rehearse(engine: Engine, training: Training, blueprint: Blueprint) -> None:
 
 
 def own(stage: Any, plan: Plan) -> list[Owned]:
-    """The parameters of a stage that are trained, with their local tensors."""
+    """The trained parameters of a stage, with their local tensors."""
     for module in stage.modules():
-        if isinstance(module, FSDPModule):  # its shards move once, when they are first gathered
+        if isinstance(module, FSDPModule):  # its shards are moved once, at the first gather
             module.unshard()
             module.reshard()
     sequence = bool(plan.tensor_parallel.sequence_parallel)
@@ -162,7 +162,7 @@ def own(stage: Any, plan: Plan) -> list[Owned]:
 
 
 def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
-    """The stage under DDP with the planned buckets, or as it is."""
+    """The stage under DDP with the planned buckets, or unchanged."""
     if blueprint.strategy.reduction == "one_process":
         return DataParallel(stage, blueprint.strategy.replicas, ranks.device)
     if blueprint.strategy.reduction != "ddp" or not any(each.requires_grad for each in stage.parameters()):

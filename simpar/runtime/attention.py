@@ -1,4 +1,4 @@
-"""Core attention on one rank: rotary positions, masks, and where in the sequence and the heads a rank stands."""
+"""Core attention on one rank: rotary positions, masks, and the rank's part of the sequence and of the heads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from simpar.runtime.context import attention as context_attention
 
 @dataclass(frozen=True)
 class Place:
-    """Which part of the sequence a rank works on: its place in context parallelism.
+    """The part of the sequence that a rank works on, given by its place in context parallelism.
 
-    Sequence parallelism gives rank ``sequence_rank`` of ``sequence_ranks`` a part of that part wherever the residual
-    stream is.
+    Under sequence parallelism, rank ``sequence_rank`` of ``sequence_ranks`` holds a part of that part in the residual
+    stream.
     """
 
     context: Context = field(default_factory=Context)
@@ -36,7 +36,7 @@ class Place:
         return self.context.positions(length).to(device)
 
     def residual_positions(self, length: int, device: Any) -> Tensor:
-        """The same where the residual stream is sharded over the sequence."""
+        """:meth:`positions` for the residual stream, if it is sharded over the sequence."""
         return self.positions(length * self.sequence_ranks, device).chunk(self.sequence_ranks)[
             self.sequence_rank
         ]
@@ -45,7 +45,7 @@ class Place:
 class Rotary(nn.Module):
     """Rotary position embedding of queries and keys [Su et al. 2021, arXiv 2104.09864].
 
-    Of a head's features the first ``rope.turned`` turn: one half with the other, or neighbours.
+    It rotates the first ``rope.turned`` features of a head, in pairs across their two halves or of neighbours.
     """
 
     def __init__(self, head_dim: int, rope: Rope, place: Place) -> None:
@@ -63,7 +63,7 @@ class Rotary(nn.Module):
     def _tables(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Cosine and sine by position and pair of features: [seq, 1, turned / 2], kept between calls.
 
-        ``positions`` are those of the whole part of the sequence that this rank works on, where they are left out.
+        The default ``positions`` are those of this rank's part of the sequence.
         """
         wanted = (x.shape[1], x.dtype, x.device)
         if self._cached is None or self._cached[0] != wanted:
@@ -86,9 +86,9 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of query heads over key-value heads; ``recompute`` runs it again in backward.
+    """Causal attention of query heads over key-value heads; ``recompute`` runs it again in the backward.
 
-    ``sinks`` heads have a logit each of a key without a value, which takes what no key deserves.
+    Each of ``sinks`` heads has the logit of a key without a value, which takes part of the softmax.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Attention(nn.Module):
         )
         self.recompute = False
         self.sinks = nn.Parameter(torch.empty(sinks)) if sinks else None
-        self.part = (0, 1)  # which of how many parts of the heads are here
+        self.part = (0, 1)  # (index, number) of the parts into which heads are split
 
     def forward(self, qkv: tuple[Tensor, Tensor, Tensor], *, widths: tuple[int, int] | None = None) -> Tensor:
         """Shapes [batch, seq, heads x head_dim] in, that of the queries out; ``widths`` of queries and values."""
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         )  # fmt: skip
 
     def _mask(self, query: Tensor, window: int) -> Tensor:
-        """What queries see, bool[seq, seq], or what is added to their scores, [heads, seq, seq]."""
+        """The keys that queries see, bool[seq, seq], or biases added to their scores, [heads, seq, seq]."""
         length, heads = query.shape[2], query.shape[1]
         seen = _band(length, window, query.device)
         if not self.alibi:
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         return falling.masked_fill(~seen, -torch.inf)
 
     def _capped(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-        """Attention whose scores stay below the cap; the softmax is at least in fp32."""
+        """Attention with soft-capped scores; the softmax is at least in fp32."""
         assert self.cap is not None, "only called with a cap"
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores = self.cap * torch.tanh(query @ key.transpose(-1, -2) * (scale / self.cap))
@@ -168,14 +168,14 @@ class Attention(nn.Module):
 
 
 def _slopes(heads: int) -> Tensor:
-    """How fast scores of every head fall with the distance [Press et al. 2021, arXiv 2108.12409, section 3]."""
+    """The slope at which scores of every head fall with distance [Press et al. 2021, arXiv 2108.12409, section 3]."""
     whole = 2 ** math.ceil(math.log2(heads))
     every = 2.0 ** (-8.0 * torch.arange(1, whole + 1, dtype=torch.float64) / whole)
     return every if whole == heads else torch.cat((every[1::2], every[::2]))[:heads]
 
 
 def _band(length: int, window: int, device: Any) -> Tensor:
-    """Which keys a query sees: itself and the ``window`` - 1 before it; bool[length, length]."""
+    """The keys that a query sees: itself and the ``window`` - 1 before it; bool[length, length]."""
     position = torch.arange(length, device=device)
     distance = position[:, None] - position[None, :]
     return (distance >= 0) & (distance < window)

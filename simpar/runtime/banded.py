@@ -1,10 +1,10 @@
 """Attention to one block of keys and values, of which every query sees a band, with the log-sum-exp of its scores.
 
-What several blocks give is joined by their log-sum-exp, and backward makes each block's probabilities again from the
-joined one [Dao 2023, arXiv 2307.08691]. Both passes are torch's flash kernels: on CUDA those with windows, for 16 bits
-and heads of up to 256; on a CPU for blocks that are seen whole or causally. The rest is two products and a softmax,
-some queries at a time, so that scores never take more than SCORES_BYTES. Query heads share key-value heads in all of
-them without a copy for each.
+Outputs of several blocks are joined by their log-sum-exp, and the backward recomputes each block's probabilities from
+the joined one [Dao 2023, arXiv 2307.08691]. Both passes use torch's flash kernels: on CUDA those with windows, for 16
+bits and heads of up to 256; on a CPU for blocks that are seen whole or causally. Everything else is two products and a
+softmax, for some queries at a time, so that scores never take more than SCORES_BYTES. In all of them query heads share
+key-value heads without copies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Known = tuple[Tensor, Tensor, Tensor]  # gradient of the output, output, log-sum
 SCORES_BYTES = 256 * MIB
 HALF = (torch.bfloat16, torch.float16)
 WIDEST_HEAD = 256
-ALIGNED = 8  # features of a head come in so many
+ALIGNED = 8  # the features of a head are padded to a multiple of this
 AMPERE = (8, 0)
 
 
@@ -42,15 +42,15 @@ class Run:
         return self.start + self.step * (self.length - 1)
 
     def positions(self) -> Tensor:
-        """All of them: int64[length]."""
+        """All positions: int64[length]."""
         return torch.arange(self.start, self.last + 1, self.step)
 
 
 @dataclass(frozen=True)
 class Band:
-    """Query i of ``rows`` sees key j of as many ``columns`` where -left <= j - i <= right; None is no limit.
+    """Query i of ``rows`` sees key j of as many ``columns`` if -left <= j - i <= right; None is no limit.
 
-    Both limits are 0 or more, so every query sees a key.
+    Both limits are at least 0, so every query sees a key.
     """
 
     rows: slice
@@ -60,16 +60,16 @@ class Band:
 
     @property
     def is_simple(self) -> bool:
-        """Whether all is seen, or all that is not later."""
+        """Whether queries see all keys, or all that are not later."""
         return self.left is None and self.right in (None, 0)
 
     @property
     def is_causal(self) -> bool:
-        """Whether a query sees all keys up to its own number, and no other."""
+        """Whether a query sees exactly the keys up to its own index."""
         return self.left is None and self.right == 0
 
     def mask(self, first: int, last: int, device: Any) -> Tensor | None:
-        """What queries ``first`` to ``last`` - 1 see, bool[queries, keys]; None for all."""
+        """The keys that queries ``first`` to ``last`` - 1 see, bool[queries, keys]; None for all."""
         if self.left is None and self.right is None:
             return None
         size = self.columns.stop - self.columns.start
@@ -79,13 +79,14 @@ class Band:
 
 
 def band(query: Run, key: Run, window: int | None) -> Band | None:
-    """What queries see of keys under a causal mask, and a window where there is one; None where they see nothing.
+    """The keys that queries see under a causal mask and, if given, a window; None if they see nothing.
 
-    A distance q + s i - (k + s j) is at least 0 and less than the window: two limits of j - i. Queries and keys that
-    are left with nothing at either end are cut off.
+    Query i is at q + s i and key j at k + s j. Their distance must be at least 0 and below the window, which gives two
+    limits of j - i. Queries and keys at either end that are left with nothing are cut off.
     """
     assert (query.step, query.length) == (key.step, key.length), "parts of a sequence are alike"
     ahead, length = query.start - key.start, query.length
+    # 0 <= ahead + s (i - j) < window  <=>  -(window - 1 - ahead) / s <= j - i <= ahead / s
     right = ahead // query.step
     left = length if window is None else (window - 1 - ahead) // query.step
     if max(-right, -left) >= length or left + right < 0:
@@ -100,7 +101,7 @@ def band(query: Run, key: Run, window: int | None) -> Band | None:
 
 
 def is_fused(query: Tensor) -> bool:
-    """Whether the flash kernels with windows and shared heads take queries [..., head_dim] where they are."""
+    """Whether the flash kernels with windows and shared heads accept queries [..., head_dim] on their device."""
     fits = query.dtype in HALF and query.shape[-1] <= WIDEST_HEAD
     return bool(query.device.type == "cuda" and fits and has_flash(query.device))
 
@@ -135,7 +136,7 @@ def backward(
     if _takes(query, seen):
         gradient, out, lse = known
         gradient, ours, theirs, values, out = _swapped(gradient, query, key, value, out)
-        drawn = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of a dropout that there is not
+        drawn = torch.zeros(2, dtype=torch.uint64, device=query.device)  # state of unused dropout
         found = torch.ops.aten._flash_attention_backward(
             gradient, ours, theirs, values, out, lse.contiguous(), None, None, query.shape[2], key.shape[2],
             0.0, seen.is_causal, drawn, drawn[0], **_windows(query, seen),
@@ -156,7 +157,7 @@ def _takes(query: Tensor, seen: Band) -> bool:
 
 
 def _windows(query: Tensor, seen: Band) -> dict[str, Any]:
-    """Scale and windows as the kernels of CUDA take them: the scale of heads before they were padded."""
+    """Scale and window arguments of the CUDA kernels; the scale is that of unpadded heads."""
     options: dict[str, Any] = {"scale": query.shape[-1] ** -0.5}
     if not seen.is_simple:
         options["window_size_left"] = -1 if seen.left is None else seen.left
@@ -172,7 +173,7 @@ def _swapped(*tensors: Tensor) -> list[Tensor]:
 
 
 def _parts(query: Tensor, key: Tensor) -> Iterator[slice]:
-    """Queries whose scores are made together."""
+    """Slices of queries whose scores are computed together."""
     wide = torch.promote_types(query.dtype, torch.float32).itemsize
     row_bytes = query.shape[0] * query.shape[1] * key.shape[2] * wide
     size = max(1, int(SCORES_BYTES // row_bytes))
@@ -210,17 +211,17 @@ def _plain_backward(
 
 
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """Scaled scores, at least in fp32, minus infinity where nothing is seen."""
+    """Scaled scores, at least in fp32; minus infinity for keys that are not seen."""
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = _by_heads(_grouped(query, key) @ key.transpose(-1, -2), query).to(wide) * query.shape[-1] ** -0.5
     return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
 
 
 def _grouped(x: Tensor, key: Tensor) -> Tensor:
-    """[batch, heads, rows, width] with the rows of all heads that share a key-value head under one another."""
+    """[batch, heads, rows, width] with the rows of all heads that share a key-value head stacked."""
     return x.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
 
 
 def _by_heads(x: Tensor, like: Tensor) -> Tensor:
-    """:func:`_grouped` undone, for as many heads and rows as another tensor has."""
+    """The inverse of :func:`_grouped`, for the heads and rows of the tensor ``like``."""
     return x.unflatten(2, (-1, like.shape[2])).flatten(1, 2)

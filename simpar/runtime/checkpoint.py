@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or not there, load into any layout, and execute nothing.
+"""Checkpoints that are either complete or absent, load into any layout, and execute no code.
 
-A checkpoint is a folder ``step-00000010`` with torch.distributed.checkpoint's files and ``manifest.json``: what was
-trained, and size and digest of every file. It is written under another name and renamed once every rank has finished,
-so a half-written one is never taken for a checkpoint. Tensors go by the parameter's name and whole shape, in shards,
-which any other layout can read its own shards from.
+A checkpoint is a folder ``step-00000010`` with the files of torch.distributed.checkpoint and ``manifest.json``, which
+has what was trained, and the size and digest of every file. It is written under a temporary name and renamed when every
+rank has finished, so a half-written one is never taken for a checkpoint. Tensors have the parameter's name and whole
+shape and are stored in shards, from which any other layout can read its own shards.
 
-torch.distributed.checkpoint unpickles its index; here only the classes that an index is made of are let through.
+torch.distributed.checkpoint unpickles its index; here only the classes that an index consists of are admitted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Tensors = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint is of: the model's name, the optimizer, the step that comes next, the plan that made it."""
+    """The origin of a checkpoint: the model's name, the optimizer, the next step, and the plan that made it."""
 
     model: str
     optimizer: str
@@ -65,7 +65,7 @@ class Store:
 
     @staticmethod
     def open(folder: Path, *, keep: int, background: bool) -> Store:
-        """Make the folder, forget what was half written."""
+        """Make the folder and delete half-written checkpoints."""
         store = Store(folder, keep, background, dist.new_group(backend="gloo"))
         if dist.get_rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,10 +75,10 @@ class Store:
         return store
 
     def sound(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Whole checkpoints and their manifests, newest first, the same on every rank.
+        """Undamaged checkpoints with their manifests, newest first, the same on every rank.
 
-        Of one that is damaged only the reason is said, on the error stream of rank 0; where all are, the last one's
-        is raised. Raises UserError.
+        The reason why one is damaged goes to the error stream of rank 0. If all are damaged, UserError is raised for
+        the last one.
         """
         found: list[Any] = [None]
         if dist.get_rank() == 0:
@@ -95,7 +95,7 @@ class Store:
                 sys.stderr.write(f"{reason}; going on with the one before\n")
 
     def _damage(self, path: Path) -> str | None:
-        """Why a checkpoint cannot be loaded, whichever rank finds out; None where it is as it was written."""
+        """Why a checkpoint cannot be loaded, whichever rank finds out; None if it is intact."""
         rank, world = dist.get_rank(), dist.get_world_size()
 
         def check() -> None:
@@ -107,7 +107,7 @@ class Store:
         return next((str(value) for kind, value in every if kind == "failed"), None)
 
     def save(self, tensors: Tensors, contents: Contents) -> None:
-        """Write a checkpoint; returns once the tensors are copied. Raises what the previous save failed with."""
+        """Write a checkpoint; returns once the tensors are copied. Raises the error of a previous save that failed."""
         self.wait()
         half = self.folder / f"{PREFIX}{contents.step:08d}{PARTIAL}"
         copies = {name: staged(tensor.detach()) for name, tensor in tensors.items()}
@@ -117,7 +117,7 @@ class Store:
             self.wait()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being written. Raises the error of a save that failed."""
         if self._saving is None:
             return
         saving, self._saving = self._saving, None
@@ -135,7 +135,7 @@ class Store:
             ) from error
 
     def _commit(self, writing: Future[Any], half: Path, contents: Contents) -> None:
-        """When every rank has written: digests of all files into the manifest, then the name that counts."""
+        """When every rank has written: digests of all files into the manifest, then the final name."""
         writing.result()
         rank, mine = dist.get_rank(), {}
         for path in sorted(half.iterdir()):
@@ -160,9 +160,9 @@ class Store:
         dist.barrier(self.group)
 
     def load(self, path: Path, tensors: Sequence[Tensors]) -> None:
-        """Fill tensors from a sound checkpoint, whatever layout made it; one set after the other, where names repeat.
+        """Fill tensors from a sound checkpoint of any layout; sets are filled in turn, because names may repeat.
 
-        Raises UserError for one of another model.
+        Raises UserError for a checkpoint of another model.
         """
         every: list[Any] = [None] * dist.get_world_size()
         reader = SafeReader(path)
@@ -175,7 +175,7 @@ class Store:
 
 
 def staged(tensor: Any) -> Any:
-    """A copy on the host, in pinned memory where the tensor is on a device: nothing more is kept there."""
+    """A copy on the host, in pinned memory if the tensor is on a device, so that no device memory is held."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if local.device.type == "cpu":
         return tensor.clone()
@@ -185,14 +185,14 @@ def staged(tensor: Any) -> Any:
 
 
 def _system_error(error: BaseException) -> str | None:
-    """What the system says of a write that failed, on whichever rank; None where something else did."""
+    """The system's message for a failed write, on whichever rank; None for any other error."""
     failures = [
         each[0] if isinstance(each, tuple) else each for each in getattr(error, "failures", {}).values()
     ]
     for each in (error, error.__cause__, *failures):
         if isinstance(each, OSError) and each.strerror:
             return each.strerror
-        # torch's writer raises RuntimeErrors of its own for streams that take no more
+        # torch's writer raises RuntimeErrors of its own when a stream is full
         if isinstance(each, RuntimeError) and (
             "file write failed" in str(each) or "No space left" in str(each)
         ):
@@ -239,7 +239,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _attempt(action: Callable[[], Any]) -> tuple[str, Any]:
-    """What an action gives, or the reason why the user must act, as something that can be sent to other ranks."""
+    """The result of an action, or its user error, in a form that can be sent to other ranks."""
     try:
         return "done", action()
     except UserError as error:
@@ -247,7 +247,7 @@ def _attempt(action: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def _agreed(outcomes: Sequence[tuple[str, Any]]) -> list[Any]:
-    """The results of all ranks; where one failed, all fail alike."""
+    """The results of all ranks; if one failed, all fail with the same error."""
     for kind, value in outcomes:
         if kind == "failed":
             raise UserError(value)
@@ -267,7 +267,7 @@ class SafeReader(dcp.FileSystemReader):
     """A reader whose index cannot execute code."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index of the checkpoint. Raises UserError where it holds anything but tensors."""
+        """The index of the checkpoint. Raises UserError if it holds anything but tensors."""
         file = Path(self.path) / INDEX
         try:
             with file.open("rb") as stream:
@@ -287,7 +287,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """Lets through the dataclasses of torch.distributed.checkpoint's index, sizes, dtypes and layouts."""
+    """Admits the dataclasses of torch.distributed.checkpoint's index, sizes, dtypes and layouts."""
 
     CLASSES: ClassVar[Mapping[str, set[str]]] = {
         "torch.distributed.checkpoint.metadata": {
@@ -305,10 +305,10 @@ class _IndexUnpickler(pickle.Unpickler):
         super().__init__(stream)
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class of that name if an index may hold it. Raises UnpicklingError."""
+        """The class of that name if an index may contain it. Raises UnpicklingError otherwise."""
         module = (
             "pathlib" if module == "pathlib._local" else module
-        )  # Python 3.13 writes paths by a private name
+        )  # Python 3.13 pickles paths under a private module name
         if name in self.CLASSES.get(module, ()):
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):

@@ -1,10 +1,10 @@
-"""Context parallelism: which tokens a rank holds, and attention across ranks.
+"""Context parallelism: the tokens that a rank holds, and attention across ranks.
 
-Groups of ``ulysses`` neighbouring ranks exchange heads for tokens [Jacobs et al. 2023, arXiv 2309.14509]; between
-those groups keys and values go round a ring while attention to the block at hand is computed [Liu et al. 2023, arXiv
+Groups of ``ulysses`` neighbouring ranks exchange heads for tokens [Jacobs et al. 2023, arXiv 2309.14509]. Between these
+groups, keys and values travel around a ring while attention to the current block is computed [Liu et al. 2023, arXiv
 2310.01889], or are gathered first. Partial results are joined by their log-sum-exp.
 
-A rank's tokens are one or two runs of evenly spaced positions, so of every pair of runs a band is seen.
+A rank's tokens are one or two runs of evenly spaced positions, so queries of a run see a band of the keys of any run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def runs(group: int, groups: int, seq_len: int, balance: str) -> tuple[Run, ...]
 class Context:
     """One rank's place among ``cp`` ranks that share a sequence.
 
-    ``ring_group`` joins the ranks that pass keys and values, ``head_group`` those that exchange heads; None where
-    there is only one.
+    ``ring_group`` are the ranks that pass keys and values on, ``head_group`` those that exchange heads; None for a
+    single rank.
     """
 
     cp: int = 1
@@ -58,7 +58,7 @@ class Context:
 
     @property
     def group(self) -> int:
-        """Which of them this rank is in."""
+        """The index of this rank's group."""
         return self.rank // self.ulysses
 
     def runs(self, group: int, seq_len: int) -> tuple[Run, ...]:
@@ -94,7 +94,7 @@ def attention(
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all over a group: dim ``split`` is shared out, dim ``join`` is put together in the ranks' order."""
+    """All-to-all over a group: dim ``split`` is distributed, dim ``join`` is concatenated in rank order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, split: int, join: int) -> Tensor:
@@ -121,7 +121,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-        """Join what every block gives; ``rest`` are sinks, context and window."""
+        """Join the results of all blocks; ``rest`` are sinks, context and window."""
         sinks, context, window = rest
         seq_len = query.shape[2] * context.groups
         mine = context.runs(context.group, seq_len)
@@ -140,7 +140,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of keys and values travel with their block until they are home."""
+        """Gradients of keys and values travel with their block until they reach its owner."""
         query, key, value, sinks, out, lse = ctx.saved_tensors
         context, window = ctx.context, ctx.window
         seq_len = query.shape[2] * context.groups
@@ -163,21 +163,22 @@ class _Attention(torch.autograd.Function):
 
 
 def _of_sinks(sinks: Tensor, gradient: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """Gradient of sinks [heads]: a key whose value is zero only takes from the others' weights."""
+    """Gradient of sinks [heads]: a sink's value is zero, so it only reduces the weights of the other keys."""
+    # p = exp(sink - lse), d sink = -sum p (dO . O), because the sink's value is zero
     weights = (sinks.to(lse.dtype)[:, None] - lse).exp()
     taken = (gradient.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
     return -(weights * taken).sum(dim=(0, 2)).to(sinks.dtype)
 
 
 def _empty(query: Tensor) -> tuple[Tensor, Tensor]:
-    """Nothing seen yet: zeros, and a log-sum-exp of minus infinity; at least in fp32."""
+    """The result before any block is seen: zeros, and a log-sum-exp of minus infinity; at least in fp32."""
     wide = torch.promote_types(query.dtype, torch.float32)
     lse = torch.full(query.shape[:3], -torch.inf, dtype=wide, device=query.device)
     return torch.zeros_like(query, dtype=wide), lse
 
 
 def _seen(rows: tuple[Run, ...], columns: tuple[Run, ...], window: int | None) -> Iterator[Band]:
-    """What every run of queries sees of every run of keys, in places of the local tensors."""
+    """The band that every run of queries sees of every run of keys, in indices of the local tensors."""
     for at, row in _placed(rows):
         for there, column in _placed(columns):
             if (found := band(row, column, window)) is not None:
@@ -196,7 +197,7 @@ def _placed(every: tuple[Run, ...]) -> Iterator[tuple[int, Run]]:
 
 
 def _travel(block: Tensor, context: Context) -> Iterator[tuple[int, Tensor]]:
-    """Blocks of all groups with their number, this rank's own first; the next one is on its way meanwhile."""
+    """Blocks of all groups with the group's index, this rank's own first; the next one is received meanwhile."""
     if context.groups == 1:
         yield 0, block
     elif context.method == "all_gather":
@@ -214,21 +215,21 @@ def _travel(block: Tensor, context: Context) -> Iterator[tuple[int, Tensor]]:
 
 @dataclass
 class _Coming:
-    """A tensor on its way from the rank before."""
+    """A tensor being received from the previous rank."""
 
     tensor: Tensor
     work: list[Any]
     sent: Tensor
 
     def wait(self) -> Tensor:
-        """The tensor once it is here."""
+        """The tensor, once it has arrived."""
         for each in self.work:
             each.wait()
         return self.tensor
 
 
 def _pass_on(block: Tensor, context: Context) -> _Coming:
-    """Send to the next group and receive from the one before."""
+    """Send to the next group and receive from the previous one."""
     group, ranks = context.ring_group, context.groups
     coming = torch.empty_like(block)
     following = dist.get_global_rank(group, (context.group + 1) % ranks)
@@ -241,7 +242,7 @@ def _pass_on(block: Tensor, context: Context) -> _Coming:
 
 
 class _Homecoming:
-    """Collects the gradient of every block and brings it to the rank that owns the block."""
+    """Sums the gradient of every block and brings it to the rank that owns the block."""
 
     def __init__(self, context: Context, like: Tensor) -> None:
         self.context = context
@@ -252,7 +253,7 @@ class _Homecoming:
         self.like = like
 
     def add(self, group: int, gradient: Tensor) -> None:
-        """One block's share of this rank, in the order in which the blocks travel."""
+        """Add this rank's gradient of one block, in the order in which the blocks travel."""
         if self.gathers:
             self.every[group] = gradient
             return
@@ -261,7 +262,7 @@ class _Homecoming:
             self.coming = _pass_on(self.total, self.context)
 
     def arrived(self) -> Tensor:
-        """The sum of all ranks' shares for this rank's own block."""
+        """The sum over all ranks of the gradient of this rank's own block."""
         if self.gathers:
             sent = torch.stack([self.every[group] for group in range(self.context.groups)])
             received = torch.empty_like(sent)
@@ -271,7 +272,7 @@ class _Homecoming:
 
 
 def _join(out: Tensor, lse: Tensor, rows: slice, part: tuple[Tensor, Tensor]) -> None:
-    """Add a block to what is seen: both weighted by their share of the joined sum of exponentials."""
+    """Add a block's result: old and new are weighted by their share of the joined sum of exponentials."""
     block, block_lse = part
     before = lse[:, :, rows]
     joined = torch.logaddexp(before, block_lse.to(before.dtype))

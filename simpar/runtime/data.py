@@ -1,8 +1,8 @@
-"""What is trained on: samples by number, in an order that is a pure function of the seed.
+"""Training data: samples by number, in an order that is a pure function of the seed.
 
-Sample i of a run is sample p(i) of the source, where p shuffles every epoch by a keyed permutation that is computed
-for single numbers: no list of indices is kept, any step can be continued from, and every data-parallel rank draws
-its own part of each global batch.
+Sample i of a run is sample p(i) of the source, where p shuffles every epoch by a keyed permutation that is evaluated
+for single numbers. No list of indices is kept, a run can continue at any step, and every data-parallel rank draws its
+own part of each global batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simpar.units import Ints
 
 ROUNDS = 4
 STRIDES = 7
-ENDLESS = 1 << 40  # samples of a source without an end
+ENDLESS = 1 << 40  # length of a source without an end
 BYTES = "bytes"
 SPLITMIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -60,7 +60,7 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Token numbers in one flat binary file, mapped into memory; neighbouring samples share one token."""
+    """Token numbers in one flat binary file, mapped into memory; adjacent samples share one token."""
 
     tokens: NDArray[np.integer]
     seq_len: int
@@ -84,7 +84,7 @@ class TokenFile:
 
 
 def open_source(data: Data, training: Training, vocab: int, seed: int) -> Source:
-    """The source that a job names. Raises UserError: a file that is missing or too short."""
+    """The source that a job names. Raises UserError for a file that is missing or too short."""
     if data.kind == "synthetic":
         return Synthetic(vocab, training.seq_len, seed)
     path = Path(str(data.path))
@@ -110,7 +110,7 @@ def _mapped(path: Path, dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
 
 
 def _encoded(path: Path, tokenizer: str | None) -> NDArray[np.integer]:
-    """Tokens of a text file: its bytes, or what a tokenizer.json makes of it."""
+    """Tokens of a text file: its bytes, or its encoding by a tokenizer.json."""
     if tokenizer in (None, BYTES):
         return _mapped(path, np.dtype("uint8"))
     try:
@@ -121,7 +121,7 @@ def _encoded(path: Path, tokenizer: str | None) -> NDArray[np.integer]:
 
 
 def load_tokenizer(path: str) -> Callable[[str], list[int]]:
-    """The encoder of a Hugging Face tokenizer.json. Raises UserError."""
+    """The encoder of a Hugging Face tokenizer.json. Raises UserError if it cannot be loaded."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -137,7 +137,7 @@ def load_tokenizer(path: str) -> Callable[[str], list[int]]:
 
 
 def shuffled(index: Ints, size: int, key: str) -> Ints:
-    """Where a keyed permutation of 0..size-1 sends every index: a Feistel network, walked until it is in range.
+    """A keyed permutation of 0..size-1, applied to every index: a Feistel network, repeated until in range.
 
     Source: Black and Rogaway 2002, Ciphers with arbitrary finite domains, cycle walking.
     """
@@ -159,7 +159,7 @@ def _feistel(value: Ints, half: int, key: str) -> Ints:
 
 
 def _mix(value: Ints, key: str) -> Ints:
-    """A hash of 64 bits [splitmix64, Steele et al. 2014]."""
+    """A 64-bit hash [splitmix64, Steele et al. 2014], without its lowest bit."""
     salt = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
     with np.errstate(over="ignore"):
         x = value.astype(np.uint64) + np.uint64(salt)
@@ -170,7 +170,7 @@ def _mix(value: Ints, key: str) -> Ints:
 
 @dataclass(frozen=True)
 class Loader:
-    """The part of every global batch that one data-parallel rank of ``ranks`` works on."""
+    """The part of every global batch for one of ``ranks`` data-parallel ranks."""
 
     source: Source
     global_batch: int

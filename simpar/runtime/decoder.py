@@ -1,8 +1,8 @@
 """A ModelGraph as a torch module: the same operators that the simulator costs, in the same order.
 
-Nothing here knows a model family. A block's operators become modules under their own names, a block's forward
-walks the data flow, and the parameters are the graph's weights one by one. A product with several outputs (query,
-key and value; gate and up) is several Linears, so that tensor parallelism can shard each by heads or features.
+Nothing here knows model families. A block's operators become modules under their own names, its forward walks the data
+flow, and its parameters are the graph's weights one by one. A product with several outputs (query, key and value; gate
+and up) is several Linears, so that tensor parallelism can shard each by heads or features.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from simpar.runtime.operators import (
 )
 
 Makers = Mapping[str, Callable[[Operator], nn.Module]]
-"""How to make a module of every kind of operator."""
+"""Makes the module of an operator, by kind of operator."""
 TABLE = "embedding.token_embedding.weight"
 OUTPUT = "head.lm_head.parts.0.weight"
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one pipeline stage holds: layers by index, the embedding, the head."""
+    """The content of one pipeline stage: layers by index, the embedding, the head."""
 
     layers: range
     embedding: bool
@@ -54,31 +54,31 @@ class Part:
 
 @dataclass(frozen=True)
 class Recompute:
-    """What is computed again in backward, and what "selective" means (``attention`` or ``operators``)."""
+    """What the backward recomputes, and what "selective" means (``attention`` or ``operators``)."""
 
     kind: str = "none"
     selective: str = "attention"
 
     def of_layer(self, layer: int) -> str:
-        """``none``, ``selective`` or ``full`` for one layer; ``every:C`` recomputes the first of every C."""
+        """``none``, ``selective`` or ``full`` for one layer; ``every:C`` recomputes the first of every C layers."""
         return of_layer(self.kind, layer)
 
 
 class PlacedBlock(Protocol):
-    """How a block runs whose operators are placed on a stage's devices one by one."""
+    """A block whose operators are placed on a stage's devices one by one."""
 
     def run(self, op: Operator, module: nn.Module, given: Sequence[Tensor]) -> Tensor:
-        """An operator's output here, from what is here of its inputs."""
+        """An operator's local output, from its local inputs."""
 
     def leave(self, value: Tensor) -> Tensor:
-        """What the block hands on, from the last operator's output."""
+        """The block's local output, from that of its last operator."""
 
 
 class BlockModule(nn.Module):
     """A block of the graph: modules under the operators' names, executed in the graph's order.
 
-    It ``reads`` the block's input, or several under these names, and ``returns`` the last operator's output, or those
-    of several.
+    It ``reads`` the block's input, or several inputs under these names, and ``returns`` the output of the last
+    operator, or the outputs of several.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class BlockModule(nn.Module):
         self.placed: PlacedBlock | None = None
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Shape [batch, seq, hidden] (tokens for the embedding, logits from the head); a tuple where several return."""
+        """Shape [batch, seq, hidden] (tokens for the embedding, logits from the head); a tuple for several outputs."""
         if self.recompute == "full":
             return checkpoint(self._run, *inputs, use_reentrant=False)
         if self.recompute == "operators":
@@ -147,16 +147,16 @@ def _every_other_product() -> Any:
 
 
 class Decoder(nn.Module):
-    """A decoder or a pipeline stage of it: embedding, layers and head under the same names in every split.
+    """A decoder or a pipeline stage of it: embedding, layers and head, with the same names for every split.
 
-    A stage whose layers predict further tokens has a copy of the embedding (``copies_table``), where it is not the
+    A stage with layers that predict further tokens has a copy of the embedding (``copies_table``) unless it is the
     first.
     """
 
     def __init__(self, graph: ModelGraph, part: Part, place: Place, recompute: Recompute) -> None:
         super().__init__()
         makers = _makers(graph, place)
-        in_layers: dict[int | None, Makers] = {None: makers}  # by window
+        in_layers: dict[int | None, Makers] = {None: makers}  # by attention window
         self.details = graph.details
         self.further = [str(i) for i in part.layers if graph.layers[i] in graph.auxiliary]
         self.copies_table = bool(self.further) and not part.embedding
@@ -176,14 +176,14 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Let embedding and output projection share their table where both are here and tied."""
+        """Let embedding and output projection share their table, if both are here and tied."""
         if self.tied and self.embedding is not None and self.head is not None:
             self.head.lm_head.parts[0].weight = self.embedding.token_embedding.weight
 
     def forward(self, x: Tensor, further: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
         """Tokens int64[batch, seq] or hidden states in; hidden states [batch, seq, hidden] or logits out.
 
-        With ``further`` tokens, int64[batch, depths, seq], the logits of what comes after each of them as well.
+        With ``further`` tokens, int64[batch, depths, seq], also the logits of the token after each of them.
         """
         if self.embedding is not None and not self.copies_table:
             x = self.embedding(x)
@@ -196,13 +196,13 @@ class Decoder(nn.Module):
         return self._logits(self.head(x)), *self._predicted(x, further)
 
     def _logits(self, x: Tensor) -> Tensor:
-        """Products of the head, scaled and below their cap."""
+        """The head's product, scaled and capped."""
         scale, cap = self.details.scales.logits, self.details.caps.logits
         x = x if scale == 1.0 else x * scale
         return x if cap is None else torch.tanh(x / cap) * cap
 
     def _predicted(self, state: Tensor, tokens: Tensor) -> Iterator[Tensor]:
-        """Logits of every further token, whose layers work one on the other's state."""
+        """Logits of every further token; its layers build on each other's states."""
         assert self.embedding is not None, "a stage that predicts further tokens has an embedding"
         assert self.head is not None, "it has the head"
         for depth, name in enumerate(self.further):
@@ -230,12 +230,12 @@ def _set_recompute(block: BlockModule, kind: str, selective: str) -> None:
 
 
 def _window(block: Block) -> int | None:
-    """The window of a layer's attention."""
+    """The window of a layer's attention; None without one."""
     return next((op.attention.window for op in block.operators if op.attention), None)
 
 
 def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Makers:
-    """How to make a module of every kind of operator of a layer with or without a window."""
+    """The makers of the modules of a layer, with or without a window."""
     dims, details = graph.dims, graph.details
     of_latents = latent.makers(dims, details, place) if "qk_dim" in dims else {}
     of_mixers = mamba.makers(dims, details.least_step) if "mamba_heads" in dims else {}

@@ -1,9 +1,9 @@
-"""Products of layers in 8 bits by torchao, with one scale a tensor that is made anew every time.
+"""8-bit products of layers by torchao, with one scale per tensor that is recomputed every time.
 
 Forward in e4m3, gradients in e5m2 [Micikevicius et al. 2022, arXiv 2209.05433].
 
-Weights keep their dtype and their names; embedding, head, norms and attention stay in 16 bits. Processors compute the
-same rounding in wider numbers.
+Weights keep their dtype and names; embedding, head, norms and attention stay in 16 bits. CPUs emulate the rounding in
+wider numbers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from simpar.errors import UserError
 from simpar.runtime.decoder import Decoder
 from simpar.runtime.operators import Linear
 
-ALIGNED = 16  # rows and columns of what tensor cores take in 8 bits
+ALIGNED = 16  # tensor cores take 8-bit matrices with multiples of so many rows and columns
 ADA = (8, 9)
 
 
 def convert(model: Decoder, device: Any) -> None:
     """Let the products of all layers run in 8 bits, in place.
 
-    Raises UserError for a device without such products, and for sizes that they do not take.
+    Raises UserError for a device without 8-bit products, and for sizes that they do not support.
     """
     float8: Any = importlib.import_module("torchao.float8")
     on_host = device.type != "cuda"

@@ -30,7 +30,7 @@ from simpar.runtime.update import Owned, Update
 class Engine:
     """Modules by virtual stage, their parameters, and how a step runs through them.
 
-    ``wrapped`` are the stages as they are called (under DDP), ``pipeline`` is None for a single stage.
+    ``wrapped`` are the stages as they are called (under DDP); ``pipeline`` is None for a single stage.
     """
 
     plan: Plan
@@ -78,12 +78,15 @@ class Engine:
         return loss_parallel() if self.plan.mesh.tp > 1 else nullcontext()
 
     def step(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor | None, float | None]:
-        """One optimizer step; this rank's mean loss (None but on the last stage), the gradient norm if asked for."""
+        """One optimizer step; returns this rank's mean loss (None unless on the last stage), and the gradient norm.
+
+        The norm is None unless it was asked for.
+        """
         return self.forward_backward(tokens, targets), self.update.step(self.clock)
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
-        """The mean loss of sequences without dropout and without gradients; None but on the last stage.
+        """The mean loss of sequences without dropout and without gradients; None unless on the last stage.
 
         Shapes are those of :meth:`forward_backward`.
         """
@@ -103,17 +106,17 @@ class Engine:
         return torch.stack([plain(loss).double() for loss in losses]).sum() if losses else None
 
     def _batches(self, tokens: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The microbatches: inputs and what is wanted of each."""
+        """The microbatches: inputs and targets of each."""
         return list(zip(tokens.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True))
 
     def _loss(self, inputs: Tensor, wanted: Tensor) -> Tensor:
-        """The share of a microbatch in the mean loss, with that of further tokens where those are wanted."""
+        """The share of a microbatch in the mean loss, including that of further tokens if these are predicted."""
         model = self.wrapped[0]
         outputs = model(inputs, wanted[:, :-1]) if wanted.ndim > inputs.ndim else model(inputs)
         return mean_loss(outputs, wanted) / self.microbatches
 
     def measure(self, clock: Clock) -> None:
-        """Count the time of forward, backward, communication after it, and update on a clock."""
+        """Record the time of forward, backward, communication after it, and update with a clock."""
         self.clock = clock
         if self.pipeline is not None:
             self.pipeline.measure(clock)

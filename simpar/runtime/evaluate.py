@@ -1,4 +1,4 @@
-"""How good a model is between its steps: the mean loss on batches that it is not trained on, the same every time."""
+"""Evaluation between steps: the mean loss on held-out batches, the same batches every time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Evaluation:
 
     @staticmethod
     def of(job: Job, vocab: int, rank: int, ranks: int) -> Evaluation | None:
-        """What a data-parallel rank of so many evaluates on; None for a job that does not. Raises UserError."""
+        """The evaluation of a data-parallel rank; None for a job without evaluation. Raises UserError."""
         wanted = job.measuring
         if wanted.evaluate_every is None:
             return None
@@ -32,18 +32,18 @@ class Evaluation:
         return Evaluation(wanted.evaluate_every, wanted.evaluate_batches, job.steps, loader)
 
     def is_due(self, done: int) -> bool:
-        """Whether the model is evaluated when so many steps are done."""
+        """Whether to evaluate after ``done`` steps."""
         return done % self.every == 0 or done == self.last
 
     def loss(self, of_batch: Callable[[Any], float]) -> float:
-        """The mean over the batches, given the loss of one: of this rank's samples int64[samples, seq_len + 1]."""
+        """The mean over the batches; ``of_batch`` gives the loss of this rank's samples int64[samples, seq_len + 1]."""
         return sum(of_batch(self.loader.batch(number)) for number in range(self.batches)) / self.batches
 
 
 def held_out(job: Job, vocab: int) -> Source:
     """The data that a job is evaluated on: a file of its own, or synthetic sequences of another seed.
 
-    Raises UserError where there are too few sequences, or a file is trained on that has no such beside it.
+    Raises UserError if there are too few sequences, or if the job trains on a file and names no held-out file.
     """
     training, data, path = job.training, job.data, job.measuring.held_out
     if data.kind == "synthetic":

@@ -1,6 +1,6 @@
-"""What rows do between the ranks that share a mixture and within one, and their gradients on the way back.
+"""Movements of rows between the ranks that share a mixture of experts and within a rank, with their gradients.
 
-None of it keeps rows for the way back: at most where they went.
+None of them saves rows for the backward; at most it saves where they went.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _exchanged(x: Tensor, sent: list[int], received: list[int], group: Any) -> T
 
 
 class Shared(torch.autograd.Function):
-    """A tensor that several ranks add to a sum of theirs: each adds its share, each gets the whole gradient."""
+    """A tensor that several ranks add to one of their sums: each adds its share, each gets the whole gradient."""
 
     @staticmethod
     def forward(_: Any, x: Tensor, ranks: int) -> Tensor:
@@ -49,7 +49,7 @@ class Shared(torch.autograd.Function):
 
 
 class Spread(torch.autograd.Function):
-    """A tensor that all ranks of a group have and use in part: their gradients are added up."""
+    """A tensor that all ranks of a group hold and use in part: their gradients are summed."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, group: Any) -> Tensor:
@@ -66,7 +66,7 @@ class Spread(torch.autograd.Function):
 
 
 class Summed(torch.autograd.Function):
-    """The sum over a group of what its ranks have, which all of them use in the same way."""
+    """The sum over a group of its ranks' tensors, which all of them use in the same way."""
 
     @staticmethod
     def forward(_: Any, x: Tensor, group: Any) -> Tensor:
@@ -82,14 +82,14 @@ class Summed(torch.autograd.Function):
 
 
 class Reordered(torch.autograd.Function):
-    """Rows, ``times`` copies of each, in an order of their own; gradients are read by its inverse and added up.
+    """Rows, ``times`` copies of each, in a given order; gradients are reordered by its inverse and summed over copies.
 
-    Torch's own gradient of an index sorts it, and adds up even where nothing is there twice.
+    Torch's own gradient of indexing sorts the index, and sums even if no row occurs twice.
     """
 
     @staticmethod
     def forward(context: Any, x: Tensor, order: Tensor, inverse: Tensor, times: int) -> Tensor:
-        """Rows [rows, width] to [rows x times, width]; copy i is of row i // times, ``order`` is one of copies."""
+        """Rows [rows, width] to [rows x times, width]; copy i is of row i // times, and ``order`` permutes copies."""
         context.save_for_backward(inverse)
         context.times = times
         return x[order // times if times > 1 else order]
@@ -103,7 +103,7 @@ class Reordered(torch.autograd.Function):
 
 
 class Placed(torch.autograd.Function):
-    """Rows at places of their own among zeros. Torch's ``index_copy`` would keep them for the shape of a gradient."""
+    """Rows at given places among zeros. Torch's ``index_copy`` would save them just for the shape of a gradient."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, places: Tensor, count: int) -> Tensor:
@@ -119,5 +119,5 @@ class Placed(torch.autograd.Function):
 
 
 def inverse_of(order: Tensor) -> Tensor:
-    """The order that undoes one, both int64[rows]."""
+    """The inverse of a permutation, both int64[rows]."""
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

@@ -20,7 +20,7 @@ from simpar.runtime.traces import write_both
 from simpar.simulation import tuned_graph
 
 REPORT = "report.json"
-RESTARTS = 3  # of a run that can go on from a checkpoint
+RESTARTS = 3  # restarts of a run that can resume from a checkpoint
 
 
 def conduct(
@@ -33,8 +33,8 @@ def conduct(
 ) -> dict[str, Any] | None:
     """Run a job and write its report; None on nodes other than the first. Raises UserError, WorkerFailure.
 
-    ``advance`` is called with every new line of the log; ``trace`` is a file for the simulated and the measured
-    step together.
+    ``advance`` is called with every new line of the log; ``trace`` is a file for the simulated and the measured step
+    together.
     """
     devices = ready.world_size // nodes.count
     processes = devices // replicas_inside(ready.prepared.plan)
@@ -59,14 +59,14 @@ def conduct(
     report = make_report(ready, job, ranks, predicted(ready, result))
     write_atomic(Path(job.folder) / REPORT, json.dumps(report, indent=2) + "\n")
     if trace is not None:
-        # one process may drive several devices, and other nodes may have folders of their own
+        # one process may drive several devices, and other nodes may use other folders
         here = [path for path in traces if path.exists()]
         write_both(trace, result.timeline if result else None, here)
     return report
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that the user ended; ``report`` is what was done until then."""
+    """A run that the user stopped; ``report`` is what was done until then."""
 
     def __init__(self, report: dict[str, Any]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def interrupted(ready: Ready, job: Job) -> dict[str, Any]:
-    """What rank 0's log knows of a run that was ended, written as its report: steps, losses, where to go on."""
+    """The report of a stopped run from rank 0's log, also written to its file: steps, losses, and where to resume."""
     rows = read_log(Path(job.folder) / LOG)
     saved = newest(Path(job.checkpoints.folder)) if job.checkpoints else None
     graph = job.graph()
@@ -97,7 +97,7 @@ def interrupted(ready: Ready, job: Job) -> dict[str, Any]:
 def make_report(
     ready: Ready, job: Job, ranks: list[dict[str, Any]], expected: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Measured, predicted and the error of each figure that both have; SI units, nothing of the machine's name."""
+    """Measured and predicted figures, and the error of each figure that both have; SI units, no machine name."""
     import simpar
 
     graph, plan, training = job.graph(), ready.prepared.plan, job.training
@@ -138,9 +138,9 @@ def _torch_version() -> str:
 
 
 def _follow(folder: Path, advance: Callable[[Mapping[str, Any]], None], *, keeps: bool) -> Callable[[], None]:
-    """Report new lines of rank 0's log as they come; a restart may take lines back.
+    """Report new lines of rank 0's log as they appear; a restart may take lines back.
 
-    A run that goes on from a checkpoint ``keeps`` the lines of the steps behind it.
+    A run that resumes from a checkpoint ``keeps`` the lines of earlier steps.
     """
     path, seen = folder / LOG, [0]
     if not keeps:

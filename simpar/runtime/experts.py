@@ -1,15 +1,15 @@
 """A mixture of experts on one rank: routing, exchange of tokens between the ranks that share it, grouped products.
 
-Every token goes to the ``topk`` experts with the highest scores, weighted by them as the family has it: divided by
-their sum in Mixtral [Jiang et al. 2024, arXiv 2401.04088, section 2.1]. Experts are sharded by number over
-expert-parallel ranks, and their features over expert-tensor-parallel ones, as DTensors, so that checkpoints know where
-the parts belong. Copies are ordered by expert, sent, gathered where ranks hold slices of the same experts, worked on,
-and sent back.
+Every token goes to the ``topk`` experts with the highest scores. The scores weigh the experts' outputs in the way of
+the model's family: divided by their sum in Mixtral [Jiang et al. 2024, arXiv 2401.04088, section 2.1]. Experts are
+sharded by number over expert-parallel ranks, and their features over expert-tensor-parallel ones, as DTensors, so that
+checkpoints know where the parts belong. Copies of tokens are ordered by expert, sent, gathered if ranks hold slices of
+the same experts, processed, and sent back.
 
 Without a capacity factor nothing is dropped and nothing is padded. With one, an expert takes from every rank and
-microbatch as many copies as the factor times the mean, those with the highest scores; the others are dropped, their
-token keeps its residual, and empty places are padded [Fedus et al. 2021, arXiv 2101.03961, section 2.2; by score as in
-Megatron-Core's ``--moe-token-drop-policy probs``].
+microbatch at most the factor times the mean number of copies, those with the highest scores. The others are dropped and
+their tokens keep their residual; empty places are padded [Fedus et al. 2021, arXiv 2101.03961, section 2.2; by score as
+in Megatron-Core's ``--moe-token-drop-policy probs``].
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from simpar.runtime.casts import cast
 from simpar.runtime.exchange import Exchange, Placed, Reordered, Shared, Spread, Summed, inverse_of
 
 ALIGNED_BYTES = 16
-GROUPED_MAJORS = (9, 10)  # Hopper and Blackwell of data centres
+GROUPED_MAJORS = (9, 10)  # data-centre Hopper and Blackwell
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Groups of ranks that share a mixture with this one; None is one rank.
+    """Groups of ranks that share a mixture with this one; None for a single rank.
 
-    ``exchange`` ranks hold different experts, ``slices`` parts of the same ones. Slices have tokens of their own, or
-    (``same_tokens``, without sequence parallelism) all of them the same.
+    ``exchange`` are ranks with different experts, ``slices`` ranks with parts of the same experts. The ranks of
+    ``slices`` have different tokens, or all the same (``same_tokens``, without sequence parallelism).
     """
 
     exchange: Any = None
@@ -61,10 +61,11 @@ class Peers:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Copies in the order in which they are sent: ``order`` int64[kept] of int64[tokens x topk], by expert.
+    """Copies in sending order: ``order`` int64[kept] are indices of int64[tokens x topk], sorted by expert.
 
-    ``counts`` are rows for each expert; with a capacity ``slots`` int64[kept] are the rows that copies take, the others
-    are padding. Without one all are kept: ``inverse`` int64[tokens x topk] has the row of every copy.
+    ``counts`` is the number of rows per expert. With a capacity, ``slots`` int64[kept] are the rows that copies take;
+    the other rows are padding. Without one, all copies are kept, and ``inverse`` int64[tokens x topk] is the row of
+    every copy.
     """
 
     order: Tensor
@@ -73,13 +74,13 @@ class Chosen:
     inverse: Tensor | None = None
 
     def rows(self, tokens: Tensor, topk: int) -> Tensor:
-        """What is sent of [tokens, hidden]."""
+        """The rows to send, from [tokens, hidden]."""
         if self.slots is None:
             return Reordered.apply(tokens, self.order, self.inverse, topk)
         return Placed.apply(tokens[self.order // topk], self.slots, int(self.counts.sum()))
 
     def copies(self, rows: Tensor, count: int) -> Tensor:
-        """What came back in its place among all copies, [count, hidden]; zero where they were dropped."""
+        """The returned rows at their places among all copies, [count, hidden]; zero for dropped copies."""
         if self.slots is None:
             return Reordered.apply(rows, self.inverse, self.order, 1)
         return Placed.apply(rows[self.slots], self.order, count)
@@ -87,11 +88,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Routing:
-    """Where the copies of this rank's tokens went, and what came.
+    """Where the copies of this rank's tokens went, and which rows arrived.
 
-    ``scores`` [tokens, topk] weigh the ``chosen`` copies of a tensor of ``shape``; ``sent`` and ``received`` are rows
-    by rank of the exchange, ``gathered`` rows by slice, ``arrived`` sorts what came by expert, with its inverse (None:
-    it came in order), ``counts`` are rows of each local expert, int64[experts].
+    ``scores`` [tokens, topk] weigh the ``chosen`` copies of a tensor of ``shape``. ``sent`` and ``received`` are rows
+    by rank of the exchange, ``gathered`` rows by slice. ``arrived`` is the order that sorts the rows by expert, with
+    its inverse (None: they arrived sorted). ``counts`` int64[experts] are the rows of each local expert.
     """
 
     chosen: Chosen
@@ -105,9 +106,10 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Scores of experts, in at least fp32: the weights and numbers of the best ``topk``.
+    """Scores of experts, in at least fp32: the weights and indices of the best ``topk``.
 
-    A bias that only chooses has no gradient; among groups of experts, those of the best groups are chosen from.
+    A bias that only affects the choice has no gradient. If experts form groups, only those of the best groups are
+    candidates.
     """
 
     def __init__(self, op: Operator, dims: Mapping[str, int], gating: Gating) -> None:
@@ -131,11 +133,11 @@ class Router(nn.Module):
         if how.normalised:
             best = best / best.sum(dim=-1, keepdim=True)
         if bias is not None and added is None:
-            best = best + 0.0 * bias.sum()  # every parameter has a gradient, as data parallelism expects
+            best = best + 0.0 * bias.sum()  # gives the bias a (zero) gradient, as data parallelism expects
         return (best * how.factor).to(x.dtype), experts
 
     def _in_groups(self, scores: Tensor) -> Tensor:
-        """The scores [tokens, experts] of the best groups, those of others below all of them."""
+        """The scores [tokens, experts], with those outside the best groups set below all others."""
         groups, chosen = self.groups
         if groups == 1:
             return scores
@@ -146,7 +148,10 @@ class Router(nn.Module):
 
 
 def choose(scores: Tensor, experts: Tensor, num_experts: int, factor: float | None) -> Chosen:
-    """Which copies of [tokens, topk] are sent, in which rows; ``factor`` limits them to so many times the mean."""
+    """Which copies of [tokens, topk] are sent, and in which rows.
+
+    ``factor`` caps the copies of an expert at that multiple of the mean; None: no cap.
+    """
     flat = experts.flatten()
     if factor is None:
         counts = torch.bincount(flat, minlength=num_experts)
@@ -162,7 +167,7 @@ def choose(scores: Tensor, experts: Tensor, num_experts: int, factor: float | No
 
 
 class Dispatch(nn.Module):
-    """Copies every token once for each of its experts and brings the copies to the ranks that hold them."""
+    """Copies every token once for each of its experts and brings the copies to the ranks that hold these."""
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()
@@ -205,7 +210,7 @@ class Dispatch(nn.Module):
 
 
 class Combine(nn.Module):
-    """Brings the experts' outputs back to where their tokens are and adds them up, weighted."""
+    """Brings the experts' outputs back to the ranks of their tokens and sums them, weighted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +236,7 @@ class Combine(nn.Module):
 
 
 class Experts(nn.Module):
-    """A grouped product: the copies of every local expert times its own matrix, of one or two outputs."""
+    """A grouped product: the copies of every local expert times its own matrix, with one or two outputs."""
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
         super().__init__()
@@ -243,13 +248,13 @@ class Experts(nn.Module):
         self.slices = 1
 
     def spread(self, mesh: DeviceMesh) -> None:
-        """Keep this rank's part of every weight: of the experts along axis ep, of their features along etp."""
+        """Keep this rank's part of every weight: experts are sharded along axis ep, their features along etp."""
         names = mesh.mesh_dim_names or ()
         self.slices = mesh["etp"].size() if "etp" in names else 1
         for name, whole in list(self.named_parameters(recurse=False)):
             features = (
                 Shard(2) if whole.ndim > 2 else Replicate()
-            )  # a bias behind a sum over slices stays whole
+            )  # a bias after a sum over slices stays whole
             placements = [Shard(0) if axis == "ep" else features for axis in names]
             shape = list(whole.shape)
             for axis, placement in zip(names, placements, strict=True):
@@ -276,10 +281,10 @@ class Experts(nn.Module):
 
 
 def grouped_product(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
-    """Rows [rows, in] of every expert, ``counts`` int64[experts] of them one after the other, times its own matrix.
+    """Rows [rows, in], ``counts`` int64[experts] of them in turn per expert, each times the matrix of its expert.
 
-    ``weight`` is [experts, out, in], ``bias`` [experts, out]; the result [rows, out]. One kernel where torch has it
-    for what is given, else a product for each expert, whose counts the host then waits for.
+    ``weight`` is [experts, out, in], ``bias`` [experts, out]; the result [rows, out]. It is one kernel if torch has one
+    for these inputs, otherwise a product for each expert, for whose counts the host then waits.
     """
     if is_grouped(x, weight):
         y = torch._grouped_mm(x, weight.transpose(-1, -2), offs=counts.cumsum(0, dtype=torch.int32))
@@ -290,21 +295,21 @@ def grouped_product(x: Tensor, weight: Tensor, bias: Tensor | None, counts: Tens
 
 
 def is_grouped(x: Tensor, weight: Tensor) -> bool:
-    """Whether torch's grouped product takes them: its device has the kernel, bf16, rows of whole 16 bytes."""
+    """Whether torch's grouped product accepts these tensors: a device with the kernel, bf16, rows of whole 16 bytes."""
     aligned = all(size * weight.element_size() % ALIGNED_BYTES == 0 for size in weight.shape[1:])
     return bool(x.dtype == torch.bfloat16 and aligned and has_grouped(x.device))
 
 
 @cache
 def has_grouped(device: Any) -> bool:
-    """Whether a device has a kernel for products by group; elsewhere torch has a loop of its own."""
+    """Whether a device has a kernel for grouped products; elsewhere torch loops."""
     if device.type != "cuda" or torch.version.hip is not None or not hasattr(torch, "_grouped_mm"):
         return False
     return torch.cuda.get_device_capability(device)[0] in GROUPED_MAJORS
 
 
 class ExpertClamp(nn.Module):
-    """Gates limited from above; what they gate from both sides, and one added [gpt-oss, arXiv 2508.10925, 2.2]."""
+    """Clamps gates from above and ups on both sides, and adds one to the ups [gpt-oss, arXiv 2508.10925, 2.2]."""
 
     LIMIT = 7.0
 
@@ -332,9 +337,9 @@ def _local(parameter: Any) -> Tensor:
 
 
 def spread(model: nn.Module, mesh: DeviceMesh, *, same_tokens: bool) -> None:
-    """Share the experts of a model, and the copies of tokens, among the ranks of a mesh of axes ep, etp or both.
+    """Shard the experts of a model, and distribute copies of tokens, over a mesh with axes ep, etp or both, in place.
 
-    Slices of an expert may have the ``same_tokens``. In place.
+    Slices of an expert may have the ``same_tokens``.
     """
     names = mesh.mesh_dim_names or ()
     groups = {axis: mesh[axis].get_group() for axis in names}
@@ -347,7 +352,7 @@ def spread(model: nn.Module, mesh: DeviceMesh, *, same_tokens: bool) -> None:
 
 
 def limit(model: nn.Module, capacity_factor: float | None) -> None:
-    """Let every expert take at most so many times the mean from a rank; None: all that are sent. In place."""
+    """Let every expert take at most that multiple of the mean from a rank, in place; None: all that are sent."""
     for module in model.modules():
         if isinstance(module, Dispatch):
             module.capacity_factor = capacity_factor

@@ -1,6 +1,6 @@
-"""What failed on a rank, in one line that says what to change. No torch here.
+"""The cause of a failure on a rank, in one line that says what to change. No torch here.
 
-Memory that runs out is told with the rank, its stage, what was predicted there, and the flags that make it less.
+For out-of-memory errors it names the rank, its stage, the memory predicted there, and flags that reduce it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RECORDED = "nccl-"
 
 
 class WorkerFailure(RuntimeError):
-    """A worker failed through no fault of the user's input."""
+    """A worker failed for a reason other than the user's input."""
 
 
 class OutOfMemory(WorkerFailure):
@@ -28,7 +28,7 @@ class OutOfMemory(WorkerFailure):
         self.rank, self.message = rank, message
 
     def told(self, plan: Plan, result: Result | None) -> str:
-        """The line for the user: which rank and stage, what was predicted there, which flags to change."""
+        """The message for the user: which rank and stage, what was predicted there, which flags to change."""
         stage, stages = stage_of(plan, self.rank)
         where = f"rank {self.rank}" + (f" (stage {stage} of {stages})" if stages > 1 else "")
         return (
@@ -37,14 +37,14 @@ class OutOfMemory(WorkerFailure):
 
 
 def is_memory(error: BaseException) -> bool:
-    """Whether an error is of an allocator that had nothing left, on a device or the host."""
+    """Whether an error comes from an allocator without memory left, on a device or the host."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(said in str(error) for said in ALLOCATORS)
 
 
 def stage_of(plan: Plan, rank: int) -> tuple[int, int]:
-    """The pipeline rank of a rank, and how many there are."""
+    """The pipeline rank of a rank, and the number of pipeline ranks."""
     if own := plan.pipeline.stages:
         return next((i for i, stage in enumerate(own) if stage.holds(rank)), 0), len(own)
     if rank >= plan.mesh.world_size:
@@ -63,7 +63,7 @@ def _expected(result: Result | None, stage: int) -> str:
 
 
 def less_memory(plan: Plan) -> list[str]:
-    """Flags that make a plan's peak smaller, those that cost least time first."""
+    """Flags that reduce a plan's peak memory, those that cost least time first."""
     data, found = plan.data_parallel, []
     width = plan.mesh.gradient_ranks
     if plan.micro_batch > 1:
@@ -78,7 +78,7 @@ def less_memory(plan: Plan) -> list[str]:
 
 
 def of_torchrun(text: str, log: Path, nodes: int) -> str:
-    """What torchrun's own output says about a failure that left no reason."""
+    """What torchrun's own output says about a failure without a recorded reason."""
     if KILLED in text:
         return (
             "a rank was ended by the system (SIGKILL), as it is when the host's memory runs out; less with a smaller "
@@ -95,7 +95,7 @@ def of_torchrun(text: str, log: Path, nodes: int) -> str:
 
 
 def recorded(folder: Path) -> str:
-    """Where the last collectives of every rank are, when NCCL gave up on one; empty where it did not."""
+    """Where the last collectives of every rank were recorded when NCCL timed out; empty otherwise."""
     return (
         f"; collectives: {folder / RECORDED}*, read by torchfrtrace"
         if any(folder.glob(f"{RECORDED}*"))

@@ -1,6 +1,6 @@
-"""How parameters lie in the tensors of Hugging Face checkpoints: as they are, turned, together, one an expert.
+"""How parameters are stored in tensors of Hugging Face checkpoints: as they are, transposed, packed, or one per expert.
 
-No torch until tensors are read or written.
+torch is imported only when tensors are read or written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Tensors = Sequence["Tensor"]
 
 @dataclass(frozen=True)
 class Layout:
-    """How some parameters lie in tensors of a checkpoint: ``read`` and ``write``, the inverse, get the dims."""
+    """The storage of some parameters in tensors of a checkpoint: ``read`` and its inverse ``write`` get the dims."""
 
     read: Callable[[Tensors, Mapping[str, int]], Tensors]
     write: Callable[[Tensors, Mapping[str, int]], Tensors]
@@ -48,7 +48,7 @@ def _each(turn: Callable[[Tensor], Tensor]) -> Layout:
 
 
 def _mixed_widths(dims: Mapping[str, int]) -> list[int]:
-    """Rows of the first product of a mixer, by what they make."""
+    """Rows of the first product of a mixer, by what they compute."""
     inner, shared = dims["mamba_heads"] * dims["mamba_head_dim"], dims["mamba_groups"] * dims["state"]
     return [inner, inner, shared, shared, dims["mamba_heads"]]
 
@@ -59,7 +59,7 @@ def _rows_of_qkv(found: Tensors, dims: Mapping[str, int]) -> Tensors:
 
 
 def _by_group(found: Tensors, dims: Mapping[str, int]) -> Tensors:
-    """Rows are [key-value heads, their query heads and the two, head_dim]."""
+    """Rows are grouped as [key-value heads, their query heads and the two, head_dim]."""
     whole, groups = found[0], dims["kv_heads"]
     split = whole.unflatten(0, (groups, -1, dims["head_dim"]))
     parts = split[:, :-2], split[:, -2:-1], split[:, -1:]
@@ -72,7 +72,7 @@ def _to_groups(own: Tensors, dims: Mapping[str, int]) -> Tensors:
 
 
 def _latent(found: Tensors, dims: Mapping[str, int]) -> Tensors:
-    """Rows of a product out of the latent are [heads, plain and value features]."""
+    """Rows of a product from the latent are [heads, plain and value features]."""
     split = found[0].unflatten(0, (dims["heads"], -1)).split((dims["plain_dim"], dims["value_dim"]), dim=1)
     return [part.flatten(0, 1) for part in split]
 
@@ -82,7 +82,7 @@ def _to_latent(own: Tensors, dims: Mapping[str, int]) -> Tensors:
 
 
 def _mixed(found: Tensors, _: Mapping[str, int]) -> Tensors:
-    """Outputs of a gate and of what it gates take turns: [experts, hidden, 2 ffn] or [experts, 2 ffn]."""
+    """Gate and up outputs alternate: [experts, hidden, 2 ffn] or [experts, 2 ffn]."""
     whole = found[0].unflatten(-1, (-1, 2))
     return [whole.movedim(-1, 1).transpose(2, 3) if whole.ndim > 3 else whole.movedim(-1, 1)]
 
@@ -93,7 +93,7 @@ def _to_mixed(own: Tensors, _: Mapping[str, int]) -> Tensors:
 
 
 def _stacked(found: Tensors, dims: Mapping[str, int]) -> Tensors:
-    """One tensor an expert, or a pair of them: gates first, then what they gate."""
+    """One tensor per expert, or a pair of them: gates first, then ups."""
     count = dims["num_experts"]
     parts = [_stack(found[at : at + count]) for at in range(0, len(found), count)]
     return [parts[0] if len(parts) == 1 else _stack(parts, dim=1)]
@@ -127,14 +127,14 @@ LATENT_KEY = Layout(lambda found, dims: found[0].split((dims["kv_rank"], dims["r
 MIXED = Layout(_mixed, _to_mixed)
 STACKED = Layout(_stacked, _apart)
 SWAPPED = _each(lambda x: _cat([*reversed(x.chunk(2, dim=1))], dim=1))
-"""Of a product of two inputs side by side, checkpoints have the embedding's columns first."""
+"""For a product of two inputs side by side, checkpoints have the embedding's columns first."""
 STATE_ROWS = Layout(
     lambda found, dims: found[0].split(_mixed_widths(dims)), lambda own, _: _side_by_side(own, {})
 )
-"""Gates, inputs, keys, queries and steps of a mixer one after the other."""
+"""Gates, inputs, keys, queries and steps of a mixer in sequence."""
 DEPTHWISE = Layout(lambda found, _: [found[0].squeeze(1)], lambda own, _: [own[0].unsqueeze(1)])
 PAIRED = Layout(lambda found, _: [found[0].unflatten(1, (2, -1))], lambda own, _: [own[0].flatten(1, 2)])
-"""Gates of an expert first, then what they gate."""
+"""Gates of an expert first, then its ups."""
 TURNED_PAIRED = Layout(
     lambda found, dims: PAIRED.read(TURNED.read(found, dims), dims),
     lambda own, dims: TURNED.write(PAIRED.write(own, dims), dims),
@@ -143,7 +143,7 @@ ROWS_OF_PAIRS = Layout(
     lambda found, dims: [_stack([_of_experts(each, dims) for each in found], dim=1)],
     lambda own, _: [each.flatten(0, 1) for each in own[0].unbind(1)],
 )
-"""Rows of all experts' gates, and of what they gate."""
+"""Rows of all experts' gates, and of their ups."""
 TURNED_ROWS_OF_EXPERTS = Layout(
     lambda found, dims: [_of_experts(found[0], dims).transpose(1, 2)],
     lambda own, _: [own[0].transpose(1, 2).flatten(0, 1)],

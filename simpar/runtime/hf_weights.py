@@ -1,8 +1,8 @@
 """Names and layouts of released weights: which tensors of a Hugging Face checkpoint are which parameters here.
 
-A family says how its modules are called and which of them are stored as one; everything else follows from the
-parameters that the model has. Layouts are those of the checkpoints of transformers.
-No torch until tensors are read or written.
+A family gives the names of its modules and says which of them are stored as one; everything else follows from the
+parameters of the model. Layouts are those of the checkpoints of transformers. torch is imported only when tensors are
+read or written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UP = ("mlp_up.parts.0", "mlp_up.parts.1")
 
 @dataclass(frozen=True)
 class Rule:
-    """Parameters ``ours`` that are tensors ``theirs`` in another layout."""
+    """Parameters ``ours`` that correspond to tensors ``theirs`` in another layout."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -63,12 +63,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Names:
-    """What a family calls its modules.
+    """The names of a family's modules.
 
-    ``layer`` are modules of layers, by ours; ``ends`` those outside of them; ``fused`` are several of ours that are one
-    of theirs, with its layout; ``experts`` the modules of one expert's gate, up and down products, under
-    ``experts_in``; ``turned`` ours whose matrices are stored transposed; ``whole`` names theirs that have no leaf,
-    or several that are one of ours.
+    ``layer`` maps our modules of layers to theirs, ``ends`` those outside of layers. ``fused`` are several of ours that
+    are one of theirs, with its layout. ``experts`` are the modules of one expert's gate, up and down products, under
+    ``experts_in``. ``turned`` are ours whose matrices are stored transposed. ``whole`` names tensors of theirs without
+    a leaf name, or several that are one of ours.
     """
 
     layers: str
@@ -82,7 +82,7 @@ class Names:
 
 
 def _changed(names: Names, **changes: Any) -> Names:
-    """A family with some modules called otherwise."""
+    """A family with some modules renamed."""
     merged: dict[str, Any] = {
         key: {**getattr(names, key), **value} if isinstance(value, dict) else value
         for key, value in changes.items()
@@ -122,7 +122,7 @@ SANDWICH = _changed(
 
 
 def _with_mixer(names: Names, mixer: str) -> Names:
-    """A family with state-space mixers under a name."""
+    """A family with state-space mixers of a given name."""
     return _changed(
         names,
         layer={"mixer_norm": f"{mixer}.norm", "out_proj.parts.0": f"{mixer}.out_proj", "conv": f"{mixer}.conv1d"},
@@ -391,7 +391,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 def rules(family: str, parameters: Sequence[str], dims: Mapping[str, int]) -> list[Rule]:
-    """Which tensors the named parameters of a model are. Raises UserError for a family whose files are not known."""
+    """The rules for the named parameters of a model. Raises UserError for a family whose files are not known."""
     if family not in FAMILIES:
         raise UserError(
             f"model_type = {family or 'none'}: its weight files are not known; allowed: {', '.join(sorted(FAMILIES))}"
@@ -400,7 +400,7 @@ def rules(family: str, parameters: Sequence[str], dims: Mapping[str, int]) -> li
     if family == "falcon" and not any("mlp_norm" in name for name in parameters):
         names = _changed(names, layer={"attention_norm": "input_layernorm"})  # one norm for both branches
     if family == "gpt_bigcode" and dims["kv_heads"] > 1:
-        names = replace(names, fused={QKV: ("attn.c_attn", GROUPS)})  # heads of their own lie together
+        names = replace(names, fused={QKV: ("attn.c_attn", GROUPS)})  # q, k, v of each head together
     return [*_rules(names, family, list(parameters), dims)]
 
 
@@ -443,7 +443,7 @@ def _in_layer(names: Names, own: str, dims: Mapping[str, int], *, plain_query: b
             return Rule(tuple(f"{part}.{leaf}" for part in ours), (f"{theirs}.{leaf}",), layout)
     if module == "q_up.parts.0" and plain_query:
         return Rule((own,), (f"self_attn.q_proj.{leaf}",), SAME)
-    if own in names.layer:  # a parameter that is a module of theirs
+    if own in names.layer:  # this parameter is a module of theirs
         return Rule((own,), (f"{names.layer[own]}.weight",), SAME)
     if module not in names.layer:
         return None

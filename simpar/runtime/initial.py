@@ -1,7 +1,7 @@
-"""What parameters start from: a pure function of seed, name and place in the whole tensor.
+"""Initial values of parameters: a pure function of seed, name and place in the whole tensor.
 
-Numbers are drawn by counter, not in a row: element i of a tensor is a hash of i under a key of its own, so a rank makes
-its part of a tensor alone, wherever its parameters are, and the same in every layout.
+Numbers are drawn by counter, not from a stream: element i of a tensor is a hash of i under the tensor's key. So a rank
+computes its part of a tensor alone, wherever its parameters are, with the same result in every layout.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from simpar.runtime.data import SPLITMIX
 Part = tuple[slice, ...]
 USUAL = Details()
 GOLDEN = 0x9E3779B97F4A7C15
-CHUNK = 1 << 15  # elements that a thread makes at once: they stay in its cache
+CHUNK = 1 << 15  # elements per thread and call, which fit its cache
 DEVICE_CHUNK = 1 << 24
 HALF_BITS = 32
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for a ``part`` of a tensor of a whole ``shape``, by a ``key`` of 64 bits, on a device."""
+    """Random numbers for a ``part`` of a tensor of a whole ``shape``, by a 64-bit ``key``, on a device."""
 
     key: int
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Draws:
         return tuple(each.stop - each.start for each in self.part)
 
     def uniform(self, low: float, high: float) -> Tensor:
-        """Evenly between two numbers: fp32 in the part's shape."""
+        """Uniform between two numbers: fp32 in the part's shape."""
         return self._made(lambda first, _: low + (high - low) * first)
 
     def normal(self, deviation: float) -> Tensor:
@@ -54,7 +54,7 @@ class Draws:
         )
 
     def _made(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The function of two even numbers in (0, 1] an element, in fp64 so that rounding hides how they were cut."""
+        """A function of two uniform numbers in (0, 1] per element; fp64, so that rounding hides the split in chunks."""
         found = torch.empty(self.size, dtype=torch.float32, device=self.device)
         flat, start = found.view(-1), 0
         for index in self._indices():
@@ -66,11 +66,11 @@ class Draws:
         return found
 
     def _indices(self) -> Iterator[Tensor]:
-        """Numbers of the part's elements in the whole tensor, in order, from 1: int64[elements] a chunk."""
+        """Indices of the part's elements in the whole tensor, in order, from 1: int64[elements] per chunk."""
         inner, dim = 1, len(self.shape)
         while (
             dim > 1 and self.size[dim - 1] == self.shape[dim - 1]
-        ):  # what lies in one piece is counted through
+        ):  # dims that are whole in this part form one contiguous piece
             dim -= 1
             inner *= self.shape[dim]
         total, on_host = math.prod(self.size), torch.device(self.device).type == "cpu"
@@ -96,12 +96,12 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Bits of int64 moved right, zeros from the left."""
+    """A logical right shift of int64."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _signed(number: int) -> int:
-    """64 bits read as a signed number."""
+    """A 64-bit number reinterpreted as signed."""
     return number - (1 << 64) if number >> 63 else number
 
 
@@ -115,9 +115,9 @@ def initial_value(
     part: Part | None = None,
     device: Any = "cpu",
 ) -> Tensor:
-    """A ``part`` (None: all) of the fp32 tensor that a parameter starts from.
+    """The initial value of a ``part`` (None: all) of a parameter, fp32.
 
-    Norms start as factors of one, biases and the outer halves of adapters from zero, other matrices are normal.
+    Norms start as factors of one, biases and the outer halves of adapters as zero, other matrices as normal.
     """
     here = part or tuple(slice(0, size) for size in shape)
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()

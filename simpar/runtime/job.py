@@ -1,4 +1,4 @@
-"""A job: everything the workers of a run need to know, as one JSON file. No torch here."""
+"""A job: everything that the workers of a run need to know, as one JSON file. No torch here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Part(BaseModel):
 
 
 class Handed(_Part):
-    """What workers are told, as a JSON file in the ``folder`` where they leave what they find."""
+    """Input of workers, as a JSON file in the ``folder`` in which they leave their results."""
 
     FILE: ClassVar[str]
     folder: str
@@ -41,15 +41,15 @@ class Handed(_Part):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what :meth:`save` wrote. Raises UserError."""
+        """Read what :meth:`save` wrote. Raises UserError if it is not that."""
         return files.parse(cls, files.load(Path(path)))
 
 
 class Learning(_Part):
-    """The optimizer's numbers, and the seed of initial weights, data order and dropout.
+    """Hyperparameters of the optimizer, and the seed of initial weights, data order and dropout.
 
-    After ``warmup_steps`` the rate follows its ``schedule`` down to ``least_rate`` over ``schedule_steps`` (None: those
-    of the run); under "wsd" over the last ``decay_steps`` of them (None: a tenth).
+    After ``warmup_steps`` the rate follows its ``schedule`` down to ``least_rate`` over ``schedule_steps`` (None: the
+    steps of the run); under "wsd" it falls over the last ``decay_steps`` of them (None: a tenth).
     """
 
     learning_rate: float = Field(1e-4, gt=0, allow_inf_nan=False)
@@ -74,12 +74,12 @@ class Learning(_Part):
 
     @property
     def varies(self) -> bool:
-        """Whether steps have rates of their own."""
+        """Whether the learning rate depends on the step."""
         return self.schedule != "constant" or self.warmup_steps > 0
 
 
 class Data(_Part):
-    """What is trained on: synthetic tokens, a file of token numbers, or a text and a tokenizer."""
+    """Training data: synthetic tokens, a file of token numbers, or a text and a tokenizer."""
 
     kind: Literal["synthetic", "tokens", "text"] = "synthetic"
     path: str | None = None
@@ -88,7 +88,7 @@ class Data(_Part):
 
 
 class Checkpoints(_Part):
-    """Where and how often states are saved; ``keep`` newest are kept."""
+    """Where and how often states are saved; the ``keep`` newest are kept."""
 
     folder: str
     every: Count | None = None
@@ -98,16 +98,16 @@ class Checkpoints(_Part):
 
 
 class Weights(_Part):
-    """Folders of weights as Hugging Face releases them: what a run starts from, and what it leaves."""
+    """Folders of weights in Hugging Face's format: those a run starts from, and those it writes."""
 
     init_from: str | None = None
     save_to: str | None = None
 
 
 class Machine(_Part):
-    """Where ranks run: device, threads of each, seconds until a silent peer counts as dead.
+    """Where ranks run: device, threads of each rank, seconds until a silent peer counts as dead.
 
-    ``processes`` are those of all nodes together; layers are compiled on request.
+    ``processes`` counts those of all nodes together. Layers are compiled if ``compile`` is set.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -119,9 +119,9 @@ class Machine(_Part):
 
 
 class Measuring(_Part):
-    """Which steps are measured, traced and evaluated, and where figures go beside the log.
+    """Which steps are measured, traced and evaluated, and where figures go in addition to the log.
 
-    ``held_out`` is a file like the one that is trained on; ``wandb`` names a project.
+    ``held_out`` is a file like the training file; ``wandb`` names a project.
     """
 
     warmup: int = Field(2, ge=0, description="steps at the start that are not measured")
@@ -135,7 +135,7 @@ class Measuring(_Part):
 
 
 class Job(Handed):
-    """One run of a checked and resolved plan: ``steps`` optimizer steps, results in ``folder``."""
+    """One run of a checked and resolved plan: ``steps`` optimizer steps, with results in ``folder``."""
 
     FILE: ClassVar[str] = "job.json"
     plan: Plan
@@ -152,18 +152,18 @@ class Job(Handed):
 
     @property
     def own_code(self) -> bool:
-        """Whether the model is a module:function of the user's."""
+        """Whether the model is a module:function of the user."""
         return isinstance(self.model, str) and is_code(self.model)
 
     def graph(self) -> ModelGraph | None:
-        """The model's graph; None for a model of the user's. Raises UserError."""
+        """The model's graph; None for a user's model. Raises UserError."""
         if isinstance(self.model, dict):
             return read_config(self.model, name=str(self.model.get("name", "inline")))
         return None if is_code(self.model) else load_model(self.model)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Rows of a log; a last line that was cut short is left out."""
+    """Rows of a log; an incomplete last line is left out."""
     if not path.exists():
         return []
     rows = []

@@ -1,7 +1,7 @@
-"""Multi-head latent attention on one rank: what stands between its products [DeepSeek-AI 2024, arXiv 2405.04434, 2.1].
+"""Multi-head latent attention on one rank: operators between its products [DeepSeek-AI 2024, arXiv 2405.04434, 2.1].
 
-Keys have features of their own head, which come out of the latent, and rotary ones that all heads share. The shared
-key is made from this rank's rows of the sequence; ``share`` brings it to the ranks that split the heads.
+Keys have features per head, which come from the latent, and rotary features that all heads share. The shared key is
+computed from this rank's rows of the sequence; ``share`` brings it to the ranks that split the heads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeyRotary(Rotary):
 
 
 class LatentRotary(Rotary):
-    """Queries and keys of all local heads: plain features first, then rotary ones, the key's the same in all."""
+    """Queries and keys of all local heads: plain features, then rotary ones; all heads share the key's rotary ones."""
 
     def __init__(self, plain: int, rotary: int, rope: Rope, place: Place) -> None:
         super().__init__(rotary, rope, place)
@@ -40,7 +40,7 @@ class LatentRotary(Rotary):
     def forward(  # type: ignore[override]
         self, query: Tensor, key_value: tuple[Tensor, Tensor], shared: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[batch, seq, heads x qk_dim], ([.., heads x plain], values), [batch, rows, rotary] to two of the first."""
+        """[batch, seq, heads x qk_dim], ([.., heads x plain], values), [batch, rows, rotary] to two like the first."""
         shared = self.share(shared)
         heads = query.unflatten(-1, (-1, self.plain + self.head_dim))
         plain, turned = heads.split((self.plain, self.head_dim), dim=-1)
@@ -51,7 +51,7 @@ class LatentRotary(Rotary):
 
 
 class Values(nn.Module):
-    """The second output of the product out of the latent."""
+    """The second output of the product from the latent."""
 
     def forward(self, key_value: tuple[Tensor, Tensor]) -> Tensor:
         """(keys, values [batch, seq, heads x value_dim]) to the values."""
@@ -59,14 +59,14 @@ class Values(nn.Module):
 
 
 class LatentAttention(Attention):
-    """Causal attention whose values have a width of their own."""
+    """Causal attention whose values have their own width."""
 
     def __init__(self, mask: Any, widths: tuple[int, int], place: Place, details: Details) -> None:
         super().__init__(mask, widths[0], place, details)
         self.value_dim = widths[1]
 
     def forward(self, query_key: tuple[Tensor, Tensor], value: Tensor) -> Tensor:  # type: ignore[override]
-        """Two of [batch, seq, heads x qk_dim] and [batch, seq, heads x value_dim] to the last's shape."""
+        """Two of [batch, seq, heads x qk_dim] and [batch, seq, heads x value_dim] to the shape of the last."""
         missing = self.head_dim - self.value_dim if self.place.context.cp > 1 else 0
         heads = value.unflatten(-1, (-1, self.value_dim))
         if missing:  # key and value travel as one tensor
@@ -78,7 +78,7 @@ class LatentAttention(Attention):
 def makers(
     dims: Mapping[str, int], details: Details, place: Place
 ) -> dict[str, Callable[[Operator], nn.Module]]:
-    """How to make a module of every kind of operator that is not as in other attention."""
+    """The makers of the operators that differ from other attention."""
 
     def rope(op: Operator) -> nn.Module:
         if op.region == "sequence":

@@ -1,4 +1,4 @@
-"""Start the workers of a job with torchrun, follow them, and never leave one behind. No torch here."""
+"""Starts the workers of a job with torchrun, follows them, and never leaves one behind. No torch here."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ ORDER = ("user", "memory", "crash")
 RECORDER = {
     "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
 }  # fmt: skip
-"""NCCL's flight recorder: the last collectives of every rank, kept, and written when one takes too long."""
+"""NCCL's flight recorder: keeps the last collectives of every rank, and writes them when one times out."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Which node of several this is, and where they meet; by default one node that talks to itself only."""
+    """The index of this node among several, and their rendezvous; by default one node that talks only to itself."""
 
     count: int = 1
     rank: int = 0
     rendezvous: str | None = None
 
     def check(self) -> None:
-        """Raise UserError where nodes could not meet."""
+        """Raise UserError if the nodes could not rendezvous."""
         if self.count < 1:
             raise UserError(f"--nnodes {self.count}: allowed: 1 or more")
         if not 0 <= self.rank < self.count:
@@ -69,7 +69,7 @@ def require_torch() -> None:
 
 @dataclass(frozen=True)
 class Workers:
-    """What torchrun starts on every rank: a module with one argument, results in ``folder``."""
+    """What torchrun starts on every rank: a module with one argument, and results in ``folder``."""
 
     module: str
     argument: Path
@@ -85,10 +85,10 @@ def launch(
     max_restarts: int = 0,
     follow: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a job on ``processes`` ranks of this node; what each of them measured, by rank.
+    """Run a job on ``processes`` ranks of this node; returns the measurements of each, by rank.
 
-    ``follow`` is called while they work. Raises UserError where the user can mend it, WorkerFailure otherwise.
-    """  # fmt: skip
+    ``follow`` is called while they run. Raises UserError if the user can fix the cause, WorkerFailure otherwise.
+    """
     require_torch()
     where = nodes or Nodes()
     if job.machine.port is not None and where.rank == 0:
@@ -124,7 +124,7 @@ def start(
 
 
 def torchrun(workers: Workers, processes: int, nodes: Nodes, max_restarts: int) -> list[str]:
-    """The command line of torch.distributed.run. One node meets through a file and opens no port."""
+    """The command line of torch.distributed.run. A single node rendezvouses through a file and opens no port."""
     folder, patience_s = workers.folder, int(workers.machine.timeout_s)
     timeout = f"join_timeout={patience_s},timeout={patience_s}"
     if nodes.count == 1:
@@ -145,7 +145,7 @@ def torchrun(workers: Workers, processes: int, nodes: Nodes, max_restarts: int) 
 
 def _environment(workers: Workers, nodes: Nodes) -> dict[str, str]:
     found = {**os.environ, "OMP_NUM_THREADS": str(workers.machine.threads)}
-    found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # the agent would listen on every interface
+    found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # otherwise the agent would listen on every interface
     path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     found["PYTHONPATH"] = os.pathsep.join(path)
     if workers.machine.device == "cuda":
@@ -161,7 +161,7 @@ def _environment(workers: Workers, nodes: Nodes) -> dict[str, str]:
 
 @contextmanager
 def _running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run torchrun in a session of its own; whatever happens here, it and its workers are gone afterwards."""
+    """Run torchrun in a session of its own; whatever happens here, it and its workers end with this context."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
@@ -174,7 +174,7 @@ def _running(command: list[str], environment: dict[str, str], log: Path) -> Iter
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its session: politely, then not."""
+    """End a process and its session: first with a request, then by force."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -185,7 +185,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _raise_failure(folder: Path, code: int, nodes: int) -> None:
-    """Tell the cause: what the user can mend first, then memory, else the first failure in time."""
+    """Raise the cause of a failure: user errors first, then memory, otherwise the earliest failure."""
     if code == 0:
         return
     reasons = [json.loads(path.read_text()) for path in folder.glob("failed*.json")]
@@ -196,7 +196,7 @@ def _raise_failure(folder: Path, code: int, nodes: int) -> None:
         if reason["kind"] == "memory":
             raise OutOfMemory(rank, f"{message} {logs}")
         raise WorkerFailure(f"rank {rank}: {message} {logs}{recorded(folder)}")
-    if shutil.disk_usage(folder).free < LEAST_SPACE_BYTES:  # ranks could not even leave a reason
+    if shutil.disk_usage(folder).free < LEAST_SPACE_BYTES:  # ranks had no space to record a reason
         raise WorkerFailure(f"{folder}: no space is left on its device; allowed: a folder with space")
     log = folder / "torchrun.log"
     said = of_torchrun(log.read_text(encoding="utf-8", errors="replace"), log, nodes)

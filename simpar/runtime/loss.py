@@ -1,4 +1,4 @@
-"""What is minimised: cross entropy of the next token, and of further tokens where a model predicts them."""
+"""The training loss: cross entropy of the next token, and of further tokens if a model predicts them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch.nn import functional
 
 from simpar.runtime.prediction import IGNORED
 
-WEIGHT = 0.3  # of the mean loss of further tokens [DeepSeek-AI 2024, arXiv 2412.19437, section 4.2]
+WEIGHT = 0.3  # weight of the mean loss of further tokens [DeepSeek-AI 2024, arXiv 2412.19437, section 4.2]
 
 
 def mean_loss(logits: Tensor | tuple[Tensor, ...], targets: Tensor) -> Tensor:
     """Mean cross entropy in fp32 of logits [batch, seq, vocab] and targets int64[batch, seq].
 
-    Of several logits with targets int64[batch, 1 + further, seq], the first's and the weighted mean of the others'.
+    For several logits with targets int64[batch, 1 + further, seq], the first one's plus the weighted mean of the
+    others'.
     """
     if isinstance(logits, tuple):
         first, *others = logits
@@ -31,7 +32,7 @@ def _wide(logits: Tensor) -> Tensor:
 def extra_loss(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
     """The weighted mean of the cross entropies of [batch, seq, vocab] and int64[batch, depths, seq].
 
-    Each is a sum over the tokens that there are, divided by the length of the sequences (equation 24 there).
+    Each is a sum over existing targets divided by the length of the sequences (equation 24 of the same paper).
     """
     found = [
         functional.cross_entropy(

@@ -18,11 +18,11 @@ from simpar.models.graph import Operator
 
 MIXER_NORM = "mixer_norm"
 DECAYS, STEP_DECADES = (1.0, 16.0), (-3.0, -1.0)
-"""Ranges in which -a and the powers of ten of softplus(bias) begin, uniformly [the same, released code]."""
+"""Ranges of initial values, drawn uniformly, of -a and of the decimal logarithm of softplus(bias) [released code]."""
 
 
 class Convolution(nn.Module):
-    """A causal convolution of every feature of inputs, keys and queries over ``conv`` tokens, and SiLU."""
+    """A causal convolution of every feature of inputs, keys and queries over ``conv`` tokens, then SiLU."""
 
     def __init__(self, dims: Mapping[str, int]) -> None:
         super().__init__()
@@ -65,15 +65,18 @@ class Scan(nn.Module):
 
 
 def scan(x: Tensor, size: Tensor, decay: Tensor, b: Tensor, c: Tensor, *, chunk: int) -> Tensor:
-    """Outputs [batch, seq, heads, head_dim] of inputs as long, in chunks of so many tokens.
+    """Outputs [batch, seq, heads, head_dim] of inputs of that shape, in chunks of ``chunk`` tokens.
 
-    ``size`` of steps [batch, seq, heads], ``decay`` a [heads], ``b`` and ``c`` [batch, seq, groups, state].
+    ``size`` are the time steps d [batch, seq, heads], ``decay`` is a [heads], ``b`` and ``c`` are [batch, seq, groups,
+    state].
     """
     length, copies = x.shape[1], x.shape[2] // b.shape[2]
     x = x * size.unsqueeze(-1)
     x, rates, b, c = (_chunks(each, min(chunk, length)) for each in (x, size * decay, b, c))
     total = rates.cumsum(dim=2)  # [batch, chunks, tokens, heads]
     here = total.transpose(2, 3)
+    # y_t = sum of s <= t: (c_t . b_s) exp(L_t - L_s) d_s x_s + exp(L_t) c_t h, h: the state before the chunk
+    # next h = exp(L_end) h + sum of s: exp(L_end - L_s) d_s x_s b_s, with L the cumulated d_t a
     fading = here.unsqueeze(-1) - here.unsqueeze(-2)  # [batch, chunks, heads, to, from]
     later = torch.ones(fading.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
     fading = torch.exp(fading.masked_fill(later, float("-inf")))
@@ -95,7 +98,7 @@ def scan(x: Tensor, size: Tensor, decay: Tensor, b: Tensor, c: Tensor, *, chunk:
 
 
 def _chunks(tensor: Tensor, chunk: int) -> Tensor:
-    """Shape [batch, seq, ...] to [batch, chunks, chunk, ...], with zeros behind: they add nothing and fade nothing."""
+    """Shape [batch, seq, ...] to [batch, chunks, chunk, ...], padded with zeros, which add nothing and do not decay."""
     missing = -tensor.shape[1] % chunk
     padded = functional.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing))
     return padded.unflatten(1, (-1, chunk))
@@ -126,7 +129,7 @@ class GroupNorm(nn.Module):
 
 
 def makers(dims: Mapping[str, int], least_step: float) -> dict[str, Callable[[Operator], nn.Module]]:
-    """How to make a module of every kind of operator that only a mixer has."""
+    """The makers of the operators that only a mixer has."""
     return {
         "convolution": lambda _: Convolution(dims),
         "scan": lambda _: Scan(dims, least_step),
@@ -135,9 +138,9 @@ def makers(dims: Mapping[str, int], least_step: float) -> dict[str, Callable[[Op
 
 
 def initial(name: str, shape: tuple[int, ...], uniform: Callable[[float, float], Tensor]) -> Tensor | None:
-    """What a parameter of a mixer of a whole ``shape`` starts from; None for other parameters and the skip, one.
+    """The initial value of a mixer's parameter of a whole ``shape``; None for other parameters, and for the skip (one).
 
-    ``uniform`` draws the part that is wanted evenly between two numbers, fp32.
+    ``uniform`` draws the wanted part uniformly between two numbers, fp32.
     """
     if name.endswith("scan.decay"):
         return uniform(*DECAYS).log()

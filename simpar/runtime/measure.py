@@ -1,4 +1,4 @@
-"""What a rank measures: time of every step and of its phases, peak memory, and a Kineto trace on request."""
+"""Measurements of a rank: time of every step and of its phases, peak memory, and a Kineto trace on request."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.profiler import record_function
 
 from simpar.units import KIB, MS
 
-ALLOCATIONS = 100_000  # the last that a snapshot has
+ALLOCATIONS = 100_000  # the number of latest allocations in a snapshot
 
 
 @dataclass
 class Clock:
-    """Seconds of phases of the current step. On CUDA phases are measured by events, so nothing waits for them."""
+    """Seconds of the phases of the current step. On CUDA, phases are measured by events, without waiting for them."""
 
     device: Any
     marks: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time inside towards a phase."""
+        """Add the time inside this context to a phase."""
         start = self._mark()
         with record_function(name):
             yield
@@ -48,7 +48,7 @@ class Clock:
         return event
 
     def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The function, with its time counted towards a phase."""
+        """The function, with its time added to a phase."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             with self.phase(name):
@@ -67,11 +67,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of one rank, as the memory account counts them.
+    """Peak bytes of one rank, as the simulator's memory account counts them.
 
-    On a CUDA device they are the caching allocator's and, beside it, what the device's context, its kernels and
-    communicators hold (all that is used on the device and is not the allocator's, so of other processes as well). On a
-    CPU there is only the resident set of the process, counted from ``base_bytes`` on: before the model was built.
+    On a CUDA device these are the caching allocator's and, in addition, what the device's context, its kernels and
+    communicators hold (all used device memory outside the allocator, including other processes'). On a CPU it is the
+    resident set of the process beyond ``base_bytes``, its size before the model was built.
     """
 
     device: Any
@@ -79,14 +79,14 @@ class Memory:
 
     @staticmethod
     def start(device: Any) -> Memory:
-        """Begin to watch."""
+        """Begin to measure."""
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return Memory(device, 0)
         return Memory(device, _resident_peak_bytes())
 
     def peak(self) -> dict[str, float]:
-        """Bytes of tensors and of what was reserved for them at the peak, with those beside the allocator in both."""
+        """Bytes of tensors and reserved bytes at the peak, both including the memory outside the allocator."""
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             beside = max(total - free - torch.cuda.memory_reserved(self.device), 0)
@@ -105,7 +105,7 @@ def _resident_peak_bytes() -> int:
 
 @contextmanager
 def recording_memory(path: Path | None) -> Iterator[None]:
-    """Record every allocation on CUDA and leave them in a file for pytorch.org/memory_viz, after a failure as well."""
+    """Record all allocations on CUDA in a file for pytorch.org/memory_viz, also after a failure."""
     if path is None:
         yield
         return
@@ -119,7 +119,7 @@ def recording_memory(path: Path | None) -> Iterator[None]:
 
 @contextmanager
 def tracing(path: Path | None, *, wait: int, steps: int) -> Iterator[Callable[[], None]]:
-    """Record a Kineto trace of ``steps`` steps after ``wait``; what is yielded is called after every step."""
+    """Record a Kineto trace of ``steps`` steps after ``wait`` steps; call the yielded function after every step."""
     if path is None or steps == 0:
         yield lambda: None
         return

@@ -1,6 +1,6 @@
-"""Where the figures of every step go beside the log (JSON lines, always): TensorBoard, Weights & Biases. No torch here.
+"""Outputs for the figures of every step beside the log: TensorBoard, Weights & Biases. No torch here.
 
-Both are written by rank 0, need a package of their own, and go on after a resume where the run left off.
+Both are written by rank 0, need a package of their own, and continue after a resume where the run stopped.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ FLUSH_S = 10
 
 
 class Sink(Protocol):
-    """Takes the figures of steps."""
+    """Receives the figures of steps."""
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Figures of a step by name."""
 
     def close(self) -> None:
-        """No more will come."""
+        """End the output."""
 
 
 def check_installed(job: Job) -> None:
-    """Raise UserError where a job's figures are to go where no package writes them."""
+    """Raise UserError if the package of an output that a job asks for is not installed."""
     for wanted, flag, package in (
         (job.measuring.tensorboard, "--tensorboard", "tensorboard"),
         (job.measuring.wandb is not None, "--wandb", "wandb"),
@@ -42,7 +42,7 @@ def check_installed(job: Job) -> None:
 
 
 def open_sinks(job: Job, first: int) -> list[Sink]:
-    """What a job's figures go to from step ``first`` on."""
+    """The outputs of a job's figures from step ``first`` on."""
     found: list[Sink] = []
     if job.measuring.tensorboard:
         found.append(TensorBoard(Path(job.folder) / TENSORBOARD, first))
@@ -52,13 +52,13 @@ def open_sinks(job: Job, first: int) -> list[Sink]:
 
 
 def figures(row: Mapping[str, Any], tokens_per_step: int) -> dict[str, float]:
-    """What is shown of a row of the log: losses, rates, seconds, and tokens a second."""
+    """The figures of a row of the log to show: losses, rates, seconds, and tokens per second."""
     shown = {name: float(row[name]) for name in FIGURES if name in row}
     return {**shown, "tokens_per_s": tokens_per_step / float(row["step_time_s"])}
 
 
 class TensorBoard:
-    """Files of events that ``tensorboard --logdir`` shows."""
+    """Event files for ``tensorboard --logdir``."""
 
     def __init__(self, folder: Path, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -71,12 +71,12 @@ class TensorBoard:
             self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left and end the output."""
         self.writer.close()
 
 
 class WeightsAndBiases:
-    """A run of a project at Weights & Biases, or on disk where ``WANDB_MODE=offline`` says so."""
+    """A run of a project at Weights & Biases, or on disk if ``WANDB_MODE=offline``."""
 
     def __init__(self, job: Job, first: int) -> None:
         wandb: Any = importlib.import_module("wandb")

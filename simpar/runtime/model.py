@@ -32,12 +32,12 @@ from simpar.runtime.weights import Source
 
 Dtype = Any
 DTYPES: Mapping[str, Dtype] = {name: getattr(torch, PRECISIONS[name].in_torch) for name in IN_TORCH}
-"""What is computed in outside of products in 8 bits."""
+"""Compute dtypes by precision; 8-bit products compute everything else in these."""
 
 
 @dataclass(frozen=True)
 class Dtypes:
-    """What parameters are kept in, computed in, and gradients reduced in."""
+    """The dtypes of parameters, of the computation, and of gradient reduction."""
 
     storage: Dtype
     compute: Dtype
@@ -45,7 +45,7 @@ class Dtypes:
 
     @staticmethod
     def of(plan: Plan) -> Dtypes:
-        """Read off a resolved plan: master weights are parameters kept in fp32."""
+        """The dtypes of a resolved plan: with master weights, parameters are kept in fp32."""
         compute = DTYPES[plan.numerics.precision]
         storage = torch.float32 if plan.numerics.master_weights else compute
         return Dtypes(storage, compute, DTYPES[plan.numerics.grad_dtype or plan.numerics.precision])
@@ -53,9 +53,9 @@ class Dtypes:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What building needs beside the stage: resolved plan, strategy, dtypes, switches.
+    """What building a stage needs besides its part: resolved plan, strategy, dtypes, switches.
 
-    ``graph`` is None for a module of the user's; parameters start from ``released`` weights where there are any.
+    ``graph`` is None for a user's module. Parameters start from ``released`` weights if there are any.
     """
 
     graph: ModelGraph | None
@@ -69,12 +69,12 @@ class Blueprint:
 
     @property
     def fetches(self) -> bool:
-        """Whether parameters live on the host and are brought for every pass."""
+        """Whether parameters live on the host and are fetched for every pass."""
         return self.plan.offload.offload_parameters != "none"
 
 
 def parts(graph: ModelGraph, plan: Plan) -> list[Part]:
-    """What every virtual stage holds, in order."""
+    """The content of every virtual stage, in order."""
     counts = stage_layers(plan, len(graph.layers))
     starts = [sum(counts[:stage]) for stage in range(len(counts))]
     last = len(counts) - 1
@@ -85,7 +85,7 @@ def parts(graph: ModelGraph, plan: Plan) -> list[Part]:
 
 
 def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
-    """One stage on this rank: tensor-parallel, fully sharded where the strategy says so, with initial values."""
+    """One stage on this rank: tensor-parallel, fully sharded if the strategy says so, with initial values."""
     assert blueprint.graph is not None, "a decoder has a graph"
     plan = blueprint.plan
     sequence = bool(plan.tensor_parallel.sequence_parallel)
@@ -118,12 +118,12 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
             layer.compile()
     if blueprint.strategy.reduction == "fsdp":
         units = [*model.layers.values()]
-        if not (model.tied or model.further):  # what is used twice belongs to the whole
+        if not (model.tied or model.further):  # parameters used twice belong to the root unit
             units += [block for block in (model.embedding, model.head) if block is not None]
         shard(model, units, blueprint, ranks)
     if plan.offload.offload_activations:
         layers = list(model.layers.values())
-        # backward begins with the last layer of a stage without a head: what it needs stays
+        # without a head the backward begins with the last layer, whose activations stay on the device
         save_on_host(layers if part.head else layers[:-1], plan.offload.offload_activations)
     model.to_empty(device="cpu" if blueprint.fetches else ranks.device)
     model.tie()
@@ -132,7 +132,7 @@ def build_stage(blueprint: Blueprint, part: Part, ranks: Ranks) -> Decoder:
 
 
 def place_of(plan: Plan, ranks: Ranks) -> Place:
-    """Where in a sequence this rank works."""
+    """The part of the sequence that this rank works on."""
     sequence = bool(plan.tensor_parallel.sequence_parallel) and plan.mesh.tp > 1
     choice = plan.context_parallel
     context = Context(
@@ -154,7 +154,7 @@ def place_of(plan: Plan, ranks: Ranks) -> Place:
 def shard(model: nn.Module, units: list[nn.Module], blueprint: Blueprint, ranks: Ranks) -> None:
     """fully_shard every unit, then the rest, over the shard axis (with replicas: over both data axes).
 
-    Experts that are spread are units of their own, over the ranks that hold the same ones.
+    Experts that are spread over ranks are units of their own, sharded over the ranks that hold the same ones.
     """
     strategy, dtypes = blueprint.strategy, blueprint.dtypes
     pinned = ranks.device.type != "cpu"
@@ -182,10 +182,10 @@ def shard(model: nn.Module, units: list[nn.Module], blueprint: Blueprint, ranks:
 
 
 def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
-    """Rows, or features of a tensor whose rows are cut by another axis into parts that do not divide evenly.
+    """The dim that fully_shard slices: rows, or features if another axis cuts the rows into unevenly divisible parts.
 
-    Shards of uneven shards have no offsets in torch: neither initial values nor checkpoints would know their place.
-    Raises UserError where no features divide either.
+    Shards of uneven shards have no offsets in torch, so neither initial values nor checkpoints would know their place.
+    Raises UserError if features do not divide either.
     """
     cut = [1] * parameter.ndim
     if isinstance(parameter, DTensor):
@@ -207,9 +207,10 @@ def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
 def fill(
     model: nn.Module, seed: int, graph: ModelGraph | None = None, released: Released | None = None
 ) -> None:
-    """Give every parameter, or the shard of it that is here, its initial value; both copies of a table the same.
+    """Give every parameter, or its local shard, its initial value; both copies of a tied table get the same.
 
-    Of ``released`` weights of the graph all but adapters. Raises UserError where these do not have a parameter.
+    With ``released`` weights of the graph, all parameters but adapters come from these. Raises UserError if they lack
+    one.
     """
     details = getattr(model, "details", USUAL)
     named = [(name, _origin(name, model), parameter) for name, parameter in model.named_parameters()]
@@ -226,12 +227,12 @@ def fill(
 
 
 def _origin(name: str, model: nn.Module) -> str:
-    """The name that a parameter's value goes by: tied tables have one."""
+    """The name by which a parameter's value is found: tied tables share one."""
     return TABLE if name == OUTPUT and getattr(model, "tied", False) else name
 
 
 def local_part(tensor: Any) -> tuple[Any, tuple[slice, ...]]:
-    """The plain tensor on this rank, and where in the whole tensor it lies."""
+    """The plain tensor on this rank, and its place in the whole tensor."""
     if not isinstance(tensor, DTensor):
         return tensor, tuple(slice(0, size) for size in tensor.shape)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

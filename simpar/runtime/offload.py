@@ -1,8 +1,8 @@
-"""What a plan keeps on the host: optimizer states with the update of them, gradients on their way there, activations.
+"""Offload to the host: optimizer states with their update, gradients on their way there, and activations.
 
-Copies between a CUDA device and the host run beside its kernels: out of the device on a stream of their own, into
-pinned memory, and nobody on the host reads what an event has not said to be there. Where the device is the host itself
-the same copies are made, so that the path is the same.
+Copies between a CUDA device and the host run concurrently with its kernels: out of the device on a separate stream,
+into pinned memory, which the host reads only after an event says that the copy is complete. If the device is the host
+itself, the same copies are made, so that the code path is the same.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 DEPTH = 8
-"""Gradients under way before the oldest is waited for: what they take in pinned memory stays small."""
+"""The most gradients under way before the oldest is waited for, which limits pinned memory."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A tensor on its way to the host; ``ready`` is None where it has arrived."""
+    """A tensor on its way to the host; ``ready`` is None once it has arrived."""
 
     tensor: Tensor
     ready: Any = None
 
     def arrived(self) -> Tensor:
-        """The tensor, once the host may read it."""
+        """The tensor, as soon as the host may read it."""
         if self.ready is not None:
             self.ready.synchronize()
         return self.tensor
@@ -39,7 +39,7 @@ class Copy:
 
 @dataclass
 class Outbound:
-    """The way out of a device: a stream beside the one that computes, where the device has streams."""
+    """The way out of a device: a stream beside the computing one, if the device has streams."""
 
     stream: Any = None
 
@@ -59,7 +59,7 @@ class Outbound:
 
 
 class Arrivals:
-    """Gradients that leave the device as they are made and are added up on the host, in fp32 or wider."""
+    """Gradients that leave the device as they are produced and are summed on the host, in fp32 or wider."""
 
     def __init__(self) -> None:
         self.outbound = Outbound()
@@ -67,12 +67,12 @@ class Arrivals:
         self.sums: dict[Any, Tensor] = {}
 
     def collect(self, parameter: Any, gradient: Tensor) -> None:
-        """Send a gradient of a parameter; what came earlier is added up meanwhile."""
+        """Send a gradient of a parameter; earlier ones are summed meanwhile."""
         self.under_way.append((parameter, self.outbound.send(gradient)))
         self._land(DEPTH)
 
     def take(self, parameters: Iterable[Any]) -> dict[Any, Tensor]:
-        """The sums of everything collected since the last call; zero where nothing came."""
+        """The sums of everything collected since the last call; zero if nothing came."""
         self._land(0)
         sums, self.sums = self.sums, {}
         for each in parameters:
@@ -98,8 +98,8 @@ class OnHost(torch.optim.Optimizer):
     """An optimizer of class ``kind`` whose states and update are on the host [ZeRO-Offload, arXiv 2101.06840].
 
     A step takes gradients from the device, or those that ``give`` left on the host, updates a copy of the parameters
-    there, and writes it back. ``delayed``: it writes back what the step before has updated, and updates the copy with
-    its own gradients in a thread, beside the passes of the next step (section 5.3 there).
+    there, and writes it back. If ``delayed``, it writes back the update of the previous step and runs its own update in
+    a thread, concurrently with the passes of the next step (section 5.3 of the paper).
     """
 
     def __init__(self, params: Any, *, kind: Any, delayed: bool = False, **options: Any) -> None:
@@ -121,12 +121,12 @@ class OnHost(torch.optim.Optimizer):
             self.state[each] = self.inner.state[copy]
 
     def give(self, gradients: dict[Any, Tensor]) -> None:
-        """Gradients of the next step that are on the host already, by parameter; the others are their ``grad``."""
+        """Take gradients of the next step that are on the host already, by parameter; others use their ``grad``."""
         self.given = gradients
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Update on the host and write back; delayed, write back and begin to update."""
+        """Update on the host and write back; if delayed, write back and start the update."""
         assert closure is None, "gradients are there already"
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner.update({name: value for name, value in group.items() if name != "params"})
@@ -134,7 +134,7 @@ class OnHost(torch.optim.Optimizer):
         if self.delayed:
             self.write_back()
         self._take_gradients()
-        if self._written is not None:  # an update before would change what is being copied
+        if self._written is not None:  # an earlier update would change what is being copied
             self._written.synchronize()
         if self._thread is not None:
             self._running = self._thread.submit(self.inner.step)
@@ -154,14 +154,14 @@ class OnHost(torch.optim.Optimizer):
             copy.grad = None if gradient is None else gradient.to(copy.dtype)
 
     def settle(self) -> None:
-        """Wait for an update that runs in the thread. Raises what it failed with."""
+        """Wait for the update in the thread. Raises its error."""
         if self._running is not None:
             running, self._running = self._running, None
             running.result()
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Write the copies into the parameters; on CUDA in the order of the stream that computes."""
+        """Write the copies into the parameters; on CUDA in the order of the computing stream."""
         for each, copy in self.copies.items():
             each.copy_(copy, non_blocking=True)
             if each.device.type == "cuda":
@@ -169,7 +169,7 @@ class OnHost(torch.optim.Optimizer):
 
     @torch.no_grad()
     def read_again(self) -> None:
-        """Take the parameters over into the copies, after they were loaded."""
+        """Copy the parameters again, after they were loaded."""
         for each, copy in self.copies.items():
             copy.copy_(each)
 
@@ -180,9 +180,10 @@ def _pinned(parameter: Any) -> nn.Parameter:
 
 
 def share_on_host(elements: Sequence[int], ratio: float) -> list[bool]:
-    """Which tensors of so many ``elements`` are updated on the host, so that they hold about ``ratio`` of all.
+    """Which tensors, of ``elements`` each, are updated on the host so that they hold about ``ratio`` of them all.
 
-    Whole tensors, spread evenly: the share of those before any place is within half a tensor of ``ratio``.
+    Tensors are taken whole and spread evenly: among those up to any index, the share on the host is within half a
+    tensor of ``ratio``.
     """
     away: list[bool] = []
     there = seen = 0
@@ -195,7 +196,7 @@ def share_on_host(elements: Sequence[int], ratio: float) -> list[bool]:
 
 @dataclass
 class Share:
-    """Which saved tensors wait on the host, so that these hold about ``ratio`` of the bytes."""
+    """Chooses the saved tensors to move to the host, such that they hold about ``ratio`` of the bytes."""
 
     ratio: float
     seen_bytes: float = 0.0
@@ -203,7 +204,7 @@ class Share:
     outbound: Outbound = field(default_factory=Outbound)
 
     def takes(self, size_bytes: int) -> bool:
-        """Whether the next tensor goes there."""
+        """Whether the next tensor moves to the host."""
         self.seen_bytes += size_bytes
         goes = self.there_bytes + size_bytes / 2 <= self.ratio * self.seen_bytes
         self.there_bytes += size_bytes * goes
@@ -212,7 +213,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A saved tensor on the host, the device it came from, and its mesh where it is a shard."""
+    """A saved tensor on the host, the device it came from, and its mesh if it is a shard."""
 
     copy: Copy
     device: Any
@@ -227,9 +228,9 @@ class Waiting:
 
 
 class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
-    """While it is entered, autograd keeps a share of what a module saves for backward on the host.
+    """A context in which autograd keeps a share of a module's saved tensors on the host.
 
-    Parameters stay: they are on the device anyway.
+    Parameters are not moved: they stay on the device anyway.
     """
 
     def __init__(self, module: nn.Module, share: Share) -> None:
@@ -251,7 +252,7 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
 
 
 def save_on_host(units: Sequence[nn.Module], ratio: float) -> None:
-    """Let activations of ``units`` wait on the host, of about ``ratio`` of their bytes."""
+    """Keep about ``ratio`` of the bytes of the saved activations of ``units`` on the host."""
     share = Share(ratio)
     for unit in units:
         unit.forward = partial(_saving, unit, unit.forward, share)
@@ -263,7 +264,7 @@ def _saving(unit: nn.Module, forward: Callable[..., Any], share: Share, *inputs:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """What of a tensor is on this rank, with its values in place."""
+    """The local part of a tensor, materialised."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 

@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 class Linear(nn.Linear):
-    """A Linear whose product runs in the dtype of its input, whatever its parameters are kept in."""
+    """A Linear whose product runs in the dtype of its input, whatever the dtype of its parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape [..., in] to [..., out]."""
@@ -41,7 +41,7 @@ class Linear(nn.Linear):
 class Projection(nn.Module):
     """A product with one or several outputs of the same input; one output is a tensor, several are a tuple.
 
-    Outputs lie between -``limit`` and ``limit``, where there is one.
+    Outputs are clamped to -``limit``..``limit``, if there is a limit.
     """
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
@@ -74,9 +74,9 @@ class Joined(Projection):
 
 
 class GatedProjection(Projection):
-    """The product into a shared expert, whose output a score of every token scales [Qwen2, arXiv 2407.10671].
+    """The product into a shared expert, whose output is scaled by a score per token [Qwen2, arXiv 2407.10671].
 
-    The score multiplies the second output, the one that is not activated: what comes after is linear in it.
+    The score multiplies the second output, which is not activated: everything after it is linear in it.
     """
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
@@ -91,7 +91,7 @@ class GatedProjection(Projection):
 
 
 class Norm(nn.Module):
-    """RMSNorm, or LayerNorm with a weight and a bias, a weight alone or neither."""
+    """RMSNorm, or LayerNorm with a weight and a bias, with a weight only, or with neither."""
 
     def __init__(self, op: Operator, width: int, kind: str, details: Details) -> None:
         super().__init__()
@@ -110,12 +110,12 @@ class Norm(nn.Module):
 
 
 def _shifted(weight: Tensor, offset: float) -> Tensor:
-    """The factor of a norm, whose parameter may be its distance from one."""
+    """The factor of a norm, whose parameter may be stored as its difference from one."""
     return weight + offset if offset else weight
 
 
 class LatentNorm(Norm):
-    """The norm of a latent that comes out of one product with a shared key."""
+    """The norm of a latent that comes from one product together with a shared key."""
 
     def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
         """([batch, rows, kv_rank], the key) to the first's shape."""
@@ -123,7 +123,7 @@ class LatentNorm(Norm):
 
 
 class HeadNorm(nn.Module):
-    """RMSNorm of queries and keys before attention: of every head, or of all heads' features together."""
+    """RMSNorm of queries and keys before attention: per head, or over all heads' features together."""
 
     def __init__(self, op: Operator, dims: Mapping[str, int], details: Details) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class HeadNorm(nn.Module):
 
 
 class Activation(nn.Module):
-    """An activation, or with a gate: act(gate) x up."""
+    """An activation or, with a gate, act(gate) x up."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Activation(nn.Module):
 
 
 class Add(nn.Module):
-    """A sum of residual streams; what comes out of branches counts ``scale`` times."""
+    """A sum of residual streams; outputs of branches are multiplied by ``scale``."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Add(nn.Module):
 
 
 class TokenEmbedding(nn.Embedding):
-    """Token indices to rows of the table in the dtype of the computation, times a ``scale``."""
+    """Rows of the table for token indices, in the compute dtype, times ``scale``."""
 
     compute_dtype: Any = None
     scale = 1.0

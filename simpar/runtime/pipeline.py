@@ -1,7 +1,7 @@
-"""The plan's action table on torch.distributed.pipelining.
+"""The plan's action table executed by torch.distributed.pipelining.
 
-torch's runtime takes compute actions per rank, adds sends, receives and unsharding, and executes them. The table is
-the one that was simulated and verified; torch's own schedule classes are not used.
+torch's runtime takes compute actions per rank, adds sends, receives and unsharding, and executes them. The table is the
+one that was simulated and verified; torch's own schedule classes are not used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BACKWARD_PARTS = (*BACKWARD, _ComputationType.SEND_B)
 class Shapes:
     """Meta tensors of one microbatch: the tokens, the hidden states between stages, the logits.
 
-    The last stage has one or, where further tokens are predicted, several ``outputs`` of logits.
+    The last stage has one output of logits or, if further tokens are predicted, several (``outputs``).
     """
 
     tokens: Tensor
@@ -40,7 +40,7 @@ class Shapes:
 
     @staticmethod
     def of(batch: int, lengths: tuple[int, int], widths: tuple[int, int], dtype: Any) -> Shapes:
-        """For (tokens, residual rows) in ``lengths`` and (hidden, vocab) in ``widths``."""
+        """Shapes for (tokens, residual rows) in ``lengths`` and (hidden, vocab) in ``widths``."""
         tokens = torch.empty(batch, lengths[0], dtype=torch.int64, device="meta")
         hidden = torch.empty(batch, lengths[1], widths[0], dtype=dtype, device="meta", requires_grad=True)
         return Shapes(tokens, hidden, torch.empty(batch, lengths[0], widths[1], dtype=dtype, device="meta"))
@@ -74,7 +74,7 @@ class Pipeline:
         self.runtime._prepare_schedule_with_comms(actions(schedule))
 
     def rest(self, stages: int) -> None:
-        """Leave out the backward of the first ``stages``, which train nothing, and the gradients sent to them."""
+        """Leave out the backward of the first ``stages`` stages, which train nothing, and the gradients sent there."""
         for rank, table in self.runtime.pipeline_order_with_comms.items():
             kept = [action for action in table if not _goes_below(action, stages)]
             self.runtime.pipeline_order_with_comms[rank] = kept
@@ -87,7 +87,7 @@ class Pipeline:
         return self._run(self.runtime.step, tokens, targets)
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
-        """The same losses with the forwards of the table alone."""
+        """The same losses from the forwards of the table only."""
         table = self.runtime.pipeline_order_with_comms
         forwards = {
             rank: [each for each in actions if each.computation_type not in BACKWARD_PARTS]
@@ -108,7 +108,7 @@ class Pipeline:
         return losses
 
     def measure(self, clock: Clock) -> None:
-        """Count the stages' own work; the rest of a step is messages and waiting."""
+        """Record the stages' own work; the rest of a step is messages and waiting."""
         for stage in self.stages:
             stage.forward_one_chunk = clock.timed(stage.forward_one_chunk, "forward")
             stage.backward_one_chunk = clock.timed(stage.backward_one_chunk, "backward")
@@ -116,7 +116,7 @@ class Pipeline:
 
 
 def _goes_below(action: Any, stages: int) -> bool:
-    """Whether an action is a part of the backward below a stage."""
+    """Whether an action belongs to the backward of the first ``stages`` stages."""
     if action.computation_type == _ComputationType.SEND_B:
         return bool(action.stage_index <= stages) and stages > 0
     return bool(action.stage_index < stages) and action.computation_type in BACKWARD

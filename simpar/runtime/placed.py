@@ -1,9 +1,9 @@
-"""Stages of their own on torch: every operator in its role on every axis of its stage's mesh.
+"""Stages with meshes of their own in torch: every operator in its role on every axis of its stage's mesh.
 
-Values are plain local tensors whose states the plan tells; where an operator reads another state than was written, a
-DTensor makes the change, and its gradient's way back: the collectives of :mod:`simpar.plan.placement`. Parameters are
-DTensors, whole where their operator's role slices rows and cut where it slices columns or what is contracted. What
-is left of their gradients on an axis are summands, except where all ranks computed the same.
+Values are plain local tensors whose states are given by the plan. If an operator reads another state than was written,
+a DTensor makes the change and that of the gradient: the collectives of :mod:`simpar.plan.placement`. Parameters are
+DTensors, whole if the operator's role slices rows, and sharded if it slices columns or the contracted dim. Their
+gradients are left as summands on an axis, unless all its ranks computed the same.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ ROWS = ("batch", "sequence")
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter on a stage's mesh: how it is kept, how an operator uses it, what its gradient is then.
+    """A parameter on a stage's mesh: how it is stored, how an operator uses it, and the placement of its gradient.
 
-    It is ``added`` to summands on one rank of those that hold them.
+    ``added`` says that it is added on only one of the ranks that hold summands.
     """
 
     kept: Placements
@@ -52,7 +52,10 @@ class Weight:
     def of(
         op: Operator, roles: Sequence[Role], leaf: str, ndim: int, *, gathered: bool, here: StageMesh
     ) -> Weight:
-        """Of an operator in some roles; a ``gathered`` matrix is cut between uses by the axes that share rows."""
+        """The weight of an operator in some roles; a ``gathered`` matrix is sharded between uses.
+
+        It is sharded over the axes that share rows.
+        """
         cut = [_dim(op, role, ndim) for role in roles]
         gradient = tuple(
             Shard(dim) if dim is not None else Replicate() if role.name == "replicate" else Partial()
@@ -70,14 +73,14 @@ def _cut(dims: Sequence[int | None]) -> Placements:
 
 
 def _kept(op: Operator, roles: Sequence[Role], ndim: int, *, gathered: bool) -> list[int | None]:
-    """The dim of a parameter that each axis cuts between uses; gathered matrices are cut by those that share rows."""
+    """The dim of a parameter that each axis shards between uses; gathered matrices also use axes that share rows."""
     cut = [_dim(op, role, ndim) for role in roles]
     free = next((dim for dim in range(ndim) if dim not in cut), None) if gathered and ndim > 1 else None
     return [free if role.name in ROWS else dim for role, dim in zip(roles, cut, strict=True)]
 
 
 def _dim(op: Operator, role: Role, ndim: int) -> int | None:
-    """The dim of a parameter that a role cuts: [out, in] of products, [rows, features] of tables."""
+    """The dim of a parameter that a role slices: [out, in] of products, [rows, features] of tables."""
     if op.kind == "matmul":
         return 0 if role.name == "column" else 1 if role.name == "row" and ndim > 1 else None
     if op.kind == "embedding" and role.name == "vocabulary":
@@ -86,7 +89,7 @@ def _dim(op: Operator, role: Role, ndim: int) -> int | None:
 
 
 class Placed:
-    """A block of a stage in its roles: what :class:`~simpar.runtime.decoder.BlockModule` asks to run its operators."""
+    """A block of a stage in its roles: runs operators for :class:`~simpar.runtime.decoder.BlockModule`."""
 
     def __init__(self, block: Block, graph: ModelGraph, here: StageMesh, compute: Any) -> None:
         own = here.stage.sharding[block.name]
@@ -105,7 +108,7 @@ class Placed:
         return tuple(getattr(role, side) for role in self.roles[op.name])
 
     def distribute(self, op: Operator, module: nn.Module) -> None:
-        """Cut an operator's parameters, and tell it which part of the sequence it works on."""
+        """Shard an operator's parameters, and tell it its part of the sequence."""
         found = {}
         for name, whole in list(module.named_parameters()):
             owner, _, leaf = name.rpartition(".")
@@ -119,7 +122,7 @@ class Placed:
             module.place = self._place(op)
 
     def _place(self, op: Operator) -> Any:
-        """Ranks that share a sequence have neighbouring parts of it; attention gathers the keys of all."""
+        """Ranks that share a sequence hold adjacent parts of it; attention gathers all keys."""
         axes, mesh = self.here.axes(self.roles[op.name], "sequence"), self.here.stage.mesh
         rank = 0
         for axis in axes:
@@ -142,7 +145,7 @@ class Placed:
             return call(tuple(inputs))
 
     def leave(self, value: Tensor) -> Tensor:
-        """What the block hands on: its output in the states of the stream behind it, logits as the loss reads them."""
+        """The block's output in the states of the stream after it, logits in those that the loss reads."""
         return self._changed(self.last.name, value, self.leaves)
 
     def _changed(self, name: str, value: Any, wanted: States) -> Any:
@@ -152,9 +155,9 @@ class Placed:
         return self.here.change(value, self.states[name], wanted, features=features)
 
     def _used(self, op: Operator, weight: Weight, parameter: Any, gathered: list[Gathered]) -> Tensor:
-        """A parameter as its operator needs it; what is brought from elsewhere is brought as it is computed with."""
+        """A parameter as its operator needs it; it is gathered in the compute dtype."""
         found = parameter
-        if op.name == self.shared:  # both uses of a table hand back the same kind of gradient
+        if op.name == self.shared:  # both uses of a table return the same kind of gradient
             found = parameter.redistribute(placements=weight.used)
         elif weight.kept != weight.used:
             found = parameter.to(self.compute).redistribute(placements=weight.used)
@@ -166,14 +169,14 @@ class Placed:
         return local if weight.added else local * 0
 
     def _looked_up(self, op: Operator, call: Any, tokens: Tensor) -> Tensor:
-        """Rows of the part of the table that is here, nothing for tokens of other parts."""
+        """Rows of the local part of the table, zero for tokens of other parts."""
         dims = tuple(_dim(op, role, 2) for role in self.roles[op.name])
         first, end = Held(self.here.stage, dims, (self.vocab, 1)).box(self.here.rank)[0]
         inside = (tokens >= first) & (tokens < end)
         return call(((tokens - first).clamp(0, end - first - 1),)) * inside.unsqueeze(-1)
 
     def _random(self, op: Operator, module: nn.Module) -> AbstractContextManager[None]:
-        """Ranks that have slices draw numbers of their own, those that have copies the same."""
+        """Ranks with different slices draw different random numbers, ranks with copies the same."""
         draws = op.kind == "dropout" or (op.kind == "attention" and getattr(module, "dropout", 0) > 0)
         sliced = [
             axis for axis, state in enumerate(self._states(op, "reads"))
@@ -184,7 +187,7 @@ class Placed:
 
 @contextmanager
 def drawn(place: tuple[int, ...]) -> Iterator[None]:
-    """Random numbers inside are a function of the state outside, which advances alike everywhere, and of a place."""
+    """A context whose random numbers depend on a place and on the outer state, which advances equally on all ranks."""
     seed = int(torch.randint(2**31, ()))
     with torch.random.fork_rng():
         torch.manual_seed(hash((seed, *place)) % 2**63)
@@ -193,7 +196,7 @@ def drawn(place: tuple[int, ...]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Gathered:
-    """A weight that was brought together for one use, at an address, and how to bring it again."""
+    """A weight that was gathered for one use, with its address, and how to gather it again."""
 
     address: int
     parameter: Any
@@ -202,12 +205,12 @@ class Gathered:
 
     @torch.no_grad()
     def again(self) -> Tensor:
-        """The weight."""
+        """The weight, gathered again."""
         return self.parameter.detach().to(self.dtype).redistribute(placements=self.used).to_local()
 
 
 def again(gathered: Sequence[Gathered]) -> AbstractContextManager[None]:
-    """Keep no gathered weight for backward: bring it again there."""
+    """A context that keeps no gathered weight for the backward, but gathers it again there."""
     known = {each.address: each for each in gathered}
 
     def pack(tensor: Tensor) -> Any:
@@ -225,7 +228,7 @@ def again(gathered: Sequence[Gathered]) -> AbstractContextManager[None]:
 
 
 def apply(model: Decoder, graph: ModelGraph, here: StageMesh, compute: Any) -> None:
-    """Put a stage's operators in their roles, in place; ``compute`` is the dtype they compute in."""
+    """Put a stage's operators in their roles, in place; ``compute`` is the compute dtype."""
     ends = [(model.embedding, graph.embedding), (model.head, graph.head)]
     layers = [(module, graph.blocks[graph.layers[int(name)]]) for name, module in model.layers.items()]
     for module, block in (*ends, *layers):
@@ -241,7 +244,7 @@ def apply(model: Decoder, graph: ModelGraph, here: StageMesh, compute: Any) -> N
 
 
 def kept_on(stage: StagePlan, block: Block, op: Operator, shape: tuple[int, int]) -> Held:
-    """Where the parts of a table, or of the projection that shares it, are kept on a stage."""
+    """Where the parts of a table, or of the projection tied to it, are stored on a stage."""
     gathered = op.name in stage.sharding[block.name].gathered
     return Held(stage, tuple(_kept(op, stage.roles(block)[op.name], 2, gathered=gathered)), shape)
 
@@ -260,11 +263,11 @@ class StageLoss:
 
     @property
     def slices(self) -> int:
-        """Into how many equal parts the tokens of a microbatch are cut."""
+        """The number of equal parts into which the tokens of a microbatch are split."""
         return slices(tuple(role.reads for role in self._roles), self.here.stage.mesh)
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean over the tokens here, from their logits and the whole microbatch's next tokens int64[batch, seq]."""
+        """The mean over local tokens, from their logits and the microbatch's next tokens int64[batch, seq]."""
         reads = tuple(role.reads for role in self._roles)
         rows = tuple("R" if state == "F" else state for state in reads)
         held = Held.of(self.here.stage, rows, tuple(targets.shape))

@@ -1,8 +1,8 @@
-"""Layers that predict further tokens [DeepSeek-AI 2024, arXiv 2412.19437, section 2.2]: what they read, and their loss.
+"""Layers that predict further tokens [DeepSeek-AI 2024, arXiv 2412.19437, section 2.2]: their inputs and targets.
 
-Layer k sees the hidden state of the layer before it (the model's, for the first) beside the embedding of the token k
-places on, and predicts the token after that with the model's own embedding and output projection. It stands on the
-stage of the head, which then has a copy of the embedding.
+Layer k reads the hidden state of the previous layer (of the model itself, for the first) and the embedding of the token
+k places ahead, and predicts the token after that with the model's own embedding and output projection. These layers are
+on the stage of the head, which then has a copy of the embedding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IGNORED = -100  # a target beyond the end of the sequence
 
 
 def layers_of(graph: ModelGraph | None) -> int:
-    """How many further tokens a model predicts."""
+    """The number of further tokens that a model predicts."""
     return 0 if graph is None else sum(name in graph.auxiliary for name in graph.layers)
 
 
@@ -39,7 +39,7 @@ READS = (INPUT, EMBEDDED)
 def next_tokens(samples: Tensor, here: Tensor, further: int) -> Tensor:
     """Targets of the positions ``here`` of int64[batch, seq + 1]: int64[batch, here].
 
-    Where further tokens are predicted, all of them: int64[batch, 1 + further, here], ``IGNORED`` beyond the end.
+    If further tokens are predicted, int64[batch, 1 + further, here], with ``IGNORED`` beyond the end.
     """
     if not further:
         return samples[:, here + 1]

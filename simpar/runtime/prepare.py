@@ -1,4 +1,4 @@
-"""From a plan as written to one that can run: defaults decided, combinations checked, schedule made. No torch."""
+"""From a plan as written to one that can run: defaults resolved, combinations checked, schedule made. No torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STACK = "simpar"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A resolved plan, its action table (None for a model of the user's) and what the runtime does for it."""
+    """A resolved plan, its action table (None for a user's model), and its strategy in torch."""
 
     plan: Plan
     schedule: Schedule | None
@@ -32,9 +32,9 @@ class Prepared:
 
 
 def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size: int) -> Prepared:
-    """Everything decided before torch starts. Raises UserError.
+    """Resolve everything before torch starts. Raises UserError for plans that cannot run.
 
-    ``graph`` is None for a model of the user's, which is data parallel only.
+    ``graph`` is None for a user's model, which is data parallel only.
     """
     if training.documents is not None:
         raise UserError("training.documents: a real run takes the lengths that its data has; allowed: none")
@@ -53,7 +53,7 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
     plan = check(balanced(plan, graph, stack), target)
     if stages := plan.pipeline.stages:
         plan = in_roles(plan, graph)
-        if not any(stage.sharding for stage in stages):  # else refused above, for another cause
+        if not any(stage.sharding for stage in stages):  # otherwise refused above, for another reason
             refuse_in_roles(plan, graph, "a real run gives every operator its role")
         plan = check(plan, target)
     schedule = schedule_of(plan, training)

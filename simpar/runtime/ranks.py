@@ -1,4 +1,4 @@
-"""Where a rank stands in the plan's mesh: coordinates, device meshes and process groups."""
+"""The place of a rank in the plan's mesh: coordinates, device meshes and process groups."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ EXPERT_MESH = ("pp", "expert_replicate", "expert_shard", "ep", "etp")
 
 @dataclass(frozen=True)
 class Ranks:
-    """One rank of a mesh and the groups it talks in. ``replicas`` divide the dp x cp ranks (HSDP).
+    """One rank of a mesh and its process groups; ``replicas`` divide the dp x cp ranks (HSDP).
 
-    Every rank of the job makes the same groups in the same order; groups of one rank are never made.
+    Every rank of the job creates the same groups in the same order; groups of one rank are never created.
     """
 
     mesh: Mesh
@@ -33,9 +33,10 @@ class Ranks:
     _groups: dict[str, Any] = field(default_factory=dict)
 
     def make_groups(self, *, experts: bool) -> None:
-        """Make the groups that only some ranks may talk in, such as those whose stage trains something.
+        """Create the groups that only some ranks may use, such as those whose stage trains something.
 
-        torch numbers groups as a rank makes them: where one rank leaves one out, all later ones wait for each other.
+        torch numbers groups in the order of creation on each rank: if one rank left one out, all ranks would hang in
+        later ones.
         """
         if self.mesh.world_size > 1:
             _ = self.device_mesh, self.data_group, self.embedding_group
@@ -44,7 +45,7 @@ class Ranks:
 
     @cached_property
     def here(self) -> dict[str, int]:
-        """Coordinate of this rank along every axis of the plan."""
+        """The coordinate of this rank along every axis of the plan."""
         return {axis: int(at[0]) for axis, at in self.mesh.coordinates([self.rank]).items()}
 
     @property
@@ -68,12 +69,12 @@ class Ranks:
 
     @property
     def data_rank(self) -> int:
-        """Number of this rank among the data-parallel ranks."""
+        """The index of this rank among the data-parallel ranks."""
         return self.here["dp"]
 
     @cached_property
     def device_mesh(self) -> DeviceMesh:
-        """Axes pp, replicate, shard, tp; shard spans what HSDP leaves of dp x cp."""
+        """Axes pp, replicate, shard, tp; shard is dp x cp divided by the HSDP replicas."""
         data = self.mesh.groups(("dp", "cp")).reshape(-1, self.replicas, self.width // self.replicas)
         where = self.mesh.coordinates(data[:, 0, 0])
         grid = np.empty((self.mesh.pp, *data.shape[1:], self.mesh.tp), dtype=np.int64)
@@ -127,17 +128,17 @@ class Ranks:
 
     @cached_property
     def expert_shard_group(self) -> Any:
-        """Those of them that share one set of optimizer states; None for one rank."""
+        """Ranks of :meth:`expert_copies_group` that share one set of optimizer states; None for one rank."""
         if self.mesh.expert_data_parallel == self.replicas:
             return None
         return self.expert_submesh("expert_shard").get_group()
 
     def head_group(self, ulysses: int) -> Any:
-        """Neighbours among the ranks of a sequence that exchange heads; None for one rank."""
+        """Neighbouring ranks of a sequence that exchange heads; None for one rank."""
         return self._made("heads", self.mesh.groups("cp").reshape(-1, ulysses))
 
     def ring_group(self, ulysses: int) -> Any:
-        """Ranks of a sequence that pass keys and values: one of every group of neighbours; None for one rank."""
+        """Ranks of a sequence that pass keys and values on: one of every group of neighbours; None for one rank."""
         rings = self.mesh.groups("cp").reshape(-1, self.mesh.cp // ulysses, ulysses).transpose(0, 2, 1)
         return self._made("ring", rings.reshape(-1, self.mesh.cp // ulysses))
 
@@ -149,7 +150,7 @@ class Ranks:
         return self._made("embedding", self.mesh.groups("pp")[:, [0, -1]])
 
     def _made(self, name: str, groups: Any) -> Any:
-        """The group of this rank among equal ones, made once; None where groups have one rank."""
+        """The group of this rank among several of equal size, created once; None if groups have one rank."""
         if groups.shape[1] == 1:
             return None
         if name not in self._groups:
@@ -161,8 +162,8 @@ class Ranks:
 class StageRanks(Ranks):
     """One device of a stage with a mesh of its own.
 
-    To data and random numbers a stage is one rank of the plan's mesh: all its devices draw the whole batch, and share
-    it out by the roles of its operators.
+    For data and random numbers, a stage is one rank of the plan's mesh: all its devices draw the whole batch, and split
+    it by the roles of their operators.
     """
 
     stages: tuple[StagePlan, ...] = ()
@@ -170,12 +171,12 @@ class StageRanks(Ranks):
 
     @property
     def index(self) -> int:
-        """Number of this rank's stage."""
+        """The index of this rank's stage."""
         return next(i for i, stage in enumerate(self.stages) if stage.holds(self.rank))
 
     @cached_property
     def here(self) -> dict[str, int]:
-        """Coordinate of this rank's stage along every axis of the plan."""
+        """The coordinate of this rank's stage along every axis of the plan."""
         return {axis: int(at[0]) for axis, at in self.mesh.coordinates([self.index]).items()}
 
     @property
@@ -189,7 +190,7 @@ class StageRanks(Ranks):
         return self.stages[self.index].num_devices
 
     def make_groups(self, *, experts: bool) -> None:
-        """Make the groups of all stages, and one each for activations and gradients between them."""
+        """Create the groups of all stages, and one each for activations and gradients between stages."""
         assert not experts, "stages of their own are those of dense models"
         for number, stage in enumerate(self.stages):
             ranks = stage.first_device + torch.arange(stage.num_devices)
@@ -202,25 +203,25 @@ class StageRanks(Ranks):
 
     @property
     def here_mesh(self) -> StageMesh:
-        """Where the rank is on its stage's mesh, after :meth:`make_groups`."""
+        """The place of this rank on its stage's mesh, after :meth:`make_groups`."""
         found: StageMesh = self.made["here"]
         return found
 
     @property
     def ways(self) -> tuple[Any, Any]:
-        """Groups of all ranks for what goes to later stages, and for what comes back."""
+        """Groups of all ranks for messages to later stages, and for messages back."""
         found: tuple[Any, Any] = self.made["ways"]
         return found
 
     def states_group(self, parameter: Any, *, expert: bool) -> Any:
-        """Ranks that keep the same part of a parameter."""
+        """Ranks that hold the same part of a parameter."""
         assert not expert, "stages of their own are those of dense models"
         copies = (axis for axis, placement in enumerate(parameter.placements) if placement.is_replicate())
         return self.here_mesh.group(tuple(copies))
 
 
 def ranks_of(plan: Plan, rank: int, device: Any, replicas: int = 1) -> Ranks:
-    """Where a rank stands in a checked plan."""
+    """The place of a rank in a checked plan."""
     if plan.pipeline.stages:
         return StageRanks(plan.mesh, rank, device, stages=plan.pipeline.stages)
     return Ranks(plan.mesh, rank, device, replicas)

@@ -12,10 +12,10 @@ WSD_SHARE = (
 
 
 def rate(learning: Learning, step: int, steps: int) -> float:
-    """The learning rate of one step of ``steps``, or of as many as the schedule says itself.
+    """The learning rate of a step, in a run of ``steps`` or over the schedule's own number of steps.
 
-    Rises linearly over the warm-up; then cosine [Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5] and linear
-    fall to the least rate at the last step, "wsd" stays and falls linearly over its decay.
+    The rate rises linearly over the warm-up. Then "cosine" [Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5]
+    and "linear" fall to the least rate at the last step; "wsd" stays constant and falls linearly over its decay.
     """
     top, least = learning.learning_rate, learning.least_rate
     if step < learning.warmup_steps:

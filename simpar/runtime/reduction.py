@@ -15,7 +15,7 @@ def average(
 ) -> None:
     """All-reduce gradients to their mean over a group, in flat buckets of at least ``bucket_bytes``, last first.
 
-    ``divisor`` stands in for the group's size; None for a group is one rank.
+    ``divisor`` replaces the group's size. A group of None is one rank.
     """
     size = divisor or dist.get_world_size(group)
     for bucket in buckets(list(gradients)[::-1], bucket_bytes):
@@ -27,7 +27,7 @@ def average(
 
 
 def buckets(gradients: Sequence[Tensor], bucket_bytes: float) -> list[list[Tensor]]:
-    """Gradients in order, gathered until a bucket is full; dtypes do not mix."""
+    """Gradients in order, in buckets that are filled in turn; each bucket has one dtype."""
     found: list[list[Tensor]] = []
     room, dtype = 0.0, None
     for gradient in gradients:

@@ -1,4 +1,4 @@
-"""Folders of released weights: safetensors and a config.json, as Hugging Face has them. No torch here."""
+"""Folders of released weights: safetensors and a config.json, in Hugging Face's format. No torch here."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 
 @dataclass(frozen=True)
 class Released:
-    """Weights in a ``folder``: the ``family`` of their model and the file of every tensor, by its name there.
+    """Weights in a ``folder``: the ``family`` of their model, and the file of every tensor by its name there.
 
-    ``further`` are layers after the others that predict further tokens.
+    ``further`` counts layers after the others that predict further tokens.
     """
 
     folder: Path
@@ -30,7 +30,7 @@ class Released:
 
     @staticmethod
     def of(folder: Path, graph: ModelGraph) -> Released:
-        """The weights of a folder, which must be those of the model. Raises UserError."""
+        """The weights of a folder, which must match the model. Raises UserError."""
         if not folder.is_dir():
             raise UserError(
                 f"--init-from {folder}: is no folder; allowed: one with {CONFIG} and safetensors files"
@@ -48,14 +48,14 @@ class Released:
         return Released(folder, str(config["model_type"]), _places(folder), further)
 
     def file_of(self, name: str) -> Path:
-        """The file of a tensor. Raises UserError."""
+        """The file of a tensor. Raises UserError if there is none."""
         if name not in self.places:
             raise UserError(f"--init-from {self.folder}: no file has {name}, which the model needs")
         return self.folder / self.places[name]
 
 
 def _same_model(there: ModelGraph, here: ModelGraph, folder: Path) -> None:
-    """Raises UserError with the first thing in which the weights' model is another one."""
+    """Raise UserError with the first property in which the weights' model differs."""
     for name in sorted({*there.dims, *here.dims}):
         _equal(folder, name, there.dims.get(name, 0), here.dims.get(name, 0))
     _equal(folder, "layers", _main(there), _main(here))
@@ -77,7 +77,7 @@ def _equal(folder: Path, name: str, there: Any, here: Any) -> None:
 
 
 def _places(folder: Path) -> dict[str, str]:
-    """The file of every tensor. Raises UserError for shards that are missing."""
+    """The file of every tensor. Raises UserError for missing shards."""
     if (folder / INDEX).is_file():
         index = files.load(folder / INDEX).data
         places = index.get("weight_map") if isinstance(index, Mapping) else None
@@ -96,7 +96,7 @@ def _places(folder: Path) -> dict[str, str]:
 
 
 def _names(path: Path) -> list[str]:
-    """Names of the tensors of one file. Raises UserError."""
+    """Names of the tensors in one file. Raises UserError."""
     opened = opener()
     try:
         with opened(path, framework="np") as found:
@@ -106,7 +106,7 @@ def _names(path: Path) -> list[str]:
 
 
 def opener() -> Any:
-    """``safetensors.safe_open``. Raises UserError where it is not installed."""
+    """``safetensors.safe_open``. Raises UserError if it is not installed."""
     try:
         from safetensors import safe_open
     except ImportError:
@@ -115,7 +115,7 @@ def opener() -> Any:
 
 
 def check_target(folder: Path) -> None:
-    """Raise UserError unless weights can be written to a folder that is not there yet, or empty."""
+    """Raise UserError unless weights can be written to a folder that does not exist yet or is empty."""
     opener()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--save-to {folder}: is already there; allowed: a new folder")

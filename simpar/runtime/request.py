@@ -1,4 +1,4 @@
-"""What a user asks ``simpar run`` for, turned into a job and a prediction. No torch here."""
+"""The request of a user of ``simpar run``, turned into a job and a prediction. No torch here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEEDS = ("model", "training.seq_len", "training.global_batch")
 
 
 class Request(BaseModel):
-    """A scenario whose cluster may be left out: then nothing is predicted."""
+    """A scenario whose cluster may be omitted; then nothing is predicted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -65,9 +65,9 @@ class Ready:
 
 
 def load_request(name: str, flags: Mapping[str, Any], settings: Iterable[str]) -> Request:
-    """Read a plan or scenario with flags over it. Raises UserError.
+    """Read a plan or scenario and apply flags to it. Raises UserError.
 
-    A model that is code is taken from the command line only, never from a file.
+    A model that is code is taken only from the command line, never from a file.
     """
     request = read_as(Request, name, flags, settings, needs=NEEDS)
     consented(request.model, name, flags)
@@ -79,8 +79,8 @@ def make_ready(
 ) -> Ready:
     """Check everything that can be checked before torch starts. Raises UserError.
 
-    ``nproc`` ranks on each of ``nodes`` nodes; left out they follow from the plan, else from the cluster.
-    ``options`` are further fields of the Job; ``named_by`` is what names the hardware: a flag or a file.
+    ``nproc`` is the number of ranks on each of ``nodes`` nodes; the default follows from the plan, or else from the
+    cluster. ``options`` are further fields of the Job; ``named_by`` is the flag or file that names the hardware.
     """
     cluster = request.build_cluster()
     world_size = _world_size(request, cluster, nproc, nodes)
@@ -115,7 +115,7 @@ def make_ready(
 
 
 def _check_traced(job: Job, first: int) -> None:
-    """Raise UserError where a run that begins with step ``first`` ends before its trace does."""
+    """Raise UserError if a run that begins with step ``first`` ends before its trace does."""
     traced, warmup = job.measuring.trace_steps, job.measuring.warmup
     if traced and job.steps - first < warmup + traced:
         raise UserError(
@@ -125,7 +125,7 @@ def _check_traced(job: Job, first: int) -> None:
 
 
 def _check_evaluation(job: Job, prepared: Prepared, graph: ModelGraph | None) -> None:
-    """Raise UserError where a run cannot be evaluated on what it is given."""
+    """Raise UserError if a run cannot be evaluated on the data it is given."""
     every, strategy = job.measuring.evaluate_every, prepared.strategy
     if every is None:
         if job.measuring.held_out is not None:
@@ -145,7 +145,7 @@ def _check_evaluation(job: Job, prepared: Prepared, graph: ModelGraph | None) ->
 
 
 def _check_compiled(prepared: Prepared) -> None:
-    """Raise UserError where torch.compile does not take the layers."""
+    """Raise UserError if torch.compile does not support the layers."""
     if prepared.strategy.reduction in ("stages", "one_process"):
         what = "stages of their own" if prepared.strategy.reduction == "stages" else "kind = single_process"
         raise UserError(f"--compile with {what}: layers are not called as they stand; allowed: none")
@@ -162,7 +162,7 @@ def _check_compiled(prepared: Prepared) -> None:
 
 
 def _check_weights(job: Job, prepared: Prepared, graph: ModelGraph | None) -> None:
-    """Raise UserError where a run cannot start from the weights it is given, or leave any."""
+    """Raise UserError if a run cannot start from the weights it is given, or cannot write any."""
     for flag, folder in (("--init-from", job.weights.init_from), ("--save-to", job.weights.save_to)):
         if folder is not None and graph is None:
             raise UserError(
@@ -184,7 +184,7 @@ def _check_weights(job: Job, prepared: Prepared, graph: ModelGraph | None) -> No
 
 
 def _counted(plan: Plan, prepared: Prepared, nodes: int) -> Plan:
-    """The plan with the replicas of one process, or the servers, that workers cannot count. Raises UserError."""
+    """The plan with its replicas in one process, or its servers, which workers cannot count. Raises UserError."""
     if prepared.strategy.reduction == "one_process":
         mesh = plan.mesh.model_copy(update={"dp": prepared.plan.mesh.dp})
         return plan.model_copy(update={"mesh": mesh})
@@ -213,10 +213,10 @@ def _world_size(request: Request, cluster: Cluster | None, nproc: int | None, no
 
 
 def on_machine(job: Job, processes: int, *, servers: int = 0, devices: int | None = None) -> Job:
-    """The job with what follows from this machine decided: the device, and the threads of each rank.
+    """The job with the choices that depend on this machine: the device, and the threads of each rank.
 
-    Ranks of a node share its cores, with parameter servers where there are any. CUDA is taken where there are enough
-    ``devices``: one a process, if not said otherwise. Raises UserError where it was asked for and there are too few.
+    Ranks of a node share its cores, also with parameter servers. CUDA is chosen if there are enough ``devices``: one
+    per process by default. Raises UserError if CUDA was asked for and there are too few.
     """
     needed = devices or processes
     chosen = job.machine.model_fields_set
@@ -237,9 +237,9 @@ def on_machine(job: Job, processes: int, *, servers: int = 0, devices: int | Non
 
 
 def accelerators() -> int:
-    """Devices that torch's CUDA backend sees: NVIDIA's, AMD's, those of WSL.
+    """The number of devices that torch's CUDA backend sees: NVIDIA's, AMD's, those of WSL.
 
-    Torch is asked, and so imported, only where the system has the file of such a driver.
+    torch is imported for this only if the system has the device file of such a driver.
     """
     if not any(path for pattern in DRIVERS for path in Path("/dev").glob(pattern)):
         return 0
@@ -249,7 +249,7 @@ def accelerators() -> int:
 
 
 def simulated(ready: Ready) -> Result | None:
-    """The simulated step of the job, a model of the user's traced; None without a cluster."""
+    """The simulated step of the job, with a user's model traced; None without a cluster."""
     from simpar.simulation import simulate
 
     if ready.cluster is None:
@@ -260,7 +260,7 @@ def simulated(ready: Ready) -> Result | None:
 
 
 def predicted(ready: Ready, result: Result | None) -> dict[str, Any] | None:
-    """What the simulation, or else the plan file, says about the job; None where neither can."""
+    """What the simulation, or else the plan file, predicts for the job; None if neither does."""
     if result is None:
         return dict(ready.job.plan.predicted) if ready.job.plan.predicted else None
     found = {name: getattr(result.speed, name) for name in ("step_time_s", "tokens_per_s", "mfu")}
@@ -271,5 +271,5 @@ def predicted(ready: Ready, result: Result | None) -> dict[str, Any] | None:
 
 
 def default_folder(name: str) -> Path:
-    """Where results go when nobody says so: beside where the command is typed, named after the plan."""
+    """The default folder of results: in the current directory, named after the plan."""
     return Path(f"{Path(name).stem}-run")

@@ -1,4 +1,4 @@
-"""Who holds what of a tensor on a stage's devices, and which pieces go where between two stages. No torch here."""
+"""Which part of a tensor each device of a stage holds, and which pieces move between two stages. No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simpar.plan.stages import StagePlan
 Range = tuple[int, int]
 Box = tuple[Range, ...]
 DIMS: Mapping[str, int] = {"B": 0, "S": 1, "F": 2}
-"""Which dim of [batch, sequence, features] a sharded state slices."""
+"""The dim of [batch, sequence, features] that a sharded state slices."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Held:
         return Held(stage, tuple(DIMS.get(state) for state in states), shape)
 
     def box(self, rank: int) -> Box:
-        """Begin and end in every dim of what a rank holds; slices as even as whole numbers allow, the first larger."""
+        """Begin and end in every dim of the part of a rank; slices are as even as possible, larger ones first."""
         place = np.unravel_index(rank - self.stage.first_device, self.stage.mesh)
         found = [(0, size) for size in self.shape]
         for dim, ranks, here in zip(self.dims, self.stage.mesh, map(int, place), strict=True):
@@ -51,7 +51,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank sends another of a tensor: a ``box`` of the whole."""
+    """A part of a tensor that one rank sends another: a ``box`` of the whole."""
 
     sender: int
     receiver: int
@@ -61,7 +61,7 @@ class Piece:
 def pieces(source: Held, target: Held) -> list[Piece]:
     """Every piece that brings a tensor from one stage to another, by receiver.
 
-    Of what several hold, the first copy takes it from the first holder, the next from the next.
+    If several ranks hold a piece, its receivers take it from these in turn.
     """
     found = []
     for wanted, receivers in target.ranks_by_box().items():
@@ -74,17 +74,17 @@ def pieces(source: Held, target: Held) -> list[Piece]:
 
 
 def within(box: Box, outer: Box) -> tuple[slice, ...]:
-    """Where a box lies in what a rank holds."""
+    """The place of a box in the part of a rank."""
     return tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(box, outer, strict=True))
 
 
 def joint(
     stages: tuple[StagePlan, StagePlan], states: tuple[States, States], shape: tuple[int, ...]
 ) -> tuple[States, States]:
-    """The states in which a tensor crosses from one stage to another: as it is where both are alike, else spread out.
+    """The states in which a tensor crosses from one stage to another: unchanged if both are alike, otherwise spread.
 
-    Then every device sends and receives a part of its own, where the rows divide; the receivers gather what they need
-    whole over their own links [Zheng et al. 2022, arXiv 2201.12023, section 6].
+    Spread, every device sends and receives its own part, if the rows divide; the receivers then gather what they need
+    over their own links [Zheng et al. 2022, arXiv 2201.12023, section 6].
     """
     if stages[0].mesh == stages[1].mesh and states[0] == states[1]:
         return states
@@ -103,5 +103,5 @@ def _spread(states: States, mesh: Sequence[int], shape: tuple[int, ...]) -> Stat
 
 
 def slices(states: States, mesh: Sequence[int]) -> int:
-    """Into how many slices the rows of a tensor are cut."""
+    """The number of slices into which the rows of a tensor are cut."""
     return int(sharding(["R" if state == "F" else state for state in states], mesh))

@@ -1,4 +1,4 @@
-"""Replicas that step on their own: how they meet at the end of a round (local SGD, DiLoCo)."""
+"""Replicas that step on their own: how they synchronise at the end of a round (local SGD, DiLoCo)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Averaging:
         self.steps = 0
 
     def after_step(self) -> None:
-        """Count a local step; meet where it ends a round."""
+        """Count a local step; synchronise if it ends a round."""
         self.steps += 1
         if self.steps % self.period == 0:
             self.meet()
@@ -45,7 +45,7 @@ class Averaging:
 class OuterOptimizer(Averaging):
     """DiLoCo: the mean change of a round is a gradient for an outer optimizer with Nesterov momentum.
 
-    Where the round began and the momentum are kept in at least fp32.
+    The parameters at the start of the round and the momentum are kept in at least fp32.
     """
 
     def __init__(self, plan: Plan, ranks: Ranks, owned: Sequence[Owned]) -> None:
@@ -55,12 +55,13 @@ class OuterOptimizer(Averaging):
         self.momentum = [torch.zeros_like(each) for each in self.begun]
 
     def meet(self) -> None:
-        """Move from where the round began against the mean change, and on with the momentum."""
+        """One outer step from the parameters at the start of the round, which the next round starts from."""
         changes = [begun - local for begun, local in zip(self.begun, self.local, strict=True)]
         average(changes, self.group, self.bucket_bytes)
         for begun, local, momentum, change in zip(
             self.begun, self.local, self.momentum, changes, strict=True
         ):
+            # m <- mu m + g;  start <- start - rate (g + mu m)
             momentum.mul_(OUTER_MOMENTUM).add_(change)
             begun.sub_(change + OUTER_MOMENTUM * momentum, alpha=OUTER_RATE)
             local.copy_(begun)
@@ -70,7 +71,7 @@ MEETINGS: dict[str, type[Averaging]] = {"local-sgd": Averaging, "diloco": OuterO
 
 
 def meeting_of(scope: Scope, owned: Sequence[Owned]) -> Averaging | None:
-    """How the replicas of a plan meet; None where they reduce gradients inside every step. Raises UserError."""
+    """How the replicas of a plan synchronise; None if they reduce gradients in every step. Raises UserError."""
     if not apart(scope.plan):
         return None
     if scope.learning.clip_norm is not None:

@@ -1,4 +1,4 @@
-"""Which checkpoints a folder has, and whether a job can go on from one. No torch here."""
+"""Which checkpoints a folder has, and whether a job can resume from one. No torch here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from simpar.units import Count
 PREFIX, MANIFEST = "step-", "manifest.json"
 VERSION = 1
 DELAYED = "delayed"
-"""Before names of what an update on the host has made and the parameters do not have yet."""
+"""Prefix of the names of host updates that the parameters do not have yet."""
 
 
 class Manifest(BaseModel):
-    """What a checkpoint is of, and size in bytes and digest of every file."""
+    """The origin of a checkpoint, and the size in bytes and digest of every file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -39,7 +39,7 @@ def whole_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint with a manifest that can be read, and that. Raises UserError where none has one."""
+    """The newest complete checkpoint with a readable manifest, and that manifest. Raises UserError if none has one."""
     fault = None
     for path in reversed(whole_checkpoints(folder)):
         try:
@@ -52,7 +52,7 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint. Raises UserError."""
+    """The manifest of a checkpoint. Raises UserError if it cannot be read."""
     document = files.load(path / MANIFEST)
     data = document.data
     if not isinstance(data, dict) or data.get("version") != VERSION:
@@ -69,7 +69,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def next_step(path: Path, manifest: Mapping[str, Any], job: Job) -> int:
-    """The step that a job goes on with from a checkpoint. Raises UserError where it cannot."""
+    """The step at which a job resumes from a checkpoint. Raises UserError if it cannot."""
     optimizer, done = job.plan.numerics.optimizer, int(manifest["step"])
     if manifest["optimizer"] != optimizer:
         raise UserError(
@@ -88,7 +88,7 @@ def next_step(path: Path, manifest: Mapping[str, Any], job: Job) -> int:
 
 
 def check_continuation(job: Job) -> int:
-    """The step that a job goes on with. Raises UserError where it cannot from its checkpoints, or must not."""
+    """The step at which a job starts. Raises UserError if it cannot, or must not, resume from its checkpoints."""
     if job.checkpoints is None:
         return 0
     folder = Path(job.checkpoints.folder)

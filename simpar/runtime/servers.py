@@ -1,12 +1,12 @@
 """Parameter servers: ranks beyond the mesh that keep parameters and optimizer states; replicas push and pull.
 
-The parameters of the model are one flat tensor, cut into one part a server [Li et al. 2014, OSDI]. After its own
-forward and backward a replica sends every server its part of the gradient and waits for that part of the
-parameters. A server has a thread for every replica, so that nobody waits for somebody else's message:
+The parameters of the model are one flat tensor, cut into one part per server [Li et al. 2014, OSDI]. After its own
+forward and backward, a replica sends every server its part of the gradient and waits for that part of the parameters. A
+server has a thread for every replica, so that no replica waits for another one's message:
 
 * ``bsp``: when all replicas have pushed, their mean gradient is one update; then all pull.
-* ``asp``: every push is an update of its own; the pull takes whatever there is.
-* ``ssp``: as asp, but nobody is answered who would be more than ``staleness`` local steps ahead of the slowest.
+* ``asp``: every push is an update of its own; the pull returns the current parameters.
+* ``ssp``: as asp, but a replica that would be more than ``staleness`` local steps ahead of the slowest has to wait.
 
 Messages go between hosts (gloo), in the dtypes that are simulated: gradients as they are reduced, parameters as they
 are computed with; servers keep them as the plan stores them.
@@ -40,7 +40,7 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Terms:
-    """What a server and its replicas agree on: plan, optimizer, dtypes, and how long anybody waits for anybody."""
+    """What a server and its replicas agree on: plan, optimizer, dtypes, and the time-out of any wait."""
 
     plan: Plan
     learning: Learning
@@ -51,18 +51,18 @@ class Terms:
 
     @property
     def together(self) -> bool:
-        """Whether the pushes of a step are one update."""
+        """Whether the pushes of a step form one update."""
         return self.plan.data_parallel.sync == "bsp"
 
     @property
     def bound(self) -> float:
-        """Local steps that a replica may be ahead of the slowest when it is answered."""
+        """The most local steps by which a replica may lead the slowest when it is answered."""
         data = self.plan.data_parallel
         return {"bsp": 0, "ssp": int(data.staleness or 0)}.get(data.sync, math.inf)
 
 
 class RemoteUpdate:
-    """The update of a replica whose optimizer is elsewhere: gradients out, parameters in."""
+    """The update of a replica whose optimizer is on servers: gradients out, parameters in."""
 
     def __init__(self, scope: Scope, owned: Sequence[Owned], dtypes: Dtypes) -> None:
         if scope.learning.varies:
@@ -89,7 +89,7 @@ class RemoteUpdate:
         """After a backward: gradients stay until the step."""
 
     def step(self, clock: Clock) -> float | None:
-        """Push the gradients, take over the parameters that come back, forget the gradients."""
+        """Push the gradients, take over the returned parameters, clear the gradients."""
         with clock.phase("communication"):
             gradient = torch.cat([each.gradient().reshape(-1) for each in self.owned])
             parts = self._parts(gradient.to(HOST, self.dtypes.reduce))
@@ -108,7 +108,7 @@ class RemoteUpdate:
         return list(torch.tensor_split(flat, len(self.servers)))
 
     def _asked(self) -> tuple[Tensor, list[Any]]:
-        """A place for the next parameters, and the messages that fill it."""
+        """A buffer for the next parameters, and the receives that fill it."""
         room = torch.empty_like(self.flat, dtype=self.dtypes.compute)
         parts = zip(self._parts(room), self.servers, strict=True)
         return room, [dist.irecv(part, server, tag=PULL) for part, server in parts]
@@ -125,10 +125,10 @@ class RemoteUpdate:
 
 @dataclass
 class Server:
-    """One server's part of the parameters, its optimizer, and how far every replica is.
+    """One server's part of the parameters, its optimizer, and the progress of every replica.
 
-    ``clocks`` counts the pushes of each replica, ``version`` the updates applied, ``read`` the version that each
-    replica holds. ``updates`` lists (replica, its local step, updates of others since it read) in order.
+    ``clocks`` counts the pushes of each replica, ``version`` the applied updates, ``read`` is the version that each
+    replica holds. ``updates`` lists (replica, its local step, updates by others since it read) in order.
     """
 
     terms: Terms
@@ -155,7 +155,7 @@ class Server:
         return Server(terms, parameter, kind([parameter], **options), clocks=list(nobody), read=nobody)
 
     def turn(self, replica: int, gradient: Tensor) -> Tensor:
-        """Take one push; the parameters to answer with, once the scheme lets this replica go on."""
+        """Take one push; returns the parameters to answer with, once the scheme lets this replica continue."""
         with self.changed:
             step = self.clocks[replica]
             if self.terms.together:
@@ -175,7 +175,7 @@ class Server:
             return self.answer(replica)
 
     def answer(self, replica: int) -> Tensor:
-        """The parameters as they are now, as they are sent."""
+        """The current parameters, in the dtype in which they are sent."""
         self.read[replica] = self.version
         return self.parameter.detach().to(self.terms.dtypes.compute, copy=True)
 
@@ -197,9 +197,9 @@ class Server:
 
 
 def serve(terms: Terms) -> Server:
-    """Answer every replica's pushes until all have done their steps; the server as it ends.
+    """Answer every replica's pushes until all have done their steps; returns the server in its final state.
 
-    Raises what the first replica's thread failed with; none outlives the time-out of the process group.
+    Raises the error of the first replica thread that failed; none outlives the time-out of the process group.
     """
     server, ended = Server.open(terms), SimpleQueue[BaseException | None]()
     for replica in range(terms.replicas):
@@ -213,7 +213,7 @@ def serve(terms: Terms) -> Server:
 def _reporting(
     function: Callable[..., None], ended: SimpleQueue[BaseException | None]
 ) -> Callable[..., None]:
-    """The function, leaving what it failed with, or None, in a queue."""
+    """The function, which puts its error, or None, in a queue when it ends."""
 
     def call(*arguments: Any) -> None:
         try:
@@ -227,7 +227,7 @@ def _reporting(
 
 
 def _attend(server: Server, replica: int) -> None:
-    """One replica's messages: the first parameters, then an answer to every push."""
+    """Handle one replica's messages: the first parameters, then an answer to every push."""
     terms = server.terms
     with server.changed:
         begin = server.answer(replica)
@@ -239,7 +239,7 @@ def _attend(server: Server, replica: int) -> None:
 
 
 def serve_job(job: Job, rank: int, replicas: int) -> dict[str, Any]:
-    """Be a server of a job; what it measured. Raises UserError."""
+    """Run a server of a job; returns its measurements. Raises UserError."""
     torch.set_num_threads(job.machine.threads)
     plan = prepare(job.plan, job.graph(), job.training, replicas).plan
     terms = Terms(plan, job.learning, Dtypes.of(plan), replicas, job.steps, job.machine.timeout_s)

@@ -1,4 +1,4 @@
-"""Tensors with and without their mesh: put together, and local ones as shards of what others are shards of."""
+"""Tensors with and without their mesh: DTensors gathered, and local tensors as shards like those of a parameter."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 
 def plain(tensor: Any) -> Any:
-    """A tensor without its mesh, put together from all ranks that share it; every one of them must ask."""
+    """A tensor without its mesh, gathered from all ranks that share it; all of them must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(local: Any, parameter: Any) -> Any:
-    """A local tensor, on the device or the host, as a shard of what the parameter is a shard of."""
+    """A local tensor, on the device or the host, as a DTensor sharded like the parameter."""
     if not isinstance(parameter, DTensor):
         return local
     whole = TensorMeta(parameter.shape, parameter.stride(), local.dtype)

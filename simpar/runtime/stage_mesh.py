@@ -1,4 +1,4 @@
-"""A stage's devices as a mesh, and how a local tensor on it changes its state."""
+"""A stage's devices as a mesh, and the changes of states of local tensors on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StageMesh:
         return tuple(found)
 
     def axes(self, roles: Sequence[Role], *names: str) -> tuple[int, ...]:
-        """Axes of several ranks on which an operator has one of some roles."""
+        """Axes with several ranks on which an operator has one of the named roles."""
         named = enumerate(zip(roles, self.stage.mesh, strict=True))
         return tuple(axis for axis, (role, size) in named if size > 1 and role.name in names)
 
@@ -48,7 +48,7 @@ class StageMesh:
         return self.mesh.get_group(axes[0]) if len(axes) == 1 else self.everybody
 
     def part(self, axes: tuple[int, ...]) -> DeviceMesh:
-        """The mesh along some axes."""
+        """The submesh along some axes."""
         if len(axes) == len(self.stage.mesh):
             return self.mesh
         if axes not in self._parts:
@@ -57,10 +57,10 @@ class StageMesh:
         return self._parts[axes]
 
     def change(self, x: Tensor, before: States, after: States, *, features: int = 0) -> Tensor:
-        """A local tensor [batch, sequence, features] in other states; ``features`` are all where slices are uneven.
+        """A local tensor [batch, sequence, features] in other states; ``features`` counts all if slices are uneven.
 
-        An axis on which both sides leave gradients as summands takes no part. What becomes summands stays on the first
-        rank; its gradient is whole on all.
+        An axis on which both sides leave gradients as summands takes no part. A value that becomes summands stays on
+        the first rank; its gradient is whole on all.
         """
         pairs = list(enumerate(zip(before, after, strict=True)))
         moving = [axis for axis, pair in pairs if self.stage.mesh[axis] > 1 and pair != ("X", "X")]
@@ -85,6 +85,6 @@ class StageMesh:
 
 
 def _placements(states: States, axes: Sequence[int]) -> Placements:
-    """Of the values of a tensor in some states."""
+    """DTensor placements of a tensor in some states."""
     found = (states[axis] for axis in axes)
     return tuple(Shard(DIMS[s]) if s in DIMS else Partial() if s == "P" else Replicate() for s in found)

@@ -1,8 +1,7 @@
-"""The plan's action table over stages of their own: their devices, and what crosses between them, may differ.
+"""The plan's action table over stages with meshes of their own, whose devices and tensor layouts may differ.
 
-Every stage runs its rows of the table in order. Activations go one way in a process group of their own, gradients the
-other way in another, so that on every pair of devices messages of a kind follow one another; a receiver takes them in
-the order in which the table has them sent.
+Every stage runs its rows of the table in order. Activations and gradients use separate process groups, so that messages
+of a kind stay in order on every pair of devices; a receiver takes them in the order in which the table sends them.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from simpar.runtime.resharding import Held, joint, pieces, within
 
 @dataclass
 class Channel:
-    """A tensor's way from one stage's devices to another's, as one rank of either sees it.
+    """The way of a tensor from one stage's devices to another's, as one rank of either stage sees it.
 
-    ``parts`` say what of a local tensor goes to which rank, or comes from it; of ``shape`` is what arrives here.
+    ``parts`` are the slices of a local tensor by the rank that they go to or come from; ``shape`` is that of the
+    received tensor.
     """
 
     parts: list[tuple[int, tuple[slice, ...]]]
@@ -42,7 +42,7 @@ class Channel:
 
     @staticmethod
     def of(source: Held, target: Held, rank: int, group: Any) -> Channel:
-        """The channel of a rank that is on either side."""
+        """The channel of a rank on either side."""
         sends = source.stage.holds(rank)
         mine = source.box(rank) if sends else target.box(rank)
         parts = [
@@ -53,14 +53,14 @@ class Channel:
         return Channel(parts, tuple(end - begin for begin, end in mine), group)
 
     def send(self, x: Tensor) -> None:
-        """Start to send what this rank holds of it."""
+        """Start to send this rank's part."""
         self.under_way = [each for each in self.under_way if not each[0].is_completed()]
         for receiver, where in self.parts:
             part = x[where].contiguous()
             self.under_way.append((dist.isend(part, receiver, group=self.group), part))
 
     def receive(self, like: Tensor) -> Tensor:
-        """What this rank needs of it, in dtype and on the device of ``like``."""
+        """The part that this rank needs, in the dtype and on the device of ``like``."""
         found, arriving = like.new_empty(self.shape), []
         for sender, where in self.parts:
             part = torch.empty_like(found[where], memory_format=torch.contiguous_format)
@@ -71,7 +71,7 @@ class Channel:
         return found
 
     def settle(self) -> None:
-        """Wait until everything has left."""
+        """Wait until everything has been sent."""
         for work, _ in self.under_way:
             work.wait()
         self.under_way = []
@@ -79,7 +79,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class End:
-    """One end of a stage: the states of its stream, those in which it crosses, and the ways to and from a neighbour.
+    """One end of a stage: the states of its stream, those that cross, and its channels to and from a neighbour.
 
     ``order`` are the microbatches in the order in which the neighbour sends them.
     """
@@ -119,13 +119,13 @@ class StagePipeline:
         return run.losses
 
     def measure(self, clock: Clock) -> None:
-        """Count the stage's own work; the rest of a step is messages and waiting."""
+        """Record the stage's own work; the rest of a step is messages and waiting."""
         self.clock = clock
 
 
 @dataclass
 class _Step:
-    """A step under way: what is kept of every microbatch between its passes."""
+    """A step in progress: what is kept of every microbatch between its passes."""
 
     pipeline: StagePipeline
     tokens: tuple[Tensor, ...]
@@ -166,7 +166,7 @@ class _Step:
         self._hand_back(given.grad)
 
     def input_gradient(self, microbatch: int) -> None:
-        """The gradient of a microbatch's input; the first stage has none and leaves everything for later."""
+        """The gradient of a microbatch's input; the first stage leaves everything to :meth:`weight_gradient`."""
         given, made = self.kept.pop(microbatch)
         gradient = self._gradient(microbatch)
         if self.pipeline.before is None:
@@ -190,7 +190,7 @@ class _Step:
                 stage_backward_weight(self.pipeline.module.parameters(), left)
 
     def _gradient(self, microbatch: int) -> Tensor | None:
-        """Of what the stage handed on; None for the loss."""
+        """The gradient of the stage's output; None for the loss."""
         return self._take(self.pipeline.behind, microbatch) if self.pipeline.behind else None
 
     def _hand_back(self, gradient: Tensor | None) -> None:
@@ -199,7 +199,7 @@ class _Step:
             self.pipeline.before.out.send(gradient)
 
     def _take(self, end: End, microbatch: int) -> Tensor:
-        """What the neighbour at one end sends for a microbatch; what comes before it is put aside."""
+        """The neighbour's message for a microbatch; messages that arrive before it are put aside."""
         side = "out" if end is self.pipeline.behind else "back"
         order = self.orders.setdefault(side, iter(end.order))
         while microbatch not in self.early[side]:
@@ -225,7 +225,7 @@ def make_pipeline(
 def _end(
     graph: ModelGraph, ranks: StageRanks, schedule: Schedule, lower: int, shape: tuple[int, int, int]
 ) -> End:
-    """The end of this rank's stage at the boundary behind stage ``lower``."""
+    """The end of this rank's stage at the boundary after stage ``lower``."""
     stages = (ranks.stages[lower], ranks.stages[lower + 1])
     blocks = stage_blocks(ranks.stages, graph)[lower : lower + 2]
     states = (
@@ -246,7 +246,7 @@ def _end(
 
 @dataclass(frozen=True)
 class Twins:
-    """Both copies of a table, on the first and the last stage, whose devices keep it in parts of their own."""
+    """Both copies of a tied table, on the first and the last stage, whose devices shard it differently."""
 
     up: Channel
     down: Channel
@@ -254,7 +254,7 @@ class Twins:
 
     @staticmethod
     def of(graph: ModelGraph, ranks: StageRanks) -> Twins | None:
-        """Of tied embeddings on two stages; None where there are none on this rank."""
+        """The copies of tied embeddings on two stages; None if this rank has none."""
         last = len(ranks.stages) - 1
         if not graph.tied_embeddings or ranks.index not in (0, last) or not last:
             return None
@@ -266,12 +266,12 @@ class Twins:
         return Twins(up, Channel.of(held, twin, ranks.rank, ranks.ways[0]), ranks.index == 0)
 
     def __call__(self, gradient: Tensor) -> None:
-        """Add up the gradients of both copies, in place."""
+        """Sum the gradients of both copies, in place."""
         if self.first:
             gradient.add_(self.up.receive(gradient))
             self.down.send(gradient)
             self.down.settle()
         else:
             self.up.send(gradient)
-            self.up.settle()  # what is sent must not be written over: one sum may arrive before another part has left
+            self.up.settle()  # do not overwrite what is being sent: one sum may arrive before another part has left
             gradient.copy_(self.down.receive(gradient))

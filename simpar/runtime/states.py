@@ -1,4 +1,4 @@
-"""The training state of a rank as named tensors: parameters, and what the optimizer remembers of each."""
+"""The training state of a rank as named tensors: parameters, and the optimizer's state of each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from simpar.runtime.update import Owned, Update
 
 
 def named_tensors(update: Update) -> list[dict[str, Any]]:
-    """Every tensor a checkpoint of this rank holds, by name; DTensors where a parameter is sharded.
+    """Every tensor in this rank's checkpoints, by name; DTensors for sharded parameters.
 
-    The second dict holds the copy of tied embeddings on the last stage, which goes by the name of the first: it may be
-    cut in other ways, so only the first is saved, and it is loaded after it.
+    The second dict holds the copy of tied embeddings on the last stage under the name of the first copy. It may be
+    sharded differently, so only the first copy is saved, and this one is loaded after it.
     """
     found: list[dict[str, Any]] = [{}, {}]
     for each, name, tensor in _tensors(update):
@@ -29,9 +29,9 @@ def named_tensors(update: Update) -> list[dict[str, Any]]:
 
 
 def _tensors(update: Update) -> Iterator[tuple[Owned, str, Any]]:
-    """What the optimizer does not remember yet is made (zero), so that it can be loaded into.
+    """The tensors of an update; optimizer states that do not exist yet are created as zeros, to load into.
 
-    Where updates are delayed the host is a step ahead of the parameters.
+    With delayed updates the host is a step ahead of the parameters.
     """
     for optimizer in update.hosted():
         optimizer.settle()
@@ -47,9 +47,9 @@ def _tensors(update: Update) -> Iterator[tuple[Owned, str, Any]]:
 
 
 def loaded(update: Update, steps: int) -> None:
-    """After tensors were loaded: tell the optimizer how many steps lie behind it, and the host its parameters.
+    """After loading: tell the optimizer the number of past steps, and the host its parameters.
 
-    Some correct their states by the number.
+    Some optimizers correct their states by that number.
     """
     if not update.scope.plan.offload.offload_delayed:
         for optimizer in update.hosted():
@@ -61,19 +61,19 @@ def loaded(update: Update, steps: int) -> None:
 
 
 def _of(update: Update) -> InTorch:
-    """What torch has of the plan's optimizer."""
+    """The entry of the plan's optimizer in torch."""
     return in_torch(update.scope.plan.numerics.optimizer)
 
 
 def _name(each: Owned) -> str:
-    """Both copies of tied embeddings go by the table's name."""
+    """Both copies of tied embeddings have the table's name."""
     return TABLE if each.twin else each.name
 
 
 def _remembered(update: Update) -> Iterator[tuple[Owned, Any, dict[str, Any]]]:
     """Parameters, the tensor that is updated, and the optimizer's state of each.
 
-    Under ZeRO-1 only those that this rank updates.
+    Under ZeRO-1, only of the parameters that this rank updates.
     """
     local = [each.optim if isinstance(each, ZeroRedundancyOptimizer) else each for each in update.optimizers]
     holder = {

@@ -1,4 +1,4 @@
-"""How a checked plan is put on torch, and which combinations are refused, with the reason. No torch here.
+"""How a checked plan runs in torch, and which combinations are refused, with the reason. No torch here.
 
 | plan | gradients | optimizer states |
 |---|---|---|
@@ -43,11 +43,11 @@ Reduction = Literal["none", "ddp", "explicit", "fsdp", "one_process", "servers",
 
 @dataclass(frozen=True)
 class Strategy:
-    """What the runtime does for a plan.
+    """The implementation of a plan in torch.
 
-    ``reduction`` of gradients over the data-parallel ranks, ``shard_optimizer`` for ZeRO-1, ``reshard`` parameters
-    after forward (zero 3), ``replicas`` of the shards, which are ``alone`` where they reduce nothing inside a step.
-    Experts are ``spread`` where ranks of a stage hold different ones.
+    ``reduction`` is that of gradients over the data-parallel ranks, ``shard_optimizer`` is set for ZeRO-1, ``reshard``
+    frees parameters after the forward (ZeRO-3), ``replicas`` counts copies of the shards, which are ``alone`` if they
+    reduce nothing inside a step. Experts are ``spread`` if ranks of a stage hold different ones.
     """
 
     reduction: Reduction
@@ -59,7 +59,7 @@ class Strategy:
 
 
 def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = None) -> Strategy:
-    """The strategy of a checked plan; ``graph`` is None for a model of the user's.
+    """The strategy of a checked plan; ``graph`` is None for a user's model.
 
     Raises UserError for what torch cannot do, or does wrongly.
     """
@@ -107,7 +107,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
 
 
 def replicas_inside(plan: Plan) -> int:
-    """Replicas that one process drives: all of them under ``single_process``, else its own."""
+    """Replicas that one process drives: all of them under ``single_process``, otherwise one."""
     return plan.mesh.replicas if plan.data_parallel.kind == "single_process" else 1
 
 
@@ -197,7 +197,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
 
 
 def _refuse_eight_bits(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None) -> None:
-    """Products in 8 bits are torchao's, of whole weights in dense layers, with a backward in one piece."""
+    """8-bit products come from torchao: whole weights, dense layers, and backwards that are not split."""
     mesh = plan.mesh
     for wrong, said in (
         (graph is None, "a model of your own decides on its products itself; allowed: bf16, fp32"),
@@ -223,7 +223,7 @@ def _refuse_eight_bits(plan: Plan, schedule: Schedule | None, graph: ModelGraph 
 
 
 def _refuse_details(plan: Plan, graph: ModelGraph) -> None:
-    """What a config says that the runtime does not compute, or not in parts of a sequence."""
+    """Refuse what a config asks for and the runtime does not compute, or not in parts of a sequence."""
     details = graph.details
     if details.unbuilt:
         raise UserError(
@@ -250,7 +250,7 @@ def _refuse_details(plan: Plan, graph: ModelGraph) -> None:
 
 
 def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
-    """Adapters and frozen layers are those of dense decoders, in products of 16 bits or more."""
+    """Adapters and frozen layers work in dense decoders, with products of 16 bits or more."""
     tuning = plan.tuning
     name = "lora_rank" if tuning.lora_rank is not None else "frozen_layers"
     for wrong, said in (
@@ -269,9 +269,9 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
 
 
 def _refuse_alone(plan: Plan) -> None:
-    """Replicas that step on their own meet by all-reduce, and keep whole states or shard them all.
+    """Replicas that step on their own synchronise by all-reduce, with whole states or fully sharded ones.
 
-    Those that parameter servers hold together are one rank each.
+    Replicas of parameter servers are one rank each.
     """
     data, mesh = plan.data_parallel, plan.mesh
     if data.servers is not None:
@@ -303,7 +303,7 @@ def is_decoder(graph: ModelGraph) -> bool:
 
 
 def _refuse_further(plan: Plan, graph: ModelGraph, schedule: Schedule) -> None:
-    """Layers that predict further tokens stand on the stage of the head, and use its weights again."""
+    """Layers that predict further tokens must be on the stage of the head, whose weights they use again."""
     further = sum(name in graph.auxiliary for name in graph.layers)
     last = stage_layers(plan, len(graph.layers))[-1]
     if last < further:
@@ -324,7 +324,7 @@ def spreads_experts(plan: Plan, graph: ModelGraph | None) -> bool:
 
 
 def _refuse_mixers(plan: Plan, graph: ModelGraph) -> None:
-    """State-space layers are whole on a rank, which sees whole sequences."""
+    """State-space layers must be whole on a rank, with whole sequences."""
     if graph.is_mixture:
         raise UserError(
             f"model {graph.name}: has state-space layers and experts; the runtime trains hybrids of state-space "

@@ -1,4 +1,4 @@
-"""From what every rank measured to one table beside the prediction. No torch here."""
+"""From the measurements of all ranks to one table with the prediction. No torch here."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COMPARED = ("step_time_s", "tokens_per_s", "mfu", "peak_memory_bytes")
 
 
 def measured(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: int) -> dict[str, Any]:
-    """Speed, spread, memory and phases of a run from its ranks' rows.
+    """Speed, spread, memory and phases of a run from the rows of its ranks.
 
-    A step ends when its slowest rank ends; the first ``warmup`` steps are left out, unless there are no others.
-    Phases are medians over steps, by rank.
+    A step ends when its slowest rank ends. The first ``warmup`` steps are left out, unless there are no others. Phases
+    are medians over steps, by rank.
     """
     rows = [rank["steps"] for rank in ranks]
     counted = [steps[warmup:] or steps for steps in rows]
@@ -42,10 +42,10 @@ def measured(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: 
 
 
 def measured_apart(ranks: Sequence[Mapping[str, Any]], training: Training, *, warmup: int) -> dict[str, Any]:
-    """The same of replicas that parameter servers hold together, and how stale their updates were.
+    """:func:`measured` for replicas on parameter servers, with the staleness of their updates.
 
-    Replicas step at their own pace: a step takes the harmonic mean of their medians, so that tokens/s are those of
-    all. Losses are means over replicas, each of its own part of the batch.
+    Replicas step at their own pace: the step time is the harmonic mean of their medians, so that tokens/s are those of
+    all. Losses are means over replicas, each on its own part of the batch.
     """
     replicas = [rank for rank in ranks if "server" not in rank]
     servers = [rank for rank in ranks if "server" in rank]
@@ -63,7 +63,7 @@ def measured_apart(ranks: Sequence[Mapping[str, Any]], training: Training, *, wa
 
 
 def counted(updates: Sequence[tuple[int, int, int]], replicas: int, steps: int, warmup: int) -> list[int]:
-    """Staleness of every update after the replicas' warm-up, until the first of them has finished."""
+    """Staleness of every update after the replicas' warm-up, until the first replica has finished."""
     pushed, found = [0] * replicas, []
     for replica, step, staleness in updates:
         if max(pushed) == steps:
@@ -90,7 +90,7 @@ def utilisation(
 
 
 def errors(predicted: Mapping[str, Any] | None, found: Mapping[str, Any]) -> dict[str, float]:
-    """Predicted minus measured, in percent of measured, for what both have."""
+    """Predicted minus measured, in percent of measured, for figures that both have."""
     both = [name for name in COMPARED if predicted and predicted.get(name) and found.get(name)]
     return {name: 100.0 * (predicted[name] / found[name] - 1.0) for name in both if predicted}
 

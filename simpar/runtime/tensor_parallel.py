@@ -1,10 +1,10 @@
-"""Tensor and sequence parallelism of a Decoder with DTensor, read off the graph.
+"""Tensor and sequence parallelism of a Decoder with DTensor, derived from the graph.
 
-Column-parallel products gather the residual stream, row-parallel products and the embedding sum their partial
-results; under sequence parallelism these become all-gather and reduce-scatter over the sequence [Korthikanti et
-al. 2022, arXiv 2205.05198]. Everything between works on plain local tensors. Parameters that every rank keeps
-whole but applies to its own part (norms and biases under sequence parallelism, norms of local heads) have
-gradients that are partial sums: :func:`partial_parameters` names them, one all-reduce a step adds them up.
+Column-parallel products gather the residual stream; row-parallel products and the embedding sum their partial results.
+Under sequence parallelism these become all-gather and reduce-scatter over the sequence [Korthikanti et al. 2022, arXiv
+2205.05198]. Everything between works on plain local tensors. Parameters that every rank keeps whole but applies to its
+own part (norms and biases under sequence parallelism, norms of local heads) have gradients that are partial sums:
+:func:`partial_parameters` names them, and one all-reduce per step sums them.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ SEQUENCE_DIM = 1
 
 
 class Columns(ColwiseParallel):
-    """A product split by its outputs; of an adapter beside it the outer half is, the inner one stays whole."""
+    """A product split by outputs; an adapter's outer half is split with it, the inner half stays whole."""
 
     def _partition_linear_fn(self, _: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         _distribute(module, device_mesh, {"weight": 0, "bias": 0, "lora_up": 0})
 
 
 class Rows(RowwiseParallel):
-    """A product split by its inputs; of an adapter beside it the inner half is, the outer one stays whole."""
+    """A product split by inputs; an adapter's inner half is split with it, the outer half stays whole."""
 
     def _partition_linear_fn(self, _: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         _distribute(module, device_mesh, {"weight": 1, "lora_down": 1})
 
 
 def _distribute(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int]) -> None:
-    """Make DTensors of a product's parameters, split along the given dims, the others whole."""
+    """Make DTensors of a product's parameters, split along the given dims; others stay whole."""
     for name, whole in list(module.named_parameters(recurse=False)):
         placement = Shard(dims[name]) if name in dims else Replicate()
         split = distribute_tensor(whole, mesh, [placement], src_data_rank=None)
@@ -75,7 +75,7 @@ def apply(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
 
 
 class Settled(torch.autograd.Function):
-    """A tensor that has arrived, and its gradient: code compiled by torch hands back gradients of no other kind."""
+    """A tensor that has arrived, and its gradient: code compiled by torch returns no other kind of gradient."""
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
@@ -94,10 +94,10 @@ def _arrived(x: Tensor) -> Tensor:
 
 
 def settle(model: Decoder) -> None:
-    """Let layers that are compiled, each alone, take and hand on tensors that have arrived, in place.
+    """Let layers that are compiled one by one take and return tensors that have arrived, in place.
 
-    What a collective is still bringing is a class of its own; given one, a compiled layer's backward answers with a
-    plain tensor where DTensor waits for one of its own.
+    A tensor that a collective is still bringing has a class of its own; given one, a compiled layer's backward returns
+    a plain tensor where DTensor expects one of that class.
     """
     if model.embedding is not None:
         model.embedding.register_forward_hook(lambda _, __, output: Settled.apply(output))
@@ -119,7 +119,7 @@ def _styles(op: Operator, residual: Any) -> dict[str, Any]:
 
 
 def _shared(x: Any, mesh: DeviceMesh, layout: Any) -> Any:
-    """A tensor of the residual stream, whole on every rank, each of which sends back its heads' gradient of it."""
+    """A tensor of the residual stream, whole on every rank; each rank returns the gradient from its heads."""
     here = DTensor.from_local(x, mesh, (layout,), run_check=False)
     return here.redistribute(mesh, (Replicate(),)).to_local(grad_placements=(Partial(),))
 
@@ -129,7 +129,7 @@ def _blocks(model: Decoder) -> Iterator[BlockModule]:
 
 
 def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str]:
-    """Names of whole parameters whose gradient on a rank covers only its heads or its part of the sequence."""
+    """Names of whole parameters whose local gradient covers only the rank's heads or part of the sequence."""
     found = []
     for name, module in model.named_modules():
         per_head = isinstance(module, HeadNorm)
@@ -145,7 +145,7 @@ def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str
 
 
 def sum_partial(gradients: list[Any], group: Any) -> None:
-    """Add up partial gradients over the tensor-parallel ranks, as one message."""
+    """Sum partial gradients over the tensor-parallel ranks, in one message."""
     if not gradients:
         return
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])

@@ -1,4 +1,4 @@
-"""Whether a hardware profile is of the machine that a run is on: cores, memory, speed of products. No torch here."""
+"""Whether a hardware profile describes the machine of a run: cores, memory, speed of products. No torch here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from simpar.cost.kernels import KernelModel
 from simpar.hardware.cluster import Cluster
 from simpar.units import GIGA, format_bytes
 
-MEMORY_DIFFERS = 0.1  # what a kernel keeps for itself is less
-SPEED_DIFFERS = 2.0  # libraries and moments of one machine differ by less
+MEMORY_DIFFERS = 0.1  # the operating system keeps less than this share
+SPEED_DIFFERS = 2.0  # libraries and repeated measurements differ by less
 ROWS, ROUNDS = 512, 8
 
 
@@ -22,7 +22,7 @@ def usable_cores() -> int:
 
 
 def unlike_this_machine(cluster: Cluster, ranks: int) -> str:
-    """In what a profile of ranks on a machine's processors is not this machine; empty where nothing shows."""
+    """How a profile of ranks on a machine's CPUs differs from this machine; empty if nothing is noticed."""
     host, cores = cluster.profile.host, usable_cores()
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     found = []
@@ -39,19 +39,19 @@ def unlike_this_machine(cluster: Cluster, ranks: int) -> str:
 
 
 def profile_flop_per_s(cluster: Cluster, ranks: int) -> float:
-    """FLOP/s of square fp32 products, on as many of the ranks as work at a time."""
+    """FLOP/s of square fp32 products in the profile, on as many ranks as work at a time."""
     model = KernelModel(cluster.device, "fp32")
     working = min(float(ranks), cluster.profile.host.compute_capacity or float(ranks))
     return working * 2.0 * ROWS**3 / float(model.gemm_time_s(ROWS, ROWS, ROWS))
 
 
 def product_flop_per_s(cores: int) -> float:
-    """The same of this machine, all cores at it: the best of several rounds, which other work disturbs least."""
+    """FLOP/s of square fp32 products on this machine, on all cores: the best, least disturbed, of several rounds."""
     import numpy as np
 
     a = np.ones((ROWS, ROWS), dtype=np.float32)
     best_s = float("inf")
-    with ThreadPoolExecutor(cores) as pool:  # products leave the interpreter's lock
+    with ThreadPoolExecutor(cores) as pool:  # products release the interpreter lock
         for _ in range(ROUNDS):
             begin = time.perf_counter()
             for done in [pool.submit(partial(np.matmul, a, a)) for _ in range(cores)]:

@@ -1,8 +1,8 @@
-"""The simulated and the measured step in one Perfetto view: one file, the simulation on top, then every rank. No torch.
+"""The simulated and the measured step in one Perfetto file: the simulation on top, then every rank. No torch.
 
-Measured events are torch's Kineto traces on a common clock. Their processes are renumbered below the simulated ones;
-of very long traces only the longest events are kept, and ends that stick out of the event around them by rounding
-are cut, because Perfetto drops such events without a word.
+Measured events are torch's Kineto traces on a common clock. Their processes are renumbered to follow the simulated
+ones. Very long traces keep only their longest events. Events that stick out of the enclosing event by rounding are cut,
+because Perfetto drops such events silently.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS = (
 
 
 def write_both(path: str | Path, simulated: Timeline | None, measured: Sequence[Path]) -> None:
-    """Write one trace of a simulated step and of the measured ranks, gzipped where the name ends with .gz."""
+    """Write one trace of a simulated step and of the measured ranks, gzipped if the name ends with .gz."""
     events = list(trace(simulated)["traceEvents"]) if simulated is not None else []
     for event in events:
         if event["ph"] == "M" and event["name"] == "process_name":
@@ -55,7 +55,7 @@ def merged(ranks: Sequence[Mapping[str, Any]]) -> list[Event]:
 
 
 def _absolute_us(rank: Mapping[str, Any], time_us: float) -> float:
-    """Kineto counts from a base of its own in every file."""
+    """Kineto's times, which count from a base that every file chooses, as absolute times in us."""
     return float(rank.get("baseTimeNanoseconds", 0)) / KILO + time_us
 
 
@@ -91,20 +91,20 @@ def _thread(event: Event) -> tuple[Any, Any]:
 
 
 def _by_first_use(slices: Sequence[Event]) -> list[tuple[Any, Any]]:
-    """Threads: the one that runs the steps first, the others as they come."""
+    """Threads: the one that runs the steps first, then the others in order of appearance."""
     main = next((_thread(e) for e in slices if e["name"].startswith(STEP)), None)
     others = dict.fromkeys(_thread(e) for e in sorted(slices, key=lambda e: e["ts"]))
     return [*([main] if main else []), *(thread for thread in others if thread != main)]
 
 
 def _thread_names(rank: Mapping[str, Any]) -> dict[tuple[Any, Any], str]:
-    """What each thread does, without the numbers the system gave it."""
+    """The role of each thread, without the numbers of the system."""
     named = (e for e in rank["traceEvents"] if e.get("ph") == "M" and e.get("name") == "thread_name")
     return {_thread(e): str(e["args"]["name"]).rpartition("(")[2].rstrip(")") for e in named}
 
 
 def _nested(events: Iterable[Event]) -> Iterator[Event]:
-    """Events by thread and time, each cut to the event around it."""
+    """Events by thread and time, each cut to its enclosing event."""
     open_until: list[float] = []
     thread: tuple[int, int] | None = None
     for event in sorted(events, key=lambda e: (e["tid"], e["ts"], -e["dur"])):

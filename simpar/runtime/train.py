@@ -53,17 +53,17 @@ class Session:
 
     @property
     def by_servers(self) -> bool:
-        """Whether replicas meet at parameter servers only: each logs its own loss, nobody waits for a mean."""
+        """Whether replicas synchronise only at parameter servers: each logs its own loss and waits for no mean."""
         return self.prepared.strategy.reduction == "servers"
 
     @property
     def folder(self) -> Path:
-        """Where results go."""
+        """The folder of results."""
         return Path(self.job.folder)
 
 
 def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
-    """Run a job on this rank and return what it measured. Raises UserError."""
+    """Run a job on this rank and return its measurements. Raises UserError."""
     torch.set_num_threads(job.machine.threads)
     snapshot = Path(job.folder) / SNAPSHOT.format(rank=rank) if job.measuring.memory_snapshot else None
     with recording_memory(snapshot):
@@ -97,21 +97,21 @@ def _train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Saving:
-    """When checkpoints are written and read; ``store`` is None for a run that keeps none."""
+    """When checkpoints are written and read; ``store`` is None for a run without checkpoints."""
 
     session: Session
     store: Store | None
 
     @property
     def update(self) -> Update:
-        """What holds the states: an optimizer of this rank's."""
+        """The optimizer of this rank, which holds the states."""
         update = self.session.engine.update
         assert isinstance(update, Update), "parameter servers keep no checkpoints"
         return update
 
     @staticmethod
     def open(session: Session) -> Saving:
-        """Open the folder of checkpoints, where the job has one."""
+        """Open the folder of checkpoints, if the job has one."""
         wanted = session.job.checkpoints
         if wanted is None:
             return Saving(session, None)
@@ -119,7 +119,7 @@ class Saving:
         return Saving(session, store)
 
     def resume(self) -> int:
-        """Load the newest sound checkpoint, if there is one; the step to go on with. Raises UserError."""
+        """Load the newest sound checkpoint, if there is one; returns the step to resume at. Raises UserError."""
         for path, manifest in self.store.sound() if self.store is not None else ():
             step = next_step(path, manifest, self.session.job)
             assert self.store is not None, "its checkpoints were just read"
@@ -129,7 +129,7 @@ class Saving:
         return 0
 
     def after(self, step: int) -> None:
-        """Save where it is due: on schedule, and after the last step."""
+        """Save if it is due: on schedule, and after the last step."""
         job, done = self.session.job, step + 1
         if self.store is None or job.checkpoints is None:
             return
@@ -144,13 +144,13 @@ class Saving:
             self.store.save(named_tensors(self.update)[0], contents)
 
     def finish(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the save in progress."""
         if self.store is not None:
             self.store.wait()
 
 
 def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
-    """Build everything a rank needs. Raises UserError."""
+    """Build everything that a rank needs. Raises UserError."""
     graph = job.graph()
     prepared = prepare(job.plan, graph, job.training, world_size * replicas_inside(job.plan))
     if prepared.strategy.reduction == "one_process":
@@ -182,7 +182,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
 
 
 def _released(job: Job, rank: int) -> Released | None:
-    """The weights that a job starts from; the first rank says what of them the model lacks. Raises UserError."""
+    """The weights that a job starts from; the first rank reports which of them the model lacks. Raises UserError."""
     graph = job.graph()
     if job.weights.init_from is None or graph is None:
         return None
@@ -193,7 +193,7 @@ def _released(job: Job, rank: int) -> Released | None:
 
 
 def vocabulary(model: Any) -> int:
-    """How many tokens a module of the user's knows: its ``vocab_size``, or its first embedding's. Raises UserError."""
+    """The vocabulary size of a user's module: its ``vocab_size``, or its first embedding's. Raises UserError."""
     tables = (module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding))
     found = getattr(model, "vocab_size", None) or next(tables, None)
     if not isinstance(found, int):
@@ -222,15 +222,15 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
 
 
 def local_batch(session: Session, step: int) -> tuple[Tensor, Tensor]:
-    """Tokens of this rank and next tokens of a step: int64[sequences, its part of the sequence].
+    """Tokens and next tokens of this rank in a step: int64[sequences, its part of the sequence] each.
 
-    Of a model that predicts further tokens the second are int64[sequences, 1 + further, part].
+    If a model predicts further tokens, the second is int64[sequences, 1 + further, part].
     """
     return _shared_out(session, session.loader.batch(step))
 
 
 def _evaluated(session: Session, done: int) -> dict[str, float]:
-    """The loss on held-out data where it is due when so many steps are done."""
+    """The held-out loss, if evaluation is due after ``done`` steps."""
     evaluation, ranks = session.evaluation, session.ranks
     if evaluation is None or not evaluation.is_due(done):
         return {}
@@ -242,7 +242,7 @@ def _evaluated(session: Session, done: int) -> dict[str, float]:
 
 
 def _shared_out(session: Session, drawn: Any) -> tuple[Tensor, Tensor]:
-    """Its part of sequences int64[sequences, seq_len + 1] on a rank, as :func:`local_batch` gives it."""
+    """The local part of sequences int64[sequences, seq_len + 1], as :func:`local_batch` returns it."""
     samples = torch.from_numpy(drawn).to(session.ranks.device)
     length = session.job.training.seq_len // session.ranks.mesh.cp
     here = place_of(session.prepared.plan, session.ranks).positions(length, samples.device)
@@ -263,7 +263,7 @@ def seed_step(session: Session, step: int) -> None:
 
 @dataclass(frozen=True)
 class Log:
-    """Rank 0's log, a line of JSON a step, and what else the figures of steps go to."""
+    """Rank 0's log, one line of JSON per step, and the other outputs of figures."""
 
     path: Path
     sinks: Sequence[Sink]
@@ -271,7 +271,7 @@ class Log:
 
     @staticmethod
     def open(session: Session, first: int) -> Log:
-        """Go on with the log from a step; lines of steps that will be run again are dropped."""
+        """Continue the log from a step; lines of steps that will be run again are dropped."""
         path = session.folder / LOG
         kept = [row for row in read_log(path) if row["step"] < first]
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
@@ -285,6 +285,6 @@ class Log:
             sink.write(row["step"], figures(row, self.tokens_per_step))
 
     def close(self) -> None:
-        """No more will come."""
+        """Close the outputs."""
         for sink in self.sinks:
             sink.close()

@@ -1,9 +1,9 @@
-"""The update of one rank: gradients made whole, clipped, and given to an optimizer that works on local shards.
+"""The update of one rank: gradients reduced, clipped, and given to an optimizer that works on local shards.
 
-Elementwise optimizers need no other rank's part of a tensor, so every parameter, DTensor or not, is optimized
-through a plain tensor that shares its storage. ZeRO-1 (torch's ZeroRedundancyOptimizer) then also works under
-tensor parallelism, where it cannot broadcast DTensors. Of an offloaded optimizer, which updates on the host, the
-tensors on the device are still what is shared out, clipped and broadcast.
+Elementwise optimizers do not need other ranks' parts of a tensor, so every parameter, DTensor or not, is optimized
+through a plain tensor that shares its storage. ZeRO-1 (torch's ZeroRedundancyOptimizer), which cannot broadcast
+DTensors, then also works under tensor parallelism. If the optimizer is offloaded and updates on the host, the tensors
+on the device are still those that are sharded, clipped and broadcast.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ BETAS, EPS = (0.9, 0.95), 1e-8
 class Owned:
     """A parameter of this rank: its name, itself, and the plain tensor that the optimizer sees.
 
-    ``partial``: its gradient is one tensor-parallel rank's share of a sum. ``twin``: it is the second copy of
-    tied embeddings, on the last stage. ``expert``: it is an expert's, whose copies are on ranks of their own.
+    ``partial``: its gradient is one tensor-parallel rank's share of a sum. ``twin``: it is the second copy of tied
+    embeddings, on the last stage. ``expert``: it belongs to an expert, whose copies are on ranks of their own.
     """
 
     name: str
@@ -59,9 +59,9 @@ class Owned:
         return Owned(name, parameter, nn.Parameter(plain.detach()), partial, twin, expert)
 
     def gradient(self, *, summed: bool = True) -> Tensor:
-        """The local part of the gradient, complete in the parameter's own placements; zero where there is none.
+        """The local part of the gradient, complete in the parameter's own placements; zero if there is none.
 
-        Not ``summed``, what ranks have left as summands stays apart on :meth:`axes_apart`.
+        Unless ``summed``, summands of different ranks stay apart on :meth:`axes_apart`.
         """
         gradient = self.parameter.grad
         if gradient is None:
@@ -81,9 +81,9 @@ class Owned:
 
 @dataclass(frozen=True)
 class Scope:
-    """What an update needs to know: resolved plan, the optimizer's numbers, strategy, this rank.
+    """The context of an update: resolved plan, hyperparameters, strategy, this rank.
 
-    ``sum_twins`` adds up the gradients of both copies of tied embeddings, in place; None where they are on one rank.
+    ``sum_twins`` sums the gradients of both copies of tied embeddings, in place; None if they are on one rank.
     """
 
     plan: Plan
@@ -94,10 +94,10 @@ class Scope:
 
 
 def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
-    """The plan's optimizer over local parameters; its states shared out over the ranks under ZeRO-1.
+    """The plan's optimizer over local parameters; its states are sharded over the ranks under ZeRO-1.
 
-    Experts that are spread have one of their own then, whose states the ranks share that hold the same experts.
-    Parameters that are updated on the host have theirs apart from the others.
+    Then experts that are spread have an optimizer of their own, whose states are sharded over the ranks that hold the
+    same experts. Parameters that are updated on the host have one apart from the others.
     """
     sharded = scope.strategy.shard_optimizer
     found = []
@@ -113,9 +113,9 @@ def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
 
 
 def on_host(scope: Scope, owned: Sequence[Owned]) -> list[bool]:
-    """Which parameters on the device are updated on the host; none where parameters are on the host themselves.
+    """Which parameters on the device are updated on the host; none if parameters are on the host themselves.
 
-    Both copies of tied embeddings are updated alike: there.
+    Both copies of tied embeddings are updated there.
     """
     offload = scope.plan.offload
     if not offload.ratio or offload.offload_parameters != "none":
@@ -139,7 +139,7 @@ def _optimizer(scope: Scope, local: list[nn.Parameter], group: Any, *, away: boo
 
 
 def optimizer_of(plan: Plan, learning: Learning) -> tuple[Any, dict[str, Any]]:
-    """The class of a plan's optimizer and what it is made with."""
+    """The class of a plan's optimizer and its constructor arguments."""
     chosen = in_torch(plan.numerics.optimizer)
     of_run = {"betas": BETAS, "eps": EPS, "momentum": learning.momentum}
     options: dict[str, Any] = {"lr": learning.learning_rate, "weight_decay": learning.weight_decay}
@@ -148,10 +148,10 @@ def optimizer_of(plan: Plan, learning: Learning) -> tuple[Any, dict[str, Any]]:
 
 
 class Update:
-    """What happens between the last backward and the next forward.
+    """Everything between the last backward and the next forward.
 
-    ``early`` are parameters whose gradients go to the host as they are made: those that are updated there, where the
-    plan says so and nothing on the device adds their gradients up.
+    ``early`` are parameters whose gradients go to the host as they are produced: those that are updated there, if the
+    plan says so and nothing on the device sums their gradients.
     """
 
     def __init__(self, scope: Scope, owned: Sequence[Owned]) -> None:
@@ -161,7 +161,7 @@ class Update:
         self.arrivals = Arrivals()
         away = zip(self.owned, on_host(scope, self.owned), strict=True)
         self.early = [each for each, there in away if there and self._leaves(each)]
-        if scope.strategy.reduction != "fsdp":  # which makes gradients where autograd does not look
+        if scope.strategy.reduction != "fsdp":  # fully_shard sets gradients without autograd's hooks
             for each in self.early:
                 each.parameter.register_post_accumulate_grad_hook(lambda _, each=each: self._send(each))
         self.gradients: dict[Any, Tensor] = {}
@@ -176,19 +176,19 @@ class Update:
         each.parameter.grad = None
 
     def collect(self) -> None:
-        """After a backward: send to the host what goes there and has not gone."""
+        """After a backward, send the remaining gradients that belong on the host."""
         for each in self.early:
             if each.parameter.grad is not None:
                 self._send(each)
 
     def set_rate(self, rate: float) -> None:
-        """The learning rate of the next step."""
+        """Set the learning rate of the next step."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
     def step(self, clock: Clock) -> float | None:
-        """Complete the gradients, clip, update, forget the gradients. The gradient norm where it was asked for."""
+        """Complete the gradients, clip, update, clear the gradients; returns the gradient norm if asked for."""
         with clock.phase("communication"):
             self.collect()
             self.gradients = self.arrivals.take(each.local for each in self.early)
@@ -220,7 +220,7 @@ class Update:
         return [each for each in local if isinstance(each, OnHost)]
 
     def _complete(self) -> None:
-        """Sum what tensor parallelism, data parallelism and tied embeddings left apart."""
+        """Sum what tensor parallelism, data parallelism and tied embeddings have left apart."""
         found = self.gradients
         sum_partial([found[each.local] for each in self.owned if each.partial], self.ranks.tensor_group)
         bucket_bytes = float(self.scope.plan.data_parallel.bucket_bytes or math.inf)
@@ -239,7 +239,7 @@ class Update:
                 average(experts, self.ranks.expert_copies_group, bucket_bytes, divisor=width)
         elif (
             self.scope.strategy.spread
-        ):  # fully_shard took the mean over copies: each has seen the tokens of many ranks
+        ):  # fully_shard took the mean over copies, each of which saw the tokens of many ranks
             share = self.ranks.mesh.expert_data_parallel / self.ranks.width
             for each in self.owned:
                 if each.expert:
@@ -247,7 +247,7 @@ class Update:
         self._sum_tied()
 
     def _sum_tied(self) -> None:
-        """First and last stage hold a copy each of tied embeddings: the gradient is the sum of both."""
+        """First and last stage each hold a copy of tied embeddings: the gradient is the sum of both."""
         first = [self.gradients[each.local] for each in self.owned if each.name == TABLE and not each.twin]
         last = [self.gradients[each.local] for each in self.owned if each.twin]
         if first and last:
@@ -270,7 +270,7 @@ class Update:
         """L2 norm of the gradient of the whole model, every element counted once."""
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         counted = [each for each in self.owned if not each.twin]
-        # a norm a tensor, in fp32 or more, without a copy of any; only the norms are squared and added in fp64
+        # one norm per tensor, in at least fp32 and without copies; only the norms are squared and summed in fp64
         every = [self.gradients[each.local] for each in counted]
         wide = reduce(torch.promote_types, (gradient.dtype for gradient in every), torch.float32)
         norms = torch._foreach_norm(every, 2, dtype=wide) if every else []
@@ -281,7 +281,7 @@ class Update:
         return math.sqrt(float(total))
 
     def _copies(self, parameter: Any) -> int:
-        """Ranks of the job that hold the same part of a parameter."""
+        """The number of ranks of the job that hold the same part of a parameter."""
         stage_ranks = self.ranks.stage_size
         if not isinstance(parameter, DTensor):
             return stage_ranks

@@ -1,4 +1,4 @@
-"""Weights between a model's shards and files of transformers: each rank reads its part, one rank a stage writes."""
+"""Weights between a model's shards and files of transformers: each rank reads its part, one rank per stage writes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MAX_NAMED = 5
 ROWS = 4096
 """Rows of a table that are compared at once."""
 BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attention.bias", ".masked_bias")
-"""Ends of names that older files have of frequencies and of masks, which follow from the config."""
+"""Endings of the names of frequencies and masks in older files, which follow from the config."""
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
 class Source:
-    """Where the parameters of a stage come from; several that are stored as one tensor are read together once."""
+    """Where the parameters of a stage come from; those stored as one tensor are read together once."""
 
     released: Released
     graph: ModelGraph
@@ -50,7 +50,7 @@ class Source:
         return Source(released, graph, {name: rule for rule in found for name in rule.ours})
 
     def part(self, name: str, shape: tuple[int, ...], here: tuple[slice, ...]) -> Tensor:
-        """A rank's part of a parameter of a whole shape. Raises UserError."""
+        """A rank's part of a parameter of a whole shape. Raises UserError if the file does not fit."""
         rule = self.by_name[name]
         if rule.layout is SAME:
             return self._read(rule.theirs[0], shape, here)
@@ -89,9 +89,9 @@ class Source:
 
 
 def check_used(released: Released, graph: ModelGraph) -> None:
-    """Raise UserError where a folder has tensors that are no parameter of the model: it would be another one.
+    """Raise UserError if a folder has tensors that are not parameters of the model: it is of another model.
 
-    Buffers are none, nor what predicts further tokens; a tied output may be stored again as the table that it is.
+    Exceptions are buffers, layers that predict further tokens, and a tied output that is stored again.
     """
     with torch.device("meta"):
         whole = Part(range(len(graph.layers)), embedding=True, head=True)
@@ -132,7 +132,7 @@ def _check_tied(released: Released, output: str, table: str) -> None:
 
 
 def _opened(path: Path) -> Any:
-    """A file of weights. Raises UserError for one that is cut short or something else."""
+    """A file of weights. Raises UserError if it is truncated or something else."""
     opened = opener()
     try:
         return opened(path, framework="pt")
@@ -149,10 +149,10 @@ def _said(dtype: Any) -> str:
 def save(
     stages: Mapping[int, Any], graph: ModelGraph, config: Mapping[str, Any], folder: Path, dtype: Any
 ) -> None:
-    """Write the parameters of a model, whose virtual stages by number are on several ranks, and its config.
+    """Write the parameters of a model, whose virtual stages (by number) are on several ranks, and its config.
 
     Every rank calls it. The lowest rank that has a stage writes its files, each of up to SHARD_BYTES; the folder gets
-    its name when all are written. Raises UserError where nothing can be written.
+    its name when all are written. Raises UserError if nothing can be written.
     """
     rank, half = dist.get_rank(), folder.with_name(f"{folder.name}.partial")
     every: list[Any] = [None] * dist.get_world_size()

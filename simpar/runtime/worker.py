@@ -1,6 +1,6 @@
-"""What torchrun starts on every rank: ``python -m simpar.runtime.worker JOB.json``.
+"""The entry point that torchrun starts on every rank: ``python -m simpar.runtime.worker JOB.json``.
 
-A rank leaves its measurements, or the reason why it failed, as a file in the job's folder; the launcher reads them.
+A rank leaves its measurements, or the reason for its failure, as a file in the job's folder, which the launcher reads.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ FAILED = 1
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 BAD_INPUT = 2
 SAME = {"plan", "model", "training", "steps", "learning", "selective"}
-"""Fields of a job that every node has alike; folders, files of data and devices are its own."""
+"""Fields of a job that must be equal on all nodes; folders, data files and devices may differ."""
 
 
 def main() -> int:
-    """Run this rank; 0 when done, 2 where the user can mend it, 1 where not."""
+    """Run this rank; returns 0 when done, 2 for an error that the user can fix, 1 for any other."""
     die_with_parent()
     job = Job.load(sys.argv[1])
     return serve(Path(job.folder), lambda: run(job))
 
 
 def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
-    """Do a rank's work and leave what it measured, or why it failed, in a folder; the exit code."""
+    """Do a rank's work and leave its measurements, or the reason for its failure, in a folder; returns an exit code."""
     rank = int(os.environ["RANK"])
     write_atomic(folder / f"rank{rank}.pid", f"{os.getpid()}\n")
-    for path in folder.glob("failed*.json"):  # starting again does not mend these
+    for path in folder.glob("failed*.json"):  # a restart does not fix these
         if (kind := json.loads(path.read_text())["kind"]) != "crash":
             return BAD_INPUT if kind == "user" else FAILED
     try:
@@ -69,7 +69,7 @@ def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
 
 
 def _crashed(folder: Path, rank: int, error: BaseException) -> int:
-    """Leave why a rank failed that the user cannot mend, or not by what it was given."""
+    """Record why a rank failed, if it is nothing that the user can fix, or nothing in the input."""
     traceback.print_exception(error)
     if is_memory(error):
         return fail(folder, rank, "memory", f"out of memory ({first_line(error)[:200]})", FAILED)
@@ -99,7 +99,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _agree(job: Job) -> None:
-    """Refuse jobs of nodes that were given unlike commands, on every rank. Raises UserError."""
+    """Refuse jobs of nodes that were given different commands, on every rank. Raises UserError."""
     import torch.distributed as dist
 
     here = job.model_dump(mode="json", include=SAME)
@@ -115,7 +115,7 @@ def _agree(job: Job) -> None:
 
 
 def first_difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """(dotted name, value here, value there) of the first field that differs; None where two documents agree."""
+    """(dotted name, value here, value there) of the first field that differs; None if two documents agree."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in dict.fromkeys((*one, *other)):
             dotted = f"{name}.{key}" if name else str(key)
@@ -126,9 +126,9 @@ def first_difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, An
 
 
 def _bring_home(found: dict[str, Any], folder: Path) -> None:
-    """Leave on every node what ranks of the others measured, whose folders may be others.
+    """Leave the measurements of all ranks on every node, because nodes may use different folders.
 
-    Which node has rank 0 is torchrun's choice, so the one that reports needs them all.
+    torchrun chooses the node of rank 0, so the node that reports needs all of them.
     """
     import torch.distributed as dist
 
@@ -143,9 +143,10 @@ def _bring_home(found: dict[str, Any], folder: Path) -> None:
 
 @contextmanager
 def joined(machine: Machine, folder: Path, *, on_host: bool = False) -> Iterator[Any]:
-    """The device of this rank, while it is one of the job's process group: NCCL between CUDA devices, else gloo.
+    """A context in which this rank is in the job's process group; yields its device.
 
-    Ranks of one node find each other in a ``folder``. A rank ``on_host`` has no device of its own and talks over gloo.
+    The group uses NCCL between CUDA devices, and gloo otherwise. Ranks of one node find each other through a
+    ``folder``. A rank ``on_host`` has no device of its own and uses gloo.
     """
     import torch
     import torch.distributed as dist
@@ -155,21 +156,21 @@ def joined(machine: Machine, folder: Path, *, on_host: bool = False) -> Iterator
     device = torch.device("cuda", local_rank) if accelerated else torch.device("cpu")
     if accelerated:
         torch.cuda.set_device(device)
-        # sums over parts of a product stay in fp32 until they are rounded once
+        # partial sums of a product stay in fp32 and are rounded once
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     backend = "cuda:nccl,cpu:gloo" if machine.device == "cuda" else "gloo"
     world_size, timeout = int(os.environ["WORLD_SIZE"]), timedelta(seconds=machine.timeout_s)
     store = meet(machine, folder, rank, world_size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     yield device
-    dist.destroy_process_group()  # not after a failure: peers would fail of it before the reason is written
+    dist.destroy_process_group()  # not after a failure: peers would fail because of it before the reason is written
 
 
 def meet(machine: Machine, folder: Path, rank: int, world_size: int) -> Any:
-    """The store where ranks find each other. It listens on the master's address only, not on every interface.
+    """The store through which ranks find each other. It listens on the master's address only, not on every interface.
 
-    On one node rank 0 takes a port that is free then and leaves its number in the ``folder``: the one that torchrun
-    found free may be another process's by the time a rank has imported torch.
+    On one node, rank 0 takes a free port and writes its number to the ``folder``: a port that torchrun found free may
+    have been taken by the time a rank has imported torch.
     """
     from torch.distributed import TCPStore
 
@@ -191,7 +192,7 @@ def meet(machine: Machine, folder: Path, rank: int, world_size: int) -> Any:
 
 
 def _read(left: Path, timeout_s: float) -> int:
-    """The number in a file, once it is there. Raises TimeoutError."""
+    """The number in a file, once it exists. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while not left.exists():
         if time.monotonic() > deadline:
@@ -217,13 +218,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process with its parent (Linux; elsewhere the launcher sees to it)."""
+    """Ask the kernel to end this process with its parent (Linux; elsewhere the launcher does it)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def fail(folder: Path, rank: int, kind: str, message: str, code: int) -> int:
-    """Leave the reason of a failure for the launcher."""
+    """Record the reason of a failure for the launcher."""
     reason = {"rank": rank, "kind": kind, "message": message, "time": time.time()}
     write_atomic(folder / f"failed{rank}.json", json.dumps(reason) + "\n")
     return code

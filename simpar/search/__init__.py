@@ -1,7 +1,7 @@
-"""Which plan is best? The certified optimum of the plans that launchers can express, or of operator shardings.
+"""Searches for the best plan: the certified optimum among plans that launchers can express, or operator shardings.
 
-``simpar.search(model, cluster, training)`` is the front door and works whether or not this package was imported
-before: the package itself can be called.
+``simpar.search(model, cluster, training)`` works whether or not this package has been imported, because the package
+itself can be called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Candidate", "Constraints", "Counts", "Problem", "SearchResult", "mak
 
 
 class _Callable(ModuleType):
-    """A package named like the verb that it is for."""
+    """A package that can be called like the function it is named after."""
 
     __call__ = staticmethod(search)
 

@@ -1,7 +1,7 @@
-"""The front door: one call for every space of plans.
+"""The front door: one call that searches any space of plans.
 
-A space is a function of a Problem and a Progress that returns a SearchResult; it stands in SPACES under the name that
-users type and is imported when asked for.
+A space is a function of a Problem and a Progress that returns a SearchResult. SPACES lists it under the name that users
+type; its module is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ def search(
 ) -> SearchResult:
     """The best plans for a model on a cluster, with a certificate.
 
-    ``space`` "uniform" holds what Megatron-like launchers express, "alpa" stages with meshes and shardings of their
-    own, "uneven" cuts into stages of different numbers of layers, also over several kinds of nodes; left out it is
-    "uniform", or "uneven" where nodes differ. Of the uniform space what nobody asked for has values alone that the
-    framework of the stack has, unless ``constraints.portable`` says what plans may be. ``options`` are ``stack`` and
-    the fields of :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``, ``perturbation``.
+    ``space`` is "uniform" (what Megatron-like launchers can express), "alpa" (stages with meshes and operator
+    shardings of their own) or "uneven" (stages with different numbers of layers, also over several kinds of nodes).
+    The default is "uniform", or "uneven" if the nodes differ. In the uniform space, axes that were not asked for take
+    only values that the framework of the stack supports, unless ``constraints.portable`` decides that. ``options`` are
+    ``stack`` and these fields of :class:`simpar.search.Problem`: ``objective``, ``constraints``, ``base``,
+    ``perturbation``.
 
-    After ``time_limit_s`` seconds the answer is the best plan so far with its gap, not certified. ``jobs`` processes
-    (-1: all cores) of a ``backend`` ("fork", on Linux; joblib's "loky", "dask", "ray") simulate plans side by side: the
-    answer is the same with any number of them. ``progress`` has a limit and workers of its own. Raises UserError for
-    bad input and Infeasible where no plan meets the constraints.
+    After ``time_limit_s`` seconds the answer is the best plan so far with its gap, and is not certified. ``jobs``
+    processes (-1: all cores) of a ``backend`` ("fork" on Linux; joblib's "loky", "dask", "ray") simulate plans in
+    parallel; their number does not change the answer. If ``progress`` is given, its own limit and workers apply.
+    Raises UserError for bad input and Infeasible if no plan meets the constraints.
 
     >>> import simpar
     >>> from simpar.search.problem import Constraints
@@ -67,7 +68,7 @@ def search(
 
 
 def find_space(space: str | None, cluster: Cluster) -> Searcher:
-    """The function that searches a space, or that of the cluster's kind. Raises UserError for one that is not."""
+    """The function that searches a space; by default the one for the cluster's kind. Raises UserError if unknown."""
     name = space or ("uneven" if cluster.is_mixed else "uniform")
     module, _, function = SPACES[choose(name, SPACES, "space")].partition(":")
     if cluster.is_mixed and name != "uneven":

@@ -1,4 +1,4 @@
-"""A search problem: what is trained, on what, what is best, and what a plan must satisfy."""
+"""A search problem: model, cluster, training, objective, and the constraints that a plan must satisfy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from simpar.tracing.load import load_model
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 
 ANY = "any"
-"""What ``portable`` is where no framework has to be able to run a plan."""
+"""Value of ``portable`` if no framework has to be able to run the plan."""
 Held = int | float | str | None
-"""A value of an axis, or several as text with commas."""
+"""A value of an axis, or several as comma-separated text."""
 BY_REGRET = "regret"
-"""The objective unless something else is asked for."""
+"""The default objective."""
 OBJECTIVES = {
     BY_REGRET: "the step of the least expected regret, of those not to be told apart from the shortest",
     "time": "the shortest step, as predicted",
@@ -40,13 +40,13 @@ OBJECTIVES = {
 
 @dataclass(frozen=True)
 class Constraints:
-    """What every candidate satisfies.
+    """Constraints on every candidate.
 
-    ``fit_probability`` is how probable it must be that a plan fits (0.5: as predicted), ``headroom`` the fraction of
-    device memory to leave free besides; ``fixed`` maps axes of the space to the value
-    they must have; ``portable`` names an export target that must be able to express the plan ("any": none has to, and
-    no framework decides anything; None: see ``Problem.framework``); ``schedules`` restricts pipeline schedules;
-    ``deadline_s`` bounds the step time.
+    ``fit_probability`` is the least probability that the plan fits in memory (0.5: fits as predicted), ``headroom`` the
+    fraction of device memory to leave free in addition. ``fixed`` maps axes of the space to the values they must have.
+    ``portable`` names an export target that must be able to express the plan ("any": no target restricts plans; None:
+    see ``Problem.framework``). ``schedules`` restricts pipeline schedules, ``deadline_s`` bounds the step time. Raises
+    UserError for values that are not allowed.
     """
 
     headroom: float = 0.0
@@ -58,7 +58,7 @@ class Constraints:
 
     @property
     def sure_words(self) -> str:
-        """What a need is counted for, behind its bytes; nothing where it is as predicted."""
+        """The wanted probability in words, to follow a need in bytes; empty if it is as predicted."""
         return "" if self.fit_probability == AS_PREDICTED else f" to be {100 * self.fit_probability:g} % sure"
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Framework:
-    """The framework behind a stack, by its export target: ``axes`` have those values alone that it has."""
+    """The framework behind a stack, by its export target; values on ``axes`` are restricted to those it supports."""
 
     target: str
     axes: frozenset[str]
@@ -89,10 +89,10 @@ class Framework:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything a search needs. ``base`` gives what is no axis: optimizer, precision, bucket sizes.
+    """Everything a search needs; ``base`` gives what is not an axis, such as optimizer, precision, bucket sizes.
 
-    ``perturbation`` makes ranks differ, as in a scenario: bounds are those of the healthy cluster, exact times
-    those of the perturbed one. ``framework`` decides values of axes that nobody asked for.
+    ``perturbation`` makes ranks differ, as in a scenario: bounds are those of the healthy cluster, exact times those of
+    the perturbed one. ``framework`` restricts axes that were not asked for.
     """
 
     graph: ModelGraph
@@ -107,34 +107,34 @@ class Problem:
 
     @property
     def is_of_time(self) -> bool:
-        """Whether the shortest step is looked for, on all nodes: what "regret" chooses among is found like that."""
+        """Whether the search minimises step time on all nodes; so does "regret", which then chooses among ties."""
         return self.objective in (BY_REGRET, "time")
 
     @property
     def held_to(self) -> str | None:
-        """The export target that was asked to express plans whole."""
+        """The export target that plans must be expressible for, if one was asked for."""
         return None if self.constraints.portable == ANY else self.constraints.portable
 
     @property
     def target(self) -> str | None:
-        """The export target that decides what plans may be: the one asked for, or that of the framework."""
+        """The export target that restricts plans: the one asked for, or that of the framework."""
         if self.constraints.portable is not None:
             return self.held_to
         return self.framework.target if self.framework else None
 
     @cached_property
     def place(self) -> dict[str, Any]:
-        """The cluster as plans that are found for it say it."""
+        """The cluster, as plans that are found for it record it."""
         return chosen_cluster(recorded(self.cluster))
 
     @property
     def memory_limit_bytes(self) -> float:
-        """What a plan may reserve on a device."""
+        """The most memory that a plan may reserve on a device."""
         return self.cluster.device.memory_bytes * (1.0 - self.constraints.headroom)
 
 
 class Options(TypedDict, total=False):
-    """Fields of a :class:`Problem` that may be left out."""
+    """Optional fields of a :class:`Problem`."""
 
     objective: str
     base: Plan
@@ -143,7 +143,7 @@ class Options(TypedDict, total=False):
 
 
 class StackOptions(Options, total=False):
-    """The same, and the stack or its name."""
+    """:class:`Options` and the stack or its name."""
 
     stack: Stack | str | None
 
@@ -156,7 +156,11 @@ def make_problem(
     stack: Stack | str | None = None,
     **options: Unpack[Options],
 ) -> Problem:
-    """A problem from names; without a stack that of the target asked for, or the usual one. Raises UserError."""
+    """A problem from names.
+
+    The default stack is that of the export target asked for, else the usual one. Raises UserError for unknown names and
+    values that are not allowed.
+    """
     choose(options.get("objective", BY_REGRET), OBJECTIVES, "objective")
     base = options.get("base")
     if base is not None and base.pipeline.slices:
@@ -176,7 +180,7 @@ def make_problem(
 
 
 def _stack_of(portable: str | None) -> str:
-    """The stack of an export target; the usual one without a target. Raises UserError for one that is not."""
+    """The stack of an export target; the usual one without a target. Raises UserError for an unknown target."""
     if portable in (None, ANY):
         return DEFAULT_STACK
     from simpar.export import load_target

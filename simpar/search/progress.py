@@ -1,4 +1,4 @@
-"""How a search talks while it runs: how many candidates are wanted, progress, its time, its workers, a polite end."""
+"""A search while it runs: wanted candidates, progress reports, time limit, workers, and a clean end."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from simpar.search.workers import Workers
 
 Report = Callable[[str, Counts, float | None], None]
 TOP = 5
-"""Candidates that are shown, unless more or fewer are asked for; as many are compared where fewer are shown."""
+"""Candidates that are shown by default; at least as many are compared."""
 AGAIN_S = 0.05
-"""An alarm that rang while nobody could hear it (on the way into or out of the block, in a destructor) rings again."""
+"""Interval after which an alarm rings again, in case it rang where it is not heard (block entry, destructors)."""
 OUTSIDE = (__file__, contextlib.__file__)
-"""Where the block has not begun yet or is over: what is raised there would leave :meth:`Progress.stoppable` itself."""
+"""Files in which the block has not begun or is over: raising there would leave :meth:`Progress.stoppable`."""
 
 
 def in_words(phase: str, counts: Counts, best: float | None) -> str:
-    """What a search does just now: to how many layouts, and once they are bounded how far it is."""
+    """What a search is doing: the phase and number of layouts and, once these are bounded, its progress."""
     if not counts.bounded:
         return f"{phase} {counts.space_size:,} layouts" if counts.space_size else phase
     so_far = "" if best is None else f", best {best:.4g}"
@@ -36,17 +36,17 @@ def in_words(phase: str, counts: Counts, best: float | None) -> str:
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """The time limit of a search has passed; it ends as if the user had asked for it."""
+    """The time limit of a search has passed; the search ends as if the user had stopped it."""
 
 
 @dataclass
 class Progress:
-    """``top`` candidates are wanted; ``report(phase, counts, best objective or None)`` hears about progress.
+    """Wishes and state of a running search: it returns the best ``top`` candidates and calls ``report``.
 
-    ``brief`` leaves out what stands beside the winner (naive choices, the front of time and memory). A search ends
-    after ``time_limit_s`` seconds from when this was made. ``interrupted`` is set when the user asked to stop or the
-    time is up (``timed_out``): a search then returns the best so far with its gap. Raises UserError for a limit
-    that is not above 0.
+    ``report(phase, counts, best objective or None)`` is called as the search goes on. ``brief`` omits the alternatives
+    to the winner (naive choices, Pareto front). A search ends ``time_limit_s`` seconds after this object was made.
+    ``interrupted`` is set when the user stops it or the time is up (``timed_out``): the search then returns the best so
+    far with its gap. Raises UserError for a limit that is not above 0.
     """
 
     top: int = TOP
@@ -64,40 +64,40 @@ class Progress:
 
     @property
     def stopped(self) -> str | None:
-        """What ended the search early, in words, or None."""
+        """Why the search ended early, in words, or None."""
         return ("time limit" if self.timed_out else "interrupted") if self.interrupted else None
 
     @property
     def is_user_stop(self) -> bool:
-        """Whether the user asked to stop."""
+        """Whether the user stopped the search."""
         return self.interrupted and not self.timed_out
 
     @property
     def seconds(self) -> float:
-        """Seconds since this was made."""
+        """Seconds since this object was made."""
         return time.monotonic() - self.started
 
     def check(self) -> None:
-        """Raises TimeIsUp behind the limit: for threads, and systems, in which no alarm rings."""
+        """Raise TimeIsUp after the limit: for threads and systems without alarms."""
         if self.time_limit_s is not None and self.seconds >= self.time_limit_s:
             raise TimeIsUp
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Turn Ctrl-C and the time limit inside the block into ``interrupted``; what follows the block still runs."""
+        """Turn Ctrl-C and the time limit inside the block into ``interrupted``; code after the block still runs."""
         try:
             with self._alarm():
                 yield
         except (KeyboardInterrupt, RuntimeError, ValueError) as stop:
             cause = stop if isinstance(stop, KeyboardInterrupt) else stop.__cause__
-            if not isinstance(cause, KeyboardInterrupt):  # wrapped: a class was made, a plan written
+            if not isinstance(cause, KeyboardInterrupt):  # e.g. wrapped while a class was created
                 raise
             self.interrupted = True
             self.timed_out = isinstance(cause, TimeIsUp)
 
     @contextmanager
     def _alarm(self) -> Iterator[None]:
-        """An alarm at the time limit, which raises TimeIsUp wherever the main thread is."""
+        """Set an alarm at the time limit, which raises TimeIsUp wherever the main thread is."""
         rings = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
         if self.time_limit_s is None or not rings:
             yield

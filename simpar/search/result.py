@@ -1,4 +1,4 @@
-"""What a search found: ranked candidates with their reasons, and how sure it is that nothing better exists."""
+"""The result of a search: ranked candidates with their reasons, and how sure it is that nothing better exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many plans were in the space, fitted in memory, were bounded, swept without contention, and simulated."""
+    """Numbers of plans in the space, that fit in memory, were bounded, swept without contention, and simulated."""
 
     space_size: int = 0
     feasible: int = 0
@@ -30,7 +30,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One plan with its simulated figures (SI) and, in ``why``, what it wins or loses by, in words."""
+    """A plan with its simulated figures (SI units); ``why`` says in words what it wins or loses by."""
 
     rank: int
     plan: Plan
@@ -61,10 +61,10 @@ class Candidate:
 class SearchResult:
     """Candidates, best first, and the certificate.
 
-    ``certified_optimal`` says that no plan of the space can beat the best as predicted (with objective "regret" the
-    ``shortest``); else ``gap`` is the share of the objective by which one still might. ``details`` holds what more
-    there is to tell: problem, naive choices, Pareto front. ``not_shown`` are further candidates that those were
-    compared with. Steps are in s, memory in bytes, shares in 0..1 (:class:`Candidate`).
+    ``certified_optimal`` says that no plan of the space can beat the best as predicted (with objective "regret", the
+    ``shortest``). Otherwise ``gap`` is the share of the objective by which an unseen plan still might. ``details`` has
+    problem, naive choices, Pareto front and more. ``not_shown`` are further candidates that were compared. Steps are in
+    s, memory in bytes, shares in 0..1 (:class:`Candidate`).
     """
 
     candidates: tuple[Candidate, ...]
@@ -78,19 +78,19 @@ class SearchResult:
 
     @property
     def best(self) -> Candidate:
-        """The first candidate. Raises Infeasible where there is none."""
+        """The first candidate. Raises Infeasible if there is none."""
         if not self.candidates:
             raise Infeasible("the search found no plan")
         return self.candidates[0]
 
     @property
     def shortest(self) -> Candidate:
-        """The candidate with the shortest step as predicted: the certificate of a search for time is of that."""
+        """The candidate with the shortest predicted step, to which the certificate of a search for time applies."""
         return min((*self.candidates, *self.not_shown), key=lambda one: one.step_time_s)
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
-        """Candidates that cannot be told apart; none where the best is clear."""
+        """Candidates that cannot be told apart; empty if the best is clear."""
         return tuple(one for one in (*self.candidates, *self.not_shown) if one.figures.get("tied"))
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class SearchResult:
         return to_html(self)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a candidate, best first, by rank: figures in SI, and the layout as one column for every axis."""
+        """A row per candidate, best first, indexed by rank: figures in SI units and a column per axis."""
         import pandas as pd
 
         from simpar.search.tables import rows
@@ -113,14 +113,14 @@ class SearchResult:
 
     @staticmethod
     def load(path: str | Path) -> SearchResult:
-        """What :meth:`save` or ``simpar search --json`` wrote. Raises UserError for another file."""
+        """Load what :meth:`save` or ``simpar search --json`` wrote. Raises UserError for any other file."""
         from simpar.report.result import read_object
 
         return SearchResult.from_dict(read_object(path), source=str(path))
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], *, source: str = "search") -> SearchResult:
-        """A search from its plain data. Raises UserError where that is none, or of another version."""
+        """A result from plain data. Raises UserError if it is not one, or of another version."""
         formats.SEARCH.check(data, source)
         rest = dict(data)
         if not isinstance(data.get("candidates"), list):
@@ -136,7 +136,7 @@ class SearchResult:
         return SearchResult(candidates, counts, details=rest, **head)
 
     def saying(self, more: Mapping[str, object]) -> SearchResult:
-        """The same with more details."""
+        """The same result with more details."""
         return replace(self, details={**self.details, **more})
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,5 +157,5 @@ class SearchResult:
         return json.dumps(self.to_dict(), allow_nan=False, indent=1)
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON, whole or not at all."""
+        """Write the JSON atomically."""
         write_atomic(Path(path), self.to_json() + "\n")

@@ -1,4 +1,4 @@
-"""Searches side by side: one for every model and cluster of a grid, on the processes of a joblib backend."""
+"""Grids of searches: one search per model and cluster, in parallel on a joblib backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Done = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """One problem of a grid, and where it stands: a value for every axis."""
+    """One problem of a grid, and its position: a value for every axis of the grid."""
 
     at: Mapping[str, Any]
     problem: Problem
@@ -33,12 +33,12 @@ def sweep(
     time_limit_s: float | None = None,
     done: Done | None = None,
 ) -> list[dict[str, Any]]:
-    """Search every cell, several side by side with workers, and tell ``done`` how many are; in order.
+    """Search every cell, in parallel with workers, and call ``done`` with the number of finished cells.
 
-    Found are the best plan of each cell and its figures, or the reason why there is none. Ctrl-C keeps what is
-    done and ends the rest: cells that are not searched through say ``interrupted``. After ``time_limit_s`` seconds a
-    cell has the best so far, with its gap. Backend "dask" uses the scheduler that DASK_SCHEDULER_ADDRESS names,
-    else a cluster on this machine; "ray" the cluster that ray finds. Raises what a cell's input raises.
+    Returns, in order, the best plan of each cell with its figures, or the reason why there is none. Ctrl-C keeps what
+    is done; cells that were not searched to the end say ``interrupted``. After ``time_limit_s`` seconds a cell returns
+    its best so far, with its gap. Backend "dask" uses the scheduler of DASK_SCHEDULER_ADDRESS, or else a cluster on
+    this machine; "ray" the cluster that ray finds. Errors in a cell's input are raised.
     """
     found: list[dict[str, Any]] = []
     search_one = partial(search_cell, space=space, time_limit_s=time_limit_s)
@@ -56,7 +56,7 @@ def sweep(
 
 
 def search_cell(cell: Cell, space: str | None, time_limit_s: float | None) -> dict[str, Any]:
-    """The best plan of one cell as plain data, or why there is none."""
+    """The best plan of one cell as plain data, or the reason why there is none."""
     facts, progress = _facts(cell), Progress(top=1, brief=True, time_limit_s=time_limit_s)
     try:
         found = find_space(space, cell.problem.cluster)(cell.problem, progress)

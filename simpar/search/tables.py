@@ -1,4 +1,4 @@
-"""Candidates of a search as rows, as a table of a notebook, and in one line."""
+"""Candidates of a search as rows, as an HTML table for notebooks, and as one line of text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CHOICES = ("schedule", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel"
 
 
 def rows(found: SearchResult) -> list[dict[str, Any]]:
-    """A row a candidate: rank, figures in SI, axes and the choices that most plans differ in."""
+    """A row per candidate: rank, figures in SI units, axes, and the choices in which most plans differ."""
     return [_row(one.to_dict()) for one in found.candidates]
 
 
 def cell_row(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The best plan of a cell of a grid of searches as a row; where there is none, the reason."""
+    """The best plan of a cell of a grid of searches as a row; without a plan, the reason."""
     return _row(cell["best"]) if cell["best"] else {"reason": cell["reason"]}
 
 
@@ -39,7 +39,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def short(found: SearchResult) -> str:
-    """A search in one line, for a shell."""
+    """A search result in one line."""
     if not found.candidates:
         return "<SearchResult: no plan>"
     best, sure = found.best, "certified" if found.certified_optimal else f"gap {found.gap:.2%}"
@@ -51,7 +51,7 @@ def short(found: SearchResult) -> str:
 
 
 def to_html(found: SearchResult) -> str:
-    """What was asked, the candidates and how sure the answer is, for a notebook."""
+    """The question, the candidates, and how sure the answer is, for a notebook."""
     if not found.candidates:
         return f"<p>{escape(short(found))}</p>"
     names = ("", "step", "MFU", "reserved GiB", "fits", "plan")

@@ -1,8 +1,8 @@
 """The uniform space: what Megatron-like launchers can express, searched to a certified optimum.
 
-Memory is decided first, for all rows at once. Then rows are taken in the order of their bounds, each bounded more
-sharply every time it comes up and simulated in the end; when the lowest bound passes the best simulated step, no row
-can beat it.
+Memory is decided first, for all rows at once. Then the row with the lowest bound is examined again and again: each time
+its bound is sharpened, and in the end it is simulated. When the lowest bound passes the best simulated step, no row can
+beat that step.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from simpar.search.space.portable import of_its_framework
 
 
 def search_runnable(problem: Problem, progress: Progress) -> SearchResult:
-    """The best plans of the uniform space that the framework behind the stack has, where nothing else is asked for.
+    """The best plans of the uniform space that the stack's framework supports, unless something else was asked for.
 
-    Raises Infeasible as below.
+    Raises Infeasible as :func:`search_uniform` does.
     """
     return search_uniform(of_its_framework(problem), progress)
 
 
 def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
-    """The best plans of the uniform space. Raises Infeasible where nothing fits or meets the deadline."""
+    """The best plans of the uniform space. Raises Infeasible if nothing fits or meets the deadline."""
     objective_rates(problem)
     with progress.workers:
         search = _searched(problem, progress)
@@ -54,7 +54,7 @@ def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
 
 
 def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str, object]) -> None:
-    """Append runners-up to the results, and what stands beside the winner to ``more``, as far as time allows."""
+    """Append runners-up to the results, and other alternatives to ``more``, as far as the time allows."""
     winner, progress = search.ranked()[0], search.progress
     progress.report("comparing the best with others", search.counts(), search.best)
     field = next(one for one in search.fields if one.problem is winner.problem)
@@ -70,7 +70,7 @@ def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str,
 
 
 def _searched(problem: Problem, progress: Progress) -> BranchAndBound:
-    """The search over all numbers of nodes that the objective may choose from."""
+    """The finished search over all numbers of nodes among which the objective may choose."""
     search = BranchAndBound([], progress)
     with progress.stoppable():
         _search(search, problem)
@@ -96,7 +96,7 @@ def _search(search: BranchAndBound, problem: Problem) -> None:
 
 
 def node_counts(problem: Problem) -> list[int]:
-    """Numbers of nodes to search: all of them for the time, else halves of it down to one, fewest first."""
+    """Numbers of nodes to search: all of them for time, otherwise also halves down to one, fewest first."""
     counts = [problem.cluster.nodes]
     while not problem.is_of_time and counts[-1] % 2 == 0:
         counts.append(counts[-1] // 2)

@@ -1,4 +1,4 @@
-"""Processes that share the work of a search: forked ones, which know all that this one knows, or a joblib backend's."""
+"""Processes that share the work of a search: forked ones, which inherit this one's memory, or a joblib backend's."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 FORK, LOKY = "fork", "loky"
 BACKENDS = (FORK, LOKY, "dask", "ray")
 MOST_USUAL = 8
-"""Processes of a search that nobody has given a number of: what is simulated ahead is needed less and less surely."""
+"""The default limit of processes: the further ahead a simulation runs, the less likely it is needed."""
 SOON_ENOUGH_S = 0.3
-"""Seconds of simulations before such a search asks for others: what forks cost, about."""
+"""Seconds of simulation before a search uses other processes: roughly the cost of forking."""
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 @dataclass
 class Workers:
-    """``jobs`` processes, this one included, of a ``backend``, -1 for all cores; one job is this process alone.
+    """``jobs`` processes (-1: all cores) of a ``backend``, this process included; with 1 only this process works.
 
-    "fork" makes copies of this process in no time (Linux); the others are joblib's. Used as a context, joblib's stay
-    alive between calls. ``patience_s`` are the seconds of work of the kind that it shares that a search does by itself
-    first. Who asks must get the same answer from any number of processes: they are asked ahead of time for what is
-    likely to be needed, and what was not is dropped. Raises UserError for a number that is not allowed, an unknown
-    backend or one that is not installed.
+    "fork" copies this process quickly (Linux); the other backends are joblib's. Used as a context manager, joblib's
+    processes stay alive between calls. ``patience_s`` are the seconds of shareable work that a search does alone first.
+    The number of processes must not change an answer: they are asked ahead of time for what will probably be needed,
+    and what was not needed is dropped. Raises UserError for a number that is not allowed and for an unknown or
+    uninstalled backend.
     """
 
     jobs: int = 1
@@ -53,12 +53,12 @@ class Workers:
 
     @staticmethod
     def usual() -> Workers:
-        """As many as there are cores, up to a few, where processes can be forked; elsewhere this one alone."""
+        """As many processes as cores, up to MOST_USUAL, if processes can be forked; otherwise this one alone."""
         return Workers(min(num_cores(), MOST_USUAL), FORK, SOON_ENOUGH_S) if can_fork() else Workers()
 
     @property
     def at_once(self) -> int:
-        """How many calls run side by side."""
+        """The number of calls that run in parallel."""
         if self.jobs > 0:
             return self.jobs
         if self.backend == FORK:
@@ -76,11 +76,11 @@ class Workers:
         self._open.close()
 
     def map(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """What a function answers for each of some items, in their order."""
+        """The results of a function for items, in their order."""
         return list(self.stream(function, items) if len(items) > 1 else map(function, items))
 
     def stream(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-        """The same, each as soon as it and those before it are there; on dask and ray when all are."""
+        """:meth:`map`, yielding each result as soon as it and those before it are there; on dask and ray at the end."""
         if self.jobs == 1:
             yield from map(function, items)
         elif self.backend == FORK:
@@ -104,9 +104,9 @@ class Workers:
 
 
 class Forks(Generic[Item, Answer]):
-    """Copies of this process, made at the first call, that know a function and all that it refers to.
+    """Copies of this process, forked at the first call, that inherit a function and everything it refers to.
 
-    Items and answers alone are sent. Behind the context nothing of them is left, whatever they were doing.
+    Only items and answers are sent. When the context ends the copies are gone, whatever they were doing.
     """
 
     def __init__(self, function: Callable[[Item], Answer], processes: int) -> None:
@@ -120,7 +120,7 @@ class Forks(Generic[Item, Answer]):
         return self
 
     def submit(self, item: Item) -> Future[Answer]:
-        """The answer for an item, once it is there."""
+        """A future of the answer for an item."""
         from multiprocessing import active_children
 
         if self._mine:
@@ -131,7 +131,7 @@ class Forks(Generic[Item, Answer]):
         return found
 
     def map(self, items: Iterable[Item]) -> Iterator[Answer]:
-        """The answers for some items, in their order."""
+        """The answers for items, in their order."""
         for future in [self.submit(item) for item in items]:
             yield future.result()
 
@@ -142,13 +142,13 @@ class Forks(Generic[Item, Answer]):
 
 
 class _Inherited:
-    """What a forked process calls: what is sent to it can only name what a module has."""
+    """The function in a forked process: calls sent to that process can only name attributes of a module."""
 
     function: Callable[[Any], Any]
 
 
 def _inherit(function: Callable[[Any], Any]) -> None:
-    """In a forked process: know the function, and leave Ctrl-C to the process that forked it."""
+    """Set the function in a forked process, and leave Ctrl-C to the process that forked it."""
     _Inherited.function = staticmethod(function)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -158,18 +158,18 @@ def _answer(item: Any) -> Any:
 
 
 def can_fork() -> bool:
-    """Whether copies of a process that has used its libraries are sound: on Linux."""
+    """Whether forking a process that has already used its libraries is safe: on Linux."""
     return sys.platform == "linux"
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if can_fork() else os.cpu_count() or 1
 
 
 @contextmanager
 def backend_of(name: str) -> Iterator[None]:
-    """The joblib backend of a name. Raises UserError for one that is not installed."""
+    """Use the joblib backend of a name in a context. Raises UserError for one that is not installed."""
     from joblib import parallel_config
 
     with ExitStack() as around:

@@ -1,4 +1,4 @@
-"""What a state comes to: the numbers of a step at once, its timeline and memory over time, and what to try next."""
+"""The results for a state: the figures of a step at once, its timeline and memory over time, and changes to try."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ DRAWN = ("timeline", "memory_chart", "why", "breakdown")
 
 
 class Engine:
-    """Which engine answers: the compiled one where numba is installed, once it is loaded, and the usual one before.
+    """The engine that answers: the compiled one, if numba is installed and it is loaded; before that the usual one.
 
-    All give the same integers (:mod:`simpar.engine`).
+    All engines give the same integers (:mod:`simpar.engine`).
     """
 
     def __init__(self) -> None:
         self.name = "auto"
 
     def warm(self) -> None:
-        """Load the compiled engine, which takes a second (ten where it was never compiled)."""
+        """Load the compiled engine, which takes a second (ten if it was never compiled)."""
         if find_spec("numba"):
             from simpar.hardware.catalogue import load_cluster
             from simpar.models.training import Training
@@ -48,12 +48,12 @@ class Engine:
 
 
 def simulated(asked: Asked, engine: str, *, with_timeline: bool) -> Result:
-    """The step of a state. Raises UserError."""
+    """The step of a state. Raises UserError if it cannot be simulated."""
     return simulate(**asked.inputs(), engine=engine, with_timeline=with_timeline)
 
 
 def numbers(asked: Asked, engine: str = "auto") -> dict[str, Any]:
-    """Figures in words, what pins compare in SI units, and sections that need no timeline. Raises UserError."""
+    """Figures in words, figures for pins in SI units, and sections that need no timeline. Raises UserError."""
     result = simulated(asked, engine, with_timeline=False)
     known, bill, page = result.certainty, result.bill, page_data(result)
     words = (
@@ -83,12 +83,12 @@ def numbers(asked: Asked, engine: str = "auto") -> dict[str, Any]:
 
 
 def _without_failures(figure: dict[str, str], value: str, detail: str) -> dict[str, str]:
-    """What stands for failures until they are counted, or where they cannot be."""
+    """The figure in place of failures until they are counted, or if they cannot be."""
     return {**figure, "value": value, "detail": detail} if figure["name"] == "failures" else figure
 
 
 def operated(result: Result, asked: Asked) -> dict[str, Any] | None:
-    """The figures with failures in the whole run, where it and how often things fail is known."""
+    """The figures with failures in the whole run, if it has one and a reliability is known."""
     counted = operated_run(result, asked.inputs(), None)
     if counted is result or counted.whole_run is None:
         return None
@@ -101,12 +101,12 @@ def legal(asked: Asked) -> list[dict[str, Any]]:
 
 
 def drawn(result: Result) -> dict[str, Any]:
-    """What the timeline of a result shows, and its series."""
+    """The timeline sections of a result, and its series."""
     return {"html": sections(page_data(result), *DRAWN), "series": series(result)}
 
 
 def tried(result: Result, asked: Asked, engine: str, progress: Callable[[str], None]) -> dict[str, Any]:
-    """The neighbours of a simulated state, best first, as the result page lists them, and each as a change."""
+    """The neighbours of a simulated state, best first, as the result page lists them, each with its change."""
     advised = advise(result, {**asked.inputs(), "engine": engine}, progress)
     return {
         "html": sections(page_data(advised), "what_to_try"),

@@ -1,7 +1,7 @@
-"""A process beside the server for what takes longer than a change may: one job at a time, which can be stopped.
+"""A process beside the server for slow work: one job at a time, which can be stopped.
 
-What a job says is sent through a pipe as it is made. A job looks whether it is still wanted between its steps; what
-one that is wanted no more still says is dropped.
+The parts of a job's answer are sent through a pipe as they are made. A job checks between its steps whether it is still
+wanted; parts of an unwanted job are dropped.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DIED = "the process that works beside the page ended unexpectedly (out of memory
 
 
 class Beside:
-    """A process that does the jobs of :data:`simpar.ui.jobs.JOBS`, started when the first one comes.
+    """A process that runs the jobs of :data:`simpar.ui.jobs.JOBS`, started with the first one.
 
-    One that ``warms`` loads the compiled engine meanwhile.
+    If it ``warms``, it loads the compiled engine meanwhile.
     """
 
     def __init__(self, *, warms: bool = True) -> None:
@@ -44,7 +44,7 @@ class Beside:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, job: str, scenario: Scenario, options: Part) -> AsyncGenerator[Part]:
-        """What a job says, part by part; whoever stops listening stops it."""
+        """The parts of a job's answer; closing the generator stops the job."""
         async with self.turn:
             connection = self.start()
             self.number += 1
@@ -58,12 +58,12 @@ class Beside:
                 self._wanted.value = 0
 
     def stop(self) -> None:
-        """Ask the job under way to end with what it has; who listens hears the rest."""
+        """Ask the running job to end with what it has; the listener still gets its last parts."""
         if self._wanted is not None:
             self._wanted.value = 0
 
     def start(self) -> Connection[Any, Any]:
-        """The pipe to the process, which is started where there is none."""
+        """The pipe to the process, which is started if there is none."""
         if self._connection is None:
             context = get_context("spawn")
             self._connection, other = context.Pipe()
@@ -77,7 +77,7 @@ class Beside:
         return self._connection
 
     def end(self) -> None:
-        """Tell who listens that nothing more comes; may be called from a signal handler."""
+        """Tell listeners that nothing more comes; may be called from a signal handler."""
         self.stop()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._parts.put_nowait, None)
@@ -90,7 +90,7 @@ class Beside:
         self._process = self._connection = None
 
     def _listen(self, connection: Connection[Any, Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Hand on what the process says, until it ends."""
+        """Pass on the parts that the process sends, until it ends."""
         with suppress(RuntimeError):  # the loop has ended before the process
             try:
                 while True:
@@ -103,7 +103,7 @@ class Beside:
             self._parts.put_nowait(part)
 
     def _died(self, connection: Connection[Any, Any]) -> None:
-        """The process has ended: say so to who listens, and let the next job start another."""
+        """The process has ended: tell listeners, and let the next job start another one."""
         if connection is self._connection:
             self._connection = None
             self._parts.put_nowait({"error": DIED})
@@ -111,8 +111,8 @@ class Beside:
 
 
 def work(connection: Connection[Any, Any], wanted: Any, warms: bool) -> None:
-    """Do the jobs that come through a pipe until it is closed; ``wanted`` holds the number of the one that is."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, and that this
+    """Run the jobs that come through a pipe until it is closed; ``wanted`` holds the number of the wanted job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which ends this process
     engine = Engine()
     if warms:
         Thread(target=engine.warm, daemon=True).start()
@@ -131,7 +131,7 @@ def work(connection: Connection[Any, Any], wanted: Any, warms: bool) -> None:
 
 
 def do(job: Callable[[Room], None], room: Room) -> None:
-    """One job; what the user can mend is a part of its answer."""
+    """Run one job; an error that the user can fix is a part of its answer."""
     try:
         job(room)
     except (UserError, Infeasible) as error:

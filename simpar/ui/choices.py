@@ -1,8 +1,8 @@
-"""Which values a plan may have on a model and a cluster, one choice at a time, and what has to go with them.
+"""The values that a plan may have on a model and a cluster, one choice at a time, and the changes they require.
 
-Every value is checked as :mod:`simpar.plan.check` checks plans. Where it cannot be with the rest as it is, a few
-changes of other choices are tried (one chunk a rank, one sequence a microbatch, ...), and the value is offered with
-the first of them that makes it legal; what stays illegal is listed with the rule it breaks.
+Every value is checked as :mod:`simpar.plan.check` checks plans. If it is not legal with the rest of the plan, a few
+changes of other choices are tried (one chunk per rank, one sequence per microbatch, ...), and the value is offered with
+the first of them that makes it legal. Values that stay illegal are listed with the rule they break.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from simpar.simulation import balanced, check_drives
 from simpar.ui.state import Asked, changed
 
 MOST_TP, MOST_MICRO_BATCH, MOST_CHUNKS = 64, 64, 16
-"""Largest values that are offered; others are for files, as are contexts in smaller pieces than searches cut."""
+"""The largest values that are offered; larger ones, and smaller context pieces than searches use, need a file."""
 SPACED, CHUNKED = usual_schedule(), usual_schedule(chunks=2)
-"""The usual schedules of one chunk a rank, which takes any number of microbatches, and of several."""
+"""The usual schedule with one chunk per rank, which takes any number of microbatches, and that with several."""
 Change = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a choice: the ``change`` that makes it, and ``also``, what else changes with it, in words."""
+    """A value of a choice: its ``change`` of the plan, and ``also``, the other changes it requires, in words."""
 
     value: Any
     change: Change
@@ -44,7 +44,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice with its value now, what it may be (in order), and what it may not be, each with the rule it breaks."""
+    """A choice with its current value, its legal values in order, and its refused values with the rules they break."""
 
     name: str
     now: Any
@@ -57,7 +57,7 @@ class Choice:
 
 
 def choices(asked: Asked) -> list[Choice]:
-    """Every choice of the plan; none where stages have devices, or actions a table, of their own."""
+    """Every choice of the plan; none if stages have devices of their own or the actions come from a table."""
     plan = asked.plan
     if plan.pipeline.stages or plan.schedule == CUSTOM:
         return []
@@ -69,7 +69,7 @@ def choices(asked: Asked) -> list[Choice]:
 
 
 class _Verdicts:
-    """Whether changes of a plan are legal, each looked at once."""
+    """Whether changes of a plan are legal, each checked once."""
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
@@ -81,7 +81,7 @@ class _Verdicts:
         )
 
     def __call__(self, change: Change) -> str | None:
-        """The rule that a change breaks; None where it is legal."""
+        """The rule that a change breaks; None if it is legal."""
         try:
             plan = changed(self.asked.scenario, change).plan
             stack, cluster = self.asked.stack, self.asked.cluster
@@ -120,13 +120,13 @@ def _mended(known: _Verdicts, name: str, value: Any) -> Value | None:
 
 
 def _fewer_chunks(plan: Plan, name: str, value: Any) -> Iterator[Change]:
-    """With more pipeline ranks, as many fewer chunks on each."""
+    """With more pipeline ranks, proportionally fewer chunks on each."""
     if name == "pp" and plan.pipeline.vpp > 1 and (chunks := plan.pipeline.vpp * plan.mesh.pp // value) > 1:
         yield {"vpp": chunks}
 
 
 def _mends(plan: Plan) -> Iterator[Change]:
-    """Changes of others that make room, the slightest first."""
+    """Changes of other choices that make room, the smallest first."""
     one_chunk: Change = (
         {"schedule": SPACED, "vpp": 1} if plan.pipeline.vpp > 1 or plan.schedule != SPACED else {}
     )
@@ -143,7 +143,7 @@ def _mends(plan: Plan) -> Iterator[Change]:
 
 
 def _change(plan: Plan, name: str, value: Any) -> Change:
-    """The flat keys of a value, with what goes by the same choice."""
+    """The flat keys of a value, with those that belong to the same choice."""
     if name == "schedule":
         return {"schedule": value, "vpp": natural_vpp(value)}
     if name == "vpp" and plan.schedule in (SPACED, CHUNKED):
@@ -154,7 +154,7 @@ def _change(plan: Plan, name: str, value: Any) -> Change:
 
 
 def _domains(asked: Asked) -> dict[str, list[Any]]:
-    """By choice, the values that are looked at; that of now is among them."""
+    """The values to check by choice, including the current one."""
     plan, world = asked.plan, asked.cluster.world_size
     layers, dims = len(asked.graph.layers), asked.graph.dims
     each = divisors(asked.scenario.training.global_batch)
@@ -184,7 +184,7 @@ def _domains(asked: Asked) -> dict[str, list[Any]]:
 
 
 def _precisions(asked: Asked) -> list[str]:
-    """Those that every device computes in."""
+    """Precisions in which every device can compute."""
 
     def computes(precision: str) -> bool:
         attention = asked.stack.fusion.attention

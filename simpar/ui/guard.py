@@ -1,7 +1,7 @@
-"""Who may ask: pages of this server on this machine, and nobody else.
+"""Access control: only pages of this server on this machine may send requests.
 
-A request whose Host is not this machine is refused (a foreign name that resolves to
-127.0.0.1 would let any site read answers), and so is one that another site makes (Origin, Sec-Fetch-Site).
+A request whose Host is not this machine is refused, because a foreign name that resolves to 127.0.0.1 would let any
+site read answers; so is a request from another site (Origin, Sec-Fetch-Site).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from simpar.units import MIB
 
 NAMES = ("127.0.0.1", "localhost", "[::1]")
-"""What a browser on this machine, or behind a tunnel to it, calls the server; any port, which a tunnel may change."""
+"""Names of the server for a browser on this machine or behind a tunnel; a tunnel may change the port."""
 MAX_BODY_BYTES = 8 * MIB
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:; "
@@ -34,12 +34,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Guard:
-    """Refuses what does not come from a page of this server, and bodies that no page of it sends."""
+    """Refuses requests that do not come from a page of this server, and bodies larger than its pages send."""
 
     app: App
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with one line."""
+        """Pass a request on, or refuse it with one line."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -54,7 +54,7 @@ class Guard:
 
 
 def refusal(method: str, headers: Mapping[str, str]) -> tuple[int, str]:
-    """Status and reason of a request that is not answered; 0 where it is. Names of ``headers`` are in lower case."""
+    """Status and reason if a request is refused; 0 if it is not. Names of ``headers`` are in lower case."""
     host = headers.get("host", "")
     if _name(host) not in NAMES:
         return 403, f"Host {host[:80]!r} is refused; allowed: {', '.join(NAMES)}"
@@ -79,16 +79,16 @@ def _name(host: str) -> str:
 
 
 def too_large() -> str:
-    """What is said to a body that no page sends."""
+    """The message for a body that no page sends."""
     return f"what is sent is larger than {MAX_BODY_BYTES // MIB} MiB; allowed: scenarios, plans and results below that"
 
 
 class TooLarge(Exception):
-    """More was sent than a page of this server sends."""
+    """A body is larger than what pages of this server send."""
 
 
 def _limited(receive: Receive) -> Receive:
-    """The same, counting: a body without a length is refused as soon as it is too long."""
+    """The same ``receive`` with a byte count: a body of unknown length is refused as soon as it is too long."""
     seen = 0
 
     async def counted() -> MutableMapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Files to download, and files that are opened: scenarios as YAML, exports as archives."""
+"""Files to download and to open: scenarios as YAML, exports as archives."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from simpar.simulation import simulate
 from simpar.ui.state import SOURCE, Allowed, as_state, read_state
 from simpar.units import format_seconds
 
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the first that archives know: equal files give equal bytes
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in an archive: equal files give equal bytes
 
 
 def as_yaml(scenario: Scenario) -> str:
-    """A state as a scenario file, which every command takes."""
+    """A state as a scenario file for any command."""
     from ruamel.yaml import YAML
 
     writer, stream = YAML(), io.StringIO()
@@ -34,7 +34,7 @@ def as_yaml(scenario: Scenario) -> str:
 
 
 def exported(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, Any]:
-    """The files of another framework as an archive, with what is lost and what should be known. Raises UserError."""
+    """The files of another framework as an archive, with losses and notes. Raises UserError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.yaml"
         files.write_atomic(path, as_yaml(scenario))
@@ -57,7 +57,7 @@ def exported(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, An
 
 
 def _archive(texts: Any) -> bytes:
-    """Files as one archive; scripts may be executed."""
+    """Files as one archive; scripts are executable."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(texts.items()):

@@ -1,4 +1,4 @@
-"""What takes longer than a change may: the timeline and what to try next, searches, the result page."""
+"""Slow work: the timeline and changes to try, searches, the result page."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario
 
 EVERY_S = 0.1
-"""Seconds between two words of a search about how far it is; what it does next is said at once."""
+"""Seconds between progress messages of a search; a new phase is reported at once."""
 
 
 class Stopped(Exception):
-    """Nobody wants the job any more."""
+    """The job is not wanted any more."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a job works with: a scenario, options of the page, the engine, a listener, and whether it is wanted."""
+    """The context of a job: a scenario, options of the page, the engine, a listener, and whether it is still wanted."""
 
     scenario: Scenario
     options: dict[str, Any]
@@ -48,12 +48,12 @@ class Room:
     is_stopped: Callable[[], bool]
 
     def go_on(self) -> None:
-        """Raises Stopped where the job is wanted no more."""
+        """Raise Stopped if the job is not wanted any more."""
         if self.is_stopped():
             raise Stopped
 
     def trying(self, change: str) -> None:
-        """Say which neighbour is simulated next."""
+        """Report which neighbour is simulated next."""
         self.go_on()
         self.say({"trying": change})
 
@@ -80,7 +80,7 @@ def write_page(room: Room) -> None:
 
 
 def find(room: Room) -> None:
-    """The best layouts of a job; one that is stopped answers with the best so far and its gap."""
+    """The best layouts of a job; if stopped, the best so far with its gap."""
     asked = ask(room.scenario)
     problem = make_problem(
         asked.graph,
@@ -97,7 +97,7 @@ def find(room: Room) -> None:
     def report(phase: str, counts: Counts, best: float | None) -> None:
         nonlocal last, last_s
         if room.is_stopped():
-            raise KeyboardInterrupt  # what a search takes as "the best so far, please"
+            raise KeyboardInterrupt  # makes a search return the best so far
         if phase != last or time.monotonic() - last_s > EVERY_S:
             last, last_s = phase, time.monotonic()
             room.say({"progress": in_words(phase, counts, best)})
@@ -124,9 +124,9 @@ def find(room: Room) -> None:
 
 @contextmanager
 def _ended_when(is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """Ring the alarm of a search's time limit once it is wanted no more: it answers with the best so far.
+    """Trigger the alarm of a search's time limit once it is not wanted any more, so that it returns the best so far.
 
-    Where systems have no alarm, it ends the next time that it says how far it is.
+    On systems without alarms it ends at its next progress report.
     """
     if not hasattr(signal, "setitimer"):
         yield
@@ -138,7 +138,7 @@ def _ended_when(is_stopped: Callable[[], bool]) -> Iterator[None]:
             if is_stopped():
                 signal.setitimer(signal.ITIMER_REAL, EVERY_S)
 
-    before = signal.signal(signal.SIGALRM, lambda *_: None)  # what rings outside of the search means nothing
+    before = signal.signal(signal.SIGALRM, lambda *_: None)  # ignore alarms outside of the search
     watcher = Thread(target=watch)
     watcher.start()
     try:
@@ -151,7 +151,7 @@ def _ended_when(is_stopped: Callable[[], bool]) -> Iterator[None]:
 
 
 def _row(candidate: Candidate, scenario: Scenario) -> dict[str, Any]:
-    """A candidate as the page lists it, with the state that it is."""
+    """A candidate as the page lists it, with its state."""
     nodes = candidate.figures.get("nodes", scenario.cluster.nodes)
     cluster = scenario.cluster.model_copy(update={"nodes": nodes})
     return {
@@ -190,5 +190,5 @@ def _fixed(room: Room) -> dict[str, Any]:
 
 
 HOLDABLE = ("tp", "pp", "vpp", "cp", "ep", "micro_batch", "schedule", "zero", "recompute")
-"""What a search may be told to leave as it is."""
+"""Axes that a search may be told to leave unchanged."""
 JOBS: dict[str, Callable[[Room], None]] = {"look": look, "page": write_page, "search": find}

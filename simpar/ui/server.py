@@ -1,7 +1,7 @@
-"""Addresses of the page: files of ``static/``, and answers to states as lines of JSON.
+"""The addresses of the page: files of ``static/``, and answers to states as lines of JSON.
 
-An answer comes in parts, a line each: ``numbers`` or ``error``, ``choices``, then what takes longer. A page that asks
-anew drops the connection of what it asked before, which ends what is still under way for it.
+An answer comes in parts, one per line: ``numbers`` or ``error``, ``choices``, then slower parts. A page with a new
+question drops the connection of the previous one, which ends the work for it.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ FILES = {
 }
 """Addresses of files: the page's own, and the charts of the result page."""
 QUIET_S = 0.1
-"""Seconds without another change before the timeline is begun: steps on the way of a slider need none."""
+"""Seconds without another change before the timeline is started, so that moving a slider does not start it."""
 MISSING = 'simpar ui: needs starlette and uvicorn, which are not installed; pip install ".[ui]"'
 Made = TypeVar("Made")
 
 
 @dataclass
 class Desk:
-    """What all addresses share: the scenario that pages begin with, the engine in use, processes for what takes longer.
+    """What all addresses share: the initial scenario of pages, the engine in use, and the processes for slow work.
 
-    Changes are simulated here one at a time, timelines and neighbours in ``looking``, searches in ``searching``: the
-    newest change waits for none of them.
+    Changes are simulated here one at a time, timelines and neighbours in ``looking``, searches in ``searching``, so
+    that the newest change waits for none of them.
     """
 
     start: Scenario
@@ -69,15 +69,15 @@ class Desk:
 
     @property
     def allowed(self) -> Allowed:
-        """Names beside the shipped ones."""
+        """Allowed names in addition to the shipped ones."""
         return Allowed.by(self.start)
 
     def asked(self, body: Mapping[str, Any]) -> Asked:
-        """The state of a request with its change made. Raises UserError."""
+        """The state of a request with its change applied. Raises UserError."""
         return ask(self.scenario(body))
 
     def scenario(self, body: Mapping[str, Any]) -> Scenario:
-        """The same, nothing loaded. Raises UserError."""
+        """The scenario of :meth:`asked`, without loading anything. Raises UserError."""
         state, change, job = (body.get(name, {}) for name in ("state", "change", "job"))
         for name, part in {"state": state, "change": change, "job": job}.items():
             if not isinstance(part, dict):
@@ -87,11 +87,11 @@ class Desk:
         return changed(scenario, whole) if whole else scenario
 
     def state(self) -> dict[str, Any]:
-        """What pages begin with."""
+        """The initial state of pages."""
         return as_state(self.start)
 
     def names(self) -> dict[str, list[str]]:
-        """What the menus of the page offer."""
+        """The entries of the page's menus."""
         from simpar.export import TARGETS
         from simpar.models.catalogue import catalogue
 
@@ -106,12 +106,12 @@ class Desk:
         }
 
     def end(self) -> None:
-        """End the answers under way."""
+        """End the answers in progress."""
         self.looking.end()
         self.searching.end()
 
     def close(self) -> None:
-        """End the processes beside."""
+        """End the processes for slow work."""
         self.looking.close()
         self.searching.close()
 
@@ -167,7 +167,7 @@ def make_app(desk: Desk) -> Guard:
 
 
 def _handlers() -> dict[Any, Any]:
-    """What is said where an address cannot answer."""
+    """Responses for addresses that cannot answer."""
     from starlette.responses import JSONResponse
 
     async def refused(_request: Request, error: Exception) -> Response:
@@ -180,7 +180,7 @@ def _handlers() -> dict[Any, Any]:
 
 
 def _file(path: Path, media_type: str) -> Callable[[Request], Response]:
-    """An address that sends a file as it is."""
+    """An address that sends a file unchanged."""
 
     def send(_request: Request) -> Response:
         from starlette.responses import Response
@@ -191,7 +191,7 @@ def _file(path: Path, media_type: str) -> Callable[[Request], Response]:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object that a request carries. Raises UserError."""
+    """The JSON object in a request. Raises UserError if there is none."""
     content = await request.body()
     try:
         data = files.read_json(content.decode(), SOURCE)
@@ -203,7 +203,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _lines(parts: AsyncGenerator[dict[str, Any]], request: Request) -> Response:
-    """Parts as they come, a line of JSON each, as long as somebody listens."""
+    """Parts as they come, one line of JSON each, as long as the client is connected."""
     from starlette.responses import StreamingResponse
 
     async def lines() -> AsyncIterator[bytes]:
@@ -217,7 +217,7 @@ def _lines(parts: AsyncGenerator[dict[str, Any]], request: Request) -> Response:
 
 
 async def _answer(desk: Desk, body: dict[str, Any], request: Request) -> AsyncGenerator[dict[str, Any]]:
-    """What a state comes to, the quickest first; an error is an answer, too, with what would be legal."""
+    """The results for a state, the quickest part first; an error is an answer too, with the legal values."""
     try:
         asked = desk.asked(body)
     except UserError as error:
@@ -246,7 +246,7 @@ async def _answer(desk: Desk, body: dict[str, Any], request: Request) -> AsyncGe
 
 
 async def _search(desk: Desk, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-    """How far a search is, and what it found."""
+    """The progress of a search, and what it found."""
     scenario = desk.scenario(body)
     if desk.searching.turn.locked():
         yield {"waiting": "another search is under way"}
@@ -256,12 +256,12 @@ async def _search(desk: Desk, body: dict[str, Any]) -> AsyncGenerator[dict[str, 
 
 
 async def _apart(make: Callable[[], Made]) -> Made:
-    """What a function makes, in a thread of its own, so that the server goes on listening."""
+    """The result of a function, run in a thread so that the server keeps listening."""
     return await asyncio.to_thread(make)
 
 
 def listen(port: int | None) -> socket.socket:
-    """A socket of this machine alone: the port that is given, or the usual one or else any that is free.
+    """A socket on this machine only: the given port, or else the usual one or any that is free.
 
     Raises UserError for a port that is in use.
     """
@@ -282,7 +282,7 @@ def listen(port: int | None) -> socket.socket:
 
 
 def serve(desk: Desk, taken: socket.socket, started: Callable[[str], None]) -> None:
-    """Answer until Ctrl-C; ``started`` hears the page's address. Raises UserError where the web stack is missing."""
+    """Serve until Ctrl-C; ``started`` is called with the page's address. Raises UserError without the web stack."""
     try:
         import uvicorn
     except ImportError:
@@ -295,7 +295,7 @@ def serve(desk: Desk, taken: socket.socket, started: Callable[[str], None]) -> N
     ends = server.handle_exit
 
     def ended(*signal_and_frame: Any) -> None:
-        desk.end()  # answers under way would keep the server waiting
+        desk.end()  # answers in progress would keep the server waiting
         ends(*signal_and_frame)
 
     server.handle_exit = ended

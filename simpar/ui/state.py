@@ -1,6 +1,6 @@
-"""What the page asks for: a scenario as plain data, and changes of its plan.
+"""The state of the page: a scenario as plain data, and changes of its plan.
 
-A state may come from a link that somebody else made, so it names shipped models and hardware only, or those that the
+A state may come from a link that somebody else made, so it may name only shipped models and hardware, or those that the
 command line named.
 """
 
@@ -30,21 +30,21 @@ from simpar.settings import with_value
 
 SOURCE = "the page"
 SHOWN = ("model", "cluster", "training", "plan", "stack", "perturbation", "noise_scale_tokens")
-"""Parts of a scenario that the page knows; campaigns and published figures are other commands'."""
+"""Parts of a scenario that the page supports; campaigns and published figures belong to other commands."""
 
 
 JOB = (
     "model", "cluster.hardware", "cluster.nodes", "training.seq_len", "training.global_batch", "training.tokens",
     "cluster.price_per_device_hour", "stack",
 )  # fmt: skip
-"""Dotted keys of what is trained, and on what."""
+"""Dotted keys of the model, training and cluster."""
 FOLLOWING = ("dp", "layers", "pass_costs")
-"""Flat keys of the plan that belong to one job."""
+"""Flat keys of the plan that depend on the job."""
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Names beside the shipped ones: what the command line named itself."""
+    """Names in addition to the shipped ones: those that the command line named."""
 
     models: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Allowed:
 
     @staticmethod
     def by(scenario: Scenario) -> Allowed:
-        """The names of a scenario that the user gave."""
+        """The names in a scenario that the user gave."""
         model, hardware = scenario.model, scenario.cluster.hardware
         return Allowed(
             (model,) if isinstance(model, str) else (),
@@ -72,11 +72,11 @@ class Asked:
 
     @property
     def plan(self) -> Plan:
-        """The layout that is asked for, with what it leaves open left open."""
+        """The layout as it was asked for, with open choices left open."""
         return self.scenario.plan
 
     def inputs(self) -> dict[str, Any]:
-        """What simulate takes."""
+        """The inputs of simulate."""
         return {
             "model": self.graph,
             "cluster": self.cluster,
@@ -89,7 +89,7 @@ class Asked:
 
 
 def as_state(scenario: Scenario) -> dict[str, Any]:
-    """A scenario as the page keeps it: plain data, the plan in flat keys, nothing that is left open."""
+    """A scenario as the page keeps it: plain data, with the plan in flat keys and without open values."""
     cluster = scenario.cluster.model_dump(mode="json", exclude_none=True)
     if (price := scenario.cluster.price_per_device_hour) is not None:
         cluster["price_per_device_hour"] = f"{price!r} USD/h"
@@ -115,12 +115,12 @@ def as_state(scenario: Scenario) -> dict[str, Any]:
 
 
 def _plain(hardware: str | ClusterProfile) -> str | dict[str, Any]:
-    """A profile's name, or a profile as a file has it."""
+    """The name of a profile, or a profile in the form of a file."""
     return hardware if isinstance(hardware, str) else as_written(hardware, EXACT)
 
 
 def _said(plan: Plan) -> dict[str, Any]:
-    """What a plan says other than one that says nothing; chunks beside a schedule, which has its own usual ones."""
+    """Values of a plan that differ from the default; chunks also if its schedule has another usual number of them."""
     usual, said = Plan().flat_values(), plan.flat_values()
     return {
         name: value
@@ -130,7 +130,7 @@ def _said(plan: Plan) -> dict[str, Any]:
 
 
 def with_job(data: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with dotted keys outside of the plan replaced; what the plan pinned to the old ones is left open.
+    """A state with dotted keys outside of the plan replaced; plan values that depend on the old ones are left open.
 
     Raises UserError for other keys.
     """
@@ -150,7 +150,7 @@ def with_job(data: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_state(data: Any, allowed: Allowed) -> Scenario:
-    """The scenario of a state. Raises UserError for what is none, and for files that the command line did not name."""
+    """The scenario of a state. Raises UserError for invalid data, and for files that the command line did not name."""
     if not isinstance(data, Mapping):
         raise UserError(
             f"{SOURCE}: a {type(data).__name__}: a state is a mapping with model, cluster, training, plan"
@@ -168,7 +168,7 @@ def read_state(data: Any, allowed: Allowed) -> Scenario:
     )
     for each in named:
         _known("cluster.hardware", each, (*files.bundled("clusters"), *allowed.hardware))
-        if isinstance(each, ClusterProfile):  # files that it names would be opened, too
+        if isinstance(each, ClusterProfile):  # otherwise files that it names would be opened
             _known("cluster.hardware.device", each.device, tuple(files.bundled("devices")))
             _known("cluster.hardware.reliability", each.reliability, tuple(files.bundled("reliability")))
     for name in (scenario.stack, scenario.plan.stack):
@@ -177,7 +177,7 @@ def read_state(data: Any, allowed: Allowed) -> Scenario:
 
 
 def _known(key: str, name: object, names: tuple[str, ...]) -> None:
-    """Refuse a name that is neither shipped nor given on the command line; what is written out needs none."""
+    """Refuse a name that is neither shipped nor given on the command line; values that are not names pass."""
     if not isinstance(name, str) or name in names:
         return
     own = "; files and code of yours are given on the command line: simpar ui --help"
@@ -185,7 +185,7 @@ def _known(key: str, name: object, names: tuple[str, ...]) -> None:
 
 
 def ask(scenario: Scenario) -> Asked:
-    """A scenario with its parts loaded; those of the last few are kept. Raises UserError."""
+    """A scenario with its parts loaded; recently used parts are cached. Raises UserError."""
     model = json.dumps(scenario.model, sort_keys=True)
     cluster = (
         scenario.cluster.model_dump_json(),
@@ -206,12 +206,12 @@ def _cluster(choice: str, degraded: str) -> Cluster:
         ClusterChoice.model_validate_json(choice),
         Perturbations(degraded_links=json.loads(degraded)),
     )
-    training = Training(seq_len=1, global_batch=1)  # the cluster asks for none
+    training = Training(seq_len=1, global_batch=1)  # not used by the cluster
     return Scenario(model="", cluster=cluster, training=training, perturbation=links).build_cluster()
 
 
 def changed(scenario: Scenario, change: Mapping[str, Any]) -> Scenario:
-    """A scenario with flat values of its plan replaced, and what follows from them left open. Raises UserError."""
+    """A scenario with flat values of its plan replaced, and values that depend on them left open. Raises UserError."""
     whole = {**change, **following(change, scenario.plan)}
     data = {**scenario.plan.model_dump(), **whole}
     return scenario.model_copy(update={"plan": files.parse(Plan, data, source=SOURCE)})

@@ -1,1 +1,1 @@
-"""Is it true? Predictions beside published measurements."""
+"""Predictions compared with published measurements."""

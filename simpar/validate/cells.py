@@ -1,4 +1,4 @@
-"""Cells of a table of measured runs: text, numbers, and the reason where one is not to be had."""
+"""Cells of a table of measured runs: text, numbers, and the reason if one cannot be used."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Row = Mapping[str, str]
 
 
 class Unmodelled(Exception):
-    """A row outside what is modelled; the text is the reason that the report counts."""
+    """A row outside of what is modelled; the text is the reason, which the report counts."""
 
 
 def text(row: Row, name: str) -> str:
-    """A column as text, empty where it is missing."""
+    """A column as text, empty if it is missing."""
     return (row.get(name) or "").strip()
 
 
 def number(row: Row, name: str) -> float | None:
-    """A column as a finite number, None where blank. Raises Unmodelled for anything else."""
+    """A column as a finite number, None if blank. Raises Unmodelled for anything else."""
     value = text(row, name)
     if not value:
         return None
@@ -33,7 +33,7 @@ def number(row: Row, name: str) -> float | None:
 
 
 def measurement(row: Row, name: str) -> float | None:
-    """A measured quantity, None where blank or nought. Raises Unmodelled for what no measurement can be."""
+    """A measured quantity, None if blank or zero. Raises Unmodelled for values that no measurement can have."""
     value = number(row, name)
     if value is not None and value < 0:
         raise Unmodelled(f"{name} = {value:g} is negative")
@@ -41,18 +41,18 @@ def measurement(row: Row, name: str) -> float | None:
 
 
 def throttled(row: Row) -> bool:
-    """Whether a row is of the B200 whose own tables of products stay at two thirds of what others show."""
+    """Whether a row is of the B200 whose own tables of products stay at two thirds of other sources' rates."""
     device, source = text(row, "gpu_type").lower(), text(row, "source").lower()
     return re.search(r"\bb200", device) is not None and "simumax" in source
 
 
 def is_primus(row: Row) -> bool:
-    """Whether a run is of AMD's Primus, on top of Megatron-LM."""
+    """Whether a run used AMD's Primus on top of Megatron-LM."""
     return "primus" in f"{text(row, 'source')} {text(row, 'citation')}".lower()
 
 
 def whole(row: Row, name: str, default: int | None = None) -> int:
-    """A column as a positive integer. Raises Unmodelled where it is missing and has no default."""
+    """A column as a positive integer. Raises Unmodelled if it is missing and has no default."""
     value = number(row, name)
     if value is None:
         if default is None:
@@ -67,6 +67,6 @@ _PAPER = re.compile(r"arxiv[ :]*(\d\d)(\d\d)\.\d{4,5}")
 
 
 def paper_release(row: Row) -> str | None:
-    """Year and month ("22.05") of the arXiv paper that a row cites, None where it cites none."""
+    """Year and month ("22.05") of the arXiv paper that a row cites, None without one."""
     found = _PAPER.search(text(row, "citation").lower())
     return f"{found[1]}.{found[2]}" if found else None

@@ -1,4 +1,4 @@
-"""Rows under profiles that the user chose, in place of those that their words name."""
+"""Rows under profiles that the user chose, instead of those that their words name."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simpar.validate.rows import Case, case, named_hardware
 
 @dataclass(frozen=True)
 class Chosen:
-    """Profiles to predict rows with, names or files: one for all rows, or by the name of what it stands for.
+    """Profiles to predict rows with, by names or files: one for all rows, or by the profile that each replaces.
 
-    ``file`` is what a row is told that has none among several.
+    ``file`` is named in the reason for a row that none of several profiles fits.
     """
 
     stack: str | None = None
@@ -29,7 +29,7 @@ class Chosen:
 
     @classmethod
     def learned(cls, path: str) -> Chosen:
-        """What a file of ``simpar learn`` holds: one profile of a kind is for all rows. Raises UserError."""
+        """The profiles in a file of ``simpar learn``; a single profile of a kind is for all rows. Raises UserError."""
         document = files.load(path)
         if not is_learned(document):
             raise UserError(f"{path}: was not written by simpar learn")
@@ -48,7 +48,7 @@ class Chosen:
         return replace(found, stack=self.stack or self._part(self.stacks, found.stack, "stack"))
 
     def _planned(self, row: Row) -> Case:
-        """That of a row with a plan file."""
+        """The simulation input of a row with a plan file."""
         found = planned(row)
         base = base_name(found.stack, "stacks", "stack"), base_name(found.hardware, "clusters", "hardware")
         stack = self.stack or (self._part(self.stacks, base[0], "stack") if self.file else found.stack)
@@ -70,7 +70,7 @@ class Chosen:
         try:
             own = load_cluster(named_hardware(row)).device.name
         except Unmodelled:
-            own = cluster.device.name  # words that say nothing: it is what was chosen
+            own = cluster.device.name  # the words name no device: use what was chosen
         if own != cluster.device.name:
             raise Unmodelled(f"of another device ({own}, not {cluster.device.name})")
         return name, cluster.profile.devices_per_node

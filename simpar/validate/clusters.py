@@ -1,4 +1,4 @@
-"""Cluster profiles by the words of a table for devices and networks."""
+"""Cluster profiles by a table's words for devices and networks."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match 
     (r"(rtx|geforce).*4090", r"", "rtx-4090-8"),
 )
 
-_FOUR = re.compile(r"\bgb\d|tpu v(4|5p)|mi250x")  # devices of a node, where a table does not say
+_FOUR = re.compile(r"\bgb\d|tpu v(4|5p)|mi250x")  # devices with four per node by default
 
 
 def profile_of(device: str, network: str) -> str:
-    """The cluster profile of a device and network in a table's words, lower case. Raises Unmodelled."""
+    """The cluster profile for a table's words for device and network, in lower case. Raises Unmodelled."""
     if not device:
         raise Unmodelled("gpu_type not published")
     name = next((p for d, n, p in _HARDWARE if re.search(d, device) and re.search(n, network)), None)
@@ -61,5 +61,5 @@ def profile_of(device: str, network: str) -> str:
 
 
 def devices_of_node(device: str) -> int:
-    """Devices that a node has where a table does not say."""
+    """Devices per node if a table does not say."""
     return 4 if _FOUR.search(device) else 16 if re.search("trn2|trainium|dgx-2", device) else 8

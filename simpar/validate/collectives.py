@@ -1,7 +1,7 @@
 """Tables of measured collectives: time or bandwidth by operation, size, devices and fabric.
 
-Columns: ``op, gpu_type, fabric, n_gpus, n_nodes, message_bytes`` and ``time_us``, ``busbw_GBps`` or ``algbw_GBps``.
-Bus bandwidth is that of nccl-tests: all-reduce 2 (n - 1) / n of the size over the time, others (n - 1) / n.
+Columns: ``op, gpu_type, fabric, n_gpus, n_nodes, message_bytes`` and ``time_us``, ``busbw_GBps`` or ``algbw_GBps``. Bus
+bandwidth is that of nccl-tests: size over time, times 2 (n - 1) / n for all-reduce and (n - 1) / n for others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simpar.validate.cells import Row, Unmodelled, measurement, text, whole
 from simpar.validate.clusters import profile_of
 
 COLUMNS = ("op", "gpu_type", "n_gpus", "message_bytes")
-LARGE_BYTES = 2.0**33  # what "peak, large message" stands for where no size is given
+LARGE_BYTES = 2.0**33  # the size of "peak, large message"
 OPS = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "all_to_all": "all_to_all", "sendrecv": "send", "collective_permute": "send",
@@ -60,13 +60,13 @@ def call(row: Row) -> Call:
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Bytes over the links of a rank per byte of the larger buffer, as nccl-tests counts bus bandwidth."""
+    """Bytes on the links of a rank per byte of the larger buffer, as nccl-tests counts bus bandwidth."""
     factors = {"all_reduce": 2 * (ranks - 1) / ranks, "sendrecv": 1.0, "collective_permute": 1.0}
     return factors.get(op, (ranks - 1) / ranks)
 
 
 def measured_s(row: Row, ranks: int, size_bytes: float) -> float | None:
-    """Measured time, or the time that the bus (or algorithm) bandwidth stands for."""
+    """The measured time in seconds, or the time that the bus (or algorithm) bandwidth implies."""
     time_us, bus = measurement(row, "time_us"), measurement(row, "busbw_GBps")
     if time_us:
         return time_us * US
@@ -77,7 +77,7 @@ def measured_s(row: Row, ranks: int, size_bytes: float) -> float | None:
 
 
 def predict(calls: Sequence[Call]) -> list[float | str]:
-    """Predicted seconds of calls in order, or why one cannot be."""
+    """Predicted seconds of calls in order, or the reason why one cannot be predicted."""
     return [_seconds(each) for each in calls]
 
 
@@ -94,7 +94,7 @@ def _seconds(each: Call) -> float | str:
 
 @lru_cache(maxsize=256)
 def cluster_for(profile: str, domains: int, *, sharp: bool) -> Cluster:
-    """A cluster that just holds so many scale-up domains; reduction in switches on where a row says so."""
+    """A cluster that just holds ``domains`` scale-up domains; ``sharp``: switches reduce."""
     domain = load_cluster(profile, 1)
     nodes = max(domains * domain.domain_size // domain.profile.devices_per_node, 1)
     cluster = load_cluster(profile, nodes)
@@ -105,7 +105,7 @@ def cluster_for(profile: str, domains: int, *, sharp: bool) -> Cluster:
 
 
 def _algorithm(row: Row) -> str:
-    """The algorithm that a row pins down, else "auto"."""
+    """The algorithm that a row states, else "auto"."""
     words = f"{text(row, 'fabric')} {text(row, 'algo_or_backend')}".lower()
     if "nvls disabled" in words:
         return "ring"

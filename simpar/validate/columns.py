@@ -1,4 +1,4 @@
-"""The columns that tables of measured runs may have: what is read, in which unit. Blank means unknown."""
+"""The columns that tables of measured runs may have, with their units. Blank means unknown."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ RUN_COLUMNS: Mapping[str, str] = {
     "notes": "anything else, in words",
 }
 UNREAD = frozenset(["fabric_reducescatter_gbs", "intra_reducescatter_gbs"])
-"""Columns that say nothing which the others do not."""
+"""Columns without information beyond that of the others."""
 
 
 def unread(names: Iterable[str]) -> dict[str, str]:
-    """Columns of a table of runs that nothing reads, and what may have been meant ("" where nothing is near)."""
+    """Columns of a table of runs that are not read, with the column that may have been meant ("" if none is close)."""
     given = [name for name in names if name]
     free = [name for name in RUN_COLUMNS if name not in given]
     return {

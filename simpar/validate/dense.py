@@ -1,4 +1,4 @@
-"""Dense decoders that rows describe by their sizes and a name: which family's conventions they follow."""
+"""Dense decoders that rows describe by sizes and a name: which family's conventions they follow."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _VOCABULARIES = (
 )
 _GPT_VOCABULARY = 51200
 FUSED_SINCE = "23.01"
-"""From when on software that a paper does not name has fused attention: its first kernel is of May 2022 (arXiv
-2205.14135), Megatron-LM's and PyTorch's own of 2023."""
+"""The release from which software that a paper does not name has fused attention.
+
+The first kernel is of May 2022 (arXiv 2205.14135), those in Megatron-LM and PyTorch of 2023.
+"""
 MAXTEXT_HEAD_DIM = 128
 
 
@@ -55,7 +57,7 @@ def model(row: Row) -> ModelGraph:
 
 
 def _head_dim(row: Row, name: str, hidden: int, heads: int) -> int:
-    """Width of a head: what notes say, MaxText's own, which no scale changes, else hidden over heads.
+    """The head dimension: from notes, or MaxText's own, which is the same at any scale, else hidden over heads.
 
     Source: AI-Hypercomputer/maxtext, base.yml, head_dim beside global_parameter_scale.
     """
@@ -113,7 +115,7 @@ def unfused(row: Row) -> bool:
 
 
 def sequence(row: Row) -> int:
-    """Tokens of a sequence; torchtitan's configs of Llama 3 have 8,192 where a table does not say."""
+    """Tokens of a sequence; torchtitan's configs of Llama 3 have 8,192 if a table does not say."""
     return whole(row, "seq_len", 8192 if text(row, "stack") == "torchtitan" else None)
 
 

@@ -21,8 +21,8 @@ from simpar.validate.cells import Row, Unmodelled, measurement, text, throttled
 
 COLUMNS = ("op", "gpu_type", "m", "n", "k")
 PRODUCTS = ("matmul", "group_matmul")
-LAUNCH_BOUND_S = 150 * US  # timed calls of framework operators shorter than this show their host
-THROTTLED_S = 0.03  # a kernel longer than this runs at the clock that power sustains, which whole runs tell
+LAUNCH_BOUND_S = 150 * US  # shorter framework calls measure the host
+THROTTLED_S = 0.03  # longer kernels run at the power-limited clock
 DEVICES = (
     (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"gh200|h200", "h200-sxm"),
     (r"h100.*pcie", "h100-pcie"), (r"h[18]00", "h100-sxm-80gb"), (r"a800", "a100-sxm-80gb"), (r"h20\b", "h20-sxm"),
@@ -35,8 +35,8 @@ DEVICES = (
 class Kernel:
     """One measured kernel; the shape is (m, n, k, batch) of a product, (batch, seq, heads, head_dim) of attention.
 
-    The dim of a head is the mean of ``head_dims``, those of keys and values, where they differ. What was timed inside
-    training steps (``in_step``) ran at the clock of those.
+    If keys and values have different ``head_dims``, head_dim is their mean. Kernels timed inside training steps
+    (``in_step``) ran at the clock of steps.
     """
 
     source: str
@@ -65,7 +65,7 @@ def kernel(row: Row) -> Kernel:
 
 
 def times_s(device: Device, kernels: Sequence[Kernel]) -> NDArray[np.float64]:
-    """Predicted seconds of kernels of one device, at the clock of a short benchmark or of steps, float64[n]."""
+    """Predicted seconds of kernels of one device, float64[n], at the clock of a short benchmark or of steps."""
     result = np.zeros(len(kernels))
     groups: dict[tuple[str, str, bool], list[int]] = defaultdict(list)
     for index, each in enumerate(kernels):
@@ -78,7 +78,7 @@ def times_s(device: Device, kernels: Sequence[Kernel]) -> NDArray[np.float64]:
 
 
 def predict(kernels: Sequence[Kernel]) -> list[float | str]:
-    """Predicted seconds of kernels of any devices in order, or why one cannot be."""
+    """Predicted seconds of kernels of any devices in order, or the reason why one cannot be predicted."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, each in enumerate(kernels):
         groups[each.device].append(index)
@@ -92,7 +92,7 @@ def predict(kernels: Sequence[Kernel]) -> list[float | str]:
 
 
 def beyond_peak(each: Kernel, device: Device) -> bool:
-    """Whether a product was measured faster than the device's dense peak: something else was counted."""
+    """Whether a product was measured faster than the device's dense peak, so that something else was counted."""
     flop = 2.0 * float(np.prod(each.shape)) if each.op in ("gemm", "wgrad") else 0.0
     return flop > each.time_s * device.peak_flop_per_s.get(each.dtype, np.inf)
 
@@ -123,7 +123,7 @@ def _product(row: Row, device: str) -> Kernel:
 
 
 def _dtype(row: Row) -> str:
-    """fp8 or bf16, which stands for fp16 as well. Raises Unmodelled for another."""
+    """fp8 or bf16 (also for fp16). Raises Unmodelled for any other dtype."""
     words = text(row, "dtype").lower()
     if words and not re.search("fp8|float8|bf16|fp16|float16", words):
         raise Unmodelled(f"dtype {words} is not modelled")

@@ -1,4 +1,4 @@
-"""Rows that time one layer instead of a step: forward and backward of a layer, without embedding, head and update."""
+"""Rows that time one layer instead of a step: its forward and backward, without embedding, head and update."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _TIMED = re.compile(r"layer-level timing: forward (\d+(?:\.\d+)?) ms, backward (
 
 
 def layer_time_s(row: Row) -> float | None:
-    """Seconds of a layer's forward and backward that notes print; None where a row is of a step."""
+    """Seconds of a layer's forward and backward in the notes; None if the row is about a step."""
     timed = _TIMED.search(text(row, "notes").lower())
     return None if timed is None else (float(timed[1]) + float(timed[2])) * MS
 
 
 def of_a_layer(entry: Case) -> Prediction:
-    """A case whose step time is what another layer adds to its passes. Raises Unmodelled.
+    """A case whose step time is what one more layer adds to its passes. Raises Unmodelled.
 
-    Nothing is known of how sure such a difference is.
+    The certainty of such a difference is not known.
     """
     twice = replace(entry, graph=replace(entry.graph, layers=entry.graph.layers * 2))
     one_s, two_s = (

@@ -1,4 +1,4 @@
-"""Measured runs of mixtures of experts: tables print a name and a few sizes, the rest is the released config's."""
+"""Measured runs of mixtures of experts: tables give a name and a few sizes, the rest comes from the released config."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ USUAL_VOCABULARY = 32000  # Llama's and Mixtral's
 _OWN_LAYERS = re.compile(
     r"deepseek.?v4|jamba|mamba|hybrid|next|linear|gshard|switch|bert|t5|gpt", re.IGNORECASE
 )
-"""Names of mixtures whose layers no row describes by sizes alone."""
+"""Names of mixtures whose layers cannot be described by sizes alone."""
 
 
 def mixture(row: Row) -> ModelGraph:
-    """The released mixture that a row names, with the sizes that the row has. Raises Unmodelled.
+    """The released mixture that a row names, with the row's sizes. Raises Unmodelled.
 
-    One of another name is a decoder like Llama with experts in all layers, where the row prints all sizes.
+    With any other name it is a decoder like Llama with experts in all layers, if the row gives all sizes.
     """
     name = text(row, "model_name")
     known = entry(row)
@@ -38,7 +38,7 @@ def mixture(row: Row) -> ModelGraph:
 
 
 def _by_sizes(row: Row) -> ModelGraph:
-    """A mixture of which nothing is known but what its row prints. Raises Unmodelled."""
+    """A mixture that is known only by its row. Raises Unmodelled."""
     name = text(row, "model_name")
     if _OWN_LAYERS.search(name):
         raise Unmodelled(f"mixture whose config is not released ({name})")
@@ -56,17 +56,17 @@ def _by_sizes(row: Row) -> ModelGraph:
 
 
 def _predicts_further(row: Row) -> bool:
-    """Megatron-Bridge's recipes of DeepSeek-V3 have its prediction layer unless they say otherwise; others leave it."""
+    """Whether a run had prediction layers: Megatron-Bridge's recipes of DeepSeek-V3 do by default, others do not."""
     return (
         "megatron-bridge" in text(row, "source").lower() and "w/o mtp" not in text(row, "model_name").lower()
     )
 
 
 def overlap_words(row: Row) -> str:
-    """What a row says of overlap, lower case.
+    """A row's words about overlap, in lower case.
 
-    Where it says nothing: what the model's recipe does; other recipes of mixtures have captured whole iterations and
-    hidden their exchange since Megatron-Bridge 26.06, and sent a token once to a rank of an NVL72 rack since 25.11.
+    Without any, those of the model's recipe. Other recipes of mixtures capture whole iterations and hide their token
+    exchange since Megatron-Bridge 26.06, and send a token only once to a rank of an NVL72 rack since 25.11.
     """
     words, release = (
         text(row, "overlap_notes").lower() or recipe_words(row),
@@ -81,9 +81,10 @@ def overlap_words(row: Row) -> str:
 
 
 def recipe_layers(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
-    """Layers of stages where a model predicts further: recipes fill all but the last, with its two losses, alike.
+    """Layers of stages for a model that predicts further tokens: recipes fill all stages but the last equally.
 
-    Source: NVIDIA Megatron-Bridge, recipes of DeepSeek-V3, pipeline_model_parallel_layout.
+    The last stage has both losses. Source: NVIDIA Megatron-Bridge, recipes of DeepSeek-V3,
+    pipeline_model_parallel_layout.
     """
     further = sum(name.startswith("prediction") for name in graph.layers)
     if not further or stages == 1:
@@ -97,31 +98,27 @@ def recipe_layers(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
 
 
 def usual_ep(num_experts: int, ranks: int, *, spread: bool) -> int:
-    """Over how many of a stage's ranks experts are spread where a row leaves it blank.
+    """The expert-parallel degree within a stage's ranks, if a row leaves it blank.
 
-    Megatron-LM, torchtitan and FSDP do not spread them unless told to. Recipes of NeMo and Megatron-Bridge, Automodel
-    and MaxText ``spread`` them over as many ranks as share them evenly: so do 110 of 155 rows that print it.
+    Megatron-LM, torchtitan and FSDP default to 1. Recipes of NeMo and Megatron-Bridge, Automodel and MaxText ``spread``
+    experts over as many ranks as divide them evenly, as do 110 of 155 rows that give it.
     """
     return gcd(num_experts, ranks) if spread else 1
 
 
 def most_ep(printed: int, ranks: int) -> int:
-    """The expert parallelism that a row printed, or as much of it as so many ranks of a stage can have.
-
-    Two rows of Megatron-Bridge's summary print EP 64 beside pipelines that leave stages 32 ranks. The recipes of these
-    pipelines spread experts over 32 [NVIDIA/dgxc-benchmarking@59689f59, deepseek_v3/pretrain/launch.sh].
-    """
+    """The printed expert-parallel degree, or the largest part of it that a stage's ``ranks`` allow."""
     return printed if printed <= ranks else gcd(printed, ranks)
 
 
 def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
-    """The plan's share of a mixture: how experts are spread (by ``default`` where it is blank), capped, overlapped."""
+    """The plan's fields for a mixture: expert parallelism (``default`` if blank), capacity, overlap."""
     plan: dict[str, object] = {"ep": whole(row, "ep", default)}
     words = f"{text(row, 'notes')} {text(row, 'model_name')} {overlap_words(row)}".lower()
     sliced = re.search(r"(?:etp ?= ?|expert tp ?= ?)(\d+)", words)
     if sliced:
         plan["etp"] = int(sliced.group(1))
-    elif re.search(r"tags v(?:24\.|25\.0[124])", words):  # experts had tp slices then
+    elif re.search(r"tags v(?:24\.|25\.0[124])", words):  # experts were sliced by tp in these releases
         plan["etp"] = whole(row, "tp", 1)
     capped = re.search(r"capacity factor (\d+(?:\.\d+)?)", words)
     if capped or "tokendrop" in words:
@@ -134,11 +131,11 @@ def expert_plan(row: Row, default: int = 1) -> dict[str, object]:
 
 
 def _primus_deepep(row: Row) -> bool:
-    """Models whose configs of Primus have use_turbo_deepep (examples/megatron/configs/MI355X)."""
+    """Whether Primus's config of the model has use_turbo_deepep (examples/megatron/configs/MI355X)."""
     model = text(row, "model_name").lower()
     return is_primus(row) and re.search(r"deepseek.?v3|qwen3.?235b", model) is not None
 
 
 def is_sync_free(notes: str) -> bool:
-    """Whether a flag of Primus leaves the sizes of what is routed on the device, from its second stage on."""
+    """Whether a flag of Primus keeps the sizes of routed data on the device (from its second stage on)."""
     return re.search(r"turbo_sync_free_moe_stage: [23]", notes) is not None

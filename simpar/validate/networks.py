@@ -1,4 +1,4 @@
-"""Words of a table for the network between nodes as numbers: NICs of a node, and the rate of each."""
+"""A table's words for the network between nodes as numbers: NICs per node, and the rate of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BITS_OF_BYTE = 8
 RATE = r"(\d+(?:\.\d+)?)\s*([TG])(b(?:/s|ps|it/s|\b)|B/s)"
 """A rate with its unit: Gb/s, Gbps and Gbit/s are bits, GB/s bytes."""
 _CLAUSES, _INSIDE = re.compile(r"[;,|+]"), re.compile(r"nvlink|nvswitch|xgmi|pcie", re.IGNORECASE)
-"""What separates words for one network from those for another, and what names the links inside a node."""
+"""Separators between words for different networks, and names of links inside a node."""
 _NICS = re.compile(rf"(\d+)\s*(?:x|NICs? (?:of|at))\s*{RATE}")
 _OF_DEVICE = re.compile(rf"{RATE}[^;,|]*?(?:per|/)\s*(?:GPU|device|accelerator|chip)", re.IGNORECASE)
 _OF_NODE = re.compile(rf"{RATE}[^;,|]*?(?:(?:per|/)\s*node|inter-?node|between nodes|across nodes)")
@@ -26,19 +26,19 @@ CARDS_BITS_PER_S = {
     "connectx8": 800 * GIGA, "fdr": 56 * GIGA, "edr": 100 * GIGA, "hdr": 200 * GIGA, "ndr": 400 * GIGA,
     "xdr": 800 * GIGA, "omnipath": 100 * GIGA, "opa": 100 * GIGA,
 }  # fmt: skip
-"""Rates of a port: InfiniBand's generations (four lanes), NVIDIA's adapters at their fastest, Intel Omni-Path 100."""
+"""Rates of a port: InfiniBand generations (four lanes), NVIDIA adapters at their fastest, Intel Omni-Path 100."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """The NICs of a node, and bytes/s of each and direction."""
+    """The NICs of a node, and the bandwidth of each in bytes/s per direction."""
 
     nics: int
     nic_bandwidth: float
 
     @property
     def words(self) -> str:
-        """As a report says it."""
+        """The network in a report's words."""
         rate = self.nic_bandwidth * BITS_OF_BYTE / GIGA
         return f"{number_of(self.nics, 'NIC')} of {rate:g} Gb/s"
 
@@ -48,9 +48,9 @@ class Network:
 
 
 def network_of(words: str, devices: int, usual: ScaleOut | None) -> Network | None:
-    """What words say of the NICs of a node of so many devices; None where they say nothing, or the profile's.
+    """The NICs of a node of ``devices`` devices, from words; None if they give none, or the profile's.
 
-    A rate of a whole node is spread over as many NICs of the profile's rate as make it.
+    A rate of a whole node is split over as many NICs of the profile's rate as it takes.
     """
     if usual is None:
         return None
@@ -78,7 +78,7 @@ def _named(words: str, devices: int, usual: ScaleOut) -> Network | None:
 
 
 def _even(found: Network, devices: int) -> Network:
-    """NICs that devices share evenly, as fast together."""
+    """NICs that devices share evenly, with the same total rate."""
     if found.nics % devices == 0 or devices % found.nics == 0:
         return found
     nics = gcd(found.nics, devices)

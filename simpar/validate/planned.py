@@ -1,4 +1,4 @@
-"""Rows of measured tables that name a plan file: the file says what ran, the row what was measured."""
+"""Rows of measured tables that name a plan file: the file gives what ran, the row what was measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simpar.validate.rows import Case
 
 PLAN = "plan"
 AGREE = ("tp", "pp", "cp", "ep", "vpp", "micro_batch")
-"""Columns that may stand beside a plan, as long as they say the same."""
+"""Columns that may accompany a plan if they agree with it."""
 
 
 def has_plan(row: Row) -> bool:
@@ -23,7 +23,7 @@ def has_plan(row: Row) -> bool:
 def planned(row: Row) -> Case:
     """The simulation input of a row that names a plan file.
 
-    Raises Unmodelled where the two say different things, or a plan is of what no table of runs has.
+    Raises Unmodelled if the row contradicts the plan, or for a plan that tables of runs do not support.
     """
     path = text(row, PLAN)
     try:
@@ -57,7 +57,7 @@ def planned(row: Row) -> Case:
 
 
 def beside(row: Row, table: str | Path) -> Row:
-    """A row with its plan file found from the folder of its table."""
+    """A row with the path of its plan file resolved from the folder of its table."""
     named = text(row, PLAN)
     return {**row, PLAN: str(Path(table).parent / named)} if named else row
 

@@ -1,8 +1,8 @@
-"""Predictions for cases: the same lowering as ``simulate``, swept without contention and without the report.
+"""Predictions of cases: lowered as in ``simulate``, swept without contention and without the report.
 
-Leaving contention out is a lower bound, but thousands of rows stay a matter of a minute; where it matters
-(sends and gradient reduction on one NIC) the difference is below a percent of the step. On PCIe nodes, where every
-group shares the same ports, and where devices are processes on the same cores, it is counted.
+Without contention the time is a lower bound, but thousands of rows take about a minute; where it matters (sends and
+gradient reduction on one NIC) the difference is below a percent of the step. Contention is included on PCIe nodes,
+where all groups share the same ports, and where devices are processes on the same cores.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ from simpar.validate.rows import Case
 from simpar.validate.words import PeakCounts
 
 SHARED = ("pcie", "shared_memory")
-"""Fabrics of nodes on which all groups, or all devices, share what there is."""
+"""Fabrics of nodes on which all groups, or all devices, share the bandwidth."""
 _Part = TypeVar("_Part", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds a step, and bytes as the framework's allocator reports them on the rank that its log shows.
+    """Predicted seconds per step, and bytes that the framework's allocator reports on the rank whose log is shown.
 
-    That is the fullest, or rank 0 alone (``Case.first_rank_reports``); ``fits`` is of all.
-
-    ``certainty`` says how sure they are, its interval of memory that of ``peak_reserved_bytes``; nothing is known of
-    that for single kernels and collectives.
+    That rank is the fullest, or rank 0 (``Case.first_rank_reports``); ``fits`` holds for all ranks. ``certainty`` says
+    how sure they are; its memory interval is for ``peak_reserved_bytes``. It is None for single kernels and
+    collectives.
     """
 
     step_time_s: float
@@ -63,7 +62,7 @@ class Prediction:
     peak_device_bytes: float = 0.0
 
     def peak_bytes(self, counts: PeakCounts) -> float:
-        """The peak of tensors, of what the allocator reserved, or of what the device shows as used."""
+        """The peak of tensors, of reserved memory, or of the memory that the device shows as used."""
         known = {
             "allocated": self.peak_allocated_bytes,
             "reserved": self.peak_reserved_bytes,
@@ -74,7 +73,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Parameters tried by a fit instead of those in the profiles: of devices, stacks and clusters, by dotted key."""
+    """Parameters that a fit tries instead of the profiles' values: of devices, stacks and clusters, by dotted key."""
 
     devices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     stacks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -85,7 +84,7 @@ NO_TUNING = Tuning()
 
 
 def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
-    """Predict one case. Raises Unmodelled where the plan cannot be on this model and cluster."""
+    """Predict one case. Raises Unmodelled if the plan is not possible on this model and cluster."""
     cluster = cluster_of(case, tuning)
     lowered, timing = timed(case, cluster, tuning)
     held = footprints(lowered, timing, cluster)
@@ -106,19 +105,19 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
 
 
 def predict_time_s(case: Case, tuning: Tuning = NO_TUNING) -> float:
-    """The step time of one case alone, in seconds. Raises Unmodelled."""
+    """Only the step time of one case, in seconds. Raises Unmodelled."""
     return _step_time_s(*timed(case, cluster_of(case, tuning), tuning))
 
 
 def result_of(case: Case, tuning: Tuning = NO_TUNING) -> Result:
-    """A case's step in all its parts, as :func:`predict` predicts it. Raises Unmodelled."""
+    """The full result of a case's step, as :func:`predict` predicts it. Raises Unmodelled."""
     cluster = cluster_of(case, tuning)
     context = Context(*timed(case, cluster, tuning), cluster, "sweep", "full", Perturbation())
     return summarise(context, with_timeline=False)
 
 
 def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Lowered, Timing]:
-    """The Program of a case and when its ops run. Raises Unmodelled."""
+    """The Program of a case and the times of its ops. Raises Unmodelled."""
     with _in_words():
         job = job_of(case, cluster, tuning)
         lowered = lower_job(job, cluster, {}, contention=cluster.profile.scale_up.kind in SHARED)
@@ -127,7 +126,7 @@ def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Low
 
 
 def job_of(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> Job:
-    """What a case trains, and how. Raises Unmodelled."""
+    """The job of a case. Raises Unmodelled if it is not possible."""
     stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
     with _in_words():
         plan = files.parse(Plan, dict(case.plan), source="row")
@@ -136,7 +135,7 @@ def job_of(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> Job:
 
 @contextmanager
 def _in_words() -> Iterator[None]:
-    """What cannot be is Unmodelled, in a line."""
+    """Turn errors about impossible plans into Unmodelled with one line."""
     try:
         yield
     except UserError as error:
@@ -163,7 +162,7 @@ def named_profile(name: str) -> ClusterProfile:
 
 
 def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
-    """The cluster a case ran on, in the state that its own fabric measurements show."""
+    """The cluster of a case, in the state that the case's own fabric measurements show."""
     profile = named_profile(case.hardware)
     for key, value in tuning.clusters.get(case.hardware, {}).items():
         profile = changed(profile, key.split("."), value)
@@ -180,7 +179,7 @@ def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
 
 
 def _resized(profile: ClusterProfile, per_node: int) -> ClusterProfile:
-    """Part of a node, or a node of another size: NICs go with the devices."""
+    """Part of a node, or a node of another size, with NICs in proportion to the devices."""
     out = profile.scale_out
     if out is not None:
         nics = max(1, out.nics_per_node * per_node // profile.devices_per_node)
@@ -189,7 +188,7 @@ def _resized(profile: ClusterProfile, per_node: int) -> ClusterProfile:
 
 
 def _in_segments(profile: ClusterProfile, nodes: int) -> ClusterProfile:
-    """Racks of which a job uses equally much: schedulers place it in segments that divide its nodes."""
+    """Racks that a job uses equally: schedulers place it in segments that divide its nodes."""
     per_domain = profile.domain_size // profile.devices_per_node
     if nodes <= per_domain or nodes % per_domain == 0:
         return profile

@@ -1,8 +1,8 @@
-"""Step times from published rates, where a row has nothing better: what its source counts as FLOP decides.
+"""Step times from published rates, if a row has nothing better; they depend on what the source counts as FLOP.
 
-Checked on rows that print time and rate: NeMo until 25.04, dgxc, llm-foundry and Megatron-LM's examples count model
-FLOP with all of attention (ratio 1.00), Megatron-Bridge and Megatron-LM's counter of today its causal half (1.00),
-papers of 2020 and 2021 also what is recomputed (1.00).
+Checked on rows with both time and rate: NeMo until 25.04, dgxc, llm-foundry and Megatron-LM's examples count model FLOP
+with full attention (ratio 1.00), Megatron-Bridge and Megatron-LM's present counter its causal half (1.00), papers of
+2020 and 2021 also recomputation (1.00).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PEER = re.compile(r"peer_pred TFLOPS=([0-9.]+)")
 
 
 def has_rate(row: Row) -> bool:
-    """Whether a row prints tokens a second, FLOP/s or their share of the peak."""
+    """Whether a row gives tokens per second, FLOP/s or a share of the peak."""
     return any(measurement(row, name) for name in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"))
 
 
 def with_rates(found: Measured, row: Row, case: Case) -> Measured:
-    """The measurements with the step time that a row's rate amounts to, and its peer's where the notes print one."""
+    """The measurements with the step time that a row's rate implies, and the peer's if the notes give one."""
     tokens = measurement(row, "tokens_per_s_per_gpu")
     if tokens:
         return replace(found, step_time_s=case.training.tokens_per_step / case.num_devices / tokens)

@@ -1,7 +1,7 @@
-"""What a row leaves blank and its authors published elsewhere: configurations by source and model, with citations.
+"""Settings that a row leaves blank and its authors published elsewhere, by source and model, with citations.
 
-Facts of configurations only, and nothing here was measured. Columns that a row has stay its own, but where rows of the
-same settings contradict each other and the framework's configuration tells which is meant (``instead``).
+These are facts about configurations; none of them was measured. A row's own columns take precedence, except where rows
+with the same settings contradict each other and the framework's configuration shows which is right (``instead``).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ GPUS_OF_A_NODE = 8
 
 @dataclass(frozen=True)
 class Recipe:
-    """Columns that a configuration says, the columns by which its rows are known, and where it is published.
+    """The columns that a configuration gives, the columns by which its rows are recognised, and where it is published.
 
-    ``model`` is the catalogue's name of the model ("": the row's own name says it); ``notes`` stand beside the row's,
-    and what is ``instead`` in place of it.
+    ``model`` is the model's name in the catalogue ("": the row's own name). ``notes`` are added to the row's, and
+    columns in ``instead`` replace the row's.
     """
 
     row: Mapping[str, str | float]
@@ -34,7 +34,7 @@ class Recipe:
     instead: Mapping[str, str] = field(default_factory=dict)
 
     def is_of(self, row: Row) -> bool:
-        """Whether a row is of this configuration: words match anywhere, numbers are equal."""
+        """Whether a row is of this configuration: words match anywhere, numbers must be equal."""
         return all(
             re.search(known, text(row, name), re.IGNORECASE) is not None
             if isinstance(known, str)
@@ -45,7 +45,7 @@ class Recipe:
 
 @lru_cache(maxsize=1)
 def recipes() -> tuple[Recipe, ...]:
-    """All of them, the more special first."""
+    """All recipes, the more specific ones first."""
     document = files.load(Path(__file__).with_name("recipes.yaml"))
     return tuple(
         Recipe(
@@ -61,7 +61,7 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
-    """A row with its blanks filled, and in words with what (none where nothing is)."""
+    """A row with its blanks filled in, and the sources in words (none if nothing was filled)."""
     found = next((each for each in recipes() if each.is_of(row)), None) or _model_parallel(row)
     if found is None:
         return row, ()
@@ -79,7 +79,7 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
 
 
 def _model_parallel(row: Row) -> Recipe | None:
-    """A model-parallel size alone: Megatron-LM splits tensors up to the GPUs of a node, and stages beyond.
+    """For a model-parallel size alone: Megatron-LM splits tensors up to the GPUs of a node, then stages.
 
     Source: Narayanan et al. 2021, arXiv 2104.04473, takeaway 1 in section 5.4.1, and all runs of its table 1.
     """

@@ -1,4 +1,4 @@
-"""Released models behind the names of tables, and what recipes of theirs do where a row is silent."""
+"""Released models behind the names in tables, and what their recipes do if a row does not say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
 from simpar.validate.cells import Row, number, text, whole
 
-_NAMES = (  # what a table calls a model, and its name in the catalogue
+_NAMES = (  # pattern of a table's name, name in the catalogue
     (r"deepseek.?v3", "deepseek-v3"), (r"deepseek.?v2.?lite", "deepseek-v2-lite"),
     (r"deepseek.?v2|ds 236b", "deepseek-v2"), (r"deepseek.*16b", "deepseek-moe-16b"), (r"kimi", "kimi-k2"),
     (r"gpt.?oss.?120", "gpt-oss-120b"), (r"gpt.?oss.?20", "gpt-oss-20b"), (r"qwen3.*235", "qwen3-235b-a22b"),
@@ -33,19 +33,19 @@ _RECIPES = {
 
 
 def entry(row: Row) -> str | None:
-    """The catalogue's name of the model that a row names."""
+    """The catalogue's name of the model that a row names, None if it is not there."""
     name = text(row, "model_name")
     return next((known for pattern, known in _NAMES if re.search(pattern, name, re.IGNORECASE)), None)
 
 
 def _named(row: Row) -> str | None:
-    """The same, or the model of the catalogue that is called so but for spelling."""
+    """The same, or the model in the catalogue whose name differs only in spelling."""
     plain = _plain(text(row, "model_name").partition("(")[0])
     return entry(row) or next((known for known in catalogue() if _plain(known) == plain), None)
 
 
 def _plain(name: str) -> str:
-    """A name without what people write differently."""
+    """A name without the parts that people spell differently."""
     return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
@@ -55,9 +55,9 @@ def config(name: str) -> dict[str, Any]:
 
 
 def unsized(row: Row) -> ModelGraph | None:
-    """The released model of a row that says nothing of its width; None where it does, or nothing is known.
+    """The released model of a row without a width; None if the row has one, or if the model is not known.
 
-    Of layers it has as many as the row says; patterns of unlike layers are not cut.
+    It has the row's number of layers, unless its layers follow a pattern.
     """
     sizes = text(row, "hidden") or (text(row, "n_layers") and text(row, "n_experts"))
     known = None if sizes else _named(row)
@@ -76,16 +76,16 @@ _FIELDS = {
     "n_experts": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     "topk": ("num_experts_per_tok", "moe_top_k"),
 }
-"""Columns, and what configs call the same."""
+"""Columns, and the corresponding fields of configs."""
 _WIDTHS = ("intermediate_size", "moe_intermediate_size", "ffn_hidden_size", "n_inner")
 _EXPERTS = ("moe_intermediate_size", "ffn_hidden_size", "intermediate_size")
 
 
 def sized(row: Row, released: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with the sizes that a row prints in place of the released ones: they beat its model's name.
+    """A config with the sizes that a row gives, which override those of the released model.
 
-    Keys and values of latent attention have heads of their own; of a mixture the width is that of an expert, unless it
-    is one of the released ones.
+    Latent attention has its own key-value heads. For a mixture the width is that of an expert, unless it equals one of
+    the released widths.
     """
     found, flat = {**released}, dict(_leaves(released))
     for column, names in _FIELDS.items():
@@ -122,7 +122,7 @@ _SCRIPTS = {"simumax": "no tp/dp overlap; capacity factor 1"}
 
 
 def recipe_words(row: Row) -> str:
-    """What the scripts of a row's source, or the recipe of its model, say of overlap."""
+    """Words about overlap from the scripts of a row's source, or from the recipe of its model."""
     source = text(row, "source").lower()
     scripts = (words for name, words in _SCRIPTS.items() if name in source)
     return next(scripts, _RECIPES.get(entry(row) or "", ""))

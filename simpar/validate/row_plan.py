@@ -1,4 +1,4 @@
-"""The plan of a measured run: from the words of a row's columns, through the few patterns below and nowhere else."""
+"""The plan of a measured run from the words in a row's columns, by the few patterns below and nowhere else."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ MEGATRONS = frozenset(
 
 
 SPREAD_EXPERTS = frozenset(["nemo", "nemo-24", "automodel", "maxtext"])
-"""Stacks whose recipes spread experts over ranks: where a row leaves ep blank, it is not 1."""
+"""Stacks whose recipes use expert parallelism, so that a blank ep is not 1."""
 
 
 def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
-    """Fields of the plan that a row's run had, on so many devices. Raises Unmodelled with the reason."""
+    """The plan's fields for a row's run on ``devices`` devices. Raises Unmodelled with the reason."""
     if not text(row, "tp") and not text(row, "pp") and stack_of(row)[0] in MEGATRONS and devices > 1:
         raise Unmodelled("tp and pp not published")
     tp, pp, cp = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "cp", 1)
@@ -62,7 +62,7 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
         row, devices // (tp * pp), per_node=whole(row, "gpus_per_node", 8), sharded=_shards_by_default(row)
     )
     if graph.is_mixture:
-        sliced = expert_plan(row)  # experts have tp slices, or ranks of their own
+        sliced = expert_plan(row)  # experts are sliced by tp, or have ranks of their own
         spread = stack_of(row)[0] in SPREAD_EXPERTS
         ranks = devices // (pp * int(str(sliced.get("etp", 1))))
         plan |= expert_plan(row, usual_ep(graph.dims["num_experts"], ranks, spread=spread))
@@ -85,22 +85,22 @@ def plan_of(row: Row, devices: int, graph: ModelGraph) -> dict[str, object]:
     notes = overlap_words(row)
     if re.search(r"tp comm overlap on|tp-comm-overlap|asynctp|async tp", notes):
         plan["tensor_parallel"] = {"overlap": True}
-    elif re.search(r"tp comm overlap off", notes) or is_mixture(row):  # recipes of mixtures leave it off
+    elif re.search(r"tp comm overlap off", notes) or is_mixture(row):  # recipes of mixtures have it off
         plan["tensor_parallel"] = {"overlap": False}
     if re.search(r"not overlapped|no tp/dp overlap", notes):
         plan["overlap_grad_reduce"] = plan["overlap_param_gather"] = False
     if "ddp impl torch" in notes:
         plan["overlap_grad_reduce"] = True
     if text(row, "stack") == "llm-foundry" and "amp" in text(row, "precision").lower():
-        plan["reduce_dtype"] = "fp32"  # as Composer's FSDP by default; its "pure" precision reduces in bf16
+        plan["reduce_dtype"] = "fp32"  # Composer's FSDP default; its "pure" precision reduces in bf16
     return plan
 
 
 def _usual_vpp(row: Row, pp: int) -> int:
-    """Where a table has no column for it.
+    """Chunks per rank if a table has no column for them.
 
-    Notes of overlap say it, or a schedule; NeMo's recipes of dense models interleave single layers, torchtitan's two
-    stages a rank.
+    They come from notes on overlap or from the schedule; NeMo's recipes of dense models interleave single layers,
+    torchtitan's use two stages per rank.
     """
     if said := re.search(r"\bvpp ?=? ?(\d+)", text(row, "overlap_notes").lower()):
         return int(said[1])
@@ -116,7 +116,7 @@ def _micro_batch(row: Row, dp: int) -> int | None:
     if number(row, "micro_batch") is not None:
         return whole(row, "micro_batch")
     largest = re.search(r"max batch that fits = (\d+)", text(row, "notes"))
-    if largest:  # a chart over the largest batch
+    if largest:  # a chart of the largest batch
         return int(largest.group(1))
     batch, accumulation = number(row, "global_batch_seqs"), number(row, "grad_accum")
     stages = whole(row, "pp", 1)
@@ -128,9 +128,10 @@ def _micro_batch(row: Row, dp: int) -> int | None:
 
 
 def open_settings(row: Row) -> tuple[str, ...]:
-    """What a tuner would choose: the micro-batch where no column tells it, and what else is blank then.
+    """Settings that a tuner would choose: the micro-batch, if no column gives it, and what else is blank then.
 
-    Submissions to MLPerf tune the kernels and settings that the benchmark's rules leave free: how ranks share keys too.
+    Submissions to MLPerf tune everything that the benchmark's rules leave free, such as the method of context
+    parallelism.
     """
     stages, cp = whole(row, "pp", 1), whole(row, "cp", 1)
     free = (
@@ -139,7 +140,7 @@ def open_settings(row: Row) -> tuple[str, ...]:
     if _micro_batch(row, whole(row, "n_gpus") // (whole(row, "tp", 1) * stages * cp)):
         return tuple(free)
     if is_mixture(row):
-        raise Unmodelled("micro_batch not published")  # its dispatch depends on it, and on how it is done
+        raise Unmodelled("micro_batch not published")  # dispatch depends on the micro-batch
     found = ["micro_batch", *free]
     if number(row, "global_batch_seqs") is None and number(row, "grad_accum") is None:
         found.append("global_batch")
@@ -151,23 +152,23 @@ def open_settings(row: Row) -> tuple[str, ...]:
 
 
 def global_batch(row: Row, plan: Mapping[str, object], devices: int) -> int:
-    """Sequences of a step: as printed, or by microbatches of the plan."""
+    """Sequences of a step: as printed, or from the plan's microbatches."""
     known = number(row, "global_batch_seqs")
     if known is not None:
         return whole(row, "global_batch_seqs") * copies_of_batch(row)
     dp = devices // (int(str(plan["tp"])) * int(str(plan["cp"])) * int(str(plan["pp"])))
-    once = 1 if plan["pp"] == 1 else None  # microbatches are for pipelines where nothing else is said
+    once = 1 if plan["pp"] == 1 else None  # without a pipeline, assume one microbatch
     return dp * int(str(plan["micro_batch"])) * whole(row, "grad_accum", once)
 
 
 def _stages(row: Row) -> int:
-    """Model chunks of all pipeline ranks."""
+    """Model chunks over all pipeline ranks."""
     pp = whole(row, "pp", 1)
     return pp * (whole(row, "vpp", _usual_vpp(row, pp)) if pp > 1 else 1)
 
 
 def _first_layers(row: Row, count: int) -> str:
-    """So many layers of every virtual stage, as Megatron counts them (recompute_num_layers)."""
+    """The first ``count`` layers of every virtual stage, as Megatron counts them (recompute_num_layers)."""
     stages = _stages(row)
     kept = whole(row, "n_layers") // stages - count
     if kept <= 0:
@@ -247,9 +248,9 @@ def _schedule(row: Row, vpp: int) -> str:
 
 
 def _named_schedule(words: str) -> str | None:
-    """A schedule that words name, None where that is the usual one of as many chunks as the row says.
+    """A schedule that words name; None if it is the usual one with as many chunks as the row has.
 
-    Later ones first: the word for a family is in the pattern of its first.
+    Later names come first: the word for a family is part of the first one's pattern.
     """
     others = [each for each in reversed(SCHEDULES.values()) if each.names.pattern and not each.usual]
     known = next((each.name for each in others if re.search(each.names.pattern, words)), None)
@@ -258,12 +259,12 @@ def _named_schedule(words: str) -> str | None:
 
 
 def _shards_by_default(row: Row) -> bool:
-    """Whether a silent row has a distributed optimizer: today's Megatron recipes all switch it on."""
+    """Whether a row without words on sharding has a distributed optimizer: today's Megatron recipes all use it."""
     return text(row, "stack") == "megatron" and not unfused(row)
 
 
 def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, object]:
-    """ZeRO stage and replicas from the words of the sharding column; unknown is the stack's usual."""
+    """ZeRO stage and replicas from the words of the sharding column; by default the stack's usual ones."""
     words = text(row, "zero_stage_or_fsdp").lower()
     if words in ("", "fsdp 1") and "megatron fsdp" in overlap_words(row):
         words = "fsdp"  # the column is a flag

@@ -1,8 +1,8 @@
-"""Measured runs as inputs: a row of a table becomes a model, a cluster and a plan, or a reason why not.
+"""Measured runs as simulation inputs: a row of a table becomes a model, a cluster and a plan, or a reason why not.
 
-The columns are the same for every table; free text is read through the few patterns below and nowhere else.
-Blank means unknown: what a plan needs and a row does not say is a reason, never a guess; only the micro-batch, and
-with it virtual stages and recomputation, may stay open, for a run was tuned over them (``simpar.validate.tuned``).
+The columns are the same for every table; free text is read through the few patterns below and nowhere else. Blank means
+unknown: if a plan needs a value that the row lacks, that is a reason, and never a guess. Only the micro-batch, and with
+it virtual stages and recomputation, may stay open, because runs were tuned over them (``simpar.validate.tuned``).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from simpar.validate.words import (
 class Case:
     """One measured run as simulation input.
 
-    ``open`` names what its row does not print and a tuner would choose; ``network`` is that of its words where it is
-    not the profile's; ``supposed`` says what else words, or their silence, were taken for.
+    ``open`` names settings that its row does not give and a tuner would choose. ``network`` is that of the row's words,
+    if it differs from the profile's. ``supposed`` lists other assumptions from words, or from missing words.
     """
 
     graph: ModelGraph
@@ -58,12 +58,12 @@ class Case:
 
     @property
     def first_rank_reports(self) -> bool:
-        """Whether its memory is that of rank 0 alone, not of the fullest."""
+        """Whether its memory is rank 0's, not the fullest rank's."""
         return self.stack in LOG_FIRST_RANK
 
     @property
     def read_as(self) -> str:
-        """What the words of a row for its cluster, its software and its model were taken for."""
+        """What a row's words for its cluster, software and model were read as."""
         known = self.stack_changes.get("name")
         nearest = f", the nearest to {known}" if known else ""
         network = f" with {self.network.words} a node" if self.network else ""
@@ -72,9 +72,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a row says about its run; None where it does not.
+    """The measurements of a row; None for those it does not have.
 
-    ``peak_counts`` says what the peak of memory is of.
+    ``peak_counts`` says which memory the peak counts.
     """
 
     step_time_s: float | None
@@ -87,10 +87,10 @@ class Measured:
 
 
 def case(row: Row, on: tuple[str, int] | None = None) -> Case:
-    """The simulation input of a row, ``on`` a profile and its devices per node where that is not the row's to say.
+    """The simulation input of a row; ``on`` replaces its profile and devices per node.
 
-    Blanks are what the row's authors published elsewhere says (:mod:`simpar.validate.recipes`). Raises Unmodelled with
-    the reason.
+    Blanks are filled from what the row's authors published elsewhere (:mod:`simpar.validate.recipes`). Raises
+    Unmodelled with the reason.
     """
     row, filled = completed(row)
     graph = unsized(row) or (mixture(row) if is_mixture(row) else model(row))
@@ -115,7 +115,7 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
 
 
 def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[str, ...]:
-    """In words what a reader of a table would want to know: where gradients, experts and layers come from."""
+    """Assumptions in words for readers of a table: about gradients, experts and layers."""
     found = []
     said = {"added up": plan.get("grad_dtype"), "reduced": plan.get("reduce_dtype")}
     if dtypes := [f"{how} in {dtype}" for how, dtype in said.items() if dtype]:
@@ -139,9 +139,10 @@ def _supposed(row: Row, graph: ModelGraph, plan: Mapping[str, object]) -> tuple[
 
 
 def _documents(row: Row) -> Documents | None:
-    """Fine-tuning packs short questions and answers (NeMo's documentation uses Dolly and SQuAD), all else one text.
+    """The lengths of documents: short questions and answers for fine-tuning (as in Dolly and SQuAD), else one text.
 
-    NeMo Automodel's benchmarks are of whole sequences (examples/llm_benchmark, MockIterableDataset).
+    NeMo's documentation uses these data sets. NeMo Automodel's benchmarks have whole sequences (examples/llm_benchmark,
+    MockIterableDataset).
     """
     if stack_of(row)[0] == "automodel":
         return None
@@ -153,7 +154,7 @@ def _documents(row: Row) -> Documents | None:
 
 
 def _hardware(row: Row, devices: int, on: tuple[str, int] | None) -> tuple[str, int]:
-    """Profile and devices per node; a job smaller than a node is one node of its size."""
+    """Profile and devices per node; a job smaller than a node counts as one node of its size."""
     device = text(row, "gpu_type").lower()
     name, usual = on or (named_hardware(row), devices_of_node(device))
     per_node = min(whole(row, "gpus_per_node", usual), devices)
@@ -163,7 +164,7 @@ def _hardware(row: Row, devices: int, on: tuple[str, int] | None) -> tuple[str, 
 
 
 def named_hardware(row: Row) -> str:
-    """The cluster profile of a row's words. Raises Unmodelled."""
+    """The cluster profile for a row's words. Raises Unmodelled."""
     row, _ = completed(row)
     device, network = text(row, "gpu_type").lower(), text(row, "interconnect").lower()
     return "hgx-b200-throttled" if throttled(row) else profile_of(device, network)
@@ -178,9 +179,9 @@ _FABRIC = (
 
 
 def _fabric(row: Row) -> dict[str, float]:
-    """Bus bandwidths measured inside the job, bytes/s: over all ranks, and "intra" inside a node.
+    """Bus bandwidths measured inside the job in bytes/s: over all ranks, and "intra" within a node.
 
-    All-reduce decides; the all-gather tests of such tables copy through lists and read low.
+    They are those of all-reduce; the all-gather tests in such tables copy through lists and read low.
     """
     found = {}
     for name, column in _FABRIC:
@@ -194,7 +195,7 @@ def _fabric(row: Row) -> dict[str, float]:
 
 
 def measured(row: Row) -> Measured:
-    """The measurements of a row, in SI."""
+    """The measurements of a row, in SI units. Raises Unmodelled for values that cannot be."""
 
     def memory(name: str) -> float | None:
         value = measurement(row, name)
@@ -212,7 +213,7 @@ def measured(row: Row) -> Measured:
 
 
 def _step_time(row: Row) -> float | None:
-    """Published, or from tokens per second and device."""
+    """Seconds of a step: published, or from tokens per second and device."""
     known = measurement(row, "iteration_time_s")
     if known is not None:
         return known

@@ -19,7 +19,7 @@ def is_single(rows: Sequence[Row]) -> bool:
 
 
 def single_outcomes(rows: Sequence[Row]) -> list[Outcome]:
-    """Prediction and measurement of every row, in order, or the reason why it is not modelled."""
+    """Prediction and measurement of every row in order, or the reason why it is not modelled."""
     of_kernels = set(rows[0]).issuperset(kernels.COLUMNS)
     parsed: list[Any] = [_parsed(row, of_kernels=of_kernels) for row in rows]
     known = [at for at, one in enumerate(parsed) if not isinstance(one, str)]
@@ -39,7 +39,7 @@ def _parsed(row: Row, *, of_kernels: bool) -> kernels.Kernel | collectives.Call 
 
 
 def _label(row: Row) -> str:
-    """What an operation is called in a report: its kind, its shape, and where it ran."""
+    """The name of an operation in a report: its kind, its shape, and where it ran."""
     sizes = [_whole(text(row, name)) for name in ("m", "n", "k") if text(row, name)]
     named = {"batch": "b", "seq_len": "s", "n_heads": "h", "head_dim": "d", "message_bytes": "bytes "}
     shape = [f"{mark}{_whole(text(row, name))}" for name, mark in named.items() if text(row, name)]
@@ -49,7 +49,7 @@ def _label(row: Row) -> str:
 
 
 def _whole(figure: str) -> str:
-    """A number as tables print it, without the fraction that whole ones get from spreadsheets."""
+    """A number as printed, without the ".0" that spreadsheets add to whole numbers."""
     return figure.removesuffix(".0")
 
 

@@ -1,4 +1,4 @@
-"""Software stacks by the words of a row: which profile, and what the words change about it."""
+"""Software stacks by a row's words: which profile, and how the words change it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from simpar.validate.mixtures import is_sync_free, overlap_words
 
 
 def stack_of(row: Row) -> tuple[str, dict[str, object]]:
-    """Stack profile, and what the row's words change about it."""
+    """The stack profile of a row, and the changes of it that the row's words imply."""
     words = text(row, "stack").lower()
     words = load_stack(words).name if "@" in words else words
     notes = f"{overlap_words(row)} {text(row, 'model_name')}".lower()
     if words not in files.bundled("stacks"):
-        # known as what it is, so that nothing measured supports it
+        # keeps its own name, so that no measured run supports it
         eager = {"fusion.attention": "unfused"} if unfused(row) else {}
         return _nearest(row, words), {"name": words or UNNAMED, **eager}
     name = words
@@ -28,7 +28,7 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
     elif name == "megatron" and is_nemo(row):
         name = _nemo(row)
     elif name == "megatron" and re.search(r"megatron-core r0\.[5-9]", text(row, "notes").lower()):
-        name = "nemo-24"  # releases of 2024
+        name = "nemo-24"  # for releases of 2024
     compiled = re.search(r"no compile|compile=false", notes) is None
     if "kempnerforge" in text(row, "source").lower():
         forge = load_stack("kempnerforge")
@@ -65,10 +65,10 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
 
 
 def _automodel(row: Row) -> dict[str, object]:
-    """Which kernels of Hugging Face's models NeMo Automodel replaces, by the words of its table.
+    """The kernels of Hugging Face's models that NeMo Automodel replaces, by its table's words.
 
-    Transformer Engine brings attention and norms; recipes that prefetch parameters compile layers, and mixtures have
-    modules of its own (nemo_automodel/components/moe). All else runs operator by operator.
+    Transformer Engine provides attention and norms. Recipes that prefetch parameters compile layers, and mixtures have
+    modules of their own (nemo_automodel/components/moe). Everything else runs operator by operator.
     """
     words = text(row, "notes").lower()
     own = re.search(r"kernel opts: te\b", words) is not None
@@ -82,18 +82,18 @@ def _automodel(row: Row) -> dict[str, object]:
 
 
 def copies_of_batch(row: Row) -> int:
-    """Ranks that train on the same sequences and are counted once: those of KempnerForge's experts.
+    """How many ranks train on the same sequences, which count once: KempnerForge's expert-parallel ranks.
 
-    Source: KempnerInstitute/KempnerForge, kempnerforge/training/data_pipeline.py (samplers know dp_size alone).
+    Source: KempnerInstitute/KempnerForge, kempnerforge/training/data_pipeline.py (samplers only know dp_size).
     """
     return whole(row, "ep", 1) if stack_of(row)[0] == "kempnerforge" else 1
 
 
 def _turbo(notes: str) -> dict[str, object]:
-    """What flags of Primus change for mixtures: products of all local experts in one kernel, no wait for their sizes.
+    """The effects of Primus's flags for mixtures: one kernel for all local experts, and no wait for their sizes.
 
     Source: AMD Primus, primus/backends/megatron/training/global_vars.py, _get_sync_free_moe_options: from its second
-    stage on (:func:`simpar.validate.mixtures.is_sync_free`) both come with tokens that are sent once to a rank.
+    stage on (:func:`simpar.validate.mixtures.is_sync_free`) both come with tokens that are sent only once to a rank.
     """
     free = is_sync_free(notes)
     changes: dict[str, object] = {"experts.sync_s": 0.0} if free else {}
@@ -103,11 +103,11 @@ def _turbo(notes: str) -> dict[str, object]:
 
 
 def contest_attention(row: Row, plan: Mapping[str, object]) -> dict[str, object]:
-    """Attention in 8 bits of a contest's adapters in 8 bits on NVIDIA's devices, where no ranks share a sequence.
+    """8-bit attention for a contest's 8-bit adapters on NVIDIA devices, if no ranks share a sequence.
 
-    Contests tune whatever their rules leave free, and this is the quicker way that Transformer Engine has
-    (``fp8_dpa``); NVIDIA published it for this workload [Accelerating Transformers with cuDNN 9]. Where ranks share a
-    sequence its attention stays in 16 bits here.
+    Contests tune whatever their rules leave free, and this is the faster option in Transformer Engine (``fp8_dpa``);
+    NVIDIA published it for this workload [Accelerating Transformers with cuDNN 9]. If ranks share a sequence, attention
+    stays in 16 bits here.
     """
     eight_bits = plan.get("frozen_dtype") == "fp8" and plan["cp"] == 1
     amd = re.match(r"mi\d", text(row, "gpu_type").lower()) is not None
@@ -115,11 +115,13 @@ def contest_attention(row: Row, plan: Mapping[str, object]) -> dict[str, object]
 
 
 FIRST_FLASH_RATE = 0.5
-"""Speed of FlashAttention over that of its second version [arXiv 2307.08691, abstract]."""
+"""The speed of FlashAttention relative to its second version [arXiv 2307.08691, abstract]."""
 EIGHT_BIT_RATE = 1.2
-"""Speed of attention in 8 bits over that in 16, both passes: adapters of Llama 2 70B on 8 H200 gain 1.15 with it and
-1.11 without over the same baseline [NVIDIA, Accelerating Transformers with cuDNN 9, table 1], and a fifth of that step
-is attention. Measured on Hopper alone."""
+"""The speed of 8-bit attention relative to 16 bits, both passes; measured on Hopper only.
+
+Adapters of Llama 2 70B on 8 H200 gain 1.15 with it and 1.11 without over the same baseline [NVIDIA, Accelerating
+Transformers with cuDNN 9, table 1], and attention is a fifth of that step.
+"""
 UNNAMED = "an unnamed stack"
 _NEAREST = (
     (r"nemo|bridge", "nemo"),
@@ -130,13 +132,13 @@ _NEAREST = (
     (r"foundry|composer|mosaic", "llm-foundry"),
     (r"fsdp|torch|lightning|accelerate|transformers|trl|factory|axolotl|olmo", "fsdp"),
 )
-"""Words of stacks that nobody profiled, and the profile of their kind."""
+"""Words of stacks without a profile, and the profile of their kind."""
 
 
 def _nearest(row: Row, words: str) -> str:
-    """The profile of the kind of a stack that has none: by its name, else by whether tensors or stages are split.
+    """The profile of a similar stack: by name, or else by whether tensors or stages are split.
 
-    Of a stack without a name it is the release of when its paper came out.
+    For a stack without a name, it is the release of the time when its paper appeared.
     """
     splits = whole(row, "tp", 1) * whole(row, "pp", 1) > 1
     named = (profile for pattern, profile in _NEAREST if re.search(pattern, words))
@@ -148,7 +150,7 @@ def _nearest(row: Row, words: str) -> str:
 def fused_experts(
     graph: ModelGraph, stack: str, plan: Mapping[str, object], changes: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """What a stack does of experts in one kernel where a step in MXFP8 is captured whole; theirs must have no biases.
+    """The expert operations that a stack fuses in a fully captured MXFP8 step, if the experts have no biases.
 
     Source: NVIDIA Megatron-Bridge 0.6.2, perf_recipes, cutedsl_fused_grouped_mlp.
     """
@@ -163,7 +165,7 @@ def fused_experts(
 
 
 def _graphs(notes: str) -> tuple[str, ...]:
-    """What CUDA graphs capture, in Megatron-Core's words: "none" before a scope switches them off."""
+    """The parts that CUDA graphs capture, in Megatron-Core's words; "none" before a scope switches them off."""
     if not re.search(r"cuda graph|\bcg\b", notes) or "cuda graph none" in notes or "no cuda graph" in notes:
         return ()
     if re.search("cuda graph full|full_iteration|full cg", notes):
@@ -174,24 +176,22 @@ def _graphs(notes: str) -> tuple[str, ...]:
 
 
 def _nemo(row: Row) -> str:
-    """Automodel trains with torch's own FSDP; releases of NeMo to 24.07 are slower than those since.
+    """The NeMo profile of a row: Automodel uses torch's own FSDP; releases up to 24.07 are slower than later ones.
 
-    A row that does not say its release is of the newest.
+    A row without a release counts as the newest.
     """
     if "automodel" in f"{text(row, 'source')} {text(row, 'notes')}".lower():
         return "automodel"
     return "nemo-24" if (released(row) or NEMO_24) < NEMO_24 else "nemo"
 
 
-NEMO_24 = (
-    2024.75  # until when releases are nemo-24: 24.07's last revision of what it measures is of September
-)
+NEMO_24 = 2024.75  # last release of nemo-24: 24.07, whose last measurements are of September
 _CALENDAR = re.compile(r"(?:container release|tags?|release|summary|@)[ :=]*v?(2\d)\.(\d\d)\b")
-"""NeMo's, Megatron-Bridge's and dgxc-benchmarking's releases are named by year and month."""
+"""Releases of NeMo, Megatron-Bridge and dgxc-benchmarking are named by year and month."""
 
 
 def released(row: Row) -> float | None:
-    """When the software of a row came out, in years (2025.25 is April 2025); None where nothing says it."""
+    """The release date of a row's software in years (2025.25 is April 2025); None if it is not known."""
     named = _CALENDAR.search(
         " ".join(text(row, name) for name in ("source", "stack", "notes", "citation")).lower()
     )
@@ -199,7 +199,7 @@ def released(row: Row) -> float | None:
 
 
 def is_nemo(row: Row) -> bool:
-    """Recipes of NeMo and Megatron-Bridge, which NVIDIA's benchmarks run too, on top of Megatron-Core.
+    """Whether a row ran recipes of NeMo or Megatron-Bridge on Megatron-Core, as NVIDIA's benchmarks do.
 
     Megatron-LM's example of Llama 3 in 8 bits follows NeMo's performance scripts [Megatron-LM, examples/llama].
     """

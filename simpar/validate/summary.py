@@ -1,4 +1,4 @@
-"""Errors in sum: per source and overall, rank correlation, fits, and the regret of trusting the prediction."""
+"""Aggregate errors: per source and overall, rank correlation, fits, and the regret of trusting predictions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CELL = ("model_name", "n_layers", "hidden", "gpu_type", "n_gpus", "seq_len", "gl
 
 @dataclass(frozen=True)
 class Outcome:
-    """One row of a table: its cell (what is compared for regret), measurement, and prediction or reason.
+    """One row of a table: its cell (the rows that are compared for regret), measurement, and prediction or reason.
 
-    ``read_as`` says what its words for cluster and software were taken for.
+    ``read_as`` says what its words for cluster and software were read as.
     """
 
     row: int
@@ -42,13 +42,13 @@ class Outcome:
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Between what the step should lie in nine of ten cases."""
+        """The 90 % interval of the step, in s; None if it is not known."""
         known = self.prediction.certainty if self.prediction else None
         return None if known is None else known.step_time_interval_s
 
     @property
     def memory_error(self) -> float | None:
-        """Signed relative error of the peak: of tensors, reserved blocks or the device, whichever was measured."""
+        """Signed relative error of the peak of tensors, reserved memory or the device, whichever was measured."""
         if self.prediction is None or self.measured is None or not self.measured.peak_memory_bytes:
             return None
         found = self.prediction.peak_bytes(self.measured.peak_counts)
@@ -106,7 +106,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _intervals(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
-    """The share of measured steps inside their intervals, and half of an interval over its prediction in the median.
+    """The share of measured steps in their intervals, and the median half width relative to the prediction.
 
     Suspect rows do not count.
     """
@@ -138,7 +138,7 @@ def _p90(values: Sequence[float]) -> float:
 
 
 def _cells(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
-    """Rows with a measured time by cell, cells of two or more; suspect rows do not compare."""
+    """Rows with a measured time, grouped by cell, for cells of at least two; without suspect rows."""
     cells: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.time_error is not None and not outcome.suspect:
@@ -147,7 +147,7 @@ def _cells(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
 
 
 def regret_by_cell(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], float]:
-    """How much slower (measured) the row with the best predicted time is than the measured best."""
+    """By what share the measured time of the row with the best prediction exceeds the best measured time."""
     found = {}
     for cell, rows in _cells(outcomes).items():
         pick = min(rows, key=lambda o: o.prediction.step_time_s if o.prediction else float("inf"))
@@ -159,7 +159,10 @@ def regret_by_cell(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], float]:
 
 
 def kendall_tau(outcomes: Sequence[Outcome]) -> float | None:
-    """Mean over cells of three rows or more of Kendall's tau-b between predicted and measured time."""
+    """The mean of Kendall's tau-b between predicted and measured times, over cells of at least three rows.
+
+    Cells are weighted by their rows; None if there are none.
+    """
     from scipy.stats import kendalltau
 
     taus, weights = [], []
@@ -173,7 +176,7 @@ def kendall_tau(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _confusion(outcomes: Sequence[Outcome]) -> Counter[str]:
-    """Counts of measured and predicted fits: "fits_fits", "fits_oom", "oom_fits", "oom_oom"."""
+    """Counts of (measured, predicted) fits: "fits_fits", "fits_oom", "oom_fits", "oom_oom"."""
     words = {True: "fits", False: "oom"}
     return Counter(
         f"{words[o.measured.fits]}_{words[o.prediction.fits]}"
@@ -189,7 +192,7 @@ def _fit_accuracy(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _peers(outcomes: Sequence[Outcome]) -> Mapping[str, float | None]:
-    """Our error and the peer's own, on the rows where the source publishes another tool's prediction."""
+    """Errors of simpar and of the peer, on rows whose source publishes another tool's prediction."""
     time = [o for o in outcomes if o.measured and o.measured.peer_step_time_s and o.time_error is not None]
     memory = [
         o for o in outcomes if o.measured and o.measured.peer_memory_bytes and o.memory_error is not None

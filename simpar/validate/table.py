@@ -1,4 +1,4 @@
-"""A whole table: read, predict every row (in parallel), and sum up."""
+"""A whole table: read it, predict every row (in parallel), and aggregate."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ DELIMITERS = (",", ";", "\t")
 def validate(path: str | Path, *, jobs: int = -1, chosen: Chosen = AS_NAMED) -> dict[str, Any]:
     """Predicted against measured for every row of a CSV table: the JSON of ``simpar validate``.
 
-    Of training runs (with the ``chosen`` profiles), or of single kernels or collectives, told apart by their columns.
-    Raises UserError where the file is no such table.
+    Rows are training runs (with the ``chosen`` profiles), or single kernels or collectives, told apart by their
+    columns. Raises UserError if the file is not such a table.
     """
     rows = read_table(path)
     single = is_single(rows)
@@ -74,7 +74,7 @@ def read_table(path: str | Path) -> list[Row]:
 
 
 def outcomes_of(rows: Sequence[Row], *, jobs: int = -1, chosen: Chosen = AS_NAMED) -> list[Outcome]:
-    """Predict rows on ``jobs`` processes (-1: all cores), in order."""
+    """Predict rows on ``jobs`` processes (-1: all cores); the results are in order."""
     from joblib import Parallel, delayed
 
     numbered = list(enumerate(rows, start=2))
@@ -108,7 +108,7 @@ def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
         if not known:
             actual = with_rates(actual, row, entry)
         entry, ran = as_it_ran(entry, prediction, actual)
-        prediction = replace(ran, fits=prediction.fits)  # whether what is printed fits
+        prediction = replace(ran, fits=prediction.fits)  # whether the printed settings fit
     except (Unmodelled, UserError) as reason:
         why = str(reason).partition("\n")[0]
         return Outcome(**words, cell=cell, measured=None, prediction=None, reason=why)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
 
 
 def label(row: Row) -> str:
-    """What a row is called: model, devices and layout."""
+    """The name of a row: model, devices and layout."""
     layout = " ".join(
         f"{axis}{text(row, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp") if text(row, axis)
     )
@@ -125,7 +125,7 @@ def label(row: Row) -> str:
 
 
 def suspect(row: Row) -> str:
-    """Rows that their source calls disturbed; they are modelled and counted, and listed apart."""
+    """Why a row's source calls it disturbed, "" if not; such rows are included, and counted separately."""
     if text(row, "slow_pipeline_bug").lower() == "true":
         return "slow pipeline bug of the trainer"
     if "implementation-bound" in text(row, "notes"):

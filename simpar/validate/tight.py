@@ -1,8 +1,8 @@
-"""Runs whose printed settings need more memory than their devices have: what they must have done without saying it.
+"""Runs whose printed settings need more memory than their devices have: the savings they must have used.
 
-They ran, so something was recomputed or kept in fewer bits. Taken is what costs the least of what frameworks offer:
-Megatron-Core keeps inputs of gated activations in 8 bits (``activation_func_fp8_input_store``) beside 8-bit products,
-and all recompute so many whole layers of every stage. Nothing here looks at how long a run took.
+They ran, so something was recomputed or kept in fewer bits. The cheapest of the frameworks' options is assumed:
+Megatron-Core can keep inputs of gated activations in 8 bits (``activation_func_fp8_input_store``) with 8-bit products,
+and all can recompute some whole layers of every stage. The measured time is not used.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from simpar.validate.row_plan import MEGATRONS
 from simpar.validate.rows import Case, Measured
 
 UNLIKELY = 0.05
-"""How likely printed settings are to fit, by what is known of errors of memory, from where on they are believed."""
+"""Printed settings are doubted if they fit with less than this probability, given the errors of memory."""
 _Tried = tuple[Case, Prediction]
 
 
 def as_it_ran(entry: Case, prediction: Prediction, measured: Measured) -> _Tried:
-    """A case with the savings without which it could not have run, and its prediction; most are as they were.
+    """A case with the savings without which it could not have run, and its prediction; most are unchanged.
 
-    Only where a run is said to have recomputed nothing and prints no peak of memory.
+    This applies only to runs that report no recomputation and no memory peak.
     """
     known = prediction.certainty
     ran = measured.fits and measured.step_time_s is not None
@@ -37,7 +37,7 @@ def as_it_ran(entry: Case, prediction: Prediction, measured: Measured) -> _Tried
 
 
 def _savings(entry: Case) -> Iterator[Case]:
-    """The case as it is, and with inputs of activations in 8 bits where its framework and precision have them."""
+    """The case, and the case with 8-bit inputs of activations if its framework and precision support them."""
     yield entry
     narrow: Mapping[str, object] = {**entry.stack_changes, "memory.gate_inputs": "fp8"}
     if entry.plan["precision"] == "fp8" and entry.stack in MEGATRONS:
@@ -45,7 +45,7 @@ def _savings(entry: Case) -> Iterator[Case]:
 
 
 def _least(entry: Case) -> _Tried | None:
-    """The case with the fewest layers of every stage recomputed with which it fits; None where none does."""
+    """The case with the fewest recomputed layers per stage with which it fits; None if none does."""
     stages = int(str(entry.plan["pp"])) * int(str(entry.plan["vpp"]))
     layers, rest = divmod(len(entry.graph.layers), stages)
     if rest:

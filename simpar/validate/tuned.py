@@ -1,7 +1,7 @@
-"""What a row does not print and its authors tuned: chosen as a tuner would, the fastest a token of what fits.
+"""Settings that a row does not print and its authors tuned: the fastest per token that fits is assumed.
 
-A published run is the outcome of somebody's tuning, so that what it leaves open (the micro-batch, and with it the
-number of virtual stages and the recomputation; in a contest how ranks share keys) is more likely the best choice than
+A published run is the outcome of tuning. So what it leaves open (the micro-batch, and with it the number of virtual
+stages and the recomputation; in a contest also the method of context parallelism) is more likely the best choice than
 any fixed one.
 """
 
@@ -23,7 +23,7 @@ RECOMPUTE = (NONE, SELECTIVE, every(4), every(2), FULL)
 
 
 def settled(entry: Case) -> tuple[Case, Prediction]:
-    """A case with nothing open any more, and its prediction. Raises Unmodelled where no choice can be."""
+    """A case with all open settings chosen, and its prediction. Raises Unmodelled if no choice is possible."""
     if not entry.open:
         return entry, predict(entry)
     tried: list[tuple[tuple[bool, float], Case, Prediction]] = []
@@ -45,10 +45,10 @@ def settled(entry: Case) -> tuple[Case, Prediction]:
 
 
 def _choices(entry: Case) -> Iterator[Case]:
-    """Every combination of what is open."""
+    """Every combination of the open settings."""
     plan = entry.plan
     replicas = entry.num_devices // (int(str(plan["tp"])) * int(str(plan["cp"])) * int(str(plan["pp"])))
-    steps = entry.training.global_batch // replicas  # sequences of a replica, for a micro-batch of one
+    steps = entry.training.global_batch // replicas  # sequences per replica with a micro-batch of one
     free_batch = "global_batch" in entry.open
     sizes = [1 << power for power in range(MOST_SEQUENCES.bit_length())]
     batches = [size for size in sizes if free_batch or steps % size == 0]
@@ -69,7 +69,7 @@ def _choices(entry: Case) -> Iterator[Case]:
 
 
 def _virtual_stages(entry: Case) -> tuple[int, ...]:
-    """Chunks a rank that cut its layers evenly; also where embedding and head count as one each."""
+    """Chunks per rank that cut its layers evenly, also counting embedding and head as one layer each."""
     layers, ranks = len(entry.graph.layers), int(str(entry.plan["pp"]))
     each = [layers // ranks, *([(layers + 2) // ranks] if (layers + 2) % ranks == 0 else [])]
     return tuple(n for n in range(1, max(each) + 1) if any(size % n == 0 for size in each))

@@ -1,4 +1,4 @@
-"""Words of a row for dtypes of gradients, adapters, what its peak of memory counts, and layers without experts."""
+"""A row's words for dtypes of gradients, adapters, what its memory peak counts, and layers without experts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from simpar.units import GB, GIB
 from simpar.validate.cells import Row, is_primus, measurement, text
 
 PeakCounts = Literal["allocated", "reserved", "device"]
-"""What a peak counts: tensors, blocks that the allocator keeps, or all that the device shows as used (nvidia-smi)."""
+"""What a peak counts: tensors, memory that the allocator reserves, or all memory used on the device (nvidia-smi)."""
 LOG_FIRST_RANK = frozenset(["nanotron"])
-"""Stacks that log the memory of rank 0 alone, on the first stage [nanotron, ``logging/base.py: log_memory``]."""
+"""Stacks that log the memory of rank 0 only, on the first stage [nanotron, ``logging/base.py: log_memory``]."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _DTYPE = r"(?:(fp32|float32|32-bit)|(?:bf16|bfloat16|fp16|float16|16-bit))"
 _GRADS = r"(?:main )?grad(?:ient)?s?"
@@ -34,9 +34,9 @@ _REDUCED = (
 
 
 def gradient_dtypes(row: Row, *, one_buffer: bool) -> dict[str, object]:
-    """A plan's dtypes of gradients where a row says them: what they are added up in, and what is reduced.
+    """A plan's dtypes of gradients, if a row gives them: for accumulation and for reduction.
 
-    ``one_buffer`` where a stack reduces what it adds up, so that a word for one is for both.
+    With ``one_buffer`` a stack reduces the accumulation buffer, so a word for one holds for both.
     """
     words = " ".join(text(row, name) for name in ("precision", "overlap_notes", "notes")).lower()
     found = {
@@ -58,7 +58,7 @@ def _dtype(words: str, patterns: tuple[str, ...]) -> str | None:
 
 
 def peak_counts(row: Row) -> PeakCounts:
-    """What the peak of a row counts: notes say so; else Megatron and KempnerForge log tensors, others what is reserved.
+    """What a row's memory peak counts: by its notes, else tensors for Megatron and KempnerForge, reserved for others.
 
     Source: KempnerInstitute/KempnerForge, kempnerforge/metrics/tracker.py ("mem" is max_memory_allocated).
     """
@@ -72,7 +72,7 @@ def peak_counts(row: Row) -> PeakCounts:
 
 
 def memory_unit(row: Row) -> float:
-    """Bytes of what a row's columns of memory count in: GiB, whatever they print, unless they say decimal GB.
+    """Bytes per unit of a row's memory columns: GiB, unless the row says decimal GB.
 
     Frameworks divide by 2^30: a table that prints GB of tensors is 2.5 % off as GiB and 4.6 % as GB (Zero Bubble).
     """
@@ -81,9 +81,9 @@ def memory_unit(row: Row) -> float:
 
 
 def dense_layers(row: Row, released: int, *, layers: int, of: int) -> int:
-    """How many first layers have no experts: what the row says, else as released.
+    """How many first layers have no experts: as the row says, else as released.
 
-    A proxy of fewer ``layers`` than ``of`` keeps its share of them, and at least one, so that it has both kinds.
+    A proxy with ``layers`` of ``of`` layers keeps its share of them, at least one, so that it has both kinds.
     """
     words = f"{text(row, 'model_name')} {text(row, 'notes')}".lower()
     if re.search(r"no dense layer|all(?: layers)?(?: are)? moe\b|moe layers only|only moe layers", words):
@@ -96,13 +96,13 @@ def dense_layers(row: Row, released: int, *, layers: int, of: int) -> int:
     return max(1, round(released * layers / of)) if released and layers < of else released
 
 
-ROUNDED = 0.01  # of printed shares
+ROUNDED = 0.01  # rounding of printed shares
 
 
 def forward_again(row: Row) -> float | None:
-    """Share of a forward that runs twice, where FLOP/s of the hardware and of the model tell it; None where not.
+    """The share of a forward that runs twice, from the ratio of hardware FLOP/s to model FLOP/s; None if not known.
 
-    A forward is a third of what a model's FLOP count.
+    A forward is a third of the model FLOP: share = 3 (hfu / mfu - 1).
     """
     model, hardware = measurement(row, "mfu_pct"), measurement(row, "hfu_pct")
     if model is None or hardware is None or not model < hardware <= model * 4 / 3 * (1 + ROUNDED):
@@ -125,11 +125,11 @@ def is_of_contest(row: Row) -> bool:
 
 
 def adapters(row: Row, *, recipe: str = "", eight_bits: bool = False) -> dict[str, object]:
-    """A plan's low-rank adapters: rank and projections as notes say, else as recipes of the framework have them.
+    """A plan's low-rank adapters: rank and projections from notes, else from the framework's recipes.
 
-    NeMo's: 32 beside the packed qkv. Those of "automodel": 16 at all projections. What is frozen beside 8-bit products
-    of Megatron-Core is in ``eight_bits`` in contests, without transposed copies [NVIDIA Megatron-Bridge, presets of
-    MLPerf's llama2_70b_lora]; NeMo keeps these, which take as much as 16 bits.
+    NeMo's have rank 32 at the packed qkv, those of "automodel" 16 at all projections. In contests, weights that are
+    frozen beside 8-bit products of Megatron-Core are in ``eight_bits`` without transposed copies [NVIDIA
+    Megatron-Bridge, presets of MLPerf's llama2_70b_lora]; NeMo keeps these copies, which take as much as 16 bits.
     """
     rank_of, parts_of = (16, EVERYWHERE) if recipe == "automodel" else (32, ATTENTION[:3])
     words = text(row, "notes").lower()

@@ -1,8 +1,8 @@
-"""One self-contained page per result: a timeline to zoom into, memory, breakdown, why, what to try next.
+"""One self-contained page per result: a zoomable timeline, memory, breakdown, limiting factors, and changes to try.
 
-The page holds its data, style and scripts, asks the network for nothing and says so in its content security
-policy. ``data`` turns a Result into what the page shows, ``page.html.j2`` lays it out, ``style.css`` and the
-scripts beside it are copied in.
+The page holds its data, style and scripts, loads nothing from the network, and declares that in its content security
+policy. ``data`` turns a Result into the page's data, ``page.html.j2`` lays it out, ``style.css`` and the scripts are
+copied in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCRIPTS = ("view.js", "timeline.js", "memory.js", "page.js")
 
 
 def save_report(result: Result, path: str | Path) -> None:
-    """Write the page, whole or not at all; equal results give equal bytes."""
+    """Write the page atomically; equal results give equal bytes."""
     write_atomic(path, render(result))
 
 
@@ -34,7 +34,7 @@ def render(result: Result) -> str:
 
 
 def filled(template: Any, page: Any) -> str:
-    """A template with what it shows, the style and the scripts of pages."""
+    """A template filled with a page's data, the style and the scripts."""
     return str(
         template.render(
             page=page,
@@ -56,7 +56,7 @@ def _template() -> Any:
 
 @cache
 def environment(beside: Path | None = None) -> Any:
-    """Jinja's, with the templates of this folder and those of another ``beside`` them; what it fills in is escaped."""
+    """The Jinja environment with the templates of this folder and of a folder ``beside``; output is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -1,4 +1,4 @@
-"""What the page shows, as plain data: every number formatted once here, every series in compact columns."""
+"""The content of the page as plain data: every number is formatted here, every series in compact columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simpar.report.words import figures, headline, how_sure, layout, verdict
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
 
 EQUAL = 0.0005  # gains below this print as zero
-WAIT_COLOUR = "#BBBBBB"  # of what no op on the critical path covers
+WAIT_COLOUR = "#BBBBBB"  # time that no op on the critical path covers
 LANES = {"pp": 1, "tp": 2, "dp": 2, "cp": 2, "ep": 2, "offload": 2}  # 0: compute, 1: messages, 2: collectives
 KERNELS = ("compute", "optimizer")
 KIND_NAME = {
@@ -33,7 +33,7 @@ KIND_NAME = {
 
 @dataclass(frozen=True)
 class Bar:
-    """A part of a bar: name, colour, share of the whole (0..1), and its value in words."""
+    """A part of a bar: name, colour, share of the whole (0..1), and its value as text."""
 
     name: str
     colour: str
@@ -42,7 +42,7 @@ class Bar:
 
 
 def page_data(result: Result) -> dict[str, Any]:
-    """Everything the template needs; ``series`` is what the scripts draw (None without a timeline)."""
+    """Everything the template needs; ``series`` is drawn by the scripts (None without a timeline)."""
     return {
         "title": headline(result),
         "figures": [_figure(name, value) for name, value in figures(result)],
@@ -68,7 +68,7 @@ def page_data(result: Result) -> dict[str, Any]:
 
 
 def _figure(name: str, value: str) -> dict[str, str]:
-    """A headline figure; what stands in brackets, or before a colon, is detail."""
+    """A headline figure; text in brackets, or before a colon, becomes its detail."""
     if name in ("memory", "failures"):
         verdict, _, detail = value.partition(": ")
         return {"name": name, "value": verdict, "detail": detail}
@@ -99,7 +99,7 @@ def _breakdown(result: Result) -> Iterator[Bar]:
 
 
 def _parts(parts_s: Mapping[str, float], step_s: float) -> Iterator[Bar]:
-    """Parts of a step in the order of the breakdown, without those that are zero."""
+    """The parts of a step in the order of the breakdown, without parts that are zero."""
     for name in TimeBreakdown.model_fields:
         if value := parts_s.get(name, 0.0):
             share = value / step_s
@@ -125,7 +125,7 @@ def _critical_path(result: Result) -> list[dict[str, Any]]:
 
 
 def _stage_bars(result: Result) -> list[dict[str, Any]]:
-    """Per pipeline rank the parts of its step, and how much of it is not spent on kernels."""
+    """The parts of the step of every pipeline rank, and the share of it not spent on kernels."""
     if result.overview is None:
         return []
     found = []
@@ -140,7 +140,7 @@ def _stage_bars(result: Result) -> list[dict[str, Any]]:
 
 
 def _staleness(result: Result) -> list[dict[str, Any]]:
-    """Share of updates by staleness, the tallest bar as 1."""
+    """The share of updates by staleness, scaled so that the tallest bar is 1."""
     found = result.cooperation.staleness if result.cooperation else None
     if found is None:
         return []
@@ -216,7 +216,7 @@ def _trials(result: Result) -> Iterator[dict[str, Any]]:
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
-    """What was simulated, in words."""
+    """The simulated model, cluster and plan, in words."""
     setup = result.setup
     model, cluster = setup.model, setup.cluster
     yield "model", f"{model.get('name')}, {format_count(float(model.get('parameters', 0)))} parameters"

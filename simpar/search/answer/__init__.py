@@ -1,1 +1,1 @@
-"""What is said about the best plan: what stands beside it, why it wins, and both on a terminal."""
+"""The answer of a search: candidates, alternatives to the winner, the reasons for it, and terminal output."""

@@ -1,4 +1,4 @@
-"""What stands beside the winner: other pipelines, choices made without a search, the front of time and memory."""
+"""Alternatives to the winner: runners-up, layouts chosen without a search, and the Pareto front of time and memory."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from simpar.units import Flags, Floats
 
 Mask = Flags
 FRONT_SHARES = (0.75, 0.5, 0.25)
-"""Of the winner's memory, what points of the front hold at most."""
+"""Upper limits of the points of the Pareto front, as shares of the winner's memory."""
 FRONT_TRIES = 2
-"""Rows that are simulated until one holds no more than a share: before that a bound decides."""
+"""Rows simulated per memory limit until one holds no more than it; bounds only say which are tried first."""
 MORE_RUNNERS_UP = 4
 MOST_UNSURE = 4
-"""Plans that fit as predicted, but not surely enough, that are simulated."""
+"""Plans simulated that fit as predicted, but with less than the requested probability."""
 MOST_MISFITS = 4
-"""Rows that may turn out not to fit, simulated, before nothing more is looked for."""
+"""Simulated rows that turn out not to fit before the search for alternatives ends."""
 FEWEST_OPS, MOST_OPS = 1_000_000, 500_000
-"""Ops that may be simulated for a list where the certificate took fewer; and in one step."""
+"""Ops that a list of alternatives may simulate even if the certificate took fewer; and the most in one step."""
 LEAST_OPS = 24
-"""Of a microbatch on a stage, about."""
+"""Rough number of ops of one microbatch on one stage."""
 TRIES = 12
-"""Tables that are swept to find the row that is simulated next."""
+"""Tables swept to find the next row to simulate."""
 
 TOO_LARGE = f"more than {MOST_OPS:,} ops a step"
 
@@ -54,10 +54,10 @@ def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
 
 @dataclass
 class Beside:
-    """A list of what stands beside the winner: rows of a field, at most ``ops_left`` ops of which are simulated for it.
+    """A list of alternatives to the winner, for which at most ``ops_left`` ops are simulated.
 
-    ``near`` is the winner, a row of this field or of another. ``why_not`` is what was in the way of the last rows that
-    were not simulated.
+    Its rows belong to ``field``. ``near`` is the winner, a row of this field or of another one. ``why_not`` says why
+    the last rows that were passed over were not simulated.
     """
 
     field: Field
@@ -75,13 +75,13 @@ class Beside:
         return self.field.frontier
 
     def promising(self, mask: Mask) -> Mask:
-        """A few of some rows that are likely to be the shortest, and not too large to be simulated."""
+        """The few rows of a mask that are likely to have the shortest steps and are small enough to simulate."""
         rows = self.frontier.rows
         small = LEAST_OPS * rows.at("microbatches", ...) * rows.at("stages", ...) <= MOST_OPS
         return self.frontier.promising(mask & small, self.near)
 
     def simulate(self, row: int) -> Exact | None:
-        """A row as it was simulated, or is now; None where its Program has more ops than are left."""
+        """The simulated step of a row, run now if need be; None if its Program has more ops than are left."""
         if row in self.frontier.simulated:
             return self.frontier.simulated[row]
         try:
@@ -95,16 +95,16 @@ class Beside:
         return found
 
     def quickest(self, limit_s: Floats) -> Iterator[tuple[int, Exact]]:
-        """Rows that fit as they were simulated, the shortest by the sweep first, while bounds are below ``limit_s``.
+        """Rows that fit when simulated, in the order of their swept bounds, while these are below ``limit_s``.
 
-        That is one number a row, zero for rows that nobody asks for; who asks may change it between two rows.
+        ``limit_s`` float64[rows] is zero for rows that are not wanted; the caller may change it between two rows.
         """
         frontier, misfits, self.why_not = self.frontier, 0, TOO_LARGE
         while misfits < MOST_MISFITS:
             row = frontier.shortest(frontier.bound_s < limit_s, tries=TRIES)
             if row is None:
                 return
-            if frontier.bound_s[row] >= limit_s[row]:  # as it is swept by now
+            if frontier.bound_s[row] >= limit_s[row]:  # its bound may have risen since
                 continue
             limit_s[row] = 0.0
             if refusals(frontier.rows, row):
@@ -123,11 +123,12 @@ class Beside:
 
 
 def margin(field: Field, winner: int) -> dict[str, object] | None:
-    """What being as sure as asked for that plans fit costs: the share by which one that fits as predicted is faster.
+    """The price of the requested probability of fitting: how much faster a plan that only fits as predicted can be.
 
-    That is the best of those that were simulated and are not sure enough, and of a few more that are likely to be the
-    shortest; where recomputation is chosen by layer, it is chosen again for what fits as predicted. None where nothing
-    is asked for. ``winner`` is a row of the field.
+    The candidates for the faster plan are simulated plans that are not sure enough to fit and a few promising rows that
+    were left out. Where recomputation is chosen by layer, it is chosen again under the looser limit. Returns
+    ``fit_probability`` and ``gain`` (share of the faster step), or None if no probability was requested. ``winner`` is
+    a row of the field.
     """
     problem, constraints = field.problem, field.problem.constraints
     if constraints.fit_probability == AS_PREDICTED or not problem.is_of_time:
@@ -152,10 +153,10 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
     rows.problem = loose
     try:
         more = Field.among(rows, replace(need, needed_bytes=need.predicted_bytes))
-    except Infeasible:  # none of them is legal with the other axes, or the target has it
+    except Infeasible:  # no such row is legal with the late axes or expressible for the target
         more = None
     if more is not None and more.frontier is not None:
-        more.frontier.num_ops = frontier.num_ops  # as many ops as that choose the engine
+        more.frontier.num_ops = frontier.num_ops  # so that the engine is chosen as in the search itself
         beside = Beside(more, near)
         limit_s = np.where(beside.promising(more.frontier.bound_s < best_s), best_s, 0.0)
         for _, found in islice(beside.quickest(limit_s), MOST_UNSURE):
@@ -165,9 +166,9 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
 
 
 def naive_choices(beside: Beside, best: Result) -> list[dict[str, object]]:
-    """What layouts that people choose without a search lose to the best, or why they cannot be.
+    """What layouts that people choose without a search lose to the best plan, or why they are impossible.
 
-    They are values of some axes, all others at their best.
+    Each fixes the values of some axes; all other axes are at their best.
     """
     pure = {"tp": (1,), "cp": (1,), "pp": (1,)}
     node = (beside.field.problem.cluster.profile.devices_per_node,)
@@ -200,7 +201,7 @@ def _naive(beside: Beside, layout: Mapping[str, tuple[int, ...]], best: Result) 
 
 
 def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
-    """What is in the way: memory, or the first rule that leaves no row."""
+    """Why no plan has a layout: memory, or the first rule that leaves no row."""
     problem = field.problem
     chosen = _mask(field.rows, layout)
     if not chosen.any():
@@ -212,7 +213,7 @@ def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _excluded(problem: Problem, rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> str:
-    """Why no row has a layout, in words."""
+    """The rule that leaves no row with a layout, in words."""
     fixed = fixed_values(problem.constraints.fixed)
     for axis, values in layout.items():
         if axis in fixed and not set(values) & set(fixed[axis]):
@@ -233,7 +234,7 @@ def _excluded(problem: Problem, rows: Rows, layout: Mapping[str, tuple[int, ...]
 
 
 def _no_such(problem: Problem, axis: str, values: tuple[int, ...], left: list[int]) -> str:
-    """Why an axis has none of some values where the axes before it have theirs; ``left`` are those that it has."""
+    """Why an axis has none of some values, given those of the axes before it; ``left`` are the values it has."""
     given, others = ("|".join(map(str, each)) for each in (values, left))
     kind = problem.base.data_parallel.kind
     if axis == "zero" and kind:
@@ -244,7 +245,7 @@ def _no_such(problem: Problem, axis: str, values: tuple[int, ...], left: list[in
 
 
 def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
-    """What leaves no row where no single axis does."""
+    """The reason where no single axis rules out a layout, but the combination of axes does."""
     if problem.target:
         return f"{problem.target} cannot express it"
     others = [axis for axis in problem.constraints.fixed if axis not in layout]
@@ -254,12 +255,12 @@ def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def runners_up(beside: Beside, taken: list[int], count: int) -> list[Exact]:
-    """The best of other layouts than those taken, simulated: of each the variant that is the shortest by the sweep.
+    """The best layouts other than those in ``taken``, each in its fastest variant, simulated.
 
-    What the search has simulated competes as it is. Others are simulated in the order of the sweep, which leaves
-    contention out, up to MORE_RUNNERS_UP beyond ``count``, while one that loses no more to contention than the least
-    of those found would come before the last of them. Tensor ranks that share the links between nodes lose the most:
-    they are looked at only where there is nothing else.
+    Steps that the search has already simulated compete as they are. Others are simulated in the order of their swept
+    bounds, which leave contention out, up to MORE_RUNNERS_UP beyond ``count``, as long as the next one could still
+    enter the list if contention cost it no more than it costs the least affected step found so far. Layouts whose
+    tensor-parallel groups span domains lose most to contention and are simulated only if nothing else is left.
     """
     frontier = beside.frontier
     rows, layout = frontier.rows, frontier.layouts()
@@ -290,11 +291,12 @@ def runners_up(beside: Beside, taken: list[int], count: int) -> list[Exact]:
 
 
 def front(beside: Beside, winner: int) -> list[dict[str, object]]:
-    """Points of time and memory, from the winner, a row, down in memory: none is beaten by another.
+    """The Pareto front of step time and memory, from the winner (a row) down in memory.
 
-    Of the rows that may hold no more than a share of the winner's memory the one that bounds hold for the quickest is
-    simulated, among promising ones and those bounded in whole already; others are if it turns out to hold more. That is
-    why tables that are made for durations are left out: they hold more than bounds say.
+    For each share of the winner's memory, the row with the lowest bound among those that may hold no more is simulated,
+    and the next one if it turns out to hold more. Considered are promising rows and those with a bound of the whole
+    step. Tables that depend on the durations of passes are left out, because they hold more than bounds say. Each point
+    is a mapping with ``needed_bytes``, ``step_time_s`` and ``plan``.
     """
     frontier = beside.frontier
     best = frontier.simulated[winner]

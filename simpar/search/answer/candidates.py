@@ -1,4 +1,4 @@
-"""From the results of a search, the best first, to its answer: candidates with their reasons, and the problem."""
+"""Turns the simulated results of a search into its answer: ranked candidates with reasons, and the problem."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from simpar.units import format_seconds
 def answer_of(
     problem: Problem, progress: Progress, results: Sequence[Result], counts: Counts, gap: float, whole: bool
 ) -> SearchResult:
-    """The answer of results, the best as predicted first; the objective may choose another. All are compared.
+    """The answer of a search from its results, fastest first; the objective may put another one in front.
 
-    ``gap`` is the share of the objective by which an unseen plan may be better than the first of them, ``whole``: the
-    search was not stopped before it was over.
+    ``gap`` is the share of the objective by which an unseen plan may be better than the first result. ``whole`` says
+    that the search ran to its end.
     """
     choice = chosen(problem, results)
     best, *others = choice.results
@@ -66,7 +66,7 @@ def answer_of(
 def _candidate(
     problem: Problem, rank: int, result: Result, standing: Mapping[str, object], why: tuple[str, ...]
 ) -> Candidate:
-    """A ranked candidate with its plan, resolved, the figures predicted for it, and how it stands among others."""
+    """A candidate: its resolved plan, its predicted figures, and its standing among the others."""
     plan, bill = plan_of(problem, result), result.bill
     figures = {
         "tokens_per_s": result.tokens_per_s,
@@ -87,7 +87,7 @@ def _candidate(
 
 
 def plan_of(problem: Problem, result: Result) -> Plan:
-    """The plan of a result, resolved, with what was predicted for it, where, and what was wanted of it."""
+    """The resolved plan of a result, with its predicted figures, the cluster, and what was asked for."""
     said = {
         "predicted": _predicted(result),
         "cluster": chosen_cluster(result.setup.cluster),
@@ -103,7 +103,7 @@ def _predicted(result: Result) -> dict[str, float]:
 
 
 def _takers(plan: Plan, graph: ModelGraph) -> tuple[str, ...]:
-    """Whether `simpar run` runs the stages of a plan, and whether exports write them; nothing without stages."""
+    """Whether `simpar run` can run the stages of a plan and exports can write them; empty without such stages."""
     if not plan.pipeline.stages:
         return ()
     try:

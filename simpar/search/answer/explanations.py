@@ -1,4 +1,4 @@
-"""The answer in words: why the winner wins, its limiting factors, and by what others are slower."""
+"""The answer in words: why the winner wins, what limits it, and why the others are slower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CAUSES = {"compute": "compute", **WORDS}
 
 
 def why_it_wins(result: Result, others: Sequence[Result]) -> tuple[str, ...]:
-    """Sentences about the first: where its step goes, its memory, and by what it beats, or is beaten by, the next."""
+    """Sentences about the best plan: where its step goes, its memory, and its lead over the next plan (or lag)."""
     said = list(result.why.binds)
     if others:
         lost = others[0].step_time_s - result.step_time_s
@@ -26,7 +26,7 @@ def why_it_wins(result: Result, others: Sequence[Result]) -> tuple[str, ...]:
 
 
 def why_it_loses(result: Result, best: Result) -> tuple[str, ...]:
-    """Sentences about another plan: how many seconds it is slower than the first, or faster, and by what."""
+    """Sentences about another plan: how many seconds slower (or faster) it is than the best, and why."""
     lost = result.step_time_s - best.step_time_s
     if lost == 0:
         return ("as fast as the best",)
@@ -35,7 +35,7 @@ def why_it_loses(result: Result, best: Result) -> tuple[str, ...]:
 
 
 def _differences(other: Result, best: Result) -> str:
-    """What another plan spends more, and less, than the first, the largest first."""
+    """Where another plan spends more and less time than the best, largest difference first."""
     mine, theirs = other.time_breakdown_s.model_dump(), best.time_breakdown_s.model_dump()
     changes = sorted(
         ((mine[name] - theirs[name], words) for name, words in CAUSES.items()), key=lambda c: -abs(c[0])
@@ -49,6 +49,6 @@ def _differences(other: Result, best: Result) -> str:
 
 
 def describe_need(needed_bytes: float, problem: Problem) -> str:
-    """How much too much."""
+    """By how much a need exceeds the memory limit, in words."""
     limit = format_bytes(problem.memory_limit_bytes)
     return f"does not fit: needs {format_bytes(needed_bytes)} of {limit}{problem.constraints.sure_words}"

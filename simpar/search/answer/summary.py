@@ -1,4 +1,4 @@
-"""Why this plan, on one page to hand on: what was asked and chosen, by how much, how sure, what would change it."""
+"""The page "why this plan": the question, the choice, its lead, its uncertainty, and what would change it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FOLDER = Path(__file__).parent
 
 
 def save_summary(found: SearchResult, path: str | Path) -> None:
-    """Write the page, whole or not at all; equal searches give equal bytes. Raises Infeasible without a plan."""
+    """Write the page atomically; equal searches give equal bytes. Raises Infeasible without a plan."""
     save_sections(plan_words(found), summary(found), path)
 
 
 def save_sections(title: str, sections: list[dict[str, Any]], path: str | Path) -> None:
-    """A page of sections, each a title and its sentences."""
+    """Write a page of sections, each with a title and sentences."""
     page = {"plan": title, "sections": sections}
     write_atomic(path, filled(environment(FOLDER).get_template("summary.html.j2"), page))
 

@@ -1,4 +1,4 @@
-"""The answer of a search for people: candidates, certificate, reasons, naive choices, the front of memory."""
+"""The answer of a search as terminal output: candidates, certificate, reasons, naive choices, Pareto front."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EXTRA = {
     "energy": {"MJ": "energy_j_per_step", "nodes": "nodes"},
     "devices": {"nodes": "nodes"},
 }
-"""Further columns by objective: title and figure."""
+"""Additional columns by objective: title and figure."""
 TITLES = {BY_REGRET: "time"}
-"""What is best by an objective that is not called so."""
+"""Names of objectives in titles where they differ from the option's name."""
 
 
 def print_search(found: SearchResult, console: Console) -> None:
-    """Write the whole answer to a rich console."""
+    """Print the whole answer to a rich console."""
     console.print(headline(found), style="bold", soft_wrap=True)
     console.print()
     _print_candidates(found, console)
@@ -64,14 +64,14 @@ def print_search(found: SearchResult, console: Console) -> None:
 
 
 def whole_run_words(best: Candidate) -> list[str]:
-    """What its run comes to, where the training says its tokens."""
+    """Time and cost of the whole run, if the training has a number of tokens."""
     told = best.figures.get("whole_run")
     rows = run_rows(WholeRun.model_validate(told)) if told else []
     return [f"{name}: {words}" for name, words in rows if name != "failures"]
 
 
 def certificate(found: SearchResult) -> Iterator[str]:
-    """How sure the answer is, and what was done for it."""
+    """Lines on how sure the answer is and how much work the search did."""
     counts, stopped = found.counts, found.details.get("stopped")
     if stopped:
         yield f"stopped early ({stopped}): the best of what was simulated so far"
@@ -106,7 +106,7 @@ def certificate(found: SearchResult) -> Iterator[str]:
 
 
 def _unbeaten(found: SearchResult) -> str:
-    """What is certain: of the model, whichever of the plans that cannot be told apart is chosen."""
+    """The certified statement: about the cost model, whichever of the tied plans is chosen."""
     if found.objective != BY_REGRET:
         return f"has a better {found.objective}"
     shortest_s, first = _shortest(found)
@@ -117,9 +117,9 @@ def _unbeaten(found: SearchResult) -> str:
 
 
 def _shortest(found: SearchResult) -> tuple[float, str]:
-    """The shortest step of all that were compared, and whose it is, nothing for the first.
+    """The shortest step of all compared plans in seconds, and whose it is (empty for the first candidate).
 
-    A saved search has no more candidates than it shows, but says the step.
+    A saved search has only the candidates it shows, but records that step.
     """
     at_hand = found.shortest
     shortest_s = found.details.get("tie", {}).get("shortest_step_time_s", at_hand.step_time_s)
@@ -129,7 +129,7 @@ def _shortest(found: SearchResult) -> tuple[float, str]:
 
 
 def ties(found: SearchResult) -> Iterator[str]:
-    """Which candidates cannot be told apart, and how many plans may be among them that were not simulated."""
+    """Which candidates are tied, and how many plans that were not simulated may be among the ties."""
     tie = found.details.get("tie", {})
     if tied := tie.get("candidates"):
         hidden = f" (--top {tied} shows them)" if tied > len(found.candidates) else ""
@@ -142,7 +142,7 @@ def ties(found: SearchResult) -> Iterator[str]:
 
 
 def _scope(found: SearchResult) -> Iterator[str]:
-    """What the certificate covers: axes with their values, what was held, and what is left out."""
+    """What the certificate covers: axes with their values, axes held, and values left out."""
     told = found.details["scope"]
     yield "searched: " + "; ".join(f"{name} {listed(values)}" for name, values in told["searched"].items())
     yield from told.get("meanings", ())
@@ -161,7 +161,7 @@ def _scope(found: SearchResult) -> Iterator[str]:
 
 
 def _decided(told: Mapping[str, Any], stack: str) -> str:
-    """Which framework decides what plans may be, what it left out, and how to search without it."""
+    """Which framework restricts the plans, which values it left out, and how to search without it."""
     by = (
         f"by --portable {told['target']}"
         if told["asked"]
@@ -172,7 +172,7 @@ def _decided(told: Mapping[str, Any], stack: str) -> str:
 
 
 def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
-    """A plan in a few words, with the choices that the short layout leaves out; ``asked`` are said in any case."""
+    """A plan in a few words, with choices that the short layout omits; axes in ``asked`` always appear."""
     data, tensor, mesh = (plan.get(name, {}) for name in ("data_parallel", "tensor_parallel", "mesh"))
     words = [layout(dict(plan))]
     if (mesh.get("tp") or 1) > 1:
@@ -190,7 +190,7 @@ def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
 
 
 def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
-    """Choices that searches make on request, where they do not go without saying."""
+    """Choices that are searched on request only, where they are not the default."""
     usual, wanted = usual_values(), set(asked)
     for axis in REQUESTED:
         value = plan.get(flat.SECTION_OF[axis.name], {}).get(axis.name, usual[axis.name])
@@ -208,7 +208,7 @@ def _asked(found: SearchResult) -> Iterable[str]:
 
 
 def headline(found: SearchResult) -> str:
-    """Model, cluster, step and what is best, in one line."""
+    """Model, cluster, step time and objective in one line."""
     model, cluster = found.details["model"], found.details["cluster"]
     size = f" ({format_count(model['parameters'])})" if model.get("parameters") else ""
     training, best = found.details["training"], TITLES.get(found.objective, found.objective)
@@ -253,7 +253,7 @@ def _point(one: Mapping[str, Any], asked: Iterable[str]) -> str:
 
 
 def print_grid(grid: Mapping[str, Any], console: Console) -> None:
-    """Write the best layout of every cell of a grid of searches to a rich console."""
+    """Print the best layout of every cell of a grid of searches to a rich console."""
     columns = [
         *(Column(name, "left") for name in grid["axes"]), Column("step"), Column("nine of ten", spare=3),
         Column("MFU", spare=1), Column("reserved GiB", spare=2), Column("fits", least=9),

@@ -1,4 +1,4 @@
-"""Which of the plans found is chosen where predictions err by more than the plans differ."""
+"""The choice among plans whose predicted steps differ by less than predictions err."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from simpar.uncertainty.ties import Standing, limit_s, standing, standing_of
 from simpar.units import Floats
 
 DIGITS = 4
-"""Of probabilities and regrets: further ones are those of the draws."""
+"""Decimals of probabilities and regrets: more would only show the noise of the random draws."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Results in the order in which they are shown, the chosen one first, then those tied with it.
+    """Results in display order: the chosen one, those tied with it, then the others.
 
-    ``figures`` and ``why`` are what candidates say of it: numbers of each, and of the first one what decided. Another
-    layout like the likeliest best would be tied up to ``limit_s`` (None where nothing is chosen, or
-    runs of the user's say more of some layouts than of others).
+    ``figures`` (one mapping per result) and ``why`` (what decided for the first) go into the candidates. A layout of
+    the same spread that is not among the results would be tied with the best if its step were below ``limit_s``; None
+    if nothing is chosen, or if the user's own measurements tell more about some layouts than about others.
     """
 
     results: tuple[Result, ...]
@@ -38,12 +38,15 @@ class Choice:
 
 
 def num_compared(problem: Problem, top: int) -> int:
-    """How many results are wanted to choose among where so many are shown: the choice is that of more shown."""
+    """How many results to compare if ``top`` are shown: the choice must not depend on how few are shown."""
     return max(top, TOP) if problem.objective == BY_REGRET else top
 
 
 def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
-    """The choice among results, the best first; they stay as they are where another objective or none beside is."""
+    """The choice among results given fastest first; their order stays if the objective is not regret.
+
+    A single result is not compared with anything.
+    """
     if problem.objective != BY_REGRET:
         return Choice(tuple(results), ({},) * len(results))
     known = measured_on(problem.stack, problem.cluster.profile.name)
@@ -75,7 +78,7 @@ def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
 
 
 def _standing(results: Sequence[Result], known: Sequence[MeasuredLayout]) -> Standing:
-    """How results stand, after what was measured of them and of others."""
+    """How likely each result is the best, given the measurements of it and of others."""
     first, (step_s, parts_s, spread) = results[0].certainty, _predicted(results)
     if not known or first is None:
         return standing(step_s, parts_s, spread)
@@ -96,7 +99,7 @@ def _predicted(results: Sequence[Result]) -> tuple[Floats, Floats, float]:
 
 
 def _measured(result: Result, known: Sequence[MeasuredLayout]) -> dict[str, float]:
-    """The measured step of a result, where it is one of those that are known."""
+    """The measured step of a result, if its layout was measured."""
     if not known:
         return {}
     name = layout_of(result)
@@ -105,7 +108,7 @@ def _measured(result: Result, known: Sequence[MeasuredLayout]) -> dict[str, floa
 
 
 def _what_told(stands: Standing, first: int, results: Sequence[Result]) -> tuple[str, ...]:
-    """Why one that is not the shortest as predicted is chosen, where no other is tied with it: runs told so."""
+    """Why a plan wins that is not the fastest as predicted and has no ties: measured runs decided."""
     if results[first].step_time_s <= min(one.step_time_s for one in results):
         return ()
     sure = f"{100 * stands.best_probability[first]:.0f} %"
@@ -115,7 +118,7 @@ def _what_told(stands: Standing, first: int, results: Sequence[Result]) -> tuple
 def _what_decided(
     stands: Standing, order: Sequence[int], plans: Sequence[Plan], complexity: Sequence[tuple[int, int]]
 ) -> tuple[str, ...]:
-    """Why the first of several that are tied is chosen, in words."""
+    """Why the first of several tied plans is chosen, in words."""
     first, *others = [at for at in order if stands.tied[at]]
     least = min(others, key=lambda at: float(stands.expected_regret[at]))
     lost = stands.expected_regret
@@ -133,7 +136,7 @@ def _what_decided(
 
 
 def _axes(plan: Plan) -> list[str]:
-    """The axes of parallelism that a plan uses, and what else makes its stages unlike or many."""
+    """The axes of parallelism that a plan uses, with vpp, hsdp and unlike stages."""
     mesh, pipeline = plan.mesh, plan.pipeline
     used = [name for name in ("tp", "cp", "dp", "pp", "ep") if (getattr(mesh, name) or 1) > 1]
     return [

@@ -1,1 +1,1 @@
-"""Lower bounds of a step, many rows at once: kernels, paths of pipelines, whole steps, sweeps without contention."""
+"""Lower bounds of steps, for many rows at once: kernels, pipeline paths, whole steps, contention-free sweeps."""

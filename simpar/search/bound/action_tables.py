@@ -1,8 +1,8 @@
-"""Action tables swept in batches: when every pass of a pipeline ends, for many rows that share a table.
+"""Batched sweeps of action tables: when every pass of a pipeline ends, for many rows that share a table.
 
-The graph of a table has one node an action, which waits for the action before it on its rank and for the message (or
-the pass on the same rank) that brings its input. Passes of a rank run one after the other, so finish times follow
-level by level, as in :mod:`simpar.engine.sweep`, with a batch axis over rows.
+In the graph of a table every action is a node. It waits for the previous action on its rank and for the message (or the
+pass on the same rank) that brings its input. Finish times follow level by level, as in :mod:`simpar.engine.sweep`, with
+a batch axis over rows.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Blocked = frozenset[tuple[str, bool]]
 
 
 class Graph(NamedTuple):
-    """Columns int64[actions] of a table, and in ``order`` its actions, each behind all that it waits for.
+    """Columns int64[actions] of a table; ``order`` lists its actions, each after everything that it waits for.
 
-    ``before`` to ``queue`` are actions (-1: none), ``column`` and ``message`` say what takes how long, ``opened`` of
-    which stage an action is the first forward (-1: of none).
+    ``before``, ``source``, ``other`` and ``queue`` are actions (-1: none). ``column`` and ``message`` index the
+    durations of passes and messages. ``opened`` is the stage whose first forward an action is (-1: none).
     """
 
     order: Ints
@@ -42,12 +42,12 @@ class Graph(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The precedence graph of a schedule, actions rank after rank.
+    """The precedence graph of a schedule; actions are numbered rank by rank.
 
-    ``code``, ``stage`` and ``rank`` int64[actions]; ``before`` is the previous action on the rank and ``source`` the
-    one that brings the input (-1: none). ``joined`` are forwards that run together with the action behind them: the
-    forward waits for the inputs of both (``other`` is the second one) and takes the time of both. ``whole`` is the
-    table in which no pair came apart, where this is another.
+    ``code``, ``stage`` and ``rank`` are int64[actions]. ``before`` is the previous action on the rank, ``source`` the
+    action that brings the input (-1: none). ``joined`` are forwards that run together with the action after them: the
+    forward waits for the inputs of both (``other`` brings the second one) and takes the time of both. If some pairs
+    have been split here, ``whole`` is the table in which none has.
     """
 
     schedule: Schedule
@@ -62,9 +62,9 @@ class Table:
 
     @staticmethod
     def of(schedule: Schedule, apart: Blocked = frozenset(), whole: Table | None = None) -> Table:
-        """The graph of a verified table; passes of a kind in ``apart`` run together with nothing.
+        """The graph of a verified schedule; passes of the kinds in ``apart`` run together with nothing.
 
-        ``whole`` is the graph of the same table where all pairs run together.
+        ``whole`` is the graph of the same schedule with no pair split.
         """
         sizes = [len(columns) for columns in schedule.ranks]
         code, stage = (
@@ -97,7 +97,7 @@ class Table:
 
     @cached_property
     def boundary(self) -> Flags:
-        """The first forward of every stage, and the last action of every other letter."""
+        """Marks the first forward of every stage and, for every other letter, the last action of every stage."""
         return _boundary(self.code, self.stage)
 
     def last_of(self, rank: int) -> int:
@@ -109,9 +109,9 @@ class Table:
         return {}
 
     def reducing(self, rank: int, code: int, *, every: bool) -> tuple[Ints, list[tuple[int, bool]], Ints]:
-        """Actions of a rank behind which gradients are reduced: all of a letter, or the last one of each stage.
+        """Actions of a rank after which gradients are reduced: all of a letter, or the last one of each stage.
 
-        With their distinct (stage, boundary) and which of these each of them has.
+        Returns the actions, the distinct pairs (stage, boundary) among them, and the index of each action's pair.
         """
         known = rank, code, every
         if known not in self._reducing:
@@ -125,7 +125,7 @@ class Table:
 
     @cached_property
     def levels(self) -> list[Ints]:
-        """Actions in groups that wait only for earlier groups: where pairs come apart, those of the whole table do."""
+        """Actions in groups that wait only for earlier groups; a table with split pairs has the levels of ``whole``."""
         if self.whole is not None:
             return self.whole.levels
         depth = np.zeros(len(self.code), dtype=np.int64)
@@ -145,9 +145,10 @@ class Table:
 
     @cached_property
     def message(self) -> Ints:
-        """Which message every action sends.
+        """The number of the message that every action sends.
 
-        Ahead behind stage s is s, back behind stage s + 1 is S - 1 + s, and 2 S - 2 is none.
+        With S virtual stages, the message ahead from stage s is s, the one back from stage s + 1 is S - 1 + s, and 2 S
+        - 2 stands for none.
         """
         num, ranks = len(self.schedule.rank_of_stage), np.array(self.schedule.rank_of_stage)
         ahead, back = self.code == F, (self.code == B) | (self.code == I)
@@ -158,7 +159,7 @@ class Table:
 
     @cached_property
     def queue(self) -> Ints:
-        """The action whose message leaves before that of every action on the same stream (-1: none)."""
+        """The action whose message directly precedes that of every action on the same stream (-1: none)."""
         num, ranks = len(self.schedule.rank_of_stage), np.array(self.schedule.rank_of_stage)
         target = np.clip(np.where(self.code == F, self.stage + 1, self.stage - 1), 0, num - 1)
         distance = (ranks[target] - self.rank) % self.schedule.num_ranks
@@ -172,9 +173,10 @@ class Table:
 
     @cached_property
     def column(self) -> Ints:
-        """Which duration every action has: (letter, boundary, stage) as one index.
+        """The index of the duration of every action: (letter, boundary, stage) as one number.
 
-        Behind those come the ``pairs``, and for every stage a backward whose pair took its time.
+        After these follow the ``pairs``, and then a zero for every stage: the backward of a pair, whose time the pair
+        has.
         """
         num = len(self.schedule.rank_of_stage)
         found = (self.code * 2 + self.boundary) * num + self.stage
@@ -186,7 +188,7 @@ class Table:
 
     @cached_property
     def _distinct(self) -> tuple[Ints, Ints]:
-        """Numbers of the distinct pairs, and which of them each pair is."""
+        """The codes of the distinct pairs, and the index of every pair among them."""
         num, back = len(self.schedule.rank_of_stage), self.joined + 1
         number = (self.stage[self.joined] * len(LETTERS) + self.code[back]) * num + self.stage[back]
         unique, index = np.unique(number, return_inverse=True)
@@ -194,7 +196,7 @@ class Table:
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, str, int], ...]:
-        """Distinct pairs: stage of the forward, letter and stage of the backward."""
+        """Distinct pairs as (stage of the forward, letter of the backward, stage of the backward)."""
         num = len(self.schedule.rank_of_stage)
         rest, back = np.divmod(self._distinct[0], num)
         ahead, letter = np.divmod(rest, len(LETTERS))
@@ -223,16 +225,15 @@ def finishes_ns(
 ) -> Floats:
     """When every action ends, float64[actions, n].
 
-    ``times`` are durations [n, stages] by (letter, boundary), ``pairs`` [n] those of the table's pairs; ``floors``
-    [n, stages] is when at the earliest the first forward of a stage can end. Messages of one stream queue behind
-    each other.
+    ``times`` holds durations [n, stages] by (letter, boundary) and ``pairs`` [n] those of the table's pairs. ``floors``
+    [n, stages] are the earliest ends of the first forwards of stages. Messages of one stream queue behind each other.
     """
     durations, messages = charged(table, times, hops, pairs)
     count = durations.shape[1]
     all_sent = hops.blocking or bool(
         messages[:-1].all()
-    )  # else some stages send none back, which queue for nothing
-    finish = np.zeros((len(table.code) + 1, count))  # the last row stands for nothing to wait for
+    )  # else some stages send nothing back, and these must not queue
+    finish = np.zeros((len(table.code) + 1, count))  # index -1, the extra last row: nothing to wait for
     arrival = np.zeros_like(finish)
     if (sweep := SWEEP.when_worth(finish.size)) is not None:
         opening = np.zeros((0, 0)) if floors is None else floors
@@ -261,7 +262,7 @@ def _sweep(
     found: tuple[Floats, Floats],
     all_sent: bool,
 ) -> None:
-    """As :func:`finishes_ns` by level, action by action; fills ``found``, ends and arrivals behind all messages."""
+    """:func:`finishes_ns` action by action instead of by level; fills ``found`` with ends and arrivals of messages."""
     durations, messages = charges
     finish, arrival = found
     for at in graph.order:
@@ -278,9 +279,10 @@ def _sweep(
 
 
 def _depths(ends: Ints, source: Ints, other: Ints, depth: Ints) -> None:
-    """How many actions at most stand in a chain that ends with each one.
+    """The length of the longest chain of actions that ends with each action; fills ``depth``.
 
-    Ranks, whose actions stop before ``ends``, run as far as they can, there and back, until all have run all.
+    The actions of a rank stop before its entry of ``ends``. Ranks are visited back and forth, each running as far as
+    its inputs allow, until all have run all actions.
     """
     ranks, left = len(ends), len(depth)
     position, chain = [0 if rank == 0 else ends[rank - 1] for rank in range(ranks)], [0] * ranks
@@ -307,7 +309,7 @@ DEPTHS = Loop(_depths)
 
 
 def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) -> tuple[Floats, Floats]:
-    """Durations by the table's columns and messages, float64[..., n]: what blocks its sender lengthens the pass."""
+    """Durations by column and messages, float64[..., n]; a blocking message lengthens the pass of its sender."""
     stages, durations = len(table.schedule.rank_of_stage), _columns(table, hops)
     for (letter, boundary), values in times.items():
         first = (LETTERS.index(letter) * 2 + boundary) * stages
@@ -321,24 +323,24 @@ def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) 
 
 
 def _columns(table: Table, hops: Hops) -> Floats:
-    """A zero for every column of a table and every row: passes by letter, boundary and stage, pairs, stages."""
+    """Zeros for every column of a table and every row: passes by (letter, boundary, stage), pairs, stages."""
     stages = len(table.schedule.rank_of_stage)
     return np.zeros((len(LETTERS) * 2 * stages + len(table.pairs) + stages, len(hops.ahead)))
 
 
 def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Floats]:
-    """Durations that include the message behind a pass, and messages that take nothing more."""
+    """Durations with the blocking message after each pass added, and messages that then take no time."""
     messages = np.zeros((2 * len(table.schedule.rank_of_stage) - 1, durations.shape[1]))
     return durations + _sent(table, hops), messages
 
 
 def computed_ns(table: Table, finish: Floats, hops: Hops) -> Floats:
-    """When the kernels of every action end, before what blocks its sender, float64[actions, n]."""
+    """When the kernels of every action end, before any blocking message, float64[actions, n]."""
     return np.asarray(finish - _sent(table, hops)[table.column]) if hops.blocking else finish
 
 
 def _sent(table: Table, hops: Hops) -> Floats:
-    """What the messages behind passes take, by the table's columns, float64[..., n]."""
+    """The time of the message after each pass, by the columns of the table, float64[..., n]."""
     stages, sent = len(table.schedule.rank_of_stage), _columns(table, hops)
     for code, ahead in ((F, True), (B, False), (I, False)):
         for boundary in (0, 1):

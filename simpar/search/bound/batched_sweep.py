@@ -1,7 +1,7 @@
-"""Rows swept without contention: the schedule's table with the times of every row, then data parallelism behind it.
+"""Contention-free sweeps of rows: the schedule's table with the times of every row, then data parallelism.
 
-The result is what the sweep engine finds for the Program of the row without contention, or a little less where blocks
-are gathered or reduced one by one: there a pass takes at least what its own gathers and reductions ask for.
+The result equals what the sweep engine finds for the row's Program without contention, or is a little less where blocks
+are gathered or reduced one by one: there only the row's own gathers and reductions lengthen a pass.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from simpar.units import Floats, Ints
 
 Costs = tuple[float, float, float]
 TableKey = tuple[str, int, int, int, Costs]
-MOST_ACTIONS = 2**17  # of tables that are kept, together
+MOST_ACTIONS = 2**17  # in all tables that are kept
 PART = 5
-"""Of the microbatches of a step one in so many is in the beginning of a table."""
+"""Bounds from the beginning of a table look at one in PART of a step's microbatches."""
 
 
 @dataclass
 class Sweeps:
-    """Steps of rows without contention; the tables of the last few are kept."""
+    """Contention-free steps of rows; the most recently used tables are kept."""
 
     bounds: StepBounds
     _tables: dict[tuple[TableKey, Blocked], Table] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class Sweeps:
 
     @cached_property
     def together(self) -> OverlappedPasses:
-        """Bounds of passes that run together."""
+        """Bounds of pairs of passes that run together."""
         return OverlappedPasses(self.bounds.pipelines.blocks)
 
     def costs_of(self, rows: Ints) -> list[Costs]:
-        """Durations of F, I and W that the tables of rows are made for, as the simulator takes them.
+        """Mean durations of F, I and W over all blocks, for which the tables of rows are made, as in the simulator.
 
-        Means over all blocks, they are the same however these are spread over stages.
+        They do not depend on how blocks are spread over stages.
         """
         pipelines, columns = self.bounds.pipelines, self.bounds.pipelines.jobs.rows
         names, given = columns.domain["schedule"], columns.problem.base.pipeline.pass_costs
@@ -64,9 +64,9 @@ class Sweeps:
         return [self._costs.get(pipe, none) if looks else EVEN_COSTS for looks, pipe in each]
 
     def _by_table(self, rows: Ints) -> Iterator[tuple[TableKey, Ints]]:
-        """Rows in groups of one table, by what it depends on: the key, and positions in ``rows``.
+        """Groups rows by the table that they run: yields its key and positions in ``rows``.
 
-        Schedule, ranks, microbatches, chunks, and the durations that it is made for.
+        A table depends on schedule, ranks, microbatches, chunks, and the durations it is made for.
         """
         columns, groups = self.bounds.pipelines.jobs.rows, dict[TableKey, list[int]]()
         names = [columns.domain["schedule"][code] for code in columns.code["schedule"][rows]]
@@ -77,21 +77,21 @@ class Sweeps:
             yield key, np.array(mine)
 
     def table_of(self, row: int) -> Schedule:
-        """The very table of a row."""
+        """The schedule table that a row runs."""
         ((key, _),) = self._by_table(np.array([row]))
         return self._table(key, frozenset()).schedule
 
     def of(self, rows: Ints) -> Floats:
-        """Nanoseconds that the steps of rows take at least."""
+        """Lower bounds of the steps of rows in nanoseconds, float64[len(rows)]."""
         found = np.zeros(len(rows))
         for charge, table in self._tabled(rows):
             found[charge.mine] = self._swept(charge, table)
         return found
 
     def tables_ns(self, rows: Ints) -> Floats:
-        """Nanoseconds of the passes and messages of rows in their tables, with nothing of data parallelism.
+        """Nanoseconds of the passes and messages of rows in their tables, without data parallelism.
 
-        Found once for all rows of a pipeline in which the same passes run together.
+        Computed once for all rows of a pipeline in which the same passes run together.
         """
         found, index = np.zeros(len(rows)), self.bounds.pipelines.index
         for charge, table in self._tabled(rows):
@@ -100,9 +100,10 @@ class Sweeps:
         return found
 
     def begun_ns(self, rows: Ints) -> Floats:
-        """Nanoseconds of rows by how their tables begin, where schedules say so, and what ranks have still to do then.
+        """Bounds from the beginning of a table plus the work each rank has left then; 0 if the schedule has none.
 
-        A share of what the whole table costs, and enough for most: these fall behind from the first microbatches on.
+        This costs a fraction of the whole table and suffices for most rows, which fall behind from the first
+        microbatches on.
         """
         found, pipelines = np.zeros(len(rows)), self.bounds.pipelines
         for (name, ranks, microbatches, _, costs), same in self._by_table(rows):
@@ -117,7 +118,7 @@ class Sweeps:
         return found
 
     def _begun_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
-        """The same of pipelines of one shape, of one table."""
+        """:meth:`begun_ns` for pipelines of one shape and the beginning of one table, float64[len(pipes)]."""
         left = np.zeros((len(pipes), shape.num_ranks))
         for letter, took in self._times(shape, pipes).items():
             begun = np.bincount(table.stage[table.code == LETTERS.index(letter)], minlength=len(shape.pieces))
@@ -127,7 +128,7 @@ class Sweeps:
         return np.asarray((ends.T + left).max(axis=1))
 
     def _tabled(self, rows: Ints) -> Iterator[tuple[RowCharge, Table]]:
-        """Rows in groups of one shape and table, with that."""
+        """Groups rows by shape and table."""
         pipelines, batch = self.bounds.pipelines, Batch(self.bounds, rows)
         for key, same in self._by_table(rows):
             for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
@@ -135,7 +136,7 @@ class Sweeps:
                     yield RowCharge(batch, shape, same[mine[alike]]), self._table(key, apart)
 
     def _table_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
-        """When the last pass of pipelines of one shape ends in a table, with nothing beside passes."""
+        """When the last pass of pipelines of one shape ends in a table, without data parallelism."""
         return np.asarray(self._finishes_ns(shape, pipes, table).max(axis=0))
 
     def _finishes_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
@@ -146,7 +147,7 @@ class Sweeps:
         return finishes_ns(table, times, pipelines.hops(shape, pipes), pairs=pairs)
 
     def _times(self, shape: Shape, pipes: Ints) -> dict[str, Floats]:
-        """Passes of every stage with nothing beside them by letter, [n, stages]."""
+        """Durations of the passes of every stage by letter, with nothing beside them, [n, stages]."""
         plain = self.bounds.pipelines.blocks.plain_ns(self.bounds.pipelines.key[pipes], shape.letters)
         return {letter: weigh(plain[letter], shape.by_stage) for letter in shape.letters}
 
@@ -181,7 +182,7 @@ class Sweeps:
         return np.asarray(np.maximum(charge.ended(ready, again), linked).max(axis=1))
 
     def _pairs(self, shape: Shape, keys: Ints, table: Table) -> Pairs:
-        """Passes that run together in a table, of rows of one shape with some keys."""
+        """Durations of the pairs of passes in a table, for rows of one shape with the given keys."""
         pieces = shape.pieces
         held = {pair: (pieces[pair[0]], pieces[pair[2]], pair[1]) for pair in table.pairs}
         known = {each: self.together.pairs_ns(keys, *each) for each in dict.fromkeys(held.values())}
@@ -193,7 +194,7 @@ def _made(name: str, ranks: int, microbatches: int, chunks: int, costs: Costs) -
 
 
 def _by_pairs(charge: RowCharge) -> Iterator[tuple[Blocked, Ints]]:
-    """Rows in groups of equal passes that run together with nothing."""
+    """Groups rows by the kinds of passes that must not run together with another pass."""
     if not charge.shape.pairs:
         yield frozenset(), np.arange(len(charge.mine))
         return
@@ -205,7 +206,7 @@ def _by_pairs(charge: RowCharge) -> Iterator[tuple[Blocked, Ints]]:
 
 
 def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
-    """When at the earliest the first forward of each stage ends, [n, stages]: its gathers queue from time zero."""
+    """The earliest ends of the first forward of each stage, [n, stages]: its gathers queue from time zero."""
     gather = charge.moves("gather", "F", boundary=True)
     if not gather.any():
         return None
@@ -227,9 +228,9 @@ def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
 
 
 def _reduced(charge: RowCharge, table: Table, finish: Floats) -> Floats:
-    """When the first and the second reductions beside the backwards of ranks have ended, [ranks, 2, n].
+    """When the first and second reductions beside the backwards of ranks have ended, [ranks, 2, n].
 
-    They need not wait for the messages that backwards send, so ``finish`` is when kernels end.
+    Reductions do not wait for the messages that backwards send, so ``finish`` is when kernels end.
     """
     ends = np.zeros((charge.shape.num_ranks, 2, len(charge.mine)))
     for configuration, mine in charge.by_configuration():
@@ -243,7 +244,7 @@ def _reduced(charge: RowCharge, table: Table, finish: Floats) -> Floats:
 
 @dataclass
 class _Queue:
-    """First and second reductions behind the backwards of one letter under one configuration, in rows ``mine``."""
+    """First and second reductions after the backwards of one letter, under one configuration, for rows ``mine``."""
 
     charge: RowCharge
     table: Table
@@ -254,13 +255,13 @@ class _Queue:
 
     @cached_property
     def _kinds(self) -> Floats:
-        """The backward of every kind of block."""
+        """The duration of the backward of every kind of block."""
         return self.charge.pass_times(self.letter, boundary=True)[self.mine]
 
     def _cut(self, stage: int, boundary: bool) -> tuple[Cut, Floats]:
-        """How a stage is cut, and how much later than its backward its own reductions end at least, [rows].
+        """The buckets of a stage, and the least delay from the end of a backward to that of its reductions, [rows].
 
-        Where blocks wait for parameters they may do so behind any but the last bucket.
+        If blocks wait for parameters, the wait may come after any bucket but the last.
         """
         stage = self.charge.shape.alike[stage]
         if (stage, boundary) not in self._known:
@@ -274,9 +275,9 @@ class _Queue:
         return self._known[stage, boundary]
 
     def ends(self, rank: int, finish: Floats) -> Floats:
-        """The ends of one rank's queues, [2, rows]: each waits for its bucket and its turn.
+        """The ends of one rank's queues, [2, rows]: each reduction waits for its bucket and for its turn.
 
-        Of second reductions only the last one is counted.
+        Of the second reductions only the last one is counted.
         """
         every = self.configuration.policies[self.letter, False].reduces
         actions, keys, key_of = self.table.reducing(rank, LETTERS.index(self.letter), every=every)

@@ -1,4 +1,4 @@
-"""Rows that are bounded together, with what keys and configurations decide, evaluated once for each pair of them."""
+"""Rows that are bounded together; what keys and configurations decide is evaluated once per distinct pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """Some rows with what their keys and configurations decide, evaluated once for every pair of the two."""
+    """Rows, with the quantities that keys and configurations decide, evaluated once per distinct pair of the two."""
 
     bounds: StepBounds
     rows: Ints
@@ -35,17 +35,17 @@ class Batch:
 
     @cached_property
     def configurations(self) -> list[Configuration]:
-        """Distinct configurations."""
+        """The distinct configurations."""
         return [self.bounds.configurations[one] for one in self._unique[0].tolist()]
 
     @property
     def configuration(self) -> Ints:
-        """Which of the configurations every row has."""
+        """The index of every row's configuration."""
         return self._unique[1]
 
     @cached_property
     def alike_updates(self) -> Ints:
-        """Of every configuration the first one that updates in the same way."""
+        """For every configuration, the index of the first one with the same update."""
         known: dict[object, int] = {}
         plans = [one.sync.job.plan for one in self.configurations]
         each = [(one.numerics, one.offload.ratio, one.data_parallel.servers) for one in plans]
@@ -53,19 +53,19 @@ class Batch:
 
     @cached_property
     def _pairs(self) -> tuple[Ints, Ints, Ints]:
-        """Keys and configurations of distinct pairs, and the pair of every row."""
+        """Keys and configurations of the distinct pairs, and the index of every row's pair."""
         code = self.key * len(self.configurations) + self.configuration
         unique, index = np.unique(code, return_inverse=True)
         return unique // len(self.configurations), unique % len(self.configurations), index
 
     def each(self, name: Any, value: Callable[[Configuration], Any]) -> Any:
-        """A function of a configuration for every configuration; ``name`` it for reuse."""
+        """``value`` of every configuration as an array; the result is kept under ``name``."""
         if name not in self._columns:
             self._columns[name] = self.bounds.configurations.each(name, value, self._unique[0])
         return self._columns[name]
 
     def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
-        """What passes of a letter move by kind of block, for every configuration: a part of Moves."""
+        """A field of Moves for the passes of a letter, for every configuration, [configurations, kinds]."""
         found = self.each(("moves", letter, boundary), lambda one: one.moves(letter, boundary=boundary))
         return np.asarray(found[:, Moves._fields.index(name)])
 

@@ -1,6 +1,6 @@
-"""Times of passes through blocks, of all keys: the Program's own phases, with arrays of numbers.
+"""Durations of passes through blocks for all keys: the Program's own phases, evaluated on arrays.
 
-A *key* is one combination of the axes that decide them; a *kind* is a block and how it is recomputed.
+A *key* is one combination of the axes that decide the passes; a *kind* is a block with its way of recomputation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LETTERS = tuple(PASSES)
 AGAIN = "again"
 _PHASES = {**PASSES, AGAIN: AGAIN}
 UNCHANGED = ("F", "W")
-"""Passes that are the same however a block is recomputed."""
+"""Passes whose duration does not depend on recomputation."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class BlockPolicy:
 
 @dataclass(frozen=True)
 class Table:
-    """What passes of a letter take by key and kind, int64[keys, kinds]: all of them, or their kernels alone.
+    """Durations of the passes of a letter, int64[keys, kinds]: whole passes, and their kernels alone.
 
-    ``carried_ns`` int64[keys, kinds, streams] is what each of BLOCK_STREAMS carries of them, ``drained_s``
-    float64[keys, kinds, links] what their collectives take of each link of rank 0.
+    ``carried_ns`` int64[keys, kinds, streams] is the part on each of BLOCK_STREAMS; ``drained_s`` float64[keys, kinds,
+    links] is the time that their collectives occupy each link of rank 0.
     """
 
     plain_ns: Ints
@@ -65,13 +65,13 @@ class Table:
 
 @dataclass
 class BlockCosts(Keys):
-    """Keys with what passes over blocks of every kind take, and how many parameters blocks have on a rank."""
+    """Keys with the durations of passes through every kind of block, and the parameters of blocks on a rank."""
 
     _kept: dict[tuple[int, int, str], Passes] = field(default_factory=dict)
 
     @cached_property
     def kinds(self) -> tuple[BlockPolicy, ...]:
-        """Embedding and head, then every block of a layer under every recompute choice in use."""
+        """Embedding and head, then every block of a layer with every way of recomputation in use."""
         graph = self.jobs.problem.graph
         policies = self.jobs.rows.domain["recompute"]
         blocks = [graph.blocks[name] for name in dict.fromkeys(graph.layers)]
@@ -94,7 +94,7 @@ class BlockCosts(Keys):
         return self.index[self.jobs.problem.graph.head.name, "none"]
 
     def _of(self, value: Callable[[RankView, BlockPolicy], Numbers]) -> Floats:
-        """A number of every key and kind, float64[keys, kinds]."""
+        """Evaluates a number for every key and kind, float64[keys, kinds]."""
         found = np.zeros((len(self.row), len(self.kinds)))
         for batch, (at, kind) in product(self.all_batches, enumerate(self.kinds)):
             found[batch.keys, at] = value(batch.view, kind)
@@ -102,17 +102,17 @@ class BlockCosts(Keys):
 
     @cached_property
     def experts(self) -> Floats:
-        """Parameters of experts that are trained on one rank before data-parallel sharding, float64[keys, kinds]."""
+        """Trained parameters of experts on one rank, before data-parallel sharding, float64[keys, kinds]."""
         return self._of(lambda view, kind: kind.block.trained_experts(view.tensor))
 
     @cached_property
     def dense(self) -> Floats:
-        """All others that are trained."""
+        """All other trained parameters on one rank, float64[keys, kinds]."""
         return self._of(lambda view, kind: kind.block.trained_parameters(view.tensor)) - self.experts
 
     @cached_property
     def still(self) -> dict[str, Floats]:
-        """Those that are not trained, by their bytes as in a StageBlock, by who holds copies: float64[keys, kinds]."""
+        """Frozen parameters, counted by their bytes as in a StageBlock, by who holds copies: float64[keys, kinds]."""
 
         def held(view: RankView, kind: BlockPolicy, expert: bool) -> Numbers:
             width = view.compute_bytes
@@ -131,14 +131,14 @@ class BlockCosts(Keys):
 
     @cached_property
     def sent_bytes(self) -> Floats:
-        """Bytes of the activation behind a block that a rank sends, float64[keys, kinds]."""
+        """Bytes of the activation that a rank sends if it is cut after a block, float64[keys, kinds]."""
         return self._of(lambda view, kind: send_bytes(view, kind.block))
 
     @cached_property
     def products_s(self) -> dict[str, Floats]:
-        """Seconds of matrix optimizers by optimizer, float64[keys, kinds, 2, 2].
+        """Seconds of the update's matrix products by optimizer, float64[keys, kinds, 2, 2].
 
-        Of what is no expert and of experts: all matrices of a block, and the dearest of them.
+        The third axis is dense parameters and experts, the fourth all matrices of a block and its most expensive one.
         """
         rows, numerics = self.jobs.rows.some(self.row), self.jobs.problem.base.numerics
         code = rows.number([name for name in KEY_AXES if name != "micro_batch"])
@@ -158,7 +158,7 @@ class BlockCosts(Keys):
     def _passes(
         self, batch: Batch, kinds: Sequence[int], letters: Sequence[str]
     ) -> Iterator[tuple[int, str, Passes]]:
-        """Passes of a batch over blocks of some kinds, with kind and letter."""
+        """The passes of a batch through blocks of some kinds; yields kind, letter and passes."""
         block: RankBlock | None = None
         shared: dict[str, Passes] = {}
         for kind in sorted(kinds, key=lambda at: self.kinds[at].block.name):
@@ -174,7 +174,7 @@ class BlockCosts(Keys):
 
     @cached_property
     def _tables(self) -> dict[str, Table]:
-        """What passes take by letter: all of them at once."""
+        """Durations of passes by letter, computed for all keys at once."""
         size, slow = (len(self.row), len(self.kinds)), self.jobs.problem.stack.launch.kernel_overhead
         found = {
             letter: Table(
@@ -189,7 +189,7 @@ class BlockCosts(Keys):
             for kind, letter, passes in self._passes(batch, range(len(self.kinds)), tuple(_PHASES)):
                 at, table = (batch.keys, kind), found[letter]
                 table.plain_ns[at] = passes.took_ns(slice(None), slow)
-                rounded = len(passes.kernels)  # a rank that is slow rounds other numbers
+                rounded = len(passes.kernels)  # a slow rank rounds other durations
                 table.kernels_ns[at] = np.maximum(0, to_ns(slow * passes.compute_s) - rounded)
                 table.carried_ns[at] = passes.carried_ns(slice(None), slow).T
                 table.drained_s[at] = passes.drained_s
@@ -197,12 +197,15 @@ class BlockCosts(Keys):
 
     @cached_property
     def kernels_ns(self) -> dict[str, Ints]:
-        """Kernels alone by letter, int64[keys, kinds]: less than any pass takes, whatever is communicated."""
+        """Durations of the kernels alone by letter, int64[keys, kinds]: a lower bound of every pass."""
         return {letter: self._tables[letter].kernels_ns for letter in LETTERS}
 
     @cached_property
     def asked_ns(self) -> dict[str, Floats]:
-        """Kernels by letter, each times the share of power that it asks for beyond waiting, float64[keys, kinds]."""
+        """Kernel time by letter, weighted with the power demand of each kernel above idle waiting.
+
+        float64[keys, kinds]; a kernel that asks for the device's power limit counts in full.
+        """
         problem = self.jobs.problem
         slow, streaming = problem.stack.launch.kernel_overhead, streaming_operators(problem.graph)
         found = {letter: np.zeros((len(self.row), len(self.kinds))) for letter in LETTERS}
@@ -210,23 +213,23 @@ class BlockCosts(Keys):
             for kind, letter, passes in self._passes(batch, range(len(self.kinds)), LETTERS):
                 kernels = [step for step in passes.phase.steps if step.collective is None]
                 asked = np.array([_asked(step, streaming) for step in kernels])
-                asked_ns = NS_PER_S * slow * (asked @ passes.seconds) - asked.sum()  # as they are rounded
+                asked_ns = NS_PER_S * slow * (asked @ passes.seconds) - asked.sum()  # less rounding
                 found[letter][batch.keys, kind] = np.maximum(asked_ns, 0.0)
         return found
 
     def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
-        """Times of passes with nothing beside them by letter, int64[len(keys), kinds]."""
+        """Durations of passes by letter with nothing beside them, int64[len(keys), kinds]."""
         return {letter: self._tables[letter].plain_ns[keys] for letter in letters}
 
     def again_ns(self, keys: Ints) -> Ints:
-        """Times of what is run once more ahead of the backward, int64[len(keys), kinds]."""
+        """Durations of the recomputation that runs ahead of the backward, int64[len(keys), kinds]."""
         return self._tables[AGAIN].plain_ns[keys]
 
     def least_ns(self, keys: Ints, shape: Shape) -> Iterator[tuple[dict[str, Ints], dict[str, Ints]]]:
-        """What passes of a shape take of their rank and from start to end, at least, int64[len(keys), kinds] by letter.
+        """Least rank time and least start-to-end time of passes of a shape, int64[len(keys), kinds] by letter.
 
-        With nothing beside them these are the same. Where passes run together they take what each of BLOCK_STREAMS
-        carries of them, one after the other.
+        The two are equal if nothing runs beside a pass. Where passes run together, one pair of mappings per stream of
+        BLOCK_STREAMS is yielded: a rank takes at least what that stream carries.
         """
         alone = self.plain_ns(keys, shape.letters)
         for stream in range(len(BLOCK_STREAMS)) if shape.pairs else ():
@@ -238,11 +241,11 @@ class BlockCosts(Keys):
             yield alone, alone
 
     def drains_s(self, keys: Ints, letter: str) -> Floats:
-        """Seconds that collectives inside passes take of each link of rank 0, float64[len(keys), kinds, links]."""
+        """Seconds that collectives inside passes occupy each link of rank 0, float64[len(keys), kinds, links]."""
         return self._tables[letter].drained_s[keys]
 
     def slowed_ns(self, keys: Ints, letter: str, busy_ns: Floats) -> Ints:
-        """Times of passes beside ``busy_ns`` of data-parallel communication each, int64[len(keys), kinds]."""
+        """Durations of passes with ``busy_ns`` of data-parallel communication beside each, int64[len(keys), kinds]."""
         found, stack = self.plain_ns(keys, (letter,))[letter], self.jobs.problem.stack
         excess = stack.overlap.compute_slowdown_while_comm - 1.0
         beside = np.flatnonzero(busy_ns.any(axis=0)).tolist() if excess > 0 else []
@@ -259,7 +262,7 @@ class BlockCosts(Keys):
         return found
 
     def kept(self, batch: Batch, letter: str, kinds: Sequence[int]) -> dict[int, Passes]:
-        """Passes of a batch over blocks of some kinds, kept, because several are asked what they take."""
+        """Passes of a batch through blocks of some kinds, kept because several questions need them."""
         first = int(batch.keys[0])
         missing = [kind for kind in kinds if (first, kind, letter) not in self._kept]
         for kind, _, passes in self._passes(batch, missing, (letter,)):
@@ -268,12 +271,12 @@ class BlockCosts(Keys):
 
 
 def _asked(step: Step, streaming: Collection[str]) -> float:
-    """Power beyond waiting that a step which is no collective asks for: nothing where the host holds it up."""
+    """The power demand above waiting of a step that is no collective; 0 if the host delays it."""
     return 0.0 if step.kind == "host" else beyond_waiting(streaming=step.name in streaming)
 
 
 def _choices(policy: str, block: Block) -> tuple[str, ...]:
-    """What a recompute policy chooses for single layers of a block; segments take the time of their layers."""
+    """What a recompute policy chooses for single layers of a block; segments take as long as their layers."""
     if policy == OPTIMAL:
         return (*SIMPLE, *module_policies(block))
     return modes(policy)

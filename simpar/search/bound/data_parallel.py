@@ -1,8 +1,8 @@
-"""Data parallelism in bulk: what every configuration gathers and reduces, when, and how long its collectives take.
+"""Data parallelism in bulk: what every configuration gathers and reduces, when, and how long it takes.
 
 A *configuration* is one combination of the axes that decide it. Times are those of the groups of rank 0, whose pipeline
-stands for all of them in a lower bound. Experts have ranks of their own that hold copies of them (see
-:mod:`simpar.program.structure.synchronisation`).
+stands for all pipelines in a lower bound. Copies of experts are held by other ranks than copies of dense parameters
+(see :mod:`simpar.program.structure.synchronisation`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ CONFIGURATION_AXES = names_that_decide(REPLICAS)
 
 
 class Moves(NamedTuple):
-    """What passes of one kind move for one block by itself, in nanoseconds by kind of block, float64[kinds].
+    """Collectives of one block for passes of one kind, in nanoseconds by kind of block, float64[kinds].
 
-    ``gather`` all its parameter gathers; ``first`` its first reductions, which share a stream; ``both`` the longest
-    first and second reduction in turn. ``occupied`` is how long all of it slows kernels.
+    ``gather`` are all its parameter gathers, ``first`` its first reductions, which share a stream, ``both`` the longest
+    sequence of a first and a second reduction. ``occupied`` is how long all of it slows kernels.
     """
 
     gather: Floats
@@ -50,10 +50,11 @@ class Moves(NamedTuple):
 
 @dataclass(frozen=True)
 class Cut:
-    """First reductions of one backward pass over a stage, in the order of their queue.
+    """The first reductions of one backward pass over a stage, in queue order (b buckets).
 
-    ``rest`` float64[b] nanoseconds of each and all that queue behind it, ``total`` of all; ``behind`` float64[b, kinds]
-    blocks that run their backward after a bucket is full; ``second`` nanoseconds of the second reduction of the last.
+    ``rest`` float64[b] is the time in nanoseconds of each reduction and all after it, ``total`` that of all. ``behind``
+    float64[b, kinds] counts the blocks that run their backward after a bucket is full. ``second`` is the time of the
+    second reduction of the last bucket.
     """
 
     rest: Floats
@@ -66,11 +67,11 @@ class Cut:
 class Configuration:
     """One configuration: its behaviour, prices by (operation, group), and parameters on a rank by who holds copies.
 
-    ``still`` are those that are not trained, and come with the others where these are freed after use; ``rests`` marks
-    kinds that run nothing backward and need nothing for it.
-    ``own`` are the links of rank 0. ``crowded`` has the seconds that a byte of each (operation, group) takes of the
-    links of the rank of every pipeline rank that has the fewest of its group beside it in a domain, float64[ranks,
-    links]; it is empty where blocks of the mesh and domains nest, so that rank 0 is as crowded as any.
+    ``still`` are frozen parameters, which are gathered with the others if parameters are freed after use. ``rests``
+    marks kinds of blocks that run nothing in the backward and need no parameters for it. ``own`` are the links of rank
+    0. ``crowded`` float64[ranks, links] holds, by (operation, group), seconds per byte on the links of the most crowded
+    rank of every pipeline rank, the one with the fewest members of its group in its domain. It is empty if mesh blocks
+    and domains nest, so that rank 0 is as crowded as any.
     """
 
     sync: Synchronisation
@@ -83,7 +84,7 @@ class Configuration:
 
     @cached_property
     def policies(self) -> dict[tuple[str, bool], SyncPolicy]:
-        """Hooks of passes by (letter, boundary)."""
+        """Synchronisation policies of passes by (letter, boundary)."""
         return {
             (letter, boundary): self.sync.policy(name, boundary=boundary)
             for letter, name in PASSES.items()
@@ -92,13 +93,13 @@ class Configuration:
 
     @cached_property
     def apart(self) -> frozenset[tuple[str, bool]]:
-        """Passes that run together with no other: parameters are gathered, gradients reduced or held in them."""
+        """Passes that run together with no other, because they gather parameters or reduce or hold gradients."""
         return frozenset(
             key for key, policy in self.policies.items() if policy.gathers or policy.reduces or policy.holds
         )
 
     def moves(self, letter: str, *, boundary: bool) -> Moves:
-        """What passes move, found once for those that move the same."""
+        """The collectives of passes, computed once per distinct policy."""
         known = self.policies[letter, boundary], letter == "F"
         if known not in self._found:
             self._found[known] = self._moves(*known)
@@ -128,7 +129,7 @@ class Configuration:
         return Moves(gather, first, both, occupied)
 
     def reduction_ns(self, copies: Copies, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
-        """The reductions in turn of gradients of ``size_bytes``, in ``count`` calls each."""
+        """Nanoseconds of the reductions in sequence of gradients of ``size_bytes``, in ``count`` calls each."""
         return tuple(
             self.prices[op, group].time_ns(size_bytes * share / count, count)
             for group, op, share in copies.reduce_ops
@@ -151,13 +152,13 @@ class Configuration:
         return {}
 
     def cut(self, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
-        """How the gradients of a stage are reduced under a policy, found once."""
+        """The buckets of a stage's gradients under a policy, computed once."""
         if (pieces, policy) not in self._cuts:
             self._cuts[pieces, policy] = _cut(self, pieces, policy)
         return self._cuts[pieces, policy]
 
     def taken_ns(self, uses: Sequence[CollectiveUse]) -> Floats:
-        """Nanoseconds of collectives in turn, of arrays of sizes that are all alike."""
+        """Nanoseconds of collectives in sequence; their sizes are arrays of one shape."""
         each = [
             np.where(
                 use.size_bytes > 0, self.prices[use.op, use.group].time_ns(use.size_bytes, use.count), 0.0
@@ -168,22 +169,22 @@ class Configuration:
 
     @cached_property
     def embedding_ns(self) -> float:
-        """The sum of the gradients of tied embeddings, zero where there is none."""
+        """Nanoseconds of the all-reduce of tied embedding gradients; 0 without any."""
         if ("all_reduce", EMBEDDING_GROUP) not in self.prices or self.sync.job.graph.embedding.still:
             return 0.0
         return float(self.taken_ns([embedding_sum(RankView.of(self.sync.job).table_elements, self.sync)]))
 
     def slopes_s(self, letter: str, *, boundary: bool) -> Floats:
-        """Seconds a parameter that a pass takes of each of rank 0's links, float64[2, 2, links].
+        """Seconds per parameter that a pass occupies each of rank 0's links, float64[2, 2, links].
 
-        Of parameters by who holds copies (dense, experts), to gather and to reduce them.
+        The first axis is who holds copies (dense, experts), the second is gathers and reductions.
         """
         return self._taken_s(self.policies[letter, boundary], self._own_s, (len(self.own),))
 
     def crowded_s(self, letter: str, ranks: int, *, boundary: bool) -> Floats:
-        """The same of the links of the crowded rank of every pipeline rank, both added, float64[2, ranks, links].
+        """Seconds per parameter on the links of the crowded rank of every pipeline rank, float64[2, ranks, links].
 
-        Zero where none of so many ``ranks`` is crowded.
+        Gathers and reductions are added up; zero if none of the ``ranks`` is crowded.
         """
         if (letter, boundary) not in self._crowded_s:
             policy, size = self.policies[letter, boundary], (ranks, len(self.own))
@@ -193,9 +194,10 @@ class Configuration:
     def _taken_s(
         self, policy: SyncPolicy, of_byte: Mapping[tuple[str, str], Floats], size: tuple[int, ...]
     ) -> Floats:
-        """Seconds a parameter that a pass takes of some links, from what a byte of each (operation, group) does.
+        """Seconds per parameter that a pass occupies some links, from seconds per byte of each (operation, group).
 
-        float64[2, 2, *size] as above; none of links of which nothing is known.
+        The result is float64[2, 2, *size], with the first two axes as in :meth:`slopes_s`; zero if ``of_byte`` is
+        empty.
         """
         found = np.zeros((2, 2, *size))
         if not of_byte:
@@ -211,9 +213,9 @@ class Configuration:
 
 @dataclass
 class Configurations:
-    """Configurations of all rows: ``index`` int64[rows] into ``row``, one row of each; made when asked for.
+    """Configurations of all rows, made on demand: ``index`` int64[rows] points into ``row``, one row of each.
 
-    ``meet`` says of every row whether embedding and head of one table are on one rank, which moves it once.
+    ``meet`` marks rows in which one rank has embedding and head of a tied table, which is then moved once.
     """
 
     blocks: BlockCosts
@@ -238,7 +240,7 @@ class Configurations:
         return self._made[index]
 
     def each(self, name: Any, value: Callable[[Configuration], Any], which: Ints) -> Any:
-        """A function of some configurations, evaluated once for each of them; ``name`` it for reuse."""
+        """``value`` of some configurations, evaluated once for each and kept under ``name``."""
         known, numbers = self._known.setdefault(name, {}), which.tolist()
         known.update((at, value(self[at])) for at in numbers if at not in known)
         return np.array([known[at] for at in numbers])
@@ -283,13 +285,13 @@ class Configurations:
 
 @dataclass(frozen=True)
 class Crowded:
-    """A rank and its group of every kind, int64[members]."""
+    """A rank with its group of every kind, int64[members]."""
 
     rank: int
     groups: Mapping[str, Ints]
 
     def taken_s(self, op: str, name: str, prices: Prices) -> Floats:
-        """Seconds that a byte of an operation on a group takes of the links of the rank, float64[links]."""
+        """Seconds per byte of an operation on a group that the links of the rank are occupied, float64[links]."""
         group = self.groups.get(name, np.zeros(0, dtype=np.int64))
         moved = self.rank - (
             int(group[0]) - int(in_first_domain(group, prices.cluster)[0]) if len(group) else 0
@@ -300,15 +302,16 @@ class Crowded:
 def _taken_of(
     crowded: Sequence[Crowded], uses: Iterable[tuple[str, str]], prices: Prices
 ) -> dict[tuple[str, str], Floats]:
-    """Seconds that a byte of each (operation, group) takes of the links of ranks, float64[ranks, links], if any."""
+    """Seconds per byte of each (operation, group) on the links of crowded ranks, float64[ranks, links]."""
     return {use: np.stack([one.taken_s(*use, prices) for one in crowded]) for use in uses if crowded}
 
 
 def crowded_ranks(mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copies: int) -> list[Crowded]:
-    """Of every pipeline rank the one with the fewest of its group beside it in a domain, of groups that leave theirs.
+    """For every pipeline rank, the rank with the fewest members of its group in its domain.
 
-    These few pass on to other domains what more share elsewhere: of 64 ranks, 32 to a domain but for the last 4, those
-    4 load their networks eight times as much. None where blocks of the mesh and domains nest: all groups are alike.
+    Only groups that span domains count. Such a rank carries traffic to other domains that more ranks share elsewhere:
+    if a group has 32 ranks in most domains and 4 in the last, those 4 load their NICs eight times as much. Empty if
+    mesh blocks and domains nest, because then all groups are alike.
     """
     strides = np.cumprod([1, *mesh.shape])
     at = mesh.order.index("dp")
@@ -334,7 +337,7 @@ def crowded_ranks(mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copi
 
 
 def _uses(sync: Synchronisation) -> list[tuple[str, str]]:
-    """(group, operation) of everything that data parallelism moves."""
+    """The (group, operation) of every data-parallel collective."""
     found = [(EMBEDDING_GROUP, "all_reduce")] if sync.job.graph.tied_embeddings else []
     for each in () if sync.single_process else sync.replicas:
         found += [(group, op) for group, op, _ in sync.reduce_ops(each)]
@@ -343,12 +346,13 @@ def _uses(sync: Synchronisation) -> list[tuple[str, str]]:
 
 
 def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
-    """First reductions of a stage in the order of their queue, and the second one of the last of them.
+    """The first reductions of a stage in queue order, and the second reduction of the last of them.
 
-    Those of who else holds copies may be over by then: their last bucket may have left the queue long before.
+    Second reductions of the other kind of parameters may be over by then: their last bucket may have left the queue
+    long before.
     """
     backwards, second = np.array(pieces[::-1]), list[Ints]()
-    left = np.eye(len(configuration.rests))[backwards][::-1].cumsum(axis=0)[::-1]  # with the block itself
+    left = np.eye(len(configuration.rests))[backwards][::-1].cumsum(axis=0)[::-1]  # blocks from here on
     took: list[Ints] = []
     closing: list[Ints] = []
     for copies in policy.copies:

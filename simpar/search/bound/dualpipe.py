@@ -1,7 +1,7 @@
-"""DualPipe as a row of the space: bounded by the kernels of its ranks, then its own Program is swept.
+"""DualPipe rows: bounded by the kernels of their ranks, then by a sweep of their own Program.
 
-A rank runs half of the microbatches on its own stage and half on that of its mirror image. Memory is that of the V on
-half the pipeline which it is costed as (:mod:`simpar.plan.mirrored`).
+A rank runs half of the microbatches on its own stage and half on the mirrored stage. Memory is that of the V schedule
+on half the pipeline, as which the row is costed (:mod:`simpar.plan.mirrored`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simpar.units import Floats, Ints
 
 
 def kernels_bound_ns(pipelines: Pipelines, which: Ints) -> tuple[Floats, Floats]:
-    """Nanoseconds that pipelines of such rows take at least, and kernels of their least busy rank."""
+    """Lower bounds of pipelines by kernels, and the kernels of their least busy rank, in nanoseconds."""
     found, least = np.zeros(len(which)), np.zeros(len(which))
     for mine, busy in _of_ranks(pipelines, which, pipelines.blocks.kernels_ns):
         found[mine], least[mine] = busy.max(axis=1), busy.min(axis=1)
@@ -23,7 +23,7 @@ def kernels_bound_ns(pipelines: Pipelines, which: Ints) -> tuple[Floats, Floats]
 
 
 def asked_bound_ns(pipelines: Pipelines, which: Ints) -> Floats:
-    """Kernels of the rank that asks for the least power, as :attr:`BlockCosts.asked_ns`."""
+    """Weighted kernel time (:attr:`BlockCosts.asked_ns`) of the rank with the least, in nanoseconds."""
     least = np.zeros(len(which))
     for mine, asked in _of_ranks(pipelines, which, pipelines.blocks.asked_ns) if len(which) else ():
         least[mine] = asked.min(axis=1)
@@ -33,9 +33,10 @@ def asked_bound_ns(pipelines: Pipelines, which: Ints) -> Floats:
 def _of_ranks(
     pipelines: Pipelines, which: Ints, tables: Mapping[str, Ints | Floats]
 ) -> Iterator[tuple[Ints, Floats]]:
-    """What the passes of all ranks come to by ``tables`` of letters: positions in ``which`` and float64[n, ranks]."""
+    """Total time of the passes of all ranks by ``tables`` of letters: positions in ``which``, float64[n, ranks]."""
     for shape, mine in pipelines.by_shape(which):
         times = {name: table[pipelines.key[which[mine]]] for name, table in tables.items()}
         passes = pipelines.passes(shape, times)
         each = passes.forward + passes.backward
+        # half the microbatches on stage s, half on its mirror image: (t[s] + t[S-1-s]) m / 2
         yield mine, (each + each[:, ::-1]) * pipelines.microbatches(which[mine])[:, None] / 2

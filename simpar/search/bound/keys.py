@@ -1,9 +1,9 @@
-"""Keys: combinations of what decides the passes over a block, and batches of them that are walked at once.
+"""Keys: combinations of the axes that decide the passes through a block, and batches of keys evaluated at once.
 
-Many rows share their kernels: what a rank computes depends on its shares of the tensors, and what it exchanges on
-where its groups lie, otherwise not on the pipeline or on data parallelism. Keys that differ in sizes only (SIZES) are a
-batch: one walk through a block makes the phases of all of them, with arrays of durations and of sizes of collectives.
-Where it would have to branch on such an array it fails.
+Many rows share their kernels: what a rank computes depends on its shares of the tensors, and what it exchanges on where
+its groups lie, but on neither the pipeline nor data parallelism otherwise. Keys that differ in sizes only (SIZES) form
+a batch: one walk through a block makes the phases of all of them, with arrays of durations and collective sizes. Code
+that would have to branch on such an array raises.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ KEY_AXES = names_that_decide(BLOCKS)
 
 @dataclass(frozen=True)
 class Batch:
-    """Keys int64[n] that differ in sizes only, and what a rank of them sees; ``mesh`` int64[n] numbers their meshes.
+    """Keys int64[n] that differ in sizes only, and the view of a rank; ``mesh`` int64[n] is the index of each mesh.
 
-    ``prices`` and ``costs`` are what is known of collectives by operation and group, and by sizes too.
+    ``prices`` and ``costs`` cache collectives by operation and group, and by size as well.
     """
 
     keys: Ints
@@ -45,7 +45,7 @@ class Batch:
 
 
 def _strides(rows: Rows) -> list[Ints]:
-    """How far apart ranks are in groups of more than one that blocks talk in, int64[rows] by axis; experts over dp."""
+    """Strides between the ranks of the groups that blocks communicate in, int64[rows] by axis (experts: over dp)."""
     sizes = {"tp": "tp", "cp": "cp", "dp": "ep"}
     return [np.where(rows[size] > 1, stride(rows, axis), 0) for axis, size in sizes.items()]
 
@@ -64,17 +64,17 @@ class Keys:
     def of(cls, jobs: Jobs, prices: Prices) -> Self:
         """Keys of all rows."""
         rows = jobs.rows
-        code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # gradients accumulate in place without it
+        code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # decides whether gradients accumulate in place
         row, key = numbered(code, *_strides(rows))
         return cls(jobs, prices, key, row)
 
     def view(self, key: int) -> RankView:
-        """What a rank of one key sees."""
+        """What a rank of a key sees."""
         return self.batch(np.array([key])).view
 
     @cached_property
     def _meshes(self) -> tuple[list[Mesh], Ints]:
-        """Distinct meshes of the keys, and which of them every key has, int64[keys]."""
+        """The distinct meshes of the keys, and the index of every key's mesh, int64[keys]."""
         rows = self.jobs.rows.some(self.row)
         names = "tp", "cp", "dp", "pp", "ep", "expert_tp"
         columns = np.stack([*(rows[name] for name in names), rows.code["order"]], axis=1)
@@ -90,12 +90,15 @@ class Keys:
 
     @cached_property
     def all_batches(self) -> list[Batch]:
-        """All keys, in batches that differ in sizes only: whether there are such ranks at all is no size."""
+        """All keys in batches that differ in sizes only.
+
+        Whether an axis has one rank or several is no size: it changes which collectives exist.
+        """
         rows = self.jobs.rows.some(self.row)
         code = rows.number([name for name in KEY_AXES if name not in SIZES], fully_sharded(rows), 2)
         grids = np.zeros(rows.count, dtype=bool)
         if "tp_method" in rows.domain:
-            grids = ~rows.one_of("tp_method", "1d")  # side and depth are counts of panels
+            grids = ~rows.one_of("tp_method", "1d")  # the side and depth of the grid count panels
         facts = [
             code,
             *(rows[name] > 1 for name in ("tp", "ep", "expert_tp")),
@@ -113,7 +116,7 @@ class Keys:
         return Batch(keys, view.first, which[keys])
 
     def batches(self, keys: Ints) -> Iterator[tuple[Batch, Ints, Ints]]:
-        """The batches that some keys are in: which of the keys, and their places in there."""
+        """The batches that some keys are in: yields batch, positions among ``keys``, and places in the batch."""
         number, place = self._place[:, keys]
         for one in np.unique(number).tolist():
             mine = np.flatnonzero(number == one)
@@ -121,7 +124,7 @@ class Keys:
 
     @cached_property
     def _place(self) -> Ints:
-        """Batch of every key and its place in there, int64[2, keys]."""
+        """The batch of every key and its place in the batch, int64[2, keys]."""
         found = np.zeros((2, len(self.row)), dtype=np.int64)
         for number, batch in enumerate(self.all_batches):
             found[:, batch.keys] = np.full(len(batch.keys), number), np.arange(len(batch.keys))
@@ -138,7 +141,7 @@ class Keys:
         return self.prices.of(op, self._groups[known][name], name)
 
     def priced(self, batch: Batch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
-        """Prices of a collective in a batch, and which of its keys have each."""
+        """The prices of a collective in a batch, each with the keys that have it."""
         if (use.op, use.group) not in batch.prices:
             meshes, distinct = self._meshes[0], np.unique(batch.mesh)
             each = {int(at): self._price(batch, meshes[at], use.op, use.group) for at in distinct}

@@ -1,8 +1,8 @@
-"""Pairs of passes that run together (DualPipe): what a forward and a backward take in one without contention.
+"""Pairs of passes that run together (DualPipe): the duration of a forward and a backward in one, without contention.
 
-Blocks that meet are merged as in the Program. Where its order may be another one, because groups of a kind share links,
-they take at least what each stream carries of both, and what each takes alone (of those that exchange tokens the
-forward: gradients of weights leave their place in the backward).
+Blocks that meet are merged as in the Program. If the Program may choose another order, because groups of one kind share
+links, the bound is the larger of the time each stream carries of both and the time each pass takes alone. Of pairs that
+exchange tokens only the forward counts alone, because weight gradients leave their place in the backward.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OverlappedPasses:
         return np.asarray(found[where])
 
     def _blocks_ns(self, keys: Ints, forward: int, backward: int, letter: str) -> Ints:
-        """Nanoseconds of two blocks that meet, int64[len(keys)]."""
+        """Bounds of two blocks that meet, int64[len(keys)] in nanoseconds."""
         none = np.full(len(self.blocks.row), -1, dtype=np.int64)
         known = self._known.setdefault((forward, backward, letter), none)
         missing = keys[known[keys] < 0]
@@ -61,7 +61,7 @@ class OverlappedPasses:
         return known[keys]
 
     def _met_ns(self, batch: Batch, both: Sequence[Passes], which: Ints) -> Ints:
-        """The same of some keys of a batch: merged, or what each stream carries of both and what each takes alone."""
+        """:meth:`_blocks_ns` for some keys of a batch: merged exactly, or bounded by streams and single passes."""
         exact = self._is_exact(batch, [passes.phase for passes in both])[which]
         found, least = np.zeros(len(which), dtype=np.int64), which[~exact]
         for at, place in zip(np.flatnonzero(exact).tolist(), which[exact].tolist(), strict=True):
@@ -75,7 +75,7 @@ class OverlappedPasses:
         return found
 
     def _merged_ns(self, phases: Sequence[Phase], prices_ns: Sequence[Ints]) -> int:
-        """Both blocks of one key as the Program merges them; ``prices_ns`` of the collectives of each in turn."""
+        """Two blocks of one key merged as in the Program; ``prices_ns`` are the prices of each one's collectives."""
         price = {
             use: took_ns
             for phase, each_ns in zip(phases, prices_ns, strict=True)
@@ -88,9 +88,9 @@ class OverlappedPasses:
         return make_segment(merge, price, slowdown=slow).duration_ns
 
     def _is_exact(self, batch: Batch, phases: Sequence[Phase]) -> Flags:
-        """Whether all ranks merge in the order that rank 0 finds alone: its groups share no link with others of a kind.
+        """Whether all ranks merge in the order of rank 0: no link is shared by several groups of one kind.
 
-        Else some may find their collectives dearer, and another order.
+        Otherwise some ranks may find their collectives more expensive and merge in another order.
         """
         uneven = batch.view.uneven_context or has_sampled_loads(batch.view.job.plan)
         found = np.full(len(batch.keys), not uneven)

@@ -1,4 +1,4 @@
-"""Phases of batches of keys as numbers: what every step takes, and what all of them take together."""
+"""Phases of batches of keys as numbers: the duration of every step of a phase, and of the whole phase."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from simpar.units import Flags, Floats, Ints, to_ns
 class Passes:
     """A phase of a batch of n keys as numbers.
 
-    ``kernels`` bool[steps] are those of its steps that are no collectives: they take ``seconds`` float64[kernels, n],
-    the others ``prices_ns`` int64[collectives, n]. ``issue_ns`` int64[n] are those of the host, ``drained_s``
-    float64[n, links] what the collectives take of each link of rank 0.
+    ``kernels`` bool[steps] marks the steps that are not collectives; these take ``seconds`` float64[kernels, n], the
+    collectives ``prices_ns`` int64[collectives, n]. ``issue_ns`` int64[n] is the host's launch time, ``drained_s``
+    float64[n, links] the time that the collectives occupy each link of rank 0.
     """
 
     phase: Phase
@@ -31,7 +31,7 @@ class Passes:
 
     @staticmethod
     def of(phase: Phase, batch: Batch, keys: Keys) -> Passes:
-        """A phase of a batch, its collectives priced on the groups of rank 0."""
+        """A phase of a batch, with its collectives priced on the groups of rank 0."""
         size = len(batch.keys)
         kernels = np.array([step.collective is None for step in phase.steps], dtype=bool)
         seconds, prices_ns = np.empty((sum(kernels), size)), np.empty((sum(~kernels), size), dtype=np.int64)
@@ -57,7 +57,7 @@ class Passes:
     def spans_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
         """Nanoseconds of every step for some keys, int64[steps, which]; kernels take ``slow`` times as long.
 
-        Longer still where exchanges beside them hold multiprocessors.
+        They take longer still if token exchanges beside them occupy multiprocessors.
         """
         found = np.zeros((len(self.kernels), len(self.issue_ns[which])), dtype=np.int64)
         found[~self.kernels] = self.prices_ns[:, which]
@@ -66,21 +66,21 @@ class Passes:
         return found
 
     def carried_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
-        """Nanoseconds that each of BLOCK_STREAMS carries of the passes of some keys, int64[streams, which]."""
+        """Nanoseconds of the passes of some keys on each of BLOCK_STREAMS, int64[streams, which]."""
         found = np.zeros((len(BLOCK_STREAMS), len(self.issue_ns[which])), dtype=np.int64)
         streams = [BLOCK_STREAMS.index(step.stream) for step in self.phase.steps]
         np.add.at(found, streams, self.spans_ns(which, slow))
         return found
 
     def took_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
-        """Nanoseconds of the passes of some keys, int64[which], where kernels take ``slow`` times as long."""
+        """Nanoseconds of the passes of some keys, int64[which]; kernels take ``slow`` times as long."""
         issue_ns = self.issue_ns[which]
         ends = schedule(self.phase.steps, list(self.spans_ns(which, slow)))[1]
         return np.asarray(launched_ns(self.phase, latest(ends, 0 * issue_ns), issue_ns))
 
 
 def _cost(use: CollectiveUse, sizes: Floats, batch: Batch, keys: Keys) -> tuple[Ints, Floats]:
-    """Nanoseconds of a collective of a batch, int64[n], and what it takes of rank 0's links, float64[n, links]."""
+    """Nanoseconds of a collective of a batch, int64[n], and seconds on each link of rank 0, float64[n, links]."""
     took_ns, drained_s = (
         np.empty(len(sizes), dtype=np.int64),
         np.empty((len(sizes), len(keys.prices.own))),

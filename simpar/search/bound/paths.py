@@ -1,12 +1,12 @@
-"""Lower bounds of a step, in nanoseconds: what no execution of a plan can undercut.
+"""Lower bounds of a step, in nanoseconds, that no execution of a plan can undercut.
 
 Every bound is the length of a path through the precedence graph of the Program, or the work of one of its streams or
-links, and sharing of links only makes paths longer. Of every virtual stage:
+links; sharing links only makes paths longer. There are two paths for every virtual stage:
 
-    a first forward of all stages ahead + what its rank does from its own first forward on + what follows on the rank
-    the same, but for backwards of earlier stages + a last backward of all stages ahead + what follows on the first
+    first forwards of all earlier stages + work of its rank from its own first forward on + tail of the rank
+    the same, but only its own and later stages' backwards + last backwards of all earlier stages + tail of rank 0
 
-From its first forward on a rank runs the forwards of that stage and of its later ones, and the backwards of all.
+From its first forward on, a rank runs the forwards of that stage and of its later stages, and all its backwards.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from simpar.units import Floats
 
 @dataclass(frozen=True)
 class Passes:
-    """Times of passes of every virtual stage, float64[n, stages].
+    """Durations of the passes of every virtual stage, float64[n, stages].
 
-    ``backward`` is the whole one, and ``gradient`` what of it the stage ahead waits for: the least of what a table has,
-    where some backwards are whole (B) and others come in halves (I, W).
+    ``backward`` is the whole backward, and ``gradient`` the part of it that the previous stage waits for. If a table
+    has both whole backwards (B) and split ones (I, W), ``gradient`` is the lesser of the two.
     """
 
     forward: Floats
@@ -34,7 +34,7 @@ class Passes:
 
     @staticmethod
     def of(times: Mapping[str, Floats]) -> Passes:
-        """Passes from times by letter, float64[n, stages]."""
+        """Passes from durations by letter, float64[n, stages]."""
         least = [
             (sum(times[one] for one in letters), times[letters[0]])
             for letters in ("B", "IW")
@@ -45,10 +45,10 @@ class Passes:
 
 @dataclass(frozen=True)
 class Stages:
-    """What every virtual stage takes of its rank: a ``usual`` pass, the first forward and last backward (``ends``).
+    """Durations of the passes of every virtual stage on its rank: a ``usual`` pass, and the first and last (``ends``).
 
-    And what other stages wait for: the first forward and last backward from start to end (``chain``), which is more
-    where passes share a rank.
+    ``chain`` are the first forward and last backward from start to end, for which other stages wait; they exceed the
+    time on the rank where passes share it.
     """
 
     usual: Passes
@@ -58,9 +58,9 @@ class Stages:
 
 @dataclass(frozen=True)
 class Hops:
-    """Nanoseconds of messages behind every virtual stage but the last, float64[n, stages - 1].
+    """Nanoseconds of the messages after every virtual stage but the last, float64[n, stages - 1].
 
-    ``blocking`` says whether the sender's kernels wait for them.
+    ``blocking`` says whether they hold up the sender's kernels.
     """
 
     ahead: Floats
@@ -76,13 +76,13 @@ class Hops:
 
 @dataclass(frozen=True)
 class Path:
-    """When the passes of every pipeline rank may end, float64[n, ranks], and those of the first stage, [n]."""
+    """The latest ends of the passes of every pipeline rank, float64[n, ranks], and of the first stage's passes, [n]."""
 
     ends: Floats
     returns: Floats
 
     def behind(self, tail: Floats | float = 0.0) -> Floats:
-        """Nanoseconds of the longest path with a tail [n, ranks] behind the last pass of every rank, float64[n]."""
+        """The longest path in nanoseconds, float64[n], with ``tail`` [n, ranks] after the last pass of every rank."""
         tails = np.broadcast_to(tail, self.ends.shape)
         return np.asarray(np.maximum((self.ends + tails).max(axis=1), self.returns + tails[:, 0]))
 
@@ -97,10 +97,14 @@ def path_bound(shape: Shape, stages: Stages, hops: Hops, microbatches: Floats) -
     forward = several * usual.forward + ends.forward
     backward = several * usual.backward + ends.backward
     gradient = several * usual.gradient + ends.gradient
-    if hops.blocking:  # but the last message of a rank, and of a stage where it counts as what follows
+    if hops.blocking:  # but a rank's last message, and a stage's last one, which counts in behind
         sent = microbatches[:, None] * back
         forward = forward + microbatches[:, None] * np.concatenate([hops.ahead, none], axis=1)
         backward, gradient, behind = backward + sent, gradient + sent, behind - back
+        # reached[s] = first forwards and messages of stages < s; behind[s] = their last backwards and messages back
+    # begun[s] = reached[s] + forwards of s and of the later stages of its rank
+    # ends[r] = max over stages s of r of begun[s], + all backwards of r
+    # returns = max over s of begun[s] + gradients of s and of the later stages of its rank + behind[s]
     begun = reached + weigh(forward, shape.later)
     latest = np.stack([begun[:, held].max(axis=1) for held in shape.stages_of], axis=1)
     latest += weigh(backward, shape.of_rank) - (back[:, shape.first_stage] if hops.blocking else 0.0)

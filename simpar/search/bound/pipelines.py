@@ -19,7 +19,7 @@ from simpar.units import Flags, Floats, Ints
 
 @dataclass(frozen=True)
 class Senders:
-    """Behind all virtual stages but the last a kind of the block that sends, and whether nothing returns; numbered."""
+    """The kind of the last block of every virtual stage but the last, and whether no gradient returns; numbered."""
 
     number: int
     kinds: tuple[int, ...]
@@ -56,7 +56,7 @@ class Pipelines:
         return Pipelines(jobs, blocks, shapes, prices, index, row)
 
     def moved(self, rows: Ints) -> int:
-        """Some rows, alike but for overlap, have another shape than before; their pipeline."""
+        """Assigns some rows, alike except in overlap, to the pipeline of their new shape; returns that pipeline."""
         self.shapes.moved(rows)
         for name in ("key", "shape"):
             self.__dict__.pop(name, None)
@@ -76,7 +76,7 @@ class Pipelines:
 
     @property
     def meet(self) -> Flags:
-        """Rows of which one rank holds embedding and head, where these share a table that is trained."""
+        """Rows in which one rank holds both embedding and head, if these share a trained table."""
         graph = self.jobs.problem.graph
         if not graph.tied_embeddings or graph.embedding.still:
             return np.zeros(self.jobs.rows.count, dtype=bool)
@@ -94,7 +94,7 @@ class Pipelines:
             yield self.shapes[int(shape[mine[0]])], mine
 
     def kernels_bound_ns(self) -> tuple[Floats, Floats]:
-        """Bounds of all pipelines by kernels alone, and the kernels of their least busy rank."""
+        """Lower bounds of all pipelines by kernels, and the kernels of their least busy rank, in nanoseconds."""
         found, everything = np.zeros(len(self.row)), np.arange(len(self.row))
         least = np.zeros(len(self.row))
         key = self.key
@@ -110,7 +110,7 @@ class Pipelines:
         return found, least
 
     def asked_bound_ns(self) -> Floats:
-        """Kernels of the rank of every pipeline that asks for the least power, as :attr:`BlockCosts.asked_ns`."""
+        """Weighted kernel time (:attr:`BlockCosts.asked_ns`) of the rank with the least, for every pipeline."""
         least = np.zeros(len(self.row))
         for shape, mine in self.by_shape(np.arange(len(self.row))):
             times = {letter: table[self.key[mine]] for letter, table in self.blocks.asked_ns.items()}
@@ -124,13 +124,13 @@ class Pipelines:
         return path_bound(shape, stages, self.hops(shape, which), self.microbatches(which))
 
     def paths(self, shape: Shape, which: Ints) -> Iterator[Path]:
-        """Bounds of pipelines of one shape by passes with nothing beside them, or by each stream of these."""
+        """Bounds of pipelines of one shape by their passes with nothing beside them, or by each stream of these."""
         for each in self.blocks.least_ns(self.key[which], shape):
             times, alone = (self.passes(shape, one) for one in each)
             yield self.path(shape, which, Stages(times, times, alone))
 
     def passes(self, shape: Shape, times: Mapping[str, Ints | Floats]) -> Passes:
-        """Passes of the stages of a shape, from times by letter, int64[n, kinds]."""
+        """Passes of the stages of a shape, from durations by letter, int64[n, kinds]."""
         return Passes.of({one: weigh(times[one], shape.by_stage) for one in shape.letters})
 
     def passes_bound_ns(self, which: Ints) -> Floats:
@@ -145,7 +145,7 @@ class Pipelines:
         return found
 
     def _ahead(self, shape: Shape, which: Ints) -> Floats:
-        """What ranks run once more ahead of their backwards, [n, ranks]: it may hide, but each rank does it all."""
+        """Recomputation ahead of backwards, [n, ranks]: it may hide in bubbles, but each rank does all of it."""
         if shape.pairs:
             return np.zeros((len(which), shape.num_ranks))
         again = weigh(self.blocks.again_ns(self.key[which]), shape.of_rank @ shape.by_stage)
@@ -157,11 +157,11 @@ class Pipelines:
         return Hops(times[:, 0], times[:, 1], self.jobs.problem.stack.overlap.p2p_blocks_compute)
 
     def drains_s(self, shape: Shape, which: Ints) -> Floats:
-        """Seconds that the messages of a microbatch take of each rank's port and NIC, float64[n, ranks, links]."""
+        """Seconds that the messages of a microbatch occupy each rank's port and NIC, float64[n, ranks, links]."""
         return self._of_messages(shape, which, 1, (shape.num_ranks, len(self.prices.own)))
 
     def _of_messages(self, shape: Shape, which: Ints, part: int, size: tuple[int, int]) -> Floats:
-        """A part of what is known of the messages of pipelines of one shape, float64[n, *size]."""
+        """A part of :meth:`_sent` for pipelines of one shape, float64[n, *size]."""
         if len(shape.pieces) == 1:
             return np.zeros((len(which), *size))
         rows = self.jobs.rows
@@ -171,7 +171,7 @@ class Pipelines:
         return np.stack([self._sent(shape, senders, int(pipe))[part] for pipe in which[first]])[where]
 
     def _senders_of(self, shape: Shape) -> Senders:
-        """What the messages of a shape depend on, and its number among distinct ones."""
+        """What the messages of a shape depend on, and its number among the distinct ones."""
         if shape.pieces not in self._senders:
             kinds = self.blocks.kinds
             of_block = {kind.block.name: at for at, kind in enumerate(kinds)}
@@ -182,7 +182,7 @@ class Pipelines:
         return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])
 
     def _sent(self, shape: Shape, senders: Senders, pipe: int) -> tuple[Floats, Floats]:
-        """Of the messages of one pipeline the nanoseconds, [2, stages - 1] ahead and back, and what they drain."""
+        """The messages of one pipeline: nanoseconds [2, stages - 1] ahead and back, and seconds on links."""
         known = senders.number, int(self.key[pipe]), int(self.jobs.rows.code["order"][self.row[pipe]])
         if known not in self._hops:
             prices, slopes, index = self._priced(shape, pipe)
@@ -190,17 +190,17 @@ class Pipelines:
             table = np.stack([price.time_ns(size) for price in prices])
             times = np.take_along_axis(table, index, axis=0).astype(np.float64)
             took = size[:, None] * slopes[index]
-            rests = list(senders.resting)  # nothing goes back to stages below all that is trained
+            rests = list(senders.resting)  # nothing goes back to where nothing is trained
             times[1, rests], took[1, rests] = 0.0, 0.0
             drains, ranks = np.zeros((shape.num_ranks, took.shape[-1])), np.array(shape.rank_of_stage)
             for way, ends in zip(took, ((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1])), strict=True):
-                for at, rank in enumerate(ends):  # links out are the sender's, links in the receiver's
+                for at, rank in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
                     np.add.at(drains[:, at::2], rank, way[:, at::2])
             self._hops[known] = times, drains
         return self._hops[known]
 
     def _priced(self, shape: Shape, pipe: int) -> tuple[list[Price], Floats, Ints]:
-        """Distinct prices of a pipeline's messages, what a byte takes of port and NIC, and which each message takes."""
+        """Distinct prices of a pipeline's messages, seconds per byte of port and NIC, and each message's price."""
         ranks = np.arange(shape.num_ranks) * self._strides[self.row[pipe]]
         cached = shape.rank_of_stage, tuple(ranks[:2].tolist())
         if cached not in self._messages:
@@ -219,5 +219,5 @@ class Pipelines:
 
     @cached_property
     def _strides(self) -> Ints:
-        """How far apart the ranks of a pipeline are, int64[rows]."""
+        """The distance between neighbouring ranks of a pipeline, int64[rows]."""
         return stride(self.jobs.rows, "pp")

@@ -1,4 +1,4 @@
-"""Pipelines by their shape: which kinds of blocks every virtual stage holds, and what follows from the table alone."""
+"""Shapes of pipelines: the kinds of blocks in every virtual stage, and what follows from the table alone."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SHAPE_AXES = names_that_decide(SHAPE)
 
 @dataclass(frozen=True)
 class Shape:
-    """One combination of pipeline ranks, chunks, schedule and recompute.
+    """One combination of pipeline ranks, chunks, schedule and recomputation.
 
-    ``pieces[s]`` are the kinds of virtual stage s in model order; ``letters`` those of its actions; ``pairs`` says
-    that some forwards and backwards run together, so that only their kernels add up.
+    ``pieces[s]`` are the kinds of blocks of virtual stage s in model order, ``letters`` those of its actions. ``pairs``
+    says that some forwards and backwards run together, so that only their kernels add up.
     """
 
     pieces: tuple[tuple[int, ...], ...]
@@ -47,38 +47,39 @@ class Shape:
 
     @property
     def splits(self) -> bool:
-        """Whether backwards come in halves, all or some of them."""
+        """Whether some or all backwards are split into halves (I, W)."""
         return "I" in self.letters
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
-        """Kinds of blocks that it holds."""
+        """The kinds of blocks that it holds."""
         return tuple(sorted({kind for held in self.pieces for kind in held}))
 
     @cached_property
     def alike(self) -> tuple[int, ...]:
-        """Of every virtual stage the first that holds the same kinds in the same order."""
+        """For every virtual stage, the first one with the same kinds in the same order."""
         known: dict[tuple[int, ...], int] = {}
         return tuple(known.setdefault(held, stage) for stage, held in enumerate(self.pieces))
 
     @cached_property
     def distinct(self) -> tuple[Ints, Ints]:
-        """Virtual stages of which no earlier one holds the same, and which of these every stage is like."""
+        """Virtual stages that equal no earlier one, and the index of every stage's equal among them."""
         first, like = np.unique(self.alike, return_inverse=True)
         return first, like
 
     @cached_property
     def by_stage(self) -> Floats:
-        """How often every virtual stage holds each kind, float64[stages, kinds]."""
+        """How many blocks of each kind every virtual stage holds, float64[stages, kinds]."""
         return np.array(
             [np.bincount(held, minlength=self.num_kinds) for held in self.pieces], dtype=np.float64
         )
 
     @cached_property
     def windows(self) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
-        """Of a backward over distinct stages and of a forward, how often each kind is in parts, [distinct, kinds].
+        """Counts of each kind in parts of a pass, float64[distinct stages, kinds], for a backward and for a forward.
 
-        The first block, the last, all from the third on, those between first and last, all but the last two.
+        The parts are, in the order of execution: the first block, the last, the third and later, those between first
+        and last, and all but the last two.
         """
         pieces = [self.pieces[stage] for stage in self.distinct[0]]
         parts = slice(0, 1), slice(-1, None), slice(2, None), slice(1, -1), slice(0, -2)
@@ -101,7 +102,7 @@ class Shape:
 
     @cached_property
     def first_stage(self) -> Ints:
-        """The first virtual stage of every rank, where its step begins and, without halves, ends."""
+        """The first virtual stage of every rank, with which its step begins and, without split backwards, ends."""
         return np.array([self.rank_of_stage.index(rank) for rank in range(self.num_ranks)], dtype=np.int64)
 
     @cached_property
@@ -112,7 +113,7 @@ class Shape:
 
     @cached_property
     def later(self) -> Floats:
-        """Of every virtual stage itself and the later ones of its rank, float64[stages, stages] of zeros and ones."""
+        """Which stages follow a stage on its rank, itself included: float64[stages, stages] of zeros and ones."""
         ranks = np.array(self.rank_of_stage)
         found: Floats = np.triu(ranks[:, None] == ranks).astype(np.float64)
         return found
@@ -120,7 +121,7 @@ class Shape:
 
 @dataclass
 class Shapes:
-    """Shapes of all rows: ``index`` int64[rows] into ``row``, one row of every shape."""
+    """Shapes of all rows: ``index`` int64[rows] points into ``row``, one row of every shape."""
 
     jobs: Jobs
     blocks: BlockCosts
@@ -136,7 +137,7 @@ class Shapes:
         return Shapes(jobs, blocks, index, row)
 
     def moved(self, rows: Ints) -> None:
-        """Some rows have another shape than before, one for all of them; a new one if need be."""
+        """Gives some rows, which share their new shape, that shape; adds it if it is new."""
         codes = self.jobs.rows.code
         same = np.ones(len(self.row), dtype=bool)
         for name in SHAPE_AXES:
@@ -182,10 +183,10 @@ class Shapes:
 
 
 def outline(name: str, num_ranks: int, vpp: int) -> tuple[tuple[int, ...], tuple[str, ...], bool]:
-    """Ranks of the virtual stages, letters of the actions and whether some run in pairs, of any table of a schedule.
+    """Rank of each virtual stage, letters of the actions, and whether some run in pairs, for any table of a schedule.
 
-    All that is read off a table of at most two ranks: which actions there are depends on no size, and chunks run
-    along the pipeline or back.
+    All of it is read from a table of at most two ranks: which letters occur depends on no size, and chunks run along
+    the pipeline or back.
     """
     few = min(num_ranks, 2)
     small = make_schedule(name, few, 8, vpp)
@@ -198,5 +199,5 @@ def outline(name: str, num_ranks: int, vpp: int) -> tuple[tuple[int, ...], tuple
 
 
 def weigh(times: Ints | Floats, counts: Floats) -> Floats:
-    """Sum of the times of kinds over rows of ``counts``: float64[n, len(counts)] for times [n, kinds]."""
+    """Weighted sums of the times of kinds: times [n, kinds] and ``counts`` [m, kinds] give float64[n, m]."""
     return np.asarray(times, dtype=np.float64) @ counts.T

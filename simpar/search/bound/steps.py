@@ -24,19 +24,19 @@ from simpar.search.space.table import together
 from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
 
 NEARLY = 0.999
-"""Rates of shared links are whole numbers, so a bound leaves them this much."""
+"""Safety factor of bounds by links: the rates of shared links are rounded to whole numbers."""
 GATHERS, REDUCES, BOTH = slice(0, 1), slice(1, 2), slice(0, 2)
 
 
 @dataclass
 class StepBounds:
-    """Bounds of rows by everything that is known before a schedule's table."""
+    """Bounds of rows by everything that is known without the schedule's table."""
 
     pipelines: Pipelines
     configurations: Configurations
 
     def of(self, rows: Ints) -> Floats:
-        """Nanoseconds that the steps of some rows take at least."""
+        """Lower bounds of the steps of some rows in nanoseconds, float64[len(rows)]."""
         found, batch = np.zeros(len(rows)), Batch(self, rows)
         for shape, mine in self.pipelines.by_shape(self.pipelines.index[rows]):
             found[mine] = self._of_shape(RowCharge(batch, shape, mine))
@@ -56,7 +56,7 @@ class StepBounds:
 
 @dataclass(frozen=True)
 class RowCharge:
-    """Arithmetic over rows of one shape, ``mine`` of a batch; everything is float64[n, ...] nanoseconds."""
+    """Arithmetic on the rows ``mine`` of a batch, which share a shape; all arrays are float64[n, ...] nanoseconds."""
 
     batch: Batch
     shape: Shape
@@ -65,7 +65,7 @@ class RowCharge:
 
     @property
     def bounds(self) -> StepBounds:
-        """What all rows share."""
+        """The bounds that all rows share."""
         return self.batch.bounds
 
     @property
@@ -84,7 +84,7 @@ class RowCharge:
         return self.batch.key[self.mine]
 
     def by_configuration(self) -> Iterator[tuple[Configuration, Ints]]:
-        """Rows of equal configuration together."""
+        """Groups rows by configuration."""
         configuration = self.batch.configuration[self.mine]
         for rows in together(configuration):
             yield self.batch.configurations[int(configuration[rows[0]])], rows
@@ -94,7 +94,7 @@ class RowCharge:
         return self.batch.each(name, value)[self.batch.configuration[self.mine]]
 
     def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
-        """What passes of a letter move by kind of block, [n, kinds]: a part of Moves."""
+        """A field of Moves for the passes of a letter, [n, kinds]."""
         return self.batch.moves(name, letter, boundary=boundary)[self.batch.configuration[self.mine]]
 
     @cached_property
@@ -108,11 +108,11 @@ class RowCharge:
         return np.asarray(self.each("per_unit", lambda one: one.sync.per_unit))
 
     def pass_times(self, letter: str, *, boundary: bool) -> Floats:
-        """Times of passes by kind, slowed by what runs beside them, [n, kinds]."""
+        """Durations of passes by kind, slowed by data-parallel communication beside them, [n, kinds]."""
         return self.batch.pass_times(self.mine, letter, boundary=boundary)
 
     def slowed_times(self, letter: str, *, boundary: bool) -> Floats:
-        """Passes of every stage, slowed by what runs beside them, [n, stages]."""
+        """Durations of passes by stage, slowed by data-parallel communication beside them, [n, stages]."""
         known = letter, boundary
         if known not in self._slowed:
             kinds = self.pass_times(letter, boundary=boundary)
@@ -120,9 +120,9 @@ class RowCharge:
         return self._slowed[known]
 
     def stages(self, times: Mapping[str, Ints], alone: Mapping[str, Ints]) -> Stages:
-        """Times of passes of every stage, waiting for gathers inside them where parameters are freed.
+        """Durations of the passes of every stage, which wait for gathers inside them if parameters are freed.
 
-        By letter [n, kinds] passes take ``times`` of their rank at least, and ``alone`` from start to end.
+        By letter, [n, kinds]: a pass takes at least ``times`` of its rank, and at least ``alone`` from start to end.
         """
         usual, ends = (self._passes(times, boundary) for boundary in (False, True))
         return Stages(usual, ends, ends if alone is times else self._passes(alone, True))
@@ -133,11 +133,11 @@ class RowCharge:
         )
 
     def stage_times(self, kinds: Ints | Floats, letter: str, *, boundary: bool) -> Floats:
-        """Passes of every stage, of blocks that take ``kinds`` [n, kinds].
+        """Durations of the passes of every stage, [n, stages], of blocks that take ``kinds`` [n, kinds].
 
-        Gathers run at most two blocks ahead, and a block waits for the reduction of the one two before it. So between
-        the first block of a pass and the last one the third and later gathers run, all reductions but the last two,
-        and what is inside the blocks between.
+        Gathers run at most two blocks ahead, and a block waits for the reduction of the block two before it. So between
+        the first and the last block of a pass there run the third and later gathers, all reductions but the last two,
+        and everything inside the blocks between.
         """
         distinct, like = self.shape.distinct
         times = weigh(kinds, self.shape.by_stage[distinct])
@@ -148,26 +148,28 @@ class RowCharge:
         linked = self._inside(letter, between) + self._copied(letter, later, boundary, GATHERS)
         linked += self._copied(letter, earlier, boundary, REDUCES) * self.per_unit[:, None, None]
         used = NEARLY * NS_PER_S * linked.max(axis=2, initial=0.0)
+        # t(stage) >= t(first) + t(last) + max(gathers of blocks 3.., work of the busiest link between them)
         window = np.maximum(weigh(gather, later), used)
         several = later.any(axis=1) & some(gather)
         return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)[:, like]
 
     def opening(self, kinds: Ints) -> Floats:
-        """How much later than along the pipeline's path the passes of ranks can start, [n].
+        """The least delay of a rank's passes behind the pipeline's path, [n].
 
-        Everything waits for the first gather of the first stage; and no forward, of blocks that take ``kinds``
-        [n, kinds], ends before its parameters are there.
+        All of them wait for the first gather of the first stage, and no forward of blocks that take ``kinds`` [n,
+        kinds] ends before its parameters are there.
         """
         gather = self.moves("gather", "F", boundary=True)
         first = self.shape.pieces[0]
         both = np.stack([weigh(each, self.shape.by_stage[:1])[:, 0] for each in (gather, kinds)])
+        # the last block follows all gathers G: delay = G + t(last) - sum of t (if freed: see stage_times)
         late = both[0] + kinds[:, first[-1]] - both[1]
         opened = np.maximum(gather[:, first[0]], np.where(self.reshard, 0.0, late))
         return np.asarray(opened * (both[0] > 0))
 
     @cached_property
     def parameters(self) -> dict[str, Floats]:
-        """Parameters of every rank by who holds copies, [n, ranks]; a tied projection is free beside its embedding."""
+        """Parameters of every rank by who holds copies, [n, ranks]; a projection tied to its embedding counts once."""
         blocks, counts = self.bounds.pipelines.blocks, self.shape.of_rank @ self.shape.by_stage
         dense, experts = (weigh(each[self.keys], counts) for each in (blocks.dense, blocks.experts))
         dense[:, 0] -= self._meet * blocks.projection[self.keys]
@@ -175,22 +177,22 @@ class RowCharge:
 
     @cached_property
     def _meet(self) -> Flags:
-        """Whether a tied table is embedding and head of one rank, which is rank 0, [n]."""
+        """Whether rank 0 holds a tied table as both embedding and head, [n]."""
         return self.bounds.configurations.meet[self.rows]
 
     @cached_property
     def late(self) -> Floats:
-        """Reductions behind the last backward where none ran beside it, [n, ranks]."""
+        """Reductions after the last backward, if none ran beside it, [n, ranks]."""
         return self._behind("late_reductions")
 
     @cached_property
     def embedding(self) -> Floats:
-        """The sum of the gradients of tied embeddings on the first and the last rank, [n]."""
+        """The all-reduce of tied embedding gradients on the first and last rank, [n]."""
         return np.asarray(self.each("embedding", lambda one: one.embedding_ns), dtype=np.float64)
 
     @cached_property
     def optimizer(self) -> Floats:
-        """The update and the late gather behind it, [n, ranks]."""
+        """The update and the gather after it, [n, ranks]."""
         parts = {kind: self.each(("shards", kind), partial(_shards, kind=kind)) for kind in self.parameters}
         share = sum(held / parts[kind][:, None] for kind, held in self.parameters.items())
         share = np.where(self.each("alone", lambda one: one.sync.single_process)[:, None], 0.0, share)
@@ -199,12 +201,12 @@ class RowCharge:
             sync, mine = self.batch.configurations[at].sync, np.flatnonzero(which == at)
             products_s = self._products_s(sync.job.plan.numerics, parts, mine)
             found[mine] = to_ns(sync.update_s(share[mine]) + products_s)
-        found = np.where(share > 0, found, 0.0)  # one process updates on the first device
+        found = np.where(share > 0, found, 0.0)  # a single process updates on the first device only
         found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
         return np.asarray(found + self._behind("late_gathers"))
 
     def _products_s(self, numerics: Numerics, parts: Mapping[str, Floats], mine: Ints) -> Floats | float:
-        """Seconds of the products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
+        """Seconds of the matrix products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
         if not OPTIMIZERS[numerics.optimizer].by_matrix:
             return 0.0
         counts = self.shape.of_rank @ self.shape.by_stage
@@ -217,10 +219,10 @@ class RowCharge:
         return found
 
     def _on_host_ns(self, configuration: Configuration) -> float:
-        """Nanoseconds a parameter that the update of ranks of one stage takes of their host's memory.
+        """Nanoseconds per parameter that updates of one stage's ranks take of their host's memory bandwidth.
 
-        Neighbours in a node that only differ in tensor or context rank, or in data-parallel rank where that comes
-        before the pipeline, are ready at the same time, unless some are slow.
+        Neighbours in a node that differ only in tensor or context rank (or in data-parallel rank, if that axis comes
+        before the pipeline) update at the same time, unless some ranks are slow.
         """
         job, blocks = configuration.sync.job, self.bounds.pipelines.blocks
         if not job.plan.offload.ratio or job.plan.offload.offload_delayed:
@@ -234,7 +236,7 @@ class RowCharge:
         return float(NEARLY * at_once * job.plan.offload.ratio * alone_s * NS_PER_S)
 
     def _behind(self, name: str) -> Floats:
-        """What a configuration moves behind the passes of ranks, of which :class:`Synchronisation` has the uses."""
+        """Collectives after the last pass of ranks; ``name`` is a method of :class:`Synchronisation`."""
         found = np.zeros((len(self.mine), self.shape.num_ranks))
         none = {kind: np.zeros(1) for kind in self.parameters}
         moves = self.each(name, lambda one: bool(getattr(one.sync, name)(none)))
@@ -247,7 +249,7 @@ class RowCharge:
 
     @cached_property
     def update(self) -> Floats:
-        """Everything behind a rank's last pass but what ran beside it, [n, ranks]."""
+        """Everything after a rank's last pass except the collectives that ran beside it, [n, ranks]."""
         found = self.late + self.optimizer
         if self.shape.rank_of_stage[-1]:
             found[:, [0, self.shape.rank_of_stage[-1]]] += self.embedding[:, None]
@@ -256,8 +258,8 @@ class RowCharge:
     def ended(self, ready: Floats, again: Floats) -> Floats:
         """When the steps of ranks end, [n, ranks].
 
-        ``ready`` is when their passes and first reductions are over, ``again`` when the second ones are. Embeddings
-        are summed when both ends of the pipeline are ready.
+        ``ready`` is the end of their passes and first reductions, ``again`` that of their second reductions. Tied
+        embeddings are summed when both ends of the pipeline are ready.
         """
         reduced, last = ready + self.late, self.shape.rank_of_stage[-1]
         tied = np.flatnonzero(self.embedding > 0)
@@ -267,9 +269,9 @@ class RowCharge:
         return np.maximum(reduced, again) + self.optimizer
 
     def tail(self) -> Floats:
-        """What follows a rank's last pass at least, [n, ranks]: what a reduction beside it leaves, and the update.
+        """The least time after a rank's last pass, [n, ranks]: the rest of the reductions beside it, and the update.
 
-        That is at least its last block's. Embeddings are summed behind the first reduction and beside the
+        At least the last block's reduction is left. Embeddings are summed after the first reduction and beside the
         second.
         """
         first, both = (self.moves(name, self.closing, boundary=True) for name in ("first", "both"))
@@ -285,7 +287,7 @@ class RowCharge:
         return np.maximum(left + self.update, later + self.optimizer)
 
     def _moved(self, kind: str, counts: Floats) -> Floats:
-        """Parameters of blocks in given numbers that data parallelism moves, [n, len(counts)]."""
+        """Parameters that data parallelism moves for given numbers of blocks, [n, len(counts)]."""
         blocks = self.bounds.pipelines.blocks
         if kind == EXPERTS:
             return weigh(blocks.experts[self.keys], counts)
@@ -293,10 +295,10 @@ class RowCharge:
         return weigh(blocks.dense[self.keys], counts) - once[:, None] * counts[:, blocks.head]
 
     def linked(self) -> Floats:
-        """What everything takes of each rank's busiest link, were all like those of rank 0, [n, ranks].
+        """Time on each rank's busiest link, if all ranks' groups lay like those of rank 0, [n, ranks].
 
-        Gathers, reductions, messages and the collectives inside passes. Of a table that has whole backwards and halves,
-        what both have at least.
+        It counts gathers, reductions, messages and the collectives inside passes. If a table has both whole and split
+        backwards, the lesser of the two counts.
         """
         pipelines, counts = self.bounds.pipelines, self.shape.of_rank @ self.shape.by_stage
         which = pipelines.index[self.rows]
@@ -308,9 +310,9 @@ class RowCharge:
         return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
 
     def crowded(self) -> Floats:
-        """What gathers and reductions take of the busiest link of each pipeline rank, [n, ranks].
+        """Time of gathers and reductions on the busiest link of the most crowded rank of each stage, [n, ranks].
 
-        Zero where all ranks are as crowded as rank 0, so that :meth:`linked` has it.
+        Zero if all ranks are as crowded as rank 0, which :meth:`linked` covers.
         """
         if not self.each("crowded", lambda one: bool(one.crowded)).any():
             return np.zeros((len(self.mine), self.shape.num_ranks))
@@ -318,7 +320,7 @@ class RowCharge:
         return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
 
     def _over_passes(self, each: Callable[[str, bool], Floats]) -> Floats:
-        """What all passes of a step take at least of links, of those of a letter on a boundary or not, like these."""
+        """Sums ``each(letter, boundary)``, seconds on links, over a step: 1 boundary pass, m - 1 others."""
         found, several = (
             np.zeros(1),
             self.bounds.pipelines.microbatches(self.bounds.pipelines.index[self.rows]) - 1.0,
@@ -329,7 +331,7 @@ class RowCharge:
         return found
 
     def _crowded(self, letter: str, boundary: bool) -> Floats:
-        """Seconds that copies of a pass take of the links of crowded ranks, [n, ranks, links]."""
+        """Seconds that gathers and reductions of a pass take of the links of crowded ranks, [n, ranks, links]."""
         counts = self.shape.of_rank @ self.shape.by_stage
         distinct, which = np.unique(self.batch.configuration[self.mine], return_inverse=True)
         each = (self.batch.configurations[at] for at in distinct.tolist())
@@ -339,11 +341,11 @@ class RowCharge:
         return np.asarray(sum(size * slopes[:, at] for at, size in enumerate(moved)))
 
     def _inside(self, letter: str, counts: Floats) -> Floats:
-        """Seconds that collectives inside blocks take of each of rank 0's links, [n, len(counts), links]."""
+        """Seconds that collectives inside blocks occupy each link of rank 0, [n, len(counts), links]."""
         return np.tensordot(self.batch.inside(letter)[self.mine], counts, (1, 1)).swapaxes(1, 2)
 
     def _copied(self, letter: str, counts: Floats, boundary: bool, parts: slice = BOTH) -> Floats:
-        """Seconds that gathers and reductions of blocks take of each of rank 0's links, [n, len(counts), links]."""
+        """Seconds that gathers and reductions of blocks occupy each link of rank 0, [n, len(counts), links]."""
         name = "slopes", letter, boundary
         slopes = self.each(name, lambda one: one.slopes_s(letter, boundary=boundary))[:, :, parts].sum(axis=2)
         found = np.zeros((len(self.mine), len(counts), slopes.shape[-1]))
@@ -354,10 +356,10 @@ class RowCharge:
 
 
 def some(values: Floats) -> Flags:
-    """Rows in which anything is not zero, bool[n, 1]."""
+    """Rows with any value that is not zero, bool[n, 1]."""
     return np.asarray(values.any(axis=1))[:, None]
 
 
 def _shards(configuration: Configuration, kind: str) -> float:
-    """Ranks that share one copy of the states of parameters."""
+    """The number of ranks over which one copy of the optimizer states is sharded."""
     return float(next((one.shards for one in configuration.sync.replicas if one.kind == kind), 1))

@@ -1,1 +1,1 @@
-"""How the best becomes certain: a frontier of rows, branch and bound over it, the exact worth of a plan, the scope."""
+"""The certificate: a frontier of bounded rows, branch and bound over it, exact steps, and the certificate's scope."""

@@ -1,4 +1,4 @@
-"""Simulations of rows that are likely to be next, by other processes while a search goes its way."""
+"""Speculative simulations by other processes of the rows that a search will probably need next."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from simpar.search.space.portable import refusals
 from simpar.search.workers import FORK, Forks, Workers
 
 Place: TypeAlias = tuple[int, int]
-"""The number of a frontier, and a row of it."""
+"""A frontier (by its index) and one of its rows."""
 Task: TypeAlias = tuple[int, Plan]
-"""The number of a frontier, and the plan of a row of it."""
+"""A frontier (by its index) and the plan of one of its rows."""
 QUEUED = 2
-"""Tasks of a forked process: the one that it runs and the next."""
+"""Tasks per forked process: the one it runs and the next one."""
 
 
 def measured_elsewhere(problems: Sequence[Problem], before: int, task: Task) -> Exact | None:
-    """The measure of a plan, made by another process; None where it cannot be simulated.
+    """The simulated step of a plan, run in another process; None if it cannot be simulated.
 
-    ``problems`` are those of the frontiers; ``before`` ops were simulated so far, which choose the engine.
+    ``problems`` are those of the frontiers. ``before`` is the number of ops simulated so far, by which the engine is
+    chosen.
     """
     place, plan = task
     try:
         return measure(problems[place], plan, before).let_go()
     except UserError:
-        return None  # whoever needs this plan runs it again and says why
+        return None  # the process that needs this plan runs it again and reports why
 
 
 @dataclass
 class Ahead:
-    """What other processes find is kept until its turn comes: the way of a search is the same with any number of them.
+    """Keeps what other processes find until its turn comes: a search takes the same path with any number of them.
 
-    The frontiers are those of a search, which do not change in number.
+    ``frontiers`` are those of the search; their number does not change.
     """
 
     frontiers: Sequence[Frontier]
@@ -62,9 +63,9 @@ class Ahead:
             self._forks.__exit__(*error)
 
     def simulate(self, place: int, row: int, best: float) -> Exact:
-        """The simulated step of a row, whose turn has come; rows worth no less than ``best`` are none that may be next.
+        """The simulated step of a row whose turn has come; rows worth no less than ``best`` are not speculated on.
 
-        Raises TooManyOps where it has more ops than are built.
+        Raises TooManyOps if the row's Program has more ops than are built.
         """
         self.best = best
         frontier, alone = self.frontiers[place], self.workers.jobs == 1
@@ -76,7 +77,7 @@ class Ahead:
         try:
             self._ask((place, row))
             elsewhere = self._taken((place, row))
-        except BrokenProcessPool:  # the system took a process away, as it does for memory: go on alone
+        except BrokenProcessPool:  # the system killed a process, as when memory runs out: go on alone
             self.workers, elsewhere = Workers(), None
         if elsewhere is None:
             return frontier.simulate(row)
@@ -85,7 +86,7 @@ class Ahead:
         return found
 
     def _ask(self, now: Place) -> None:
-        """Ask others for rows that are likely to be next; joblib's processes for the one whose turn it is, as well."""
+        """Ask other processes for rows that are likely to be next; joblib's also for the row whose turn it is."""
         if self.workers.backend == FORK:
             queued = sum(not each.done() for each in self._found.values())
             room = QUEUED * (self.workers.at_once - 1) - queued
@@ -99,9 +100,9 @@ class Ahead:
                 self._found[each] = _done(found)
 
     def _taken(self, now: Place) -> Exact | None:
-        """What another process finds for a row, or None where it is for this one to run.
+        """What another process finds for a row; None if this process has to run it.
 
-        While that takes its time, this one looks at other rows itself.
+        While the other process is still running it, this one simulates other likely rows.
         """
         future = self._found.pop(now, None)
         if future is None or future.cancel():
@@ -124,9 +125,9 @@ class Ahead:
         return place, plan_of(self.frontiers[place].rows, row)
 
     def _likely(self, now: Place) -> Iterator[Place]:
-        """Rows that are swept, have the lowest bounds of those not simulated yet, and would be.
+        """Swept rows with the lowest bounds that are not simulated yet and would be, lowest first.
 
-        Asked like a row whose turn has come, which is ``now``; none is dropped before it.
+        It is asked when the turn of ``now`` has come, so that no row is dropped before that.
         """
         most = 2 * QUEUED * self.workers.at_once
         found = [
@@ -145,7 +146,7 @@ class Ahead:
 
 
 def _done(found: Exact | None) -> Future[Exact | None]:
-    """A future that has come."""
+    """A future that already has its result."""
     future: Future[Exact | None] = Future()
     future.set_result(found)
     return future

@@ -1,4 +1,4 @@
-"""A search under way: one frontier for every number of nodes, the lowest bound first, until the best is certain."""
+"""Branch and bound: one frontier per number of nodes, the lowest bound first, until the best plan is certain."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from simpar.search.space.rows import ORIGIN, late_count, memory_rows, with_late_
 from simpar.search.space.table import Rows
 
 Hear = Callable[[str, int], None]
-"""Hears what is done next, and to how many layouts; 0 where that is not known yet."""
+"""Called with the next phase and the number of layouts it handles; 0 if that is not known yet."""
 
 
 def nobody(_phase: str, _layouts: int) -> None:
-    """Hears nothing."""
+    """Ignores what it is told."""
 
 
 @dataclass
 class Field:
-    """The space of one number of nodes: rows over the axes that memory depends on, what each needs, and the frontier.
+    """The space for one number of nodes: rows over the axes that memory depends on, their memory, and the frontier.
 
-    The frontier has the rows that fit, with the other axes; None where nothing fits.
+    ``frontier`` has the rows that fit, joined with the other axes; None if nothing fits.
     """
 
     problem: Problem
@@ -43,7 +43,7 @@ class Field:
 
     @staticmethod
     def of(problem: Problem, hear: Hear = nobody) -> Field:
-        """Enumerate, decide memory, bound. Raises Infeasible where no plan is legal."""
+        """Enumerate the space, decide memory, and bound what fits. Raises Infeasible if no plan is legal."""
         hear("enumerating", 0)
         rows = memory_rows(problem)
         hear("deciding what fits", rows.count)
@@ -51,7 +51,7 @@ class Field:
 
     @staticmethod
     def among(rows: Rows, need: Need, hear: Hear = nobody) -> Field:
-        """Bound those that fit, among rows over the axes that memory depends on."""
+        """The field of given rows over the axes that memory depends on: bounds those that fit."""
         problem = rows.problem
         fit = need.needed_bytes <= problem.memory_limit_bytes
         size = late_count(rows.some(~fit)) if not fit.all() else 0
@@ -65,7 +65,10 @@ class Field:
 
 @dataclass
 class BranchAndBound:
-    """Fields, what was simulated, and progress; not ``is_bounded`` where its fields are not those of its problem."""
+    """Fields, simulated plans (``found``) and progress.
+
+    ``is_bounded`` is False if the fields cover only a part of the problem, so that nothing bounds the rest.
+    """
 
     fields: list[Field]
     progress: Progress
@@ -75,12 +78,12 @@ class BranchAndBound:
 
     @property
     def frontiers(self) -> list[Frontier]:
-        """Frontiers of the fields in which something fits."""
+        """The frontiers of the fields in which something fits."""
         return [one.frontier for one in self.fields if one.frontier is not None]
 
     @property
     def best(self) -> float:
-        """The best objective of a simulated plan that fits and meets the deadline, infinity without one."""
+        """The incumbent: the lowest objective of a simulated plan that satisfies the constraints, else infinity."""
         return min((found.worth for found in self.found if self.counts_for(found)), default=np.inf)
 
     def counts_for(self, found: Exact) -> bool:
@@ -89,7 +92,7 @@ class BranchAndBound:
         return found.fits and (deadline is None or found.step_time_s <= deadline)
 
     def hear(self, phase: str, layouts: int) -> None:
-        """Say what is done to so many layouts before any of them is simulated."""
+        """Report a phase on so many layouts, before any of them is simulated."""
         self.progress.report(phase, replace(self.counts(), space_size=layouts), None)
 
     def counts(self) -> Counts:
@@ -99,7 +102,7 @@ class BranchAndBound:
         return Counts(sum(one.space_size for one in self.fields), feasible, feasible, swept, len(self.found))
 
     def lowest(self) -> tuple[Frontier, int] | None:
-        """The frontier and row with the lowest bound of all that may still win, or None."""
+        """The frontier and row with the lowest bound of all that may still win; None if there is none."""
         rows = [(frontier, row) for frontier in self.frontiers if (row := frontier.next()) is not None]
         deadlines = [frontier.rows.problem.constraints.deadline_s for frontier, _ in rows]
         rows = [
@@ -110,7 +113,7 @@ class BranchAndBound:
         return min(rows, key=lambda one: float(one[0].worth(one[1])), default=None)
 
     def run(self, most: int | None = None) -> None:
-        """Until nothing can beat the best, or so many plans are simulated."""
+        """Search until nothing can beat the incumbent, or until ``most`` plans have been simulated."""
         with Ahead(self.frontiers, self.progress.workers) as self._ahead:
             self._run(most)
 
@@ -131,9 +134,10 @@ class BranchAndBound:
             self.progress.report("searching", self.counts(), best if np.isfinite(best) else None)
 
     def simulate(self, frontier: Frontier, row: int) -> Exact | None:
-        """Simulate a row, unless the export target refuses its plan. Stopped halfway, the row still counts as open.
+        """Simulate a row, unless the export target refuses its plan; None if it was not simulated.
 
-        A row whose Program has more ops than are built stays open, too, and is not looked at again.
+        If interrupted, the row still counts as open. A row whose Program has more ops than are built stays open as
+        well, but is not looked at again.
         """
         if refusals(frontier.rows, row):
             frontier.settle(row)
@@ -150,13 +154,13 @@ class BranchAndBound:
         return found
 
     def _measured(self, frontier: Frontier, row: int) -> Exact:
-        """The simulated step of a row, which another process may have found."""
+        """The simulated step of a row, possibly from another process."""
         if self._ahead is None:
             return frontier.simulate(row)
         return self._ahead.simulate(self.frontiers.index(frontier), row, self.best)
 
     def gap(self) -> float:
-        """The share of the best objective by which an unseen plan might still beat it; 1 where none is bounded."""
+        """The share of the incumbent's objective by which an unseen plan might still beat it; 1 without bounds."""
         if not self.is_bounded:
             return 1.0
         lowest, best = self.lowest(), self.best
@@ -167,16 +171,16 @@ class BranchAndBound:
         return max(0.0, 1.0 - min(least) / best)
 
     def unbuilt(self) -> int:
-        """Rows that may win, of which the Program has more ops than are built."""
+        """The number of rows that may win but whose Program has more ops than are built."""
         best = self.best
         return sum(int((one.worth(one.unbuilt) < best).sum()) for one in self.frontiers)
 
     def unseen(self, limit_s: float) -> int:
-        """Rows bounded below so many seconds that were neither simulated nor dropped or refused."""
+        """The number of rows bounded below ``limit_s`` that were neither simulated, dropped nor refused."""
         return sum(one.unseen(limit_s) for one in self.frontiers)
 
     def left_out(self) -> dict[str, list[Any]]:
-        """Values of axes that the target left out, on every number of nodes."""
+        """Values of axes that the export target left out for every number of nodes."""
         spaces = [(one.frontier.rows if one.frontier else one.rows).left_out for one in self.fields]
         first, *others = spaces or [{}]
         return {
@@ -185,14 +189,14 @@ class BranchAndBound:
         }
 
     def ranked(self) -> list[Exact]:
-        """Simulated plans that satisfy the constraints, best first; equal ones in the order of the space."""
+        """Simulated plans that satisfy the constraints, best first; ties in the order of the space."""
         return sorted(
             (found for found in self.found if self.counts_for(found)), key=lambda found: found.worth
         )
 
 
 def fields_of(problem: Problem, node_counts: list[int], hear: Hear = nobody) -> list[Field]:
-    """The fields of several numbers of nodes. Raises Infeasible where no plan is legal on any of them."""
+    """The fields of several numbers of nodes. Raises Infeasible if no plan is legal on any of them."""
     fields, refused = [], None
     for nodes in node_counts:
         try:

@@ -1,4 +1,4 @@
-"""The exact worth of a plan: the simulated step, contention and all, and what objectives make of it."""
+"""The exact worth of a plan: its simulated step with contention, and what the objective makes of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def exact(problem: Problem, plan: Plan) -> Result:
-    """Simulate a plan of the problem, without its timeline. Raises UserError where it cannot be."""
+    """Simulate a plan of the problem, without its timeline. Raises UserError if it cannot be simulated."""
     return simulate(
         problem.graph,
         problem.cluster,
@@ -43,25 +43,24 @@ def exact(problem: Problem, plan: Plan) -> Result:
 
 
 def job_of(problem: Problem, plan: Plan) -> Job:
-    """The job of a plan of the problem. Raises UserError where it cannot be."""
+    """The job of a plan of the problem. Raises UserError if the plan is not allowed."""
     return make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
 
 
 def swept_ns(problem: Problem, plan: Plan) -> float:
-    """Nanoseconds of a plan's Program without contention: at most what it takes."""
+    """A lower bound of a plan's step in nanoseconds: its Program swept without contention."""
     lowered = lower_job(job_of(problem, plan), problem.cluster, {}, contention=False)
     return float(sweep.run(lowered.program, lower_bound=True).makespan_ns)
 
 
 @dataclass
 class Exact:
-    """A plan with its simulated step, what the objective makes of it, and whether it leaves the headroom asked for.
+    """A plan with its simulated step, its objective (``worth``), and whether it fits with the headroom asked for.
 
-    ``needed_bytes`` is the device memory in which it fits as probably as asked for, or where some is to stay free what
-    it reports; ``fullness``, of every pipeline stage, what it takes over what it may, where replicas step together.
-    ``fits_as_predicted`` leaves out that predictions err.
-    ``kept`` makes the whole result of the step that was run, as long as that is not let go; it is asked for by
-    ``report``.
+    ``needed_bytes`` is the device memory in which the plan fits with the requested probability or, if some memory is to
+    stay free, the memory it reports. ``fullness`` is the ratio of need to limit for every pipeline stage, known if
+    replicas step together. ``fits_as_predicted`` ignores that predictions err. ``kept`` makes the full result of the
+    step that was run, until it is let go; ``report`` calls it.
     """
 
     problem: Problem
@@ -77,22 +76,22 @@ class Exact:
     _result: Result | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Result:
-        """The whole result, made once: of the step that was run, or of another run where that was let go."""
+        """The full result, made once: from the step that was run, or from a new run if that has been let go."""
         if self._result is None:
             self._result = self.kept() if self.kept else exact(self.problem, self.plan)
             self.kept = None
         return self._result
 
     def let_go(self) -> Exact:
-        """The same; the step that was run is held no longer."""
+        """The same plan without the step that was run, to free its memory."""
         self.kept = None
         return self
 
 
 Known = MutableMapping[tuple[bytes, str], Exact]
-"""Plans by the digest of their steps and all else that they say."""
+"""Measured plans by the digest of their steps and everything else that they specify."""
 MANY_OPS = 500_000
-"""From which on a step is not run again for a plan that only places ranks elsewhere, or side by side with others."""
+"""Steps of more ops are not run again for a plan that differs in the order of ranks only."""
 
 
 def measure(
@@ -102,12 +101,13 @@ def measure(
     known: Known | None = None,
     make_room: Callable[[], None] = lambda: None,
 ) -> Exact:
-    """The simulated step of a plan; without the report where neither the objective nor the plan asks for it.
+    """The simulated step of a plan; the full report is made only if the objective or the plan needs it.
 
-    Where replicas step on their own, a step is the mean over a round of theirs. ``before`` are the ops of plans
-    measured before, ``known`` large ones among them: a plan that differs from one of these in the order of ranks alone,
-    and whose step is the same op by op, takes what that one takes. ``make_room`` is
-    called before ops are written. Raises TooManyOps where the Program of a step has more than are built.
+    If replicas step on their own, the step is the mean over one of their rounds. ``before`` is the number of ops of
+    plans measured earlier, ``known`` the large ones among these: a plan that differs from one of them in the order of
+    ranks alone, and whose step is the same op by op, takes the same time. ``make_room`` is called before ops are
+    written. Raises UserError for a plan that is not allowed and TooManyOps if the Program of its step has more ops than
+    are built.
     """
     if problem.objective == "energy" or apart(plan):
         result = exact(problem, plan)
@@ -162,7 +162,7 @@ def measure(
 
 
 def reports(found: Sequence[Exact], workers: Workers) -> list[Result]:
-    """The whole results of some plans; large steps that have to be run again for that side by side."""
+    """The full results of some plans; large steps that have to be run again run in parallel."""
     again = [one for one in found if one.num_ops > MANY_OPS and one.kept is None and one._result is None]
     results = workers.map(_result, [(one.problem, one.plan) for one in again])
     for one, result in zip(again, results, strict=True):
@@ -175,7 +175,7 @@ def _result(task: tuple[Problem, Plan]) -> Result:
 
 
 def is_allowed(problem: Problem, result: Result, probability: float) -> bool:
-    """Whether a simulated plan fits with some probability, with the headroom asked for."""
+    """Whether a simulated plan fits with a probability and with the headroom asked for."""
     memory, share = result.memory, 1.0 - problem.constraints.headroom
     probable = probability == AS_PREDICTED or (
         result.certainty is not None and result.certainty.fit_probability >= probability
@@ -185,10 +185,11 @@ def is_allowed(problem: Problem, result: Result, probability: float) -> bool:
 
 @dataclass(frozen=True)
 class Rates:
-    """What an objective costs: ``per_s`` a second of the step, and for energy what is beyond waiting, up to a limit.
+    """Rates of an objective: ``per_s`` per second of the step and, for energy, the power above waiting, up to a limit.
 
-    ``asked_per_s`` a second of kernels that ask for all of limit - idle, ``most_per_s`` a second with all devices at
-    their limits.
+    The objective is min(``per_s`` t + ``asked_per_s`` a, ``most_per_s`` t), with the step t and the weighted kernel
+    seconds a (a kernel that asks for all of limit - idle counts in full). For time ``per_s`` is 1, for cost it is in
+    USD per second, for energy all three are in watts of the whole cluster.
     """
 
     per_s: float
@@ -200,7 +201,7 @@ BY_TIME = Rates(1.0)
 
 
 def objective_rates(problem: Problem) -> Rates:
-    """What the objective costs. Raises UserError where the hardware profile lacks the price or the power."""
+    """The rates of the objective. Raises UserError if the hardware profile lacks the price or the power."""
     cluster, profile = problem.cluster, problem.cluster.profile
     if problem.objective == "cost":
         price = price_of(cluster)

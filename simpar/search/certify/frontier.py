@@ -1,7 +1,7 @@
-"""Rows with bounds sharpened where it pays: by kernels, passes, whole steps, sweeps, simulations.
+"""The frontier: rows with lower bounds, sharpened where it pays: kernels, passes, whole steps, sweeps, simulations.
 
-Always the row with the lowest bound is looked at again, together with others for which the next, dearer look can be
-shared; a row whose bound is no better than the best simulated step is never looked at again.
+The row with the lowest bound is always examined next, together with others that can share the next, more expensive
+bound. A row whose bound is no better than the incumbent is never examined again.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ KERNELS, PASSES, STEP, TABLED, SWEPT, EXACT = range(6)
 SIZED = ("tp", "cp", "pp", "schedule", "vpp", "zero", "sequence_parallel", "tp_overlap")
 """Axes that decide how many ops a pass has, and how many ranks differ."""
 TRIES = 3
-SOON = 1.02  # rows whose bounds are this close to the lowest are looked at along with it
+SOON = 1.02  # rows with bounds up to this factor above the lowest are examined with it
 PASSED_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 16384, 16384, 64
 UNTOLD = ("tp", "cp", "pp", "ep", "zero", "hsdp", "sequence_parallel", "tp_overlap")
-"""Axes that kernels alone do not rank."""
+"""Axes whose values bounds by kernels alone do not rank."""
 DEGREES = ("tp", "cp", "pp", "ep")
 FAMILY, FAMILIES = (*DEGREES, "zero"), 4
 TOLD = ("schedule", "micro_batch", "recompute")
 PASSED, PROMISING = 512, 48
 MANY_MICROBATCHES = 40
-"""From which on tables that hold little in flight are bounded by how they begin before they are made."""
+"""With so many microbatches or more, tables with few of them in flight are bounded by how they begin first."""
 KEPT, KEPT_OPS = 6, 200_000
-"""Simulated steps that are kept to be reported, the best ones, and how many ops they may have together."""
+"""How many of the best simulated steps are kept for reports, and how many ops they may have together."""
 
 
 @dataclass
 class Frontier:
-    """Rows that fit, the seconds that bound each, how that was found, and the device memory that each needs.
+    """Rows that fit, with the lower bound of each in seconds, the bound's level, and the memory that each needs.
 
-    The objective of a row is at least what ``rates`` make of its seconds and, for energy, of ``asked_s``, the seconds
-    of kernels times the share of power that they ask for beyond waiting. ``simulated`` are rows that were simulated,
-    in Programs of ``num_ops`` ops; those that do not fit are dropped. ``unbuilt`` are rows whose Programs have more
-    ops than are built: they stay as they are bounded.
+    The objective of a row is at least what ``rates`` make of its bound and, for energy, of ``asked_s``: kernel seconds
+    weighted with their power demand above waiting. ``simulated`` holds the rows that were simulated, in Programs of
+    ``num_ops`` ops in all; those that do not fit are dropped. ``unbuilt`` are rows whose Programs have more ops than
+    are built; they keep their bounds.
     """
 
     rows: Rows
@@ -79,17 +79,17 @@ class Frontier:
 
     @cached_property
     def _lowest(self) -> tuple[Ints, Ints, float]:
-        """Rows that were active when last all were looked through, those with the lowest bounds, and up to which."""
+        """The active rows at the last full scan, the rows with the lowest bounds among them, and the limit of these."""
         return self._active, self._active[:0], 0.0
 
     @cached_property
     def squeeze(self) -> RecomputeBounds:
-        """What memory costs rows that wait for their recomputation."""
+        """Bounds for rows whose recomputation is undecided: the time that limited memory costs them."""
         return RecomputeBounds(self.bounds.pipelines)
 
     @cached_property
     def turned_down(self) -> dict[int, float]:
-        """Bounds, in seconds, of rows that were dropped because their own tables hold too much."""
+        """Bounds in seconds of rows that were dropped because the tables they run hold too much."""
         return {}
 
     @cached_property
@@ -99,30 +99,30 @@ class Frontier:
 
     @cached_property
     def slicing(self) -> SliceBounds:
-        """Bounds of rows in slices of tokens."""
+        """Bounds of rows with token slices."""
         return SliceBounds(self.bounds.pipelines)
 
     @cached_property
     def own(self) -> Flags:
-        """Rows that are bounded by themselves: in slices of tokens, and pipelines with two ends."""
+        """Rows that are bounded one by one: those with token slices, and pipelines with two ends."""
         return sliced(self.rows) | both_ends(self.rows)
 
     @cached_property
     def greedy(self) -> NDArray[np.bool_]:
-        """Rows whose tables are made for the durations of their passes."""
+        """Rows whose tables depend on the durations of their passes."""
         names = filter(looks_at_costs, map(str, self.rows.domain["schedule"]))
         return np.asarray(self.rows.one_of("schedule", *names))
 
     @cached_property
     def begun(self) -> NDArray[np.bool_]:
-        """Rows whose tables have been begun, or are looked at as a whole at once."""
+        """Rows that have been bounded by the beginning of their table, or skip that step."""
         begins = [name for name in map(str, self.rows.domain["schedule"]) if declared(name).beginnings]
         held = self.rows.one_of("schedule", *begins) & (self.rows.at("pp", ...) > 1)
         return np.asarray(~held | (self.rows.at("microbatches", ...) < MANY_MICROBATCHES))
 
     @staticmethod
     def of(rows: Rows, needed_bytes: Floats) -> Frontier:
-        """All rows bounded by their kernels, and by those of a rank that is slow, wherever it stands in a pipeline."""
+        """A frontier with all rows bounded by their kernels, and by those of a slow rank at any place in a pipeline."""
         problem, rows = rows.problem, with_slices(rows)
         pipelines = Pipelines.of(
             Jobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack))
@@ -133,7 +133,7 @@ class Frontier:
             bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)
         if (ends := np.unique(pipelines.index[both_ends(rows)])).size:
             bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
-        if "sync" not in rows.domain and not apart(problem.base):  # else others need not wait for a slow rank
+        if "sync" not in rows.domain and not apart(problem.base):  # else nobody waits for a slow rank
             bound = np.maximum(bound, max(problem.perturbation.slow_ranks.values(), default=1.0) * least)
         bound_s = np.asarray(problem.stack.step_s(bound))[pipelines.index]
         level = np.full(rows.count, KERNELS, dtype=np.int8)
@@ -151,7 +151,7 @@ class Frontier:
         return self.sweeps.bounds
 
     def worth(self, rows: Any) -> Any:
-        """What the objective of rows is at least."""
+        """A lower bound of the objective of rows."""
         worth = self.rates.per_s * self.bound_s[rows]
         if self.asked_s is None:
             return worth
@@ -159,20 +159,20 @@ class Frontier:
         return np.minimum(worth + busy, self.rates.most_per_s * self.bound_s[rows])
 
     def forget(self, best: float) -> None:
-        """Look no more at rows that cannot beat the best."""
+        """Deactivate rows that cannot beat the incumbent ``best``."""
         alive = (self.worth(self._active) < best) & (self.level[self._active] < EXACT)
         self._active = self._active[alive]
 
     def next(self) -> int | None:
-        """The row with the lowest bound that is still looked at, or None."""
+        """The active row with the lowest bound; None if there is none."""
         rows, worth = self._near()
         return int(rows[np.argmin(worth)]) if len(rows) else None
 
     def _near(self) -> tuple[Ints, Floats]:
-        """Active rows with bounds up to a little above the lowest, and what they are worth.
+        """Active rows with bounds a little above the lowest or less, and their lower bounds of the objective.
 
-        As bounds only rise, no other row comes to stand before these: millions are looked through only when these few
-        have risen, or others are active.
+        Bounds only rise, so no other row can overtake these. The full scan over millions of rows is repeated only when
+        these few have risen or the active rows have changed.
         """
         active, rows, limit = self._lowest
         worth = self.worth(rows)
@@ -185,9 +185,9 @@ class Frontier:
         return rows, worth
 
     def shortest(self, mask: Flags, level: int = SWEPT, tries: int | None = None) -> int | None:
-        """The best of some rows by the bounds of a level, or None without any; contention is left out.
+        """The best row of a mask by bounds of a level, contention left out; None without any.
 
-        After so many ``tries`` to find out, sweeps that is, it is the best of those that have come that far.
+        After ``tries`` sweeps, the best of the rows that have reached the level.
         """
         kept, self._active = self._active, np.flatnonzero(mask & np.isfinite(self.bound_s))
         try:
@@ -195,7 +195,7 @@ class Frontier:
                 if tries is not None and tries <= 0:
                     self._active = self._active[self.level[self._active] >= level]
                     return self.next()
-                if tries is not None:  # a Program of its own is dearer than a table
+                if tries is not None:  # sweeping a Program of its own costs more than a table
                     tries -= 2 if self.own[row] else int(self.level[row] == TABLED)
                 self.sharpen(row)
         finally:
@@ -203,17 +203,18 @@ class Frontier:
         return row
 
     def layouts(self) -> Ints:
-        """The layout of every row, numbered: rows of one differ in data parallelism and the order of ranks alone."""
+        """The layout number of every row; rows of one layout differ only in data parallelism and the order of ranks."""
         pipelines = self.bounds.pipelines
         return pipelines.blocks.key * len(pipelines.shapes.row) + pipelines.shapes.index
 
     def promising(self, mask: Flags, near: Rows) -> Flags:
-        """A few of some rows that are likely to have the shortest steps, bounded in whole, unlike most of the others.
+        """The few rows of a mask that are likely to have the shortest steps, with bounds of their whole steps.
 
-        Of families the one of a good row (``near``, of these or of another frontier), those in which one degree is
-        half of its or twice, and those with the shortest steps by the row of each that kernels hold for the shortest;
-        of them the rows with the shortest passes. Left out, as far as there are others, are rows that bounds tell
-        little of: tensor ranks that share the links between nodes, and tables that are made for durations.
+        A family is a combination of degrees and ZeRO stage. Considered are the family of a good row (``near``, of this
+        or another frontier), families in which one degree is half or twice as large, and the families with the shortest
+        steps, judged by their row with the least kernel time. Of these, the rows with the shortest passes are taken.
+        Rows whose bounds say little are left out as long as there are others: tensor ranks that span domains, and
+        tables that depend on durations.
         """
         told = mask & (self.rows.at("tp", ...) <= self.rows.problem.cluster.domain_size) & ~self.greedy
         rows = np.flatnonzero((told if told.any() else mask) & np.isfinite(self.bound_s))
@@ -226,7 +227,7 @@ class Frontier:
         return np.isin(np.arange(self.rows.count), np.append(few, again))
 
     def _in_whole(self, rows: Ints, number: Ints) -> Ints:
-        """Rows with the shortest passes, bounded in whole: of those with the same number one."""
+        """The rows with the shortest passes, one per number, bounded by whole steps."""
         rows = self._first_of(rows, self.bounds.pipelines.index * (number.max() + 1) + number)[:PASSED]
         self._raise_passes(rows)
         rows = self._first_of(rows, number)[:PROMISING]
@@ -234,12 +235,12 @@ class Frontier:
         return rows
 
     def _first_of(self, rows: Ints, number: Ints) -> Ints:
-        """Of all rows with the same number the one with the lowest bound; lowest first."""
+        """For every number the row with the lowest bound; lowest first."""
         ordered = rows[np.argsort(self.bound_s[rows], kind="stable")]
         return ordered[np.sort(np.unique(number[ordered], return_index=True)[1])]
 
     def sharpen(self, row: int) -> None:
-        """Bound a row by the next means, and others along with it."""
+        """Raise a row to the next level of bound, and others along with it."""
         if self.own[row]:
             self._sweep_own(row)
             return
@@ -253,7 +254,7 @@ class Frontier:
         return [int(row) for row in mine[np.argsort(self.worth(mine), kind="stable")[:most]]]
 
     def may_fit(self, row: int) -> bool:
-        """Whether a row may fit with the very table that it runs; it is dropped if not."""
+        """Whether a row may fit with the table that it runs; it is dropped if not."""
         needed_bytes = self.least_bytes(row)
         self.needed_bytes[row] = max(self.needed_bytes[row], needed_bytes)
         if needed_bytes > self.rows.problem.memory_limit_bytes:
@@ -263,10 +264,10 @@ class Frontier:
         return True
 
     def least_bytes(self, row: int, problem: Problem | None = None) -> float:
-        """Device memory that a row needs at least, more than it was let in with: 0 where its table is known to all.
+        """Memory that a row needs at least with the table it runs; 0 if the row's own table adds nothing.
 
-        A ``problem`` may ask for another probability of fitting. What any durations leave in flight has let it in: a
-        table that is made for those of the row may hold more.
+        Rows were admitted by what is in flight in a table of any durations; a table made for the row's durations may
+        hold more. ``problem`` may ask for another probability of fitting.
         """
         name = str(self.rows.domain["schedule"][self.rows.code["schedule"][row]])
         if row in self.simulated or self.own[row] or not looks_at_costs(name) or self.rows.at("pp", row) == 1:
@@ -274,8 +275,8 @@ class Frontier:
         return needed_by_table(self.rows, row, self.sweeps.table_of(row), problem)
 
     def simulate(self, row: int) -> Exact:
-        """The simulated step of a row. Raises TooManyOps where it has more than are built."""
-        # two large Programs are never held beside the one that is made
+        """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
+        # never hold two large Programs beside the one that is being made
         found = measure(
             self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._let_go
         )
@@ -283,7 +284,7 @@ class Frontier:
         return found
 
     def first_that(self, allowed: Callable[[Exact], bool], *, on_any_target: bool = False) -> Exact | None:
-        """The first of a few rows, shortest by whole steps, that is allowed as it was simulated."""
+        """The first of the few shortest rows, by bounds of whole steps, that is ``allowed`` once simulated."""
         left = np.ones(self.rows.count, dtype=bool)
         for _ in range(TRIES):
             if (row := self.shortest(left, STEP)) is None:
@@ -295,7 +296,7 @@ class Frontier:
         return None
 
     def note(self, row: int, found: Exact) -> None:
-        """A row was simulated; it is dropped if it does not fit. Only the best steps are kept, and the last one."""
+        """Record a simulated row; drop it if it does not fit. Only the best steps and the last one are kept."""
         self.simulated[row], self.num_ops = found, self.num_ops + found.num_ops
         if found.kept:
             self._let_go(found)
@@ -303,7 +304,7 @@ class Frontier:
             self.drop(np.array([row]))
 
     def _let_go(self, last: Exact | None = None) -> None:
-        """Keep the best steps, and the ``last`` one."""
+        """Free all simulated steps but the best and ``last``."""
         held = [one for one in self.simulated.values() if one.kept]
         held.sort(key=lambda one: (not one.fits, one.worth))
         ops = np.cumsum([one.num_ops for one in held])
@@ -312,24 +313,24 @@ class Frontier:
                 one.let_go()
 
     def unseen(self, limit_s: float) -> int:
-        """Rows bounded below so many seconds that were neither simulated nor dropped or refused."""
+        """The number of rows bounded below ``limit_s`` that were neither simulated, dropped nor refused."""
         found = (self.bound_s < limit_s) & (self.level < EXACT)
         found[list(self.simulated)] = False
         return int(found.sum())
 
     def drop(self, rows: Ints) -> None:
-        """Look at rows no more, whatever is asked for: they do not fit."""
+        """Exclude rows for good: they do not fit."""
         self.bound_s[rows], self.level[rows] = np.inf, EXACT
         self._active = self._active[~np.isin(self._active, rows)]
 
     def leave(self, row: int) -> None:
-        """The Program of a row has more ops than are built: it stays bounded, and so do those that are as large."""
+        """Deactivate a row whose Program has more ops than are built, and rows as large; they keep their bounds."""
         rows = np.append(self._active[self.as_large(row)[self._active]], row)
         self.unbuilt = np.union1d(self.unbuilt, rows)
         self._active = np.setdiff1d(self._active, rows)
 
     def as_large(self, row: int) -> Flags:
-        """Rows of which a step has at least as many ops as one of a row: more microbatches of passes that are alike."""
+        """Rows with at least as many ops per step as a row: at least its microbatches, of passes with as many ops."""
         rows = self.rows
         found = np.asarray(rows.at("microbatches", ...) >= rows.at("microbatches", row))
         for name in SIZED:
@@ -337,12 +338,12 @@ class Frontier:
         return found
 
     def settle(self, row: int) -> None:
-        """A row was simulated, or will never be: its bound plays no part any more."""
+        """Mark a row as done: it was simulated, or never will be, and its bound no longer counts."""
         self.level[row] = EXACT
         self._active = self._active[self._active != row]
 
     def _at(self, level: int, most: int) -> Ints:
-        """Active rows of a level, those with the lowest bounds."""
+        """Active rows of a level close to the lowest bound, at most ``most`` of them."""
         rows, worth = self._near()
         mine: Ints = rows[(worth <= SOON * worth.min()) & (self.level[rows] == level) & ~self.own[rows]]
         if len(mine) <= most:
@@ -356,14 +357,14 @@ class Frontier:
         self.level[rows] = level
 
     def _sweep_own(self, row: int) -> None:
-        """Sweep the Program of a row; if in slices, choose those of it and its like first."""
+        """Sweep the Program of a row; if it has token slices, first choose these for it and its like."""
         if sliced(self.rows)[row] and not self.slicing.is_chosen(row):
             self.slicing.set_slices(self.slicing.alike(row), self.slicing.choose(row))
         self._raise(np.array([row]), np.array([swept_ns(self.rows.problem, plan_of(self.rows, row))]), SWEPT)
         self.swept += 1
 
     def _decide(self, row: int) -> None:
-        """Make the choice by layer that a row and its like wait for; forget them where nothing fits."""
+        """Make the recomputation choice for a row and its like; drop them if nothing fits."""
         mine = alike(self.rows, row)
         policy = decide(self.rows, row)
         if policy is None:
@@ -380,7 +381,7 @@ class Frontier:
         self._raise_passes(np.append(self._at(KERNELS, PASSED_AT_ONCE), row))
 
     def _raise_passes(self, rows: Ints) -> None:
-        """Bound the pipelines of some rows by their passes: for all rows that have them."""
+        """Bound the pipelines of some rows by their passes, for all rows that have these pipelines."""
         pipelines = self.bounds.pipelines
         which = np.unique(pipelines.index[rows[(self.level[rows] == KERNELS) & ~self.own[rows]]])
         found = np.zeros(len(pipelines.row))
@@ -393,7 +394,7 @@ class Frontier:
             self._raise(waiting, self._squeezed(waiting), PASSES)
 
     def _squeezed(self, rows: Ints) -> Floats:
-        """Nanoseconds of the ends of pipelines of undecided rows, with what dropping activations costs it at least."""
+        """Nanoseconds of the end ranks of undecided rows' pipelines, with the least cost of dropping activations."""
         pipelines, found = self.bounds.pipelines, np.zeros(len(rows))
         which = pipelines.index[rows]
         for shape, mine in pipelines.by_shape(which):
@@ -415,9 +416,9 @@ class Frontier:
         self._raise(rows, self.bounds.of(rows), STEP)
 
     def _tables(self, row: int) -> None:
-        """Bound pipelines of whole steps with the same table by it, as it bounds every row that has them.
+        """Bound pipelines of rows like this one by their table, for all rows that have these pipelines.
 
-        By how it begins, first.
+        The beginning of the table comes first, if the schedule has one.
         """
         index, mine = self.bounds.pipelines.index, self.level == STEP
         wanted = np.zeros(len(self.bounds.pipelines.row), dtype=bool)
@@ -436,7 +437,7 @@ class Frontier:
         self.swept += len(rows)
 
     def _like(self, row: int) -> Ints:
-        """A row and active ones that are bounded like it with the same table, those with the lowest bounds."""
+        """A row and active rows at its level with the same table, those with the lowest bounds."""
         columns, alike = self.rows, self._at(int(self.level[row]), len(self._active))
         for name in ("schedule", "pp", "vpp"):
             alike = alike[columns.code[name][alike] == columns.code[name][row]]

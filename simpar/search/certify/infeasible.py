@@ -1,4 +1,4 @@
-"""Why there is no answer, in one line, and what would help: flags with which a plan was simulated that fits."""
+"""Why a search has no answer, in one line, and which flags would give one that was checked by simulation."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from simpar.units import GIB, format_seconds
 
 MOST_NODES = 64
 MOST_SURE = 99
-"""Percent that a hint asks for at most."""
+"""The highest probability, in percent, that a hint suggests."""
 TRIES, FEW_OPS = 3, 1_000_000
-"""Plans that are simulated for a hint until one fits, and ops that they may have."""
+"""Plans simulated for a hint until one fits (TRIES), and the most ops that each may have."""
 WORDS = {"static_bytes": "model states", "activations_bytes": "activations", "transient_bytes": "workspaces"}
 Smallest = tuple[Rows, Exact]
 
@@ -63,7 +63,7 @@ def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
 
 
 def too_large(count: int) -> Infeasible:
-    """No plan was simulated because those that may be best have more ops than are built."""
+    """The error if no plan was simulated because those that may be best have more ops than are built."""
     return Infeasible(
         f"none of the {count:,} plans that may be best can be simulated: more than {MOST_OPS:,} ops a step; "
         "allowed: fewer microbatches (a smaller global batch, a larger micro-batch)"
@@ -71,7 +71,7 @@ def too_large(count: int) -> Infeasible:
 
 
 def _least(field: Field) -> str:
-    """What the row with the lowest bound needs, where, and what fills it."""
+    """The need of the row with the lowest memory bound, on which rank, and what fills it."""
     need, row = field.need, int(np.argmin(field.need.needed_bytes))
     peak = fullest(field.rows, row)
     parts = {name: peak[name] for name in WORDS}
@@ -84,7 +84,7 @@ def _least(field: Field) -> str:
 
 
 def _quickest(search: BranchAndBound) -> Exact | None:
-    """The quickest plan simulated that fits, whatever the deadline or the export target; one is if none was."""
+    """The fastest simulated plan that fits, ignoring the deadline and the export target; simulates one if need be."""
     known = [found for found in search.found if found.fits]
     if known:
         return min(known, key=lambda found: found.step_time_s)
@@ -93,13 +93,13 @@ def _quickest(search: BranchAndBound) -> Exact | None:
 
 
 def _rounded_up(seconds: float) -> str:
-    """Seconds in three digits, a little more than they are."""
+    """Seconds rounded up to three digits."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
     return f"{(math.floor(seconds / unit) + 1) * unit:.12g}"
 
 
 def _hints(problem: Problem) -> Iterator[str | None]:
-    """One constraint less, or more nodes: flags in place of those given, with which something fits."""
+    """Flags, in place of those given, with which something fits: one constraint less, or more nodes."""
     constraints = problem.constraints
 
     def without(said: Callable[[Smallest], str], **changes: object) -> str | None:
@@ -122,25 +122,25 @@ def _hints(problem: Problem) -> Iterator[str | None]:
 
 
 def _value(rows: Rows, name: str) -> object:
-    """The value of an axis that the only row has."""
+    """The value of an axis in the only row."""
     return rows.domain[name][rows.code[name][0]] if name in rows.domain else rows[name][0]
 
 
 def _left(found: Exact) -> float:
-    """The share of the device that a plan leaves, in whole percent."""
+    """The share of the device that a plan leaves free, rounded down to whole percent."""
     memory = found.report().memory
     return max(0, math.floor(100 * memory.headroom_bytes / memory.capacity_bytes)) / 100
 
 
 def _sure(found: Exact) -> float:
-    """How probable it is that a plan fits, in whole percent and no more than can be asked for."""
+    """The probability that a plan fits, in whole percent, at most MOST_SURE."""
     known = found.report().certainty
     percent = math.floor(100 * known.fit_probability) if known else 0
     return max(AS_PREDICTED, min(percent, MOST_SURE) / 100)
 
 
 def _smallest(problem: Problem) -> Smallest | None:
-    """Of the rows that need the least the first that fits and meets the deadline as simulated."""
+    """Among the rows that need the least memory, the first that fits and meets the deadline when simulated."""
     try:
         rows = memory_rows(problem)
         needed = needs(rows).needed_bytes
@@ -152,13 +152,13 @@ def _smallest(problem: Problem) -> Smallest | None:
                 found = measure(problem, plan_of(one, 0))
             if found.fits and found.step_time_s <= (problem.constraints.deadline_s or math.inf):
                 return one, found
-    except UserError:  # no legal row, or one of too many ops: no hint
+    except UserError:  # no legal row, or too many ops: no hint
         return None
     return None
 
 
 def _more_nodes(problem: Problem) -> str | None:
-    """The fewest nodes, in doublings, on which something fits."""
+    """The smallest number of nodes, doubling from the present one, on which something fits."""
     cluster, factor = problem.cluster, 2
     while factor <= MOST_NODES and cluster.world_size * factor <= MAX_DEVICES and cluster.profile.scale_out:
         nodes = cluster.nodes * factor

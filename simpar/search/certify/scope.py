@@ -1,6 +1,6 @@
-"""What a certificate covers: the values that every axis had, what was held, and what no row of the space has.
+"""What a certificate covers: the values of every axis, which axes were held, and what the space leaves out.
 
-All of it is read from the tables of axes, so that it changes with them.
+All of it is read from the tables of axes, so that it follows their changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simpar.search.space.portable import losses
 from simpar.search.space.rows import fixed_values, in_order
 
 MOST = 6
-"""Values that are listed one by one."""
+"""The number of values that are listed one by one."""
 
 POSSIBLE: dict[str, Callable[[Problem], Sequence[Any]]] = {
     "cp": lambda problem: [] if problem.graph.has_state else divisors(problem.training.seq_len),
@@ -33,19 +33,19 @@ POSSIBLE: dict[str, Callable[[Problem], Sequence[Any]]] = {
     ],
     "order": lambda _: ["-".join(order) for order in permutations(("tp", "cp", "dp", "pp"))],
 }  # fmt: skip
-"""Values that a plan may have of axes that do not offer all of them."""
+"""All values a plan may have, for axes that offer only some of them."""
 RULES = {
     "vpp": "chunks above 4 that do not divide the layers, with or without embedding and head, evenly",
     "hsdp": "replicas (hsdp) of states under ZeRO-1 and 2",
     "overlap_grad_reduce": "late reductions (overlap_grad_reduce False) under ZeRO-2 and 3 where stacks reduce at once",
 }
-"""What the rule of an axis keeps out, though a plan may have it."""
+"""What the rule of an axis excludes although a plan may have it."""
 
 
 def scope(problem: Problem, refused: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> dict[str, Any]:
-    """Values searched by axis, values held by axis and by whom, and what is left out, in words.
+    """Values searched by axis, values held by axis with the reason, and what is left out, in words.
 
-    ``refused`` are values by axis that the target has left out, the one that decides what plans may be.
+    ``refused`` are the values by axis that the export target has left out.
     """
     offers, asked = domains(problem), fixed_values(problem.constraints.fixed)
     searched = {
@@ -64,7 +64,7 @@ def scope(problem: Problem, refused: Mapping[str, Sequence[Any]] = MappingProxyT
 
 
 def _decided_by(problem: Problem, refused: Mapping[str, Sequence[Any]]) -> dict[str, Any] | None:
-    """The target that decides what plans may be, whether it was asked for, and the values that it left out."""
+    """The target that restricts plans, whether it was asked for, and the values it left out."""
     if problem.target is None:
         return None
     values = {name: list(values) for name, values in refused.items() if values}
@@ -72,7 +72,7 @@ def _decided_by(problem: Problem, refused: Mapping[str, Sequence[Any]]) -> dict[
 
 
 def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
-    """The values that the space of a problem offers of every axis that it has."""
+    """The values that the space of a problem offers for each of its axes."""
     fixed = fixed_values(problem.constraints.fixed)
     found = {}
     for axis in (*AXES, *offered(problem)):
@@ -82,7 +82,7 @@ def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
 
 
 def left_out(problem: Problem, searched: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """What no row of the space has, though a plan may: values that an axis does not offer, and what rules keep out."""
+    """What no row of the space has although a plan may: values that an axis does not offer, and exclusions by rules."""
     fixed = fixed_values(problem.constraints.fixed)
     for name, possible in POSSIBLE.items():
         missing = (
@@ -108,14 +108,14 @@ def _names_of(problem: Problem) -> list[str]:
 
 
 def _elsewhere() -> list[str]:
-    """Keys of a plan that are no axis."""
+    """Keys of a plan that are not axes."""
     return [
         name for name in flat.SECTION_OF if name not in (*ALL_NAMES, "dp", "slices", "actions", "expert_load")
     ]
 
 
 def usual_values() -> dict[str, Any]:
-    """What a Plan has by default of everything that a search may hold."""
+    """The default of a Plan for every axis that a search may hold."""
     return {name: _value(Plan(), name) for name in (*(axis.name for axis in REQUESTED), *_elsewhere())}
 
 
@@ -125,9 +125,9 @@ def _value(plan: Plan, name: str) -> Any:
 
 
 def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
-    """Why the framework of the problem's own stack cannot express a plan, which has its dp; None where it can.
+    """Why the framework of the problem's stack cannot express a plan (which has its dp); None if it can.
 
-    Also None where the search was held to a target, or where no target has the stack.
+    Also None if the search was restricted to a target, or if no target has the stack.
     """
     from simpar.export import targets_of
 
@@ -138,7 +138,7 @@ def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
     def refused(name: str) -> list[str]:
         try:
             return list(map(str, losses(problem, plan, name)))
-        except UserError as error:  # such as of a model whose config file is gone, or of stages of their own
+        except UserError as error:  # e.g. the model's config file is gone, or stages have meshes of their own
             return [str(error)]
 
     reasons = {name: refused(name) for name in own}

@@ -1,4 +1,4 @@
-"""A plan for a search that was stopped before it had one: the best of those that people start from."""
+"""A first plan for a search that was stopped before it had one: the best of the plans people start from."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "micro_batch": (1,), "tp_overlap": (False,), "overlap_grad_reduce": (True,), "overlap_param_gather": (True,),
     "order": (DEFAULT_ORDER,), "cp": (1,),
 }  # fmt: skip
-"""What nobody tunes at first; tensor parallelism stays inside nodes."""
+"""Values that people leave untuned at first; tensor parallelism stays inside nodes."""
 
 
 def first_plan(search: BranchAndBound, problem: Problem) -> None:
-    """Simulate the best plain plan that fits, of a small space of its own; none is found where none does.
+    """Simulate the best plain plan that fits, from a small space of its own; nothing is found if none fits.
 
-    That takes a second. Its bounds say nothing about other plans: where the search has none, nothing bounds them.
+    It takes about a second. The bounds of this space do not bound other plans: a search without bounds of its own stays
+    without.
     """
     constraints = problem.constraints
     degrees = [tp for tp in tensor_degrees(problem) if tp <= problem.cluster.domain_size]
     held: dict[str, Any] = {**PLAIN, "tp": degrees}
     if constraints.schedules:
         del held["schedule"], held["vpp"]
-    if problem.target:  # which may overlap in its own way only
+    if problem.target:  # targets may allow only their own way of overlapping
         del held["overlap_grad_reduce"], held["overlap_param_gather"], held["tp_overlap"]
     narrow = replace(constraints, fixed={**held, **constraints.fixed})
     try:

@@ -1,9 +1,9 @@
-"""TeraPipe as a row of the space: sequences in slices of tokens, chosen where the row's bound says that it may win.
+"""TeraPipe rows: sequences in slices of tokens, which are chosen when a row's bound says that it may win.
 
-Until then a row is bounded by kernels. Whatever the slices, a stage takes the least sum of theirs over all ways to cut
-a sequence at the ends of units, waits until the stages ahead have run one first slice, and leaves them its backward.
-Then slices are chosen as :mod:`simpar.program.resolve.token_slices` does, and the Program of the row is swept without
-contention.
+Until then a row is bounded by kernels. However a sequence is sliced, a stage takes at least the least sum of slice
+times over all cuts at unit boundaries, waits until earlier stages have run one first slice, and leaves them its
+backward. Then slices are chosen as in :mod:`simpar.program.resolve.token_slices`, and the row's Program is swept
+without contention.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sliced(rows: Rows) -> Flags:
 
 
 def with_slices(rows: Rows) -> Rows:
-    """The rows with a column for slices, none of which is chosen yet, where some have any."""
+    """The rows with a column for slices, none chosen yet; unchanged if no row has slices."""
     if with_slices_of_tokens(rows) and SLICES not in rows.domain:
         rows.join(SLICES, (None,))
     return rows
@@ -42,7 +42,7 @@ def with_slices(rows: Rows) -> Rows:
 
 @dataclass
 class SliceBounds:
-    """Bounds of rows in slices; kernels of every slice of a unit or more are computed once a key."""
+    """Bounds of rows with token slices; kernels of all slices are computed once per key."""
 
     pipelines: Pipelines
     _kernels: dict[int, dict[tuple[str, bool], tuple[Floats, Floats]]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class SliceBounds:
         return self.pipelines.jobs.rows
 
     def kernels_bound_ns(self, which: Ints) -> tuple[Floats, Floats]:
-        """Nanoseconds that pipelines take at least, however they are sliced, and kernels of their least busy rank."""
+        """Nanoseconds that pipelines take at least, however sliced, and kernels of their least busy rank."""
         found, least = np.zeros(len(which)), np.zeros(len(which))
         for at, pipe in enumerate(which.tolist()):
             found[at], least[at] = self._kernels_ns(pipe)
@@ -77,9 +77,9 @@ class SliceBounds:
         return ends, min(busy)
 
     def _tables(self, key: int) -> dict[tuple[str, bool], tuple[Floats, Floats]]:
-        """Kernels of forward and backward of slices by block and whether it runs again, float64[units + 1, units + 1].
+        """Kernel times of forward and backward, float64[units + 1, units + 1], by block and whether it is recomputed.
 
-        From unit to unit; infinite where that is no slice.
+        Entry [i, j] is the slice from unit i to unit j; infinite if that is not a slice.
         """
         if key not in self._kernels:
             view = self.pipelines.blocks.view(key)
@@ -95,35 +95,36 @@ class SliceBounds:
         return self._kernels[key]
 
     def choose(self, row: int) -> tuple[int, ...]:
-        """The slices of a row."""
+        """The slices of a row, as a plan of it resolves them."""
         slices = job_of(self.rows.problem, plan_of(self.rows, row)).plan.pipeline.slices
         assert slices, "a schedule of slices has them"
         return slices
 
     def alike(self, row: int) -> Ints:
-        """Rows that are sliced like one: those of its pipeline."""
+        """Rows that are sliced like a row: those of its pipeline."""
         return np.flatnonzero(self.pipelines.index == self.pipelines.index[row])
 
     def set_slices(self, which: Ints, slices: tuple[int, ...]) -> None:
-        """Give some rows their slices."""
+        """Set the slices of some rows."""
         self.rows.set(SLICES, which, slices)
 
     def is_chosen(self, row: int) -> bool:
-        """Whether a row has its slices."""
+        """Whether the slices of a row have been chosen."""
         return bool(self.rows.code[SLICES][row] > 0)
 
 
 def slice_kernels_ns(
     block: Block, view: RankView, units: tuple[int, int], *, again: bool
 ) -> tuple[Floats, Floats]:
-    """Nanoseconds of the kernels of forward and backward of every slice of a block, a little less than they are.
+    """Lower bounds of kernel times of forward and backward for every slice of a block, in nanoseconds.
 
-    ``units`` are the tokens of one and how many there are; ``again``: the backward runs the forward once more.
+    ``units`` are the tokens of a unit and the number of units; ``again`` says that the backward recomputes the forward.
+    Both arrays are float64[units + 1, units + 1], from unit to unit.
     """
     unit, count = units
     forward, backward = (np.full((count + 1, count + 1), np.inf) for _ in range(2))
     slow, apart = view.job.stack.launch.kernel_overhead, view.job.plan.memory.recompute_early
-    for first in (True, False):  # slices without keys before them have one kernel less
+    for first in (True, False):  # slices without earlier keys have one kernel less
         begins = [0] if first else range(1, count)
         at = [(begin, end) for begin in begins for end in range(begin + 1, count + 1)]
         if not at:
@@ -145,7 +146,7 @@ def slice_kernels_ns(
 
 
 def _stacked(dims: list[RankDims], *, first: bool) -> RankDims:
-    """Dims of several slices as arrays; of those without keys before them that stays a plain zero."""
+    """Dims of several slices as arrays; without earlier keys the number of these stays a plain zero."""
 
     def columns(each: list[Dims]) -> dict[str, Numbers]:
         found: dict[str, Numbers] = {name: np.array([one[name] for one in each]) for name in each[0]}

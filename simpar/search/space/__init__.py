@@ -1,1 +1,1 @@
-"""The uniform space: its axes, its rows, which of them memory allows, and the jobs they stand for."""
+"""The uniform space: its axes, its rows, which rows memory allows, and the jobs of rows."""

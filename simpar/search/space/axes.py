@@ -1,10 +1,10 @@
-"""The axes of the uniform space, as a table: what a launcher can choose, and which choices repeat another.
+"""The axes of the uniform space as a table: what a launcher can choose, and which choices repeat another.
 
-An axis has a domain (a few values) and a rule: a vectorised mask over rows of the space that says which of its
-values are legal there and do not merely rename a plan that another row stands for. Axes are joined in the order of
-the table, so that a rule sees the axes before its own. An entry also says what its axis decides, from which the keys
-follow under which searches share what they compute. To add an axis, add an entry; its name is a flat key of the Plan,
-or it has a path. Axes that are searched on request only are in :mod:`simpar.search.space.optional_axes`.
+An axis has a domain (a few values) and a rule: a vectorised mask over rows that says which values are legal there and
+do not merely rename the plan of another row. Axes are joined in the order of the table, so a rule sees the axes before
+its own. An entry also says what its axis decides, which determines the keys under which searches share computations. To
+add an axis, add an entry; its name is a flat key of the Plan, or it has a path. Axes that are searched on request only
+are in :mod:`simpar.search.space.optional_axes`.
 """
 
 from __future__ import annotations
@@ -30,25 +30,28 @@ ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 RECOMPUTE = (*SIMPLE, every(2))
 MAX_MICRO_BATCH = 64
 STATES_ASKED = ("offload", "reshard", "sync")
-"""What axes on request begin with that tell ZeRO-3 from ZeRO-2 in any pipeline."""
+"""First parts of the names of requested axes that make ZeRO-3 differ from ZeRO-2 in any pipeline."""
 LEAST_PIECE = 2048
-"""Tokens of a sequence below which a rank's piece gets only by halving it once."""
+"""A rank's piece of a sequence is shorter than this many tokens only if the sequence is halved once."""
 MEMORY, BLOCKS, SHAPE, REPLICAS = "memory", "blocks", "shape", "replicas"
-"""What an axis may decide: whether a plan fits; passes of a block, kernels and collectives; how stages are cut and in
-which order they work; what ranks that hold the same parameters send each other, and when."""
+"""What an axis may decide.
+
+MEMORY: whether a plan fits. BLOCKS: kernels and collectives of the passes of a block. SHAPE: how stages are cut and
+ordered. REPLICAS: what ranks with the same parameters send each other, and when.
+"""
 
 
 def axis_named(name: str) -> str:
-    """The axis that a key of the Plan is, or a synonym of one."""
+    """The axis of a Plan key, or of a synonym of one."""
     name = flat.SYNONYMS.get(name, name)
     return "order" if name == "rank_order" else name
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: its name, its domain, which rows keep their value, and what it ``decides``.
+    """One axis: its name, its domain, a mask of the rows to keep, and what it ``decides``.
 
-    ``path`` is its section and field in a Plan where its name is no flat key of it.
+    ``path`` is its section and field in a Plan if its name is not a flat key of it.
     """
 
     name: str
@@ -59,12 +62,12 @@ class Axis:
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
-    """Divisors up to ``most``, smallest first."""
+    """Divisors of a number up to ``most``, in ascending order."""
     return [n for n in range(1, min(number, most or number) + 1) if number % n == 0]
 
 
 def undecided(rows: Rows, which: Any = ...) -> Mask:
-    """Which of some rows wait for the choice by layer that ``recompute: optimal`` stands for."""
+    """Which rows still wait for the choice by layer that ``recompute: optimal`` stands for."""
     names = rows.domain.get("recompute", ())
     if OPTIMAL not in names:
         return np.zeros(rows.count if which is ... else len(np.atleast_1d(which)), dtype=bool)
@@ -77,13 +80,13 @@ def everything(rows: Rows) -> Mask:
 
 
 def tensor_degrees(problem: Problem) -> list[int]:
-    """Degrees that divide the devices and the sizes of the model."""
+    """Tensor-parallel degrees that divide the devices and the sizes of the model."""
     degrees, target = divisors(problem.cluster.world_size, int(problem.graph.dims["heads"])), _target(problem)
     return [tp for tp in degrees if allows_tensor_parallel(tp, target)]
 
 
 def _tensor_fits(rows: Rows) -> Mask:
-    """Degrees that the model allows, of those given. Raises UserError with the reason where it allows none."""
+    """Rows with degrees that the model allows. Raises UserError with the reason if it allows none."""
     legal = np.isin(rows["tp"], tensor_degrees(rows.problem))
     if not legal.any():
         for tp in rows.domain["tp"]:
@@ -96,9 +99,9 @@ def _target(problem: Problem) -> Target:
 
 
 def _context_degrees(problem: Problem) -> list[int]:
-    """Halves of any sequence, and pieces of at least so many tokens. States are carried along whole sequences.
+    """Degrees that halve any sequence or leave at least LEAST_PIECE tokens; 1 for models with recurrent state.
 
-    Where activations are what fills the memory, pieces win at any length over more recomputation or tensor ranks.
+    If activations fill the memory, context parallelism beats more recomputation or tensor ranks at any length.
     """
     if problem.graph.has_state:
         return [1]
@@ -106,7 +109,7 @@ def _context_degrees(problem: Problem) -> list[int]:
 
 
 def _context_fits(rows: Rows) -> Mask:
-    """Sequences divide into the chunks of every rank."""
+    """Rows whose sequence divides into the chunks of every rank."""
     problem, choice = rows.problem, rows.problem.base.context_parallel
     seq, asked = problem.training.seq_len, {"cp_method", "cp_balance"} & set(problem.constraints.fixed)
     chunks = 1 if asked or "contiguous" in (choice.cp_balance, problem.stack.context.balance) else 2
@@ -114,7 +117,11 @@ def _context_fits(rows: Rows) -> Mask:
 
 
 def _schedule_fits(rows: Rows) -> Mask:
-    """One schedule where nothing is pipelined, or a single microbatch makes those alike that do not split backwards."""
+    """Rows whose schedule is allowed and distinct.
+
+    One schedule stands for all if nothing is pipelined, and for those without split backwards if there is a single
+    microbatch.
+    """
     pp, m = rows["pp"], rows["microbatches"]
     names = rows.domain["schedule"]
     single = [at for at, name in enumerate(names) if declared(name).chunks == 1 and name not in FOLDED]
@@ -137,18 +144,18 @@ def both_ends(rows: Rows) -> Mask:
 
 
 def with_slices_of_tokens(rows: Rows) -> list[str]:
-    """Schedules of the rows that run slices of tokens."""
+    """The schedules of the rows' domain that run token slices."""
     return [name for name in map(str, rows.domain["schedule"]) if declared(name).sliced]
 
 
 def may_be_sliced(problem: Problem, schedule: str) -> bool:
-    """Whether sequences of the problem may go through a pipeline in slices."""
+    """Whether sequences of the problem may pass through a pipeline in token slices."""
     plan = problem.base.with_values(schedule=schedule, layers=None, actions=None)
     return keeps_rules(plan, Target(problem.graph, problem.training, problem.cluster.world_size, 1), "slices")
 
 
 def _chunks_fit(rows: Rows) -> Mask:
-    """Several chunks where the schedule has them, layers spread evenly over them or nearly so."""
+    """Rows with several chunks only if the schedule has them and layers spread evenly over them, or nearly so."""
     layers, stages, vpp = len(rows.problem.graph.layers), rows["stages"], rows["vpp"]
     even = (layers % stages == 0) | ((layers + 2) % stages == 0) | (vpp <= 4)
     right = np.zeros(rows.count, dtype=bool)
@@ -160,7 +167,7 @@ def _chunks_fit(rows: Rows) -> Mask:
 
 
 def _zero_fits(rows: Rows) -> Mask:
-    """One stage where nobody shares anything; FSDP shards gradients at least."""
+    """Rows with one ZeRO stage if no rank shares parameters; FSDP shards at least gradients."""
     fsdp = rows.problem.base.data_parallel.kind == "fsdp"
     least = 2 if fsdp else 0
     alone = (rows.code["zero"] == 0) | (shares(rows) & (rows["zero"] >= max(least, 1)))
@@ -168,7 +175,7 @@ def _zero_fits(rows: Rows) -> Mask:
 
 
 def _replicas_fit(rows: Rows) -> Mask:
-    """Replicas of fully sharded states; as many replicas as ranks would shard nothing."""
+    """Rows with replicas of fully sharded states; as many replicas as sharding ranks would shard nothing."""
     width, hsdp = rows["width"], rows["hsdp"]
     legal = (width % hsdp == 0) & (width // hsdp > 1) & (rows["zero"] == 3)
     if rows.problem.graph.is_mixture:
@@ -177,9 +184,9 @@ def _replicas_fit(rows: Rows) -> Mask:
 
 
 def _repeats_stage_two(rows: Rows) -> Mask:
-    """ZeRO-3 that is ZeRO-2 by another name: pipelines gather parameters once a step and keep them either way.
+    """Rows where ZeRO-3 equals ZeRO-2: pipelines that gather parameters once a step keep them either way.
 
-    Not where anything is asked for that tells the two apart; weights that are not trained are sharded by ZeRO-3 alone.
+    Not if something was asked for that tells the two apart, nor with frozen weights, which ZeRO-3 alone shards.
     """
     problem, base = rows.problem, rows.problem.base
     none = np.zeros(rows.count, dtype=bool)
@@ -204,38 +211,38 @@ def _sequence_fits(rows: Rows) -> Mask:
     legal = rows["tp"] > 1
     for length in sorted(lengths):
         legal = legal & (length // rows["cp"] % rows["tp"] == 0)
-    needed = (rows["ep"] > 1) & (rows["tp"] > 1)  # each token comes from one rank
+    needed = (rows["ep"] > 1) & (rows["tp"] > 1)  # sequence parallelism: each token comes from one rank
     return np.asarray(np.where(rows["sequence_parallel"], legal, ~needed))
 
 
 def _reduce_overlap_fits(rows: Rows) -> Mask:
-    """Behind the last backward only where whole gradients are kept until then: under ZeRO-2 and 3 by few stacks."""
+    """Rows that reduce after the last backward only if whole gradients are kept: under ZeRO-2 and 3 in few stacks."""
     once = rows.problem.stack.once_a_step(fully_sharded(rows), rows["pp"])
     kept = (rows["zero"] < 2) | once
-    first = rows.code["overlap_grad_reduce"] == 0  # stands for both where nothing is reduced
+    first = rows.code["overlap_grad_reduce"] == 0  # stands for both values if nothing is reduced
     return np.asarray(rows["overlap_grad_reduce"] | (kept & (shares(rows) | first)))
 
 
 def shares(rows: Rows) -> Mask:
-    """Where several ranks have the same parameters: replicas of the model, or of its experts among tensor ranks."""
+    """Rows in which several ranks have the same parameters: model replicas, or expert replicas among tensor ranks."""
     return np.asarray((rows["width"] > 1) | (rows["copies"] > 1))
 
 
 def gathers(rows: Rows) -> Mask:
-    """Where ranks hold shards of what they update."""
+    """Rows in which ranks hold shards of the parameters they update."""
     return np.asarray((rows["zero"] > 0) & (np.maximum(rows["width"], rows["copies"]) > rows["hsdp"]))
 
 
 def fully_sharded(rows: Rows) -> Mask:
-    """Where data parallelism works block by block (FSDP) instead of in flat buckets."""
+    """Rows in which data parallelism works block by block (FSDP) instead of on flat buckets."""
     kind = rows.problem.base.data_parallel.kind
     return rows.problem.stack.shards(rows["zero"]) if kind is None else np.full(rows.count, kind == "fsdp")
 
 
 def _order_matters(rows: Rows) -> Mask:
-    """Where data and pipeline ranks share domains; whole domains that are alike may change places.
+    """Rows in which data and pipeline ranks share domains; identical whole domains may be swapped.
 
-    An export target may know only one of the orders.
+    An export target may support only one of the orders.
     """
     problem = rows.problem
     cluster, differ = problem.cluster, problem.perturbation
@@ -246,7 +253,7 @@ def _order_matters(rows: Rows) -> Mask:
 
 
 def _schedules(problem: Problem) -> list[str]:
-    """The usual one first: it stands for all of them where nothing is pipelined."""
+    """The schedules to search; the usual one comes first and stands for all if nothing is pipelined."""
     asked = problem.constraints.schedules
     kinds = ("by default", "when named") if asked else ("by default",)
     found = [each.name for each in SCHEDULES.values() if each.searched in kinds]
@@ -254,7 +261,7 @@ def _schedules(problem: Problem) -> list[str]:
 
 
 def deciding(*what: str) -> frozenset[str]:
-    """What an axis decides, of MEMORY, BLOCKS, SHAPE, REPLICAS."""
+    """A set of what an axis decides, from MEMORY, BLOCKS, SHAPE, REPLICAS."""
     return frozenset(what)
 
 
@@ -325,12 +332,12 @@ AXES = (
 AXIS_NAMES = tuple(axis.name for axis in AXES)
 MEMORY_AXES = tuple(axis for axis in AXES if MEMORY in axis.decides)
 LATE_AXES = tuple(axis for axis in AXES if MEMORY not in axis.decides)
-"""Axes that do not change what fits in memory: they are joined to what fits alone."""
+"""Axes that do not change memory: they are joined only to the rows that fit."""
 _PATHS = {axis.name: axis.path for axis in AXES if axis.path}
 
 
 def path_of(name: str) -> tuple[str, str]:
-    """Section and field of an axis, or of any flat key, in a Plan; the section is empty for what stands in none."""
+    """Section and field of an axis, or of any flat key, in a Plan; the section is empty for top-level keys."""
     return _PATHS.get(name, (flat.SECTION_OF.get(name, ""), name))
 
 
@@ -343,7 +350,7 @@ def written(name: str, value: Any) -> dict[str, Any]:
 
 
 def value_of(plan: Plan, name: str) -> Any:
-    """What a plan has on an axis, or for any flat key, as searches name it; the usual schedule where none is given."""
+    """A plan's value on an axis or flat key, as searches name it; the usual schedule if none is given."""
     if name == "schedule":
         return plan.schedule
     section, field = path_of(name)

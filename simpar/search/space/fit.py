@@ -1,9 +1,9 @@
 """Memory, decided before time: which rows of the space may fit, for all of them at once.
 
-A row is dropped where a lower bound of its simulated peak (:mod:`simpar.cost.memory.bound`) with its exact static
-memory is more than a device holds: simulated, it would not fit. Whether a row that is left does is found when it may
-win (:mod:`simpar.program.footprint`, and its simulation). Every term is evaluated once for each combination of what it
-reads: states by layouts, flights by pipelines, sizes of tensors by shapes.
+A row is dropped if a lower bound of its simulated peak (:mod:`simpar.cost.memory.bound`) plus its exact static memory
+exceeds the device: simulated, it would not fit. Whether a remaining row fits is decided when it may win
+(:mod:`simpar.program.footprint`, and its simulation). Every term is evaluated once for each combination of its inputs:
+states by layout, microbatches in flight by pipeline, tensor sizes by shape.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from simpar.units import MIB, Floats, Ints
 
 COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
 SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
-"""Columns that sizes of tensors depend on."""
+"""Columns that tensor sizes depend on."""
 ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
-"""Columns that states depend on through buffers for gathered rows only."""
+"""Columns on which states depend only through buffers for gathered rows."""
 ALIKE = ("recompute", *(axis.name for axis in REQUESTED if MEMORY in axis.decides))
-"""Axes of which one call of the bound sees a single value, with the kind of data parallelism."""
+"""Axes that have a single value in one call of the bound, as does the kind of data parallelism."""
 FIRST, LAST = 0, 1.0
 PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)
-"""Pipeline ranks that are looked at: from the first on, and the last."""
+"""Pipeline ranks that are checked: integers count from the first one; floats are shares of the way to the last."""
 PLACES_IF_UNLIKE: tuple[int | float, ...] = (FIRST, 1, 2, 3, 0.25, 0.5, 0.75, LAST)
-"""Where layers are not trained alike, so that the fullest rank may be any."""
+"""PLACES if some layers are frozen and others are not, so that any rank may be the fullest."""
 ROUNDING_BYTES = 2.0 * MIB
-"""Needs are rounded up to segments: inside of one, more that comes and goes may make a need with its risk smaller."""
+"""Needs are rounded up to allocator segments, so more transient memory may lower a need with its risk by this much."""
 SEGMENTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
-"""Layers that are recomputed from one input, of the sizes that are tried for whether anything fits."""
+"""Numbers of layers recomputed from one input that are tried for whether anything fits."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Device memory that each row needs at least, in bytes, and the pipeline rank that needs it, int32[rows].
+    """The least device memory that each row needs, in bytes, and the pipeline rank that needs it, int32[rows].
 
-    ``predicted_bytes`` leave out that predictions err.
+    ``predicted_bytes`` ignores that predictions err.
     """
 
     needed_bytes: Floats
@@ -68,17 +68,17 @@ class Need:
     predicted_bytes: Floats
 
     def some(self, which: NDArray[np.bool_]) -> Need:
-        """That of some of the rows."""
+        """The needs of some of the rows."""
         return Need(self.needed_bytes[which], self.stage[which], self.predicted_bytes[which])
 
 
 @dataclass(frozen=True)
 class Least:
-    """What pipeline ranks of rows hold at least at a moment of the schedule, arrays [places, rows].
+    """The least that pipeline ranks of rows hold at some moment of the schedule, arrays [places, rows].
 
-    The rank, its layers, most microbatches of a layer in flight; bytes of states, of saved activations, of workspaces
-    beside them, of what lies outside the allocator, and the device memory that all of it takes: as probably as asked
-    for, and as predicted.
+    Fields: the rank, its layers, the most microbatches of a layer in flight; bytes of states, saved activations,
+    workspaces beside these, and memory outside the allocator; and the device memory for all of it, with the requested
+    probability and as predicted.
     """
 
     rank: Floats
@@ -93,9 +93,9 @@ class Least:
 
 
 def needs(rows: Rows) -> Need:
-    """The device memory that each row needs at least: context, communicators and the allocator's least.
+    """The least device memory that each row needs: context, communicators, and the allocator's least.
 
-    Rows that wait for their recomputation need what the most frugal of policies does.
+    Rows with undecided recomputation need what the most frugal policy needs.
     """
     needed, stage = np.full(rows.count, np.inf), np.zeros(rows.count, dtype=np.int32)
     predicted = needed.copy()
@@ -115,7 +115,7 @@ def needs(rows: Rows) -> Need:
 
 
 def needed_by_table(rows: Rows, row: int, table: Schedule, problem: Problem | None = None) -> float:
-    """The device memory that a row needs at least with the very table that it runs, by its ``problem`` or another."""
+    """The least device memory of a row with the table that it runs, in bytes, for its or another ``problem``."""
     one = rows.some([row])
     one.problem = problem or rows.problem
     found = _of_alike(one, np.zeros(1, dtype=np.int64), range(table.num_ranks), table)
@@ -123,7 +123,7 @@ def needed_by_table(rows: Rows, row: int, table: Schedule, problem: Problem | No
 
 
 def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Policies that need the least memory, and the waiting rows whose stages are long enough for them."""
+    """Policies that need the least memory, each with the waiting rows whose stages are long enough for it."""
     layers = len(rows.problem.graph.layers)
     longest = np.maximum(-(-layers // rows["stages"]), 1)
     yield NONE, waiting
@@ -133,9 +133,9 @@ def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArr
 
 
 def _most(rows: Rows) -> tuple[Floats, Floats]:
-    """What the fullest pipeline rank of every row needs at least, and which it is.
+    """The need of the fullest pipeline rank of every row, and which rank it is.
 
-    float64[2, rows], as probably as asked for and as predicted, and float64[rows].
+    float64[2, rows], with the requested probability and as predicted, and float64[rows].
     """
     graph = rows.problem.graph
     places = PLACES_IF_UNLIKE if any(graph.blocks[name].still for name in graph.layers) else PLACES
@@ -149,14 +149,14 @@ def _most(rows: Rows) -> tuple[Floats, Floats]:
 
 
 def fullest(rows: Rows, row: int) -> dict[str, float]:
-    """What the pipeline rank of a row that needs the most memory holds at least, by the fields of :class:`Least`."""
+    """The fields of :class:`Least` for the pipeline rank of a row that needs the most memory."""
     found = least(rows.some([row]), PLACES)
     place = int(np.argmax(found.needed_bytes[:, 0]))
     return {name: float(getattr(found, name)[place, 0]) for name in Least.__annotations__}
 
 
 def least(rows: Rows, places: Sequence[int | float]) -> Least:
-    """What some pipeline ranks of rows hold at least."""
+    """The least that pipeline ranks at ``places`` hold."""
     found = np.zeros((len(Least.__annotations__), len(places), rows.count))
     for which in _alike(rows) if rows.count else ():
         for part, column in zip(found, _of_alike(rows, which, places), strict=True):
@@ -167,9 +167,10 @@ def least(rows: Rows, places: Sequence[int | float]) -> Least:
 def _of_alike(
     rows: Rows, which: Ints, places: Sequence[int | float], table: Schedule | None = None
 ) -> tuple[Floats, ...]:
-    """What some pipeline ranks of rows that are alike hold at least: the fields of :class:`Least`.
+    """The fields of :class:`Least` for pipeline ranks of rows that are alike.
 
-    A single row may have its ``table``, where others are taken to run whatever their schedule makes of any durations.
+    A single row may come with its ``table``; without it, the least over the tables of its schedule for any durations
+    counts.
     """
     problem, columns = rows.problem, _columns(rows, which)
     graph, plan = problem.graph, _template(rows, int(which[0]))
@@ -205,7 +206,7 @@ def _of_alike(
     saved, beside = kept[:, moving_of], workspace[:, moving_of]
     beside = np.maximum(beside, between - resident - saved)
     errors = shipped().memory
-    said = problem.base.experts.expert_imbalance  # also of loads that are drawn
+    said = problem.base.experts.expert_imbalance  # also if loads are sampled
     asked = plan.model_copy(update={"experts": plan.experts.model_copy(update={"expert_imbalance": said})})
     experts = experts_risk_bytes(graph, flying, shaped, (asked, stack), sizes, errors.imbalance)
     unsure = (np.broadcast_to(each, kept.shape)[:, moving_of] for each in experts)
@@ -216,9 +217,9 @@ def _of_alike(
 
 
 def _needed_bytes(problem: Problem, parts: Parts, alternates: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """What ranks need no more than with the probability asked for, and what as predicted.
+    """The least need with the requested probability, and the need as predicted.
 
-    Their allocator takes as little as it can, or where some of the device is to stay free what it reports.
+    The allocator takes as little as it can or, if some of the device is to stay free, what it reports.
     """
     outside = parts.outside_bytes
     habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
@@ -244,7 +245,7 @@ def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
 
 
 def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:
-    """Sizes of some rows as they are costed: of half the pipeline where it has two ends."""
+    """Sizes of some rows as they are costed: of half the pipeline if it has two ends."""
     found = {name: rows[name][which] for name in COLUMNS} | {"etp": rows["expert_tp"][which]}
     two = both_ends(rows)[which]
     if two.any():
@@ -256,19 +257,19 @@ def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:
 
 
 def _alike(rows: Rows) -> list[Ints]:
-    """Rows in groups of equal recompute, requested axes and kind of data parallelism, in pipelines or not."""
+    """Groups rows by recomputation, requested axes, kind of data parallelism, and whether they are pipelined."""
     once = rows.problem.stack.once_a_step(True, rows["pp"])
     offloads = "offload_optimizer" in rows.domain or rows.problem.base.offload.is_used
-    free = offloads & leaves_unasked(rows["zero"], rows["width"])  # by the plan's own mesh, not half of it
+    free = offloads & leaves_unasked(rows["zero"], rows["width"])  # of the plan's own mesh, not half of it
     key = rows.number(ALIKE, 4 * fully_sharded(rows) + 2 * once + free, 8)
     first, place = numbered(key)
-    small = place.astype(np.min_scalar_type(len(first)))  # numbers of 16 bits are sorted by their digits
+    small = place.astype(np.min_scalar_type(len(first)))  # 16-bit numbers get a radix sort
     order = np.argsort(small, kind="stable")
     return np.split(order, np.cumsum(np.bincount(place))[:-1])
 
 
 def _template(rows: Rows, index: int) -> Plan:
-    """A resolved plan with what rows that are alike have in common; loads as little uneven as they may come out."""
+    """A resolved plan with what rows that are alike share; sampled loads are as even as they may come out."""
     plan = counted(rows, index)
     if plan.memory.recompute == OPTIMAL:
         plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": FULL})})

@@ -1,4 +1,4 @@
-"""From rows of the space to plans, and to jobs without the checks that the axis table makes superfluous."""
+"""Rows of the space as plans and as jobs, without the checks that the axis tables make superfluous."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from simpar.simulation import balanced, checked_job
 from simpar.units import Ints, Numbers
 
 SIZES = ("tp", "ep", "etp", "micro_batch")
-"""Axes of which a job may have many values at once, as arrays: sizes alone follow from them, but for 1 against more."""
+"""Axes of which one job may have many values as arrays: they decide only sizes (and whether there is more than 1)."""
 
 
 def plan_of(rows: Rows, index: int) -> Plan:
-    """The plan of one row, on top of the problem's base plan; axes that are not joined yet are the base plan's."""
+    """The plan of one row, on top of the problem's base plan, which also supplies axes that are not joined yet."""
     sections: dict[str, dict[str, Any]] = {}
     loose: dict[str, Any] = {}
     for name in rows.domain:
@@ -44,9 +44,9 @@ def plan_of(rows: Rows, index: int) -> Plan:
 
 
 def counted(rows: Rows, index: int) -> Plan:
-    """The plan of one row with its data-parallel ranks counted, where its pipeline is known.
+    """The plan of one row with its data-parallel degree filled in, if its pipeline is known.
 
-    Chunks that are not joined yet are the fewest that its schedule takes.
+    If chunks are not joined yet, they are the fewest that the schedule takes.
     """
     plan = plan_of(rows, index)
     if "schedule" in rows.domain and "vpp" not in rows.domain:
@@ -58,7 +58,7 @@ def counted(rows: Rows, index: int) -> Plan:
 
 
 def without_axes(plan: Plan) -> Plan:
-    """A plan with everything that is an axis of every space as if nobody had chosen it."""
+    """A plan with every axis of every space at its default."""
     given = plan.model_dump(exclude={"predicted", "cluster", "search"}, exclude_unset=True)
     for name in (*AXIS_NAMES, "dp", "layers", "actions"):
         section, field = path_of(name)
@@ -70,7 +70,7 @@ def without_axes(plan: Plan) -> Plan:
 
 @dataclass
 class Jobs:
-    """Jobs of rows, made when asked for."""
+    """Jobs of rows, made on demand."""
 
     rows: Rows
 
@@ -80,16 +80,14 @@ class Jobs:
         return self.rows.problem
 
     def plan(self, row: int) -> Plan:
-        """The resolved plan of a row, dp and schedule filled in."""
+        """The resolved plan of a row, with dp and schedule filled in."""
         problem = self.problem
         plan = plan_of(self.rows, row)
-        if plan.memory.recompute == OPTIMAL:  # undecided: nothing takes less time than to recompute nothing
+        if plan.memory.recompute == OPTIMAL:  # undecided: no recomputation takes the least time
             plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "none"})})
         mesh = plan.mesh.model_copy(update={"dp": int(self.rows.at("dp", row))})
         pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
-        if declared(
-            plan.schedule
-        ).sliced:  # passes are priced whole; those of slices in search/certify/token_slices.py
+        if declared(plan.schedule).sliced:  # whole passes; slices are in search/certify/token_slices.py
             pipeline = pipeline.model_copy(update={"slices": (problem.training.seq_len,)})
         if plan.schedule in FOLDED:  # passes are priced as on a pipeline with one end
             pipeline = pipeline.model_copy(update={"schedule": usual_schedule()})
@@ -105,7 +103,7 @@ class Jobs:
         return checked_job(problem.graph, problem.cluster, self.plan(row), problem.training, problem.stack)
 
     def batch(self, which: NDArray[np.int64]) -> Job:
-        """One job for rows int64[n] whose passes differ in SIZES only: its plan holds those that differ as int64[n].
+        """One job for rows int64[n] whose passes differ in SIZES only; its plan has int64[n] where they differ.
 
         It has the pipeline and the data parallelism of the first row.
         """
@@ -117,6 +115,6 @@ class Jobs:
 
 
 def column(values: Ints) -> Numbers:
-    """The number that all values are, or else the column of them, [n]."""
+    """The common value if all are equal, otherwise the column itself, [n]."""
     found: Numbers = values if (values != values[0]).any() else values[0].item()
     return found

@@ -1,8 +1,8 @@
-"""Axes that are searched on request: what changes training, or would multiply the space of every search.
+"""Axes that are searched on request: they change training, or would multiply the space of every search.
 
-Without a request they are as the plan says. ``--fix axis=value,value`` offers several values; each is tried where it
-changes anything and the rules of :mod:`simpar.plan.check` allow it, and rows where it changes nothing have the
-neutral value, the default of a Plan. To add an axis, add an entry.
+By default they are as the plan says. ``--fix axis=value,value`` offers several values. Each is tried where it changes
+anything and the rules of :mod:`simpar.plan.check` allow it; other rows have the neutral value, the default of a Plan.
+To add an axis, add an entry.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from simpar.search.space.table import Mask, Rows, numbered
 from simpar.simulation import may_be_tuned
 
 OWN_WIDTH = tuple(each.name for each in OPTIMIZERS.values() if each.has_own_width)
-"""Optimizers whose states have a width of their own."""
+"""Optimizers whose states have a bit width of their own."""
 GRID = ("tp", "cp", "micro_batch", "schedule", "sequence_parallel", "recompute", "tp_method", "tp_depth")
 CONTEXT = ("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses")
 EXPERTS = ("tp", "cp", "pp", "ep", "sequence_parallel", "etp", "sync", "servers")
@@ -62,11 +62,11 @@ EARLY = (
 
 @dataclass(frozen=True)
 class Requested(Axis):
-    """An axis that is the plan's unless values are asked for.
+    """An axis that has the plan's value unless values are asked for.
 
-    ``companions`` are values of others without which its own are no plan at all. ``said`` is how a list of candidates
-    names a value, its key and the value if empty; None where it does not: the stack decides it, and it is said where it
-    was asked for (``is_decided``), or the layout says it.
+    ``companions`` are values of other axes that its values require. ``said`` is the template by which a list of
+    candidates names a value: empty for its key and the value, None if it is not named because the layout or the stack
+    says it. ``is_decided``: the stack decides it, and it is named only if it was asked for.
     """
 
     companions: Mapping[str, Any] = field(default_factory=dict)
@@ -75,12 +75,12 @@ class Requested(Axis):
 
     @property
     def neutral(self) -> Any:
-        """What rows have where the axis changes nothing."""
+        """The value of rows in which the axis changes nothing."""
         return value_of(Plan(), self.name)
 
 
 class More(TypedDict, total=False):
-    """Further fields of a requested axis."""
+    """Optional fields of a requested axis."""
 
     companions: Mapping[str, Any]
     said: str | None
@@ -94,7 +94,7 @@ def on_request(
     legal: Callable[[Rows], Mask] = everything,
     **more: Unpack[More],
 ) -> Requested:
-    """An axis whose values are asked for, or else what the plan has; ``matters`` says in which rows they differ."""
+    """An axis with the requested values, or else the plan's; ``matters`` marks the rows in which values differ."""
 
     def keep(rows: Rows) -> Mask:
         told, differs = rows.code[name] > 0, matters(rows)
@@ -110,13 +110,13 @@ def on_request(
 
 
 def _planned(problem: Problem, *, name: str) -> Sequence[Any]:
-    """What the plan has, where that is not the default."""
+    """The plan's value, if it is not the default."""
     found = value_of(problem.base, name)
     return () if found == value_of(Plan(), name) else (found,)
 
 
 def _depths(problem: Problem) -> Sequence[int]:
-    """Depths of 2.5-D grids, where such are asked for: layers of squares."""
+    """Depths of 2.5-D grids (layers of squares), if such grids are asked for."""
     planned = _planned(problem, name="tp_depth")
     if planned or "2.5d" not in str(problem.constraints.fixed.get("tp_method", "")):
         return planned
@@ -130,7 +130,7 @@ def _depths(problem: Problem) -> Sequence[int]:
 
 
 def lawful(rows: Rows, names: Sequence[str], rules: Sequence[str]) -> Mask:
-    """Rows whose plans keep some rules, asked once for every combination of the axes that decide them."""
+    """Rows whose plans keep some rules, checked once per combination of the axes ``names`` that decide them."""
     problem = rows.problem
     cluster = problem.cluster
     target = Target(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
@@ -152,30 +152,30 @@ _states_kept = partial(lawful, names=STATES, rules=("data", "offload", "optimize
 
 
 def _grid_fits(rows: Rows) -> Mask:
-    """Ranks form the grid; those in layers are judged with their number."""
+    """Rows whose ranks form the grid; grids with depth are judged together with it."""
     later = any(axis.name == "tp_depth" for axis in offered(rows.problem))
     return np.asarray((later & rows.one_of("tp_method", "2.5d")) | _grid_kept(rows))
 
 
 def _has(rows: Rows, name: str, *values: Any) -> Mask:
-    """Rows of which the value of an axis, or else that of the plan, is one of some."""
+    """Rows whose value on an axis (or the plan's, if it is not an axis) is one of ``values``."""
     if name in rows.domain:
         return rows.one_of(name, *values)
     return np.full(rows.count, value_of(rows.problem.base, name) in values)
 
 
 def _takes(rows: Rows, what: str, never: Any = None) -> Mask:
-    """Rows whose scheme of cooperation has a period, a bound or servers."""
+    """Rows whose synchronisation scheme has a period, a bound or servers (``what``)."""
     return _has(rows, "sync", *(name for name, one in SCHEMES.items() if getattr(one, what) != never))
 
 
 def _apart(rows: Rows) -> Mask:
-    """Rows whose replicas step on their own, and send each other parameters."""
+    """Rows whose replicas step on their own and exchange parameters."""
     return np.asarray(~_has(rows, "sync", "bsp") | ~_has(rows, "servers", None))
 
 
 def _reduces(rows: Rows) -> Mask:
-    """Rows with gradients to sum: of replicas, or of a table that both ends of a pipeline hold."""
+    """Rows with gradients to sum: of replicas, or of a table tied over both ends of a pipeline."""
     tied = rows.problem.graph.tied_embeddings
     return np.asarray(shares(rows) | (tied & (rows["pp"] > 1)))
 
@@ -193,7 +193,7 @@ def _away(rows: Rows) -> Mask:
 
 
 def _pipelined_recomputation(rows: Rows) -> Mask:
-    """Rows that run whole layers again, in a pipeline."""
+    """Rows that recompute whole layers in a pipeline."""
     whole = [name for name in rows.domain["recompute"] if FULL in modes(name)]
     return np.asarray((rows["pp"] > 1) & rows.one_of("recompute", *whole))
 
@@ -221,7 +221,7 @@ REQUESTED = (
     on_request(
         "cp_balance", _CONTEXT, lambda rows: rows["cp"] > 1, _context_kept, said=None, is_decided=True
     ),
-    on_request(  # hybrids: some of the context ranks exchange heads, whichever way the others meet
+    on_request(  # hybrids: some context ranks exchange heads, the others use the method
         "ulysses",
         _CONTEXT,
         lambda rows: (rows["cp"] > 1) & ~_has(rows, "cp_method", "ulysses"),
@@ -293,16 +293,16 @@ ALL_NAMES = (*AXIS_NAMES, *REQUESTED_NAMES)
 
 
 def names_that_decide(what: str) -> tuple[str, ...]:
-    """All axes that decide MEMORY, BLOCKS, SHAPE or REPLICAS."""
+    """All axes that decide MEMORY, BLOCKS, SHAPE or REPLICAS, by name."""
     return tuple(axis.name for axis in (*AXES, *REQUESTED) if what in axis.decides)
 
 
 def companions(name: str) -> Mapping[str, Any]:
-    """What a value of an axis must be tried with to be a plan at all."""
+    """Values of other axes that a value of an axis requires."""
     return next((axis.companions for axis in REQUESTED if axis.name == name), {})
 
 
 def offered(problem: Problem) -> tuple[Requested, ...]:
-    """Axes of the table that a search asks for, or of which its plan is not what a Plan is by default."""
+    """Requested axes that are asked for, or for which the base plan differs from the default."""
     asked = [flat.SYNONYMS.get(name, name) for name in problem.constraints.fixed]
     return tuple(axis for axis in REQUESTED if axis.name in asked or axis.domain(problem))

@@ -1,8 +1,8 @@
-"""Which plans a search may have for the sake of the framework that is to run them.
+"""Restrictions of plans to what the framework that runs them supports.
 
-``--portable TARGET`` asks for plans that an export target can express whole. Without it the framework behind the stack
-decides what nobody asked for: schedules, recomputation, ZeRO stages, overlaps and sizes that it does not have are left
-out, while what the user held or listed, and what the model is, stays. ``--portable any`` asks for neither.
+``--portable TARGET`` asks for plans that an export target can express completely. Without it, the framework behind the
+stack restricts what nobody asked for: it leaves out schedules, recomputation, ZeRO stages, overlaps and sizes that the
+framework does not have, but keeps what the user held or listed, and the model. ``--portable any`` turns both off.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ AXIS_OF = {
     "rank_order": "order", "overlap": "tp_overlap", "cp_method": "cp", "cp_balance": "cp", "ulysses": "cp",
     "layers": "pp", "kind": "zero", "reshard_after_forward": "zero",
 }  # fmt: skip
-"""Axes that a loss of other fields follows from."""
+"""Axes to which losses of other fields are attributed."""
 SIZES = ("cp", "pp", "ep", "vpp", "hsdp")
-"""Axes of which a target knows 1, or any size."""
+"""Axes for which a target supports either only 1 or any size."""
 UNSEEN = ("micro_batch",)
 """Axes that no target looks at."""
 SIMPLEST, SPREAD = 32, 32
-"""Layouts of a value that a target is asked about: those with the fewest axes in use, and others of all kinds."""
+"""Layouts per value that a target is asked about: the ones with the fewest axes in use, and a spread of others."""
 
 
 def of_its_framework(problem: Problem) -> Problem:
-    """The problem with the framework behind its stack, unless it says itself what plans may be.
+    """The problem with the framework behind its stack, unless the problem says which plans are allowed.
 
-    Without one where no export target has the stack, or where none can be told of the model.
+    No framework is set if no export target has the stack, or if the model cannot be described to any.
     """
     if problem.constraints.portable is not None or problem.framework is not None:
         return problem
@@ -50,7 +50,7 @@ def of_its_framework(problem: Problem) -> Problem:
     for name in targets_of(problem.stack.known_as):
         try:
             lost = losses(problem, problem.base.with_values(dp=1), name)
-        except UserError:  # a model that it cannot be told, such as one whose config file is gone
+        except UserError:  # the model cannot be described, e.g. its config file is gone
             continue
         if "a part" not in load_target(name).features:
             known.append((sum(axis_of(loss) not in AXIS_NAMES for loss in lost), name))
@@ -63,13 +63,13 @@ def of_its_framework(problem: Problem) -> Problem:
 
 
 def refusals(rows: Rows, row: int) -> list[str]:
-    """Why the plan of a row may not be, for the target asked for or the framework; empty where it may."""
+    """Why the target asked for or the framework refuses the plan of a row; empty if it accepts it."""
     target = rows.problem.target
     return [] if target is None else [str(loss) for loss in _counting(rows, row, target)]
 
 
 def _counting(rows: Rows, row: int, target: str) -> list[Loss]:
-    """Losses of a row that count: all for a target that was asked for, for a framework those of its axes."""
+    """Losses of a row that count: for a requested target all, for a framework those of its axes."""
     problem = rows.problem
     found = losses(problem, counted(rows, row), target)
     if problem.held_to is not None or problem.framework is None:
@@ -78,14 +78,14 @@ def _counting(rows: Rows, row: int, target: str) -> list[Loss]:
 
 
 def axis_of(loss: Loss) -> str:
-    """The axis that a loss is one of, or else its field."""
+    """The axis that a loss belongs to, or else its field."""
     return AXIS_OF.get(loss.field, loss.field)
 
 
 def losses(problem: Problem, plan: Plan, target: str) -> list[Loss]:
-    """What a target cannot express of a plan that has its dp, on the problem's cluster, as an export is asked.
+    """What a target cannot express of a plan (which has its dp) on the problem's cluster, as an export reports it.
 
-    Raises UserError where it cannot be asked.
+    Raises UserError if the target cannot be asked.
     """
     from simpar import export
     from simpar.export.subject import node_of
@@ -96,10 +96,10 @@ def losses(problem: Problem, plan: Plan, target: str) -> list[Loss]:
 
 
 def keep_expressible(rows: Rows) -> Rows:
-    """Leave out values of axes that the target or framework refuses in all layouts that it is asked about.
+    """Leave out values of axes that the target or framework refuses in all layouts it is asked about.
 
-    What it refuses in some, as a schedule with replicas, is found when the row's turn comes. Raises Infeasible where
-    nothing is left.
+    Values that it refuses only in some layouts, such as a schedule with replicas, are found when a row's turn comes.
+    Raises Infeasible if nothing is left.
     """
     target = rows.problem.target
     if target is None or not rows.count:
@@ -128,7 +128,7 @@ def keep_expressible(rows: Rows) -> Rows:
 
 
 def _columns(rows: Rows) -> dict[str, Ints]:
-    """What tells layouts apart for a target, 0 where an axis is not in use: int64[rows] for every axis."""
+    """What distinguishes layouts for a target, 0 if an axis is not in use: int64[rows] per axis."""
     found = {
         name: (rows[name] > 1).astype(np.int64) if name in SIZES else rows.code[name].astype(np.int64)
         for name in rows.domain
@@ -138,15 +138,15 @@ def _columns(rows: Rows) -> dict[str, Ints]:
 
 
 def _values(rows: Rows, name: str, value: int) -> tuple[Any, ...]:
-    """The values of an axis that a column has one number for."""
-    domain = rows.domain.get(name, ())  # that of dp follows from others
+    """The values of an axis that a column gives the same number."""
+    domain = rows.domain.get(name, ())  # dp has no domain: it follows from other axes
     if name not in SIZES:
         return domain[value : value + 1]
     return tuple(size for size in domain if (size > 1) == bool(value))
 
 
 def _tried(kinds: Ints, use: NDArray[np.int64]) -> Ints:
-    """The simplest of some kinds of layouts, and a few of the others."""
+    """The simplest of some kinds of layouts, and a spread of the others."""
     by_use = kinds[np.argsort(use[kinds], kind="stable")]
     others = by_use[SIMPLEST:]
     some = np.linspace(0, len(others) - 1, min(len(others), SPREAD), dtype=np.int64)

@@ -1,9 +1,8 @@
-"""``recompute: optimal`` as a choice of the space: chosen for one layout when its bound says that it may win.
+"""``recompute: optimal`` as a choice of the space: made for one layout when its bound says that it may win.
 
-Until then a row is bounded as if nothing were recomputed, which takes the least time, and fits where everything
-recomputed in segments of some size does. Then the choice by layer is made, as
-:mod:`simpar.program.resolve.checkpointing` makes it, and the row is bounded, swept and simulated with it like any
-other.
+Until then a row is bounded as if nothing were recomputed, which takes the least time; it counts as fitting if
+recomputing everything in segments of some size does. Then :mod:`simpar.program.resolve.checkpointing` makes the choice
+by layer, and the row is bounded, swept and simulated with it like any other.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def alike(rows: Rows, row: int) -> Ints:
 
 
 def decide(rows: Rows, row: int) -> str | None:
-    """What ``optimal`` stands for in a row: none where nothing need be recomputed, None where nothing fits."""
+    """What ``optimal`` stands for in a row: "none" if nothing needs to be recomputed, None if nothing fits."""
     problem, cluster = rows.problem, rows.problem.cluster
-    if problem.constraints.headroom:  # devices have as much memory as is left
+    if problem.constraints.headroom:  # the device has only the memory that may be used
         device = cluster.device.model_copy(update={"memory_bytes": problem.memory_limit_bytes})
         cluster = cluster.with_device(device)
     try:
@@ -60,12 +59,12 @@ def decide(rows: Rows, row: int) -> str | None:
 
 @dataclass
 class RecomputeBounds:
-    """How much longer the passes of undecided rows take at least, because they keep less than they would like to.
+    """Lower bounds of the time that limited memory costs undecided rows, which must drop some activations.
 
-    At the moment of an end of the pipeline (:mod:`simpar.cost.memory.moments`) f_l microbatches of layer l are in
-    flight. If D bytes too much are there with everything kept, choices must drop d_l of each layer and microbatch with
-    sum f_l d_l >= D. Dropping d costs at least h(d), the lower hull of all choices of whichever block; it is convex, so
-    that the n layers of the rank take at least n h(D / (n max f)) longer for each microbatch.
+    At a moment of an end rank of the pipeline (:mod:`simpar.cost.memory.moments`), f_l microbatches of layer l are in
+    flight. If keeping everything needs D bytes too many, the choices must drop d_l bytes per layer and microbatch with
+    sum f_l d_l >= D. Dropping d bytes costs at least h(d), the lower convex hull over all choices of all blocks. As h
+    is convex, the n layers of the rank take at least n h(D / (n max f)) longer per microbatch.
     """
 
     pipelines: Pipelines
@@ -73,9 +72,9 @@ class RecomputeBounds:
 
     @cached_property
     def dropped_bytes(self) -> Floats:
-        """Bytes that a layer and microbatch must drop on the first and the last rank, and layers there.
+        """Bytes that each layer and microbatch must drop on the first and last rank, and the layers there.
 
-        float64[2 bytes and layers, 2 ends, rows]; zero where rows are decided.
+        float64[2 (bytes, layers), 2 ends, rows]; zero for decided rows.
         """
         rows = self.pipelines.jobs.rows
         found = np.zeros((2, 2, rows.count))
@@ -91,7 +90,7 @@ class RecomputeBounds:
         return found
 
     def extra_ns(self, rows: Ints, shape: Shape) -> Floats:
-        """Nanoseconds more of the first and the last rank for one microbatch, float64[2, len(rows)], of one shape."""
+        """Extra nanoseconds per microbatch on the first and last rank, float64[2, len(rows)], for rows of one shape."""
         (dropped, layers), key = self.dropped_bytes[:, :, rows], self.pipelines.blocks.key[rows]
         found = np.zeros((2, len(rows)))
         if shape.rank_of_stage[-1] != shape.num_ranks - 1:  # one rank has both ends
@@ -102,7 +101,7 @@ class RecomputeBounds:
         return found
 
     def _hull(self, key: int, shape: Shape) -> tuple[Floats, Floats]:
-        """Least nanoseconds over bytes dropped, vertices of the lower hull of all choices of all blocks."""
+        """Least nanoseconds as a function of bytes dropped: vertices of the lower hull of all choices of all blocks."""
         letter, blocks = "I" if shape.splits else "B", self.pipelines.blocks
         known = key, letter + "k" * shape.pairs
         if known not in self._hulls:
@@ -122,9 +121,9 @@ class RecomputeBounds:
 
 
 def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
-    """What may come and go at most beside what stays, so that it fits as probably as asked for; or a little more.
+    """An upper limit of the transient memory with which a row still fits with the requested probability.
 
-    What experts are sent at risk depends on what is kept of it: left out.
+    The risk from uneven expert loads is left out, because it depends on what is kept.
     """
     habits = memory_risk(problem.stack, problem.cluster)
     sure = problem.constraints.fit_probability
@@ -135,7 +134,7 @@ def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
 
 
 def _under(rows: Rows, policy: str) -> Least:
-    """What the ends of pipelines hold at least under one policy."""
+    """The least that the end ranks of pipelines hold under one policy."""
     rows.set("recompute", np.arange(rows.count), policy)
     return least(rows, (FIRST, LAST))
 
@@ -146,7 +145,7 @@ def _saved_bytes(block: Block, view: RankView, how: str) -> float:
 
 
 def _lower_hull(points: list[tuple[float, float]]) -> tuple[Floats, Floats]:
-    """Vertices of the lower convex hull from the origin to the point farthest right, by Andrew's monotone chain."""
+    """Vertices of the lower convex hull from the origin to the rightmost point, by Andrew's monotone chain."""
     hull: list[tuple[float, float]] = []
     for x, y in sorted(points):
         while len(hull) > 1 and (hull[-1][0] - hull[-2][0]) * (y - hull[-2][1]) <= (

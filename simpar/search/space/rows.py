@@ -24,23 +24,23 @@ ORIGIN = "origin"
 
 
 def enumerate_space(problem: Problem) -> Rows:
-    """All rows of the space of a problem. Raises UserError for an unknown axis, Infeasible where none is left."""
+    """All rows of the space of a problem. Raises UserError for an unknown axis, Infeasible if none is left."""
     return keep_expressible(join_axes(memory_rows(problem), LATE_AXES))
 
 
 def memory_rows(problem: Problem) -> Rows:
-    """Rows over the axes that memory depends on. Raises UserError, Infeasible as above."""
+    """Rows over the axes that memory depends on. Raises as :func:`enumerate_space` does."""
     return keep_expressible(join_axes(Rows(problem), (*MEMORY_AXES, *offered(problem))))
 
 
 def with_late_axes(rows: Rows) -> Rows:
-    """The same rows with the axes that memory does not depend on; the column ORIGIN tells where each comes from."""
+    """Rows joined with the axes that memory does not depend on; column ORIGIN is the row each comes from."""
     rows.code[ORIGIN] = np.arange(rows.count, dtype=np.int32)
     return keep_expressible(join_axes(rows, LATE_AXES))
 
 
 def late_count(rows: Rows) -> int:
-    """How many rows the others become with the late axes, counted a part at a time."""
+    """How many rows result from joining the late axes, counted one part at a time."""
     count = 0
     for part in np.array_split(np.arange(rows.count), rows.count // ROWS_AT_ONCE + 1):
         try:
@@ -51,7 +51,7 @@ def late_count(rows: Rows) -> int:
 
 
 def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
-    """Join axes to rows, in order, and keep what is legal and new."""
+    """Join axes to rows, in order, and keep the rows that are legal and new. Raises Infeasible if none is left."""
     fixed = fixed_values(rows.problem.constraints.fixed)
     for axis in axes:
         offered_values = axis.domain(rows.problem)
@@ -77,14 +77,13 @@ def _emptied(rows: Rows, last: Axis, fixed: dict[str, tuple[Any, ...]], before: 
 
 
 DROPLESS = ("capacity_factor",)
-"""Axes of which "none" is a value that no text stands for."""
+"""Axes on which "none" is a value of its own."""
 
 
 def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
-    """The values that each fixed axis may have: one, or several in a list or separated by commas, each of them once.
+    """The allowed values of each fixed axis, without duplicates: one, or several as a list or separated by commas.
 
-    The order in which they are given is not kept (:func:`in_order`). Raises UserError for an axis that the space does
-    not have.
+    The given order is not kept (:func:`in_order`). Raises UserError for an axis that the space does not have.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for name, value in fixed.items():
@@ -98,10 +97,10 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def in_order(values: Sequence[Any], offered_values: Sequence[Any] = ()) -> tuple[Any, ...]:
-    """Values once each, in the one order that they have in every space: as the axis offers them, then by size or name.
+    """Distinct values in the order that they have in every space: as the axis offers them, then by size or name.
 
-    A value's place among its like decides which of equal plans is named first, and which value stands for all where
-    they make no difference: the order in which somebody happens to write them must not.
+    The position of a value decides which of equal plans is named first, and which value stands for all if they make no
+    difference. It must not depend on the order in which a user writes them.
     """
     known = {value: place for place, value in enumerate(offered_values)}
 
@@ -113,7 +112,7 @@ def in_order(values: Sequence[Any], offered_values: Sequence[Any] = ()) -> tuple
 
 
 def _typed(axis: str, item: Any) -> Any:
-    """A value as the Plan has it. Raises UserError where no plan can have it."""
+    """A value as the Plan has it. Raises UserError if no plan can have it."""
     value: Any = _scalar(item) if isinstance(item, str) else item
     value = None if axis in DROPLESS and value == "none" else value
     plan = files.parse(Plan, {**written(axis, value), **companions(axis)}, source=f"--fix {axis}={item}")
@@ -124,7 +123,7 @@ def _typed(axis: str, item: Any) -> Any:
 
 
 def _scalar(text: str) -> Any:
-    """A truth value, a number or a text."""
+    """Parse text as a truth value, a number or a string."""
     text = text.strip()
     if text.lower() in WORDS:
         return WORDS[text.lower()]

@@ -1,4 +1,4 @@
-"""Rows of the space as columns of codes: one for every joined axis, and what follows from them on demand."""
+"""Rows of the space as columns of codes, one per joined axis, and derived quantities on demand."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from simpar.units import Flags, Ints
 
 Mask = Flags
 Codes = NDArray[np.int8 | np.int16 | np.int32]
-"""Places in the domain of an axis, as narrow as it is short."""
+"""Indices into the domain of an axis, in the narrowest integer type that holds them."""
 ROWS_AT_ONCE = 2**19
 SPARSE = 16
-"""Numbers as far apart as this for each of them are told apart by sorting."""
+"""Numbers spread over more than SPARSE times their count are made dense by sorting."""
 
 
 class Rows:
-    """Rows of the space under construction: codes of every joined axis, and arrays of their values on demand.
+    """Rows of the space under construction: codes of every joined axis, and arrays of values on demand.
 
     ``left_out`` are values of axes that an export target refused in all rows.
     """
@@ -35,7 +35,7 @@ class Rows:
         self._known: dict[str, Any] = {}
 
     def join(self, name: str, domain: Sequence[Any], keep: Callable[[Rows], Mask] | None = None) -> None:
-        """Every row once for each value of another axis, as far as a rule keeps them; so many rows at a time."""
+        """Multiply the rows by the values of another axis and keep what a rule keeps, ROWS_AT_ONCE rows at a time."""
         step, codes = max(ROWS_AT_ONCE // max(len(domain), 1), 1), dict[str, list[Codes]]()
         for first in range(0, max(self.count, 1), step):
             part = self if self.count <= step else self.some(slice(first, first + step))
@@ -57,7 +57,7 @@ class Rows:
         self.count *= len(domain)
 
     def set(self, name: str, which: Ints, value: Any) -> None:
-        """Give some rows a value of an axis, a new one if need be; rows that these are some of keep theirs."""
+        """Give some rows a value of an axis, which may be new to its domain; rows these were taken from keep theirs."""
         if value not in self.domain[name]:
             self.domain[name] = (*self.domain[name], value)
         codes = self.code[name].astype(np.int32)
@@ -66,7 +66,7 @@ class Rows:
         self._known.pop(name, None)
 
     def take(self, which: Any) -> None:
-        """Keep some of the rows: their numbers, or a mask."""
+        """Keep some of the rows, by numbers or by a mask."""
         if isinstance(which, np.ndarray) and which.dtype.kind == "b":
             if which.all():
                 return
@@ -76,7 +76,7 @@ class Rows:
         self.count = len(next(iter(self.code.values()), ()))
 
     def __getitem__(self, name: str) -> Any:
-        """Values of a numeric axis, or of what follows from the axes: dp, microbatches, stages."""
+        """Values of a numeric axis or of a derived quantity: dp, microbatches, stages."""
         if name not in self._known:
             derived = name in _DERIVED
             found = _DERIVED[name](self) if derived else np.array(self.domain[name])[self.code[name]]
@@ -84,7 +84,7 @@ class Rows:
         return self._known[name]
 
     def at(self, name: str, which: Any) -> Any:
-        """The same of some rows alone, or of one: the column of all rows is not made and kept for it."""
+        """Values of some rows, or of one, without computing and keeping the column of all rows."""
         found = Rows(self.problem)
         found.domain = self.domain
         found.code = {each: self.code[each][which] for each in {*_READ, name} & self.code.keys()}
@@ -99,7 +99,7 @@ class Rows:
         return found
 
     def number(self, names: Sequence[str], last: Any = 0, most: int = 1) -> Ints:
-        """One number for every combination of values of those axes that are joined, and of ``last`` below ``most``."""
+        """One number per combination of values of those axes that are joined, and of ``last`` below ``most``."""
         code = np.zeros(self.count, dtype=np.int64)
         for name in names:
             if (values := len(self.domain.get(name, ()))) > 1:
@@ -110,13 +110,13 @@ class Rows:
         return code
 
     def one_of(self, name: str, *values: Any) -> Mask:
-        """Where an axis has one of some values."""
+        """Rows whose value on an axis is one of ``values``."""
         wanted = [index for index, value in enumerate(self.domain[name]) if value in values]
         return np.isin(self.code[name], wanted)
 
 
 def numbered(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
-    """The first row of every combination of values there is, in their order, and which of these each row has."""
+    """The first row of every distinct combination of columns, in ascending order, and each row's index in these."""
     rows = len(columns[0])
     code, size = np.zeros(rows, dtype=np.int64), 1
     for column in columns if rows else ():
@@ -127,12 +127,12 @@ def numbered(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
     if len(columns) > 1 and rows:
         code, size = _dense(code)
     first = np.zeros(size if rows else 0, dtype=np.int64)
-    first[code[::-1]] = np.arange(rows)[::-1]  # what is written last stays
+    first[code[::-1]] = np.arange(rows)[::-1]  # the last write stays: the first row
     return first, code
 
 
 def stride(rows: Rows, axis: str) -> Ints:
-    """How far apart neighbours along an axis of the mesh are, int64[rows]: the product of the faster axes."""
+    """The distance of neighbours along an axis of the mesh, int64[rows]: the product of the faster axes."""
     orders = [flat.axes(order) for order in rows.domain["order"]]
     found = np.ones(rows.count, dtype=np.int64)
     for other in orders[0]:
@@ -143,7 +143,7 @@ def stride(rows: Rows, axis: str) -> Ints:
 
 
 def together(number: Ints) -> Iterator[Ints]:
-    """Positions of equal numbers in groups, the lowest number first; in order within each."""
+    """Positions of equal numbers in groups, the lowest number first, each group in ascending order."""
     order, first = np.argsort(number, kind="stable"), 0
     for end in (*(np.flatnonzero(np.diff(number[order])) + 1).tolist(), len(order)):
         if end > first:
@@ -152,7 +152,7 @@ def together(number: Ints) -> Iterator[Ints]:
 
 
 def _dense(column: Ints) -> tuple[Ints, int]:
-    """Numbers from 0 on that are as distinct as the values of a column, in their order, and how many there are."""
+    """Consecutive numbers from 0 that keep the order of a column's values, and how many there are."""
     least, most = int(column.min()), int(column.max())
     if most - least > SPARSE * len(column):
         values, index = np.unique(column, return_inverse=True)
@@ -174,14 +174,14 @@ _DERIVED: dict[str, Callable[[Rows], Any]] = {
     "stages": lambda rows: rows["pp"] * rows["vpp"],
 }
 _READ = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
-"""Axes that the above follow from."""
+"""Axes from which the derived quantities follow."""
 
 
 def _expert_tensor_parallel(rows: Rows) -> Ints:
-    """Ranks that share an expert: as asked for, else 1 where experts are spread, else those of everything."""
+    """Ranks that share an expert: as asked for, else 1 with expert parallelism, else the tensor ranks."""
     usual = np.where(rows["ep"] > 1, 1, rows["tp"])
     if "etp" not in rows.domain:
         given = np.asarray(rows.problem.base.mesh.etp or 0)
-    else:  # rows where it changes nothing have none
+    else:  # rows in which it changes nothing have None
         given = np.array([ranks or 0 for ranks in rows.domain["etp"]])[rows.code["etp"]]
     return np.asarray(np.where(given > 0, given, usual))

@@ -1,1 +1,1 @@
-"""Spaces whose stages differ: cuts into uneven stages, and stages with meshes and roles of their own (``alpa``)."""
+"""Spaces with unlike stages: uneven cuts into stages, and stages with meshes and roles of their own (``alpa``)."""

@@ -1,4 +1,4 @@
-"""What searches among unlike stages share: values of their axes, the optimum of even stages, their answer."""
+"""Shared parts of the searches over unlike stages: values of axes, the optimum of even stages, and the answer."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def chosen_values(
     offered: Mapping[str, Sequence[Value]],
     others: Mapping[str, Sequence[Value] | None],
 ) -> dict[str, tuple[Value, ...]]:
-    """The values of every axis of a space: those offered, or where they are held those that are asked for.
+    """The values of every axis of a space: those offered, or those asked for if the axis is held.
 
-    ``others`` may be asked for besides (None: whatever a plan can have). Raises UserError for what the space does not
-    search.
+    ``others`` are further values that may be asked for (None: whatever a plan can have). Raises UserError for axes and
+    values that the space does not search.
     """
     constraints, instead = problem.constraints, "allowed: --space uniform"
     if OPTIMAL in str(constraints.fixed.get("recompute", "")):
@@ -70,7 +70,7 @@ def chosen_values(
 
 
 def even_optimum(problem: Problem, progress: Progress) -> SearchResult | None:
-    """The optimum of even stages, None where nothing fits, or where nodes differ."""
+    """The optimum of even stages; None if nothing fits or if nodes differ."""
     if problem.cluster.is_mixed:
         return None
     brief = replace(progress, top=1, brief=True)
@@ -84,11 +84,11 @@ def even_optimum(problem: Problem, progress: Progress) -> SearchResult | None:
 
 @dataclass
 class StagesSearch(ABC):
-    """State of a search among unlike stages: the shortest step so far, and what was done.
+    """State of a search over unlike stages: the shortest step so far, and the work done.
 
-    ``values`` are those of every axis. ``open_s`` are seconds below which no plan gets that was left aside, 0 until all
-    are bounded; ``ops`` those of all Programs that were simulated. ``unsure_s`` is the shortest step of those that fit
-    as predicted.
+    ``values`` are those of every axis. ``open_s`` is a lower bound in seconds of all plans that were set aside, 0 until
+    all are bounded. ``ops`` counts those of all simulated Programs. ``unsure_s`` is the shortest step of the plans that
+    fit as predicted.
     """
 
     problem: Problem
@@ -102,18 +102,18 @@ class StagesSearch(ABC):
 
     space: ClassVar[str]
     meanings: ClassVar[tuple[str, ...]] = ()
-    """What axes mean that mean something else in the uniform space, in words."""
+    """Axes that mean something else than in the uniform space, in words."""
     knows_fits: ClassVar[bool] = True
-    """Whether plans are known to fit without a simulation; else ``feasible`` counts those that were simulated."""
+    """Whether plans are known to fit without a simulation; otherwise ``feasible`` counts simulated plans."""
 
     @property
     def lowest_s(self) -> float:
-        """Seconds below which no plan that was not simulated gets."""
+        """A lower bound in seconds of all plans that were not simulated."""
         return self.open_s
 
     @abstractmethod
     def run(self) -> None:
-        """Search; may be stopped anywhere."""
+        """Search; may be interrupted anywhere."""
 
     @abstractmethod
     def ranked(self) -> list[Exact]:
@@ -121,14 +121,14 @@ class StagesSearch(ABC):
 
     @abstractmethod
     def counts(self) -> Counts:
-        """What was done."""
+        """Numbers of plans by how far they were examined."""
 
     def unbuilt(self) -> int:
-        """Plans that may win, of which the Program has more ops than are built."""
+        """The number of plans that may win but whose Program has more ops than are built."""
         return 0
 
     def measured(self, plan: Plan) -> Exact:
-        """The simulated step of a plan. Raises UserError where it cannot be."""
+        """The simulated step of a plan. Raises UserError if it cannot be simulated."""
         done = measure(self.problem, plan, self.ops)
         self.ops, self.simulated = self.ops + done.num_ops, self.simulated + 1
         if done.fits:
@@ -139,10 +139,10 @@ class StagesSearch(ABC):
         return done
 
     def answer(self, even: SearchResult | None) -> SearchResult:
-        """The best of what is found and of the even optimum, which competes.
+        """The best of the plans found and of the even optimum, which competes.
 
-        Plans that take the same time and memory to the byte are shown once, even stages rather than others. Raises
-        Infeasible without any.
+        Plans with exactly equal time and memory are shown once, even stages before others. Raises Infeasible if there
+        is no plan.
         """
         problem, progress = self.problem, self.progress
         self.best_s = even_s = even.best.step_time_s if even else np.inf
@@ -187,7 +187,7 @@ class StagesSearch(ABC):
         return answer.saying(more)
 
     def _margin(self, best_s: float, even: SearchResult | None) -> dict[str, object] | None:
-        """What being as sure as asked for that plans fit costs, by those that were simulated; None where nothing is."""
+        """The price of the requested probability of fitting, judged by simulated plans; None if none was requested."""
         if self.problem.constraints.fit_probability == AS_PREDICTED:
             return None
         of_even = even.details.get("margin") if even else None

@@ -1,7 +1,7 @@
-"""Where to cut a chain of blocks into pipeline stages: the cut whose slowest stage is fastest.
+"""Cuts of a chain of blocks into pipeline stages: the cut whose slowest stage is fastest.
 
-A cut is the number of blocks of every stage, at least one. Embedding and head are blocks, too, the first and the last:
-the stages at the ends may do without layers.
+A cut is the number of blocks of every stage, at least one. Embedding and head count as the first and last block, so
+stages at the ends may have no layers.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from simpar.units import Floats, Ints
 
 EVEN = 2.0**-30
-"""Weight of a stage's own time among cuts with equally slow slowest stages."""
+"""The weight of a stage's own time among cuts with equally slow slowest stages."""
 FEW_STAGES = 6
-"""Stages up to which blocks move between any two of them."""
+"""With up to so many stages, blocks move between any two of them."""
 
 
 def before(each: Floats) -> Floats:
@@ -30,11 +30,11 @@ def between(each: Floats) -> Floats:
 
 
 def fastest_cut(costs: Floats, most: Ints | None = None) -> tuple[int, ...] | None:
-    """Blocks of every stage, such that the slowest stage is as fast as can be; None where no cut is allowed.
+    """The number of blocks of every stage that makes the slowest stage fastest; None if no cut is allowed.
 
-    ``costs`` float64[stages, K]: time of every block on every stage; ``most`` int64[stages]: blocks that a stage may
-    hold. Among equals the one whose next slower stages are faster, stage by stage from the end [linear partitioning by
-    dynamic programming, O(stages x K^2)].
+    ``costs`` float64[stages, K] is the time of every block on every stage; ``most`` int64[stages] the most blocks of a
+    stage. Among equals, the next slower stages are faster, stage by stage from the end [linear partitioning by dynamic
+    programming, O(stages x K^2)].
     """
     stages, blocks = costs.shape
     length = np.arange(blocks + 1) - np.arange(blocks + 1)[:, None]
@@ -55,7 +55,7 @@ def fastest_cut(costs: Floats, most: Ints | None = None) -> tuple[int, ...] | No
 
 
 def cuts_within(costs: Floats, limit: float, at_most: int) -> Ints | None:
-    """All cuts whose slowest stage stays below a limit, int64[n, stages]; None where there are more than ``at_most``.
+    """All cuts whose slowest stage stays below a limit, int64[n, stages]; None if there are more than ``at_most``.
 
     ``costs`` as in :func:`fastest_cut`.
     """
@@ -75,7 +75,7 @@ def cuts_within(costs: Floats, limit: float, at_most: int) -> Ints | None:
 
 
 def moves(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Cuts in which one stage has a block less and another, not far from it, one more."""
+    """Cuts in which one stage has a block less and another one close to it a block more."""
     found, stages = [], range(len(cut))
     reach = len(cut) if len(cut) <= FEW_STAGES else 2
     for giver, taker in product(stages, stages):

@@ -1,8 +1,8 @@
-"""Plans but for their cut into stages: what every block takes on every stage, and bounds of all cuts from that.
+"""Plans without their cut into stages: durations of every block on every stage, and bounds of all cuts.
 
-A skeleton fixes everything else (tp, pp, micro-batch, recomputation, rank order, schedule). Its blocks are priced once
-as the Program prices them where nothing runs beside them; a cut is then bounded by its schedule's table with the sums
-of its stages, of whole nanoseconds.
+A skeleton fixes everything else (tp, pp, micro-batch, recomputation, rank order, schedule). Its blocks are priced once,
+as the Program prices them if nothing runs beside them. A cut is then bounded by its schedule's table with the sums of
+its stages, in whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from simpar.search.stages.cuts import before, cuts_within, fastest_cut
 from simpar.units import NS_PER_S, Floats, Ints
 
 RankHardware = tuple[int, int, float]
-"""Kind of device, part of the cluster, and how many times slower than its kind the rank is."""
+"""Kind of device, part of the cluster, and slowdown of the rank relative to its kind."""
 CUTS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A plan but for its cut: how many blocks every stage gets, embedding and head among them.
+    """A plan without its cut: embedding and head count as blocks.
 
     ``blocks_ns`` float64[columns, letters, stages, blocks] are passes F, B, I, W through every block on every stage. A
-    column is one rank of every stage, which send to each other; columns of equally fast ranks are one.
+    column is one rank of every stage, which send to each other; columns of equally fast ranks are merged.
     """
 
     job: Job
@@ -55,32 +55,32 @@ class Skeleton:
 
     @property
     def num_cuts(self) -> int:
-        """Cuts into stages of at least one block."""
+        """The number of cuts into stages of at least one block."""
         stages, blocks = self.costs_ns.shape
         return comb(blocks - 1, stages - 1)
 
     @cached_property
     def costs_ns(self) -> Floats:
-        """One microbatch on every block of every stage, of its slowest rank: float64[stages, blocks].
+        """One microbatch on every block of every stage, on its slowest rank: float64[stages, blocks].
 
-        Forward and backward, whole or in halves, whichever is less.
+        Forward plus backward, whole or split, whichever is less.
         """
         forward, backward, first, second = np.moveaxis(self.blocks_ns, 1, 0)
         return np.asarray((forward + np.minimum(backward, first + second)).max(axis=0))
 
     @cached_property
     def bound_s(self) -> float:
-        """Seconds below which no cut gets: all microbatches on the slowest stage of the best."""
+        """A lower bound in seconds of all cuts: all microbatches on the slowest stage of the best cut."""
         return float(self._step_s(self._slowest_ns(self._best))[0])
 
     @cached_property
     def promise_s(self) -> float:
-        """Seconds that the cut whose slowest stage is fastest takes at least."""
+        """A lower bound in seconds of the cut whose slowest stage is fastest."""
         return float(self.bounds_s(self._best)[0])
 
     @cached_property
     def _best(self) -> Ints:
-        """The cut whose slowest stage is fastest, as int64[1, stages]: a checked plan has a block for every stage."""
+        """The cut whose slowest stage is fastest, int64[1, stages]; a checked plan has a block for every stage."""
         return np.array([fastest_cut(self.costs_ns)])
 
     @property
@@ -88,23 +88,23 @@ class Skeleton:
         return self.job.plan.num_microbatches(self.job.training.global_batch)
 
     def _step_s(self, passes_ns: Floats) -> Floats:
-        """Seconds of steps with their passes."""
+        """Seconds of steps from the nanoseconds of their passes."""
         return np.asarray(self.job.stack.step_s(passes_ns))
 
     def _slowest_ns(self, cuts: Ints) -> Floats:
-        """All microbatches on the slowest stage of cuts int64[n, stages]."""
+        """Nanoseconds of all microbatches on the slowest stage of cuts int64[n, stages]."""
         return np.asarray(self._microbatches * _sums(self.costs_ns, cuts).max(axis=1))
 
     def cuts_below(self, limit_s: float, at_most: int) -> Ints | None:
-        """All cuts whose slowest stage leaves them below a step, or None where they are too many."""
+        """All cuts whose slowest stage allows a step below ``limit_s``; None if there are more than ``at_most``."""
         passes_s = limit_s - self.job.stack.launch.step_overhead_s
         return cuts_within(self.costs_ns, passes_s * NS_PER_S / self._microbatches, at_most)
 
     def bounds_s(self, cuts: Ints) -> Floats:
-        """Seconds that the steps of cuts int64[n, stages] take at least: float64[n].
+        """Lower bounds of the steps of cuts int64[n, stages] in seconds: float64[n].
 
-        The schedule's table with the passes of every stage, without messages, contention and what follows the last
-        pass. A table that depends on the durations of its passes is not known yet: there the slowest stage bounds.
+        It sweeps the schedule's table with the passes of every stage, without messages, contention and what follows the
+        last pass. If the table depends on durations, it is not known yet: then the slowest stage bounds.
         """
         found, table = self._slowest_ns(cuts), self._table
         if table is None:
@@ -127,20 +127,20 @@ class Skeleton:
 
 
 def _sums(blocks: Floats, cuts: Ints) -> Floats:
-    """Sums over the blocks of every stage: float64[stages, blocks] and int64[n, stages] to float64[n, stages]."""
+    """Sums over the blocks of every stage: float64[stages, blocks], cuts int64[n, stages] to float64[n, stages]."""
     sums, end, stage = before(blocks), np.cumsum(cuts, axis=1), np.arange(len(blocks))
     return np.asarray(sums[stage, end] - sums[stage, end - cuts])
 
 
 @dataclass
 class Pricing:
-    """Prices skeletons of a problem; what they share is priced once."""
+    """Prices the skeletons of a problem; shared parts are priced once."""
 
     problem: Problem
     _known: dict[tuple[RankHardware, str], Mapping[str, Floats]] = field(default_factory=dict)
 
     def skeleton(self, plan: Plan) -> Skeleton | None:
-        """A plan with the times of its blocks, None where the layout cannot be."""
+        """A plan with the times of its blocks; None if the layout is not possible."""
         try:
             job = job_of(self.problem, plan)
         except UserError:
@@ -153,7 +153,7 @@ class Pricing:
         return Skeleton(job, np.moveaxis(np.array(found), 2, 1))
 
     def _columns(self, job: Job) -> dict[tuple[RankHardware, ...], tuple[int, ...]]:
-        """Where the ranks of a column are, stage by stage, and one column of ranks that are there."""
+        """The distinct columns of rank hardware, stage by stage, each with one example column of ranks."""
         cluster, mesh = self.problem.cluster, job.plan.mesh
         ranks = np.arange(cluster.world_size)
         part = np.searchsorted(np.cumsum([each.world_size for each in cluster.parts]), ranks, side="right")
@@ -166,10 +166,10 @@ class Pricing:
         return found
 
     def _blocks(self, job: Job, place: RankHardware, rank: int) -> Mapping[str, Floats]:
-        """Nanoseconds of every pass through every kind of block on a rank, collectives alone on their links."""
-        mesh = job.plan.mesh  # tensor ranks are as far apart as the axes ahead of theirs make them
+        """Nanoseconds of every pass through every kind of block on a rank, with collectives alone on their links."""
+        mesh = job.plan.mesh  # the axes before tp decide how far apart tensor ranks are
         ahead = mesh.model_copy(update={"order": mesh.order[: mesh.order.index("tp") + 1]})
-        blank = {"mesh": ahead, "pipeline": Pipeline()}  # a block knows neither its pipeline nor other ranks
+        blank = {"mesh": ahead, "pipeline": Pipeline()}  # a block needs neither pipeline nor other ranks
         key = place, job.plan.model_copy(update=blank).model_dump_json()
         if key not in self._known:
             alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])

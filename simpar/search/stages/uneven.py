@@ -1,8 +1,8 @@
-"""The uneven space: how many layers every pipeline stage gets, over nodes of one kind or several.
+"""The uneven space: how many layers every pipeline stage gets, on nodes of one or several kinds.
 
-A skeleton (tp, pp, micro-batch, recomputation, rank order) fixes all but the cut. Branch and bound over both: a
-skeleton is bounded by all microbatches on the slowest stage of its best cut; once that is the lowest bound, its cuts
-are enumerated and bounded one by one by the schedule's table; the cut with the lowest bound is simulated. When the
+A skeleton (tp, pp, micro-batch, recomputation, rank order) fixes everything but the cut. Branch and bound runs over
+both: a skeleton is bounded by all microbatches on the slowest stage of its best cut. Once that is the lowest bound, its
+cuts are enumerated and bounded one by one by the schedule's table; the cut with the lowest bound is simulated. When the
 lowest bound passes the best simulated step, no cut of any skeleton can beat it.
 """
 
@@ -33,19 +33,19 @@ Cut = tuple[int, ...]
 MICRO_BATCHES = (1, 2, 4)
 MOST_SIMULATED = 400
 MOST_CUTS = 50_000
-"""Cuts of one skeleton that are bounded one by one; where more may win, boundaries are moved instead."""
+"""The most cuts of one skeleton that are bounded one by one; if more may win, boundaries are moved instead."""
 MEMORY_TRIALS = 4
 OTHERS = 2
-"""Skeletons to try for each candidate that is listed behind the best."""
+"""Skeletons to try per candidate that is listed after the best."""
 BYTES_LEFT = 0.98
-"""How much of the memory a stage is let have that was too full, of what would just fit."""
+"""The share of the limit that blocks of an overfull stage are planned for in the next trial."""
 
 
 @dataclass(eq=False)
 class Branch:
-    """Cuts of a skeleton that may still win, in the order of their bounds; one bound for all until they are listed.
+    """Cuts of a skeleton that may still win, by ascending bound; one bound stands for all until they are listed.
 
-    Those of one that ``is_large`` have more ops than are built: they stay as they are bounded.
+    If the branch ``is_large``, its cuts have more ops than are built: they keep their bounds.
     """
 
     skeleton: Skeleton
@@ -55,15 +55,15 @@ class Branch:
 
     @property
     def bound_s(self) -> float:
-        """The lowest bound of a cut that may still win."""
+        """The lowest bound of a cut that may still win, in seconds."""
         return float(self.bounds_s[0]) if len(self.bounds_s) else np.inf
 
 
 @dataclass
 class Uneven(StagesSearch):
-    """State of one search over ``plans`` of all skeletons. Raises UserError for what this space does not know.
+    """State of one search over ``plans`` of all skeletons. Raises UserError for anything this space does not have.
 
-    ``trials`` are cuts as they were simulated, None where one has more ops than are built.
+    ``trials`` are simulated cuts, None for a cut with more ops than are built.
     """
 
     plans: list[Plan] = field(init=False)
@@ -108,25 +108,25 @@ class Uneven(StagesSearch):
             except ValueError as error:
                 raise UserError(f"space uneven: {error}") from None
             if plan.mesh.pp == 1 and not cluster.is_mixed:
-                continue  # nothing is cut: that is the uniform space
+                continue  # nothing to cut: the uniform space has it
             alike = plan.mesh.pp == 1 or plan.mesh.tp * plan.mesh.pp == cluster.world_size
             if alike and rest["rank_order"] != self.values["order"][0]:
-                continue  # without both axes, either order is the same layout
+                continue  # both orders are the same layout unless both axes are used
             yield plan
 
     @property
     def lowest_s(self) -> float:
-        """Seconds below which no plan that was not simulated gets."""
+        """A lower bound in seconds of all plans that were not simulated."""
         return min([self.open_s, *(branch.bound_s for branch in self.branches)])
 
     def unbuilt(self) -> int:
-        """Cuts that may win, of which the Program has more ops than are built."""
+        """The number of cuts that may win but whose Program has more ops than are built."""
         large = [branch for branch in self.branches if branch.is_large]
         listed = sum(int((one.bounds_s < self.best_s).sum()) for one in large if one.cuts is not None)
         return listed + sum(one.skeleton.num_cuts for one in large if one.cuts is None)
 
     def simulate(self, skeleton: Skeleton, cut: Cut) -> Exact | None:
-        """A cut as it was simulated, or is now; None where its Program has more ops than are built."""
+        """The simulated step of a cut, run now if need be; None if its Program has more ops than are built."""
         key = skeleton, cut
         if key not in self.trials:
             try:
@@ -136,7 +136,10 @@ class Uneven(StagesSearch):
         return self.trials[key]
 
     def start(self, skeleton: Skeleton) -> Cut | None:
-        """Simulate the best cut by price, or where stages are too full, by price with fewer blocks there; the last."""
+        """Simulate the cut with the fastest slowest stage; while stages are too full, cuts with fewer blocks there.
+
+        Returns the last cut simulated, or None.
+        """
         most, last = np.full(len(skeleton.costs_ns), skeleton.costs_ns.shape[1]), None
         for _ in range(MEMORY_TRIALS):
             cut = fastest_cut(skeleton.costs_ns, most)
@@ -152,7 +155,7 @@ class Uneven(StagesSearch):
         return last
 
     def improve(self, skeleton: Skeleton, cut: Cut) -> None:
-        """Boundaries moved by a block as long as that helps."""
+        """Move stage boundaries by a block as long as that helps."""
         while self.simulated < MOST_SIMULATED:
             tried = {each: self.simulate(skeleton, each) for each in (cut, *moves(cut))}
             best = min(tried, key=lambda each: worth(tried[each]))
@@ -161,13 +164,13 @@ class Uneven(StagesSearch):
             cut = best
 
     def counts(self) -> Counts:
-        """What was done."""
+        """Numbers of cuts by how far they were examined."""
         space = sum(branch.skeleton.num_cuts for branch in self.branches)
         fitting = sum(done is not None and done.fits for done in self.trials.values())
         return Counts(space, fitting, len(self.branches) + self.bounded, self.bounded, self.simulated)
 
     def run(self) -> None:
-        """Simulate the cut with the lowest bound until no other can win, then what is listed behind it."""
+        """Simulate the cut with the lowest bound until no other can win, then those listed after it."""
         pricing = Pricing(self.problem)
         skeletons = [one for plan in self.plans if (one := pricing.skeleton(plan)) is not None]
         self.branches = [Branch(one, np.array([one.bound_s])) for one in skeletons]
@@ -193,13 +196,11 @@ class Uneven(StagesSearch):
             if branch is None or branch.bound_s >= self.best_s:
                 return
             (self._list_cuts if branch.cuts is None else self._take)(branch)
-            self.branches.append(
-                branch
-            )  # among equals it is the last now; in this order none is ever missing
+            self.branches.append(branch)  # it now comes last among equals, so that none is skipped
             self.branches.remove(branch)
 
     def _list_cuts(self, branch: Branch) -> None:
-        """Bound the cuts of a skeleton that may win; of too many, simulate what looks best."""
+        """Bound the cuts of a skeleton that may win; if there are too many, simulate what looks best."""
         skeleton = branch.skeleton
         cuts = skeleton.cuts_below(self.best_s, MOST_CUTS)
         if cuts is not None:
@@ -214,11 +215,11 @@ class Uneven(StagesSearch):
             self.improve(skeleton, cut)
 
     def _take(self, branch: Branch) -> None:
-        """Simulate the first cut of a branch, and leave out what cannot fit because it did not."""
+        """Simulate the first cut of a branch; if it does not fit, drop the cuts that cannot fit either."""
         assert branch.cuts is not None, "only cuts that are listed are taken"
         done = self.simulate(branch.skeleton, tuple(branch.cuts[0].tolist()))
         if done is None:
-            branch.is_large = True  # passes and messages of a step are as many whatever the cut
+            branch.is_large = True  # all cuts have as many passes and messages
             return
         left = np.arange(len(branch.cuts)) > 0
         if not done.fits:
@@ -235,30 +236,31 @@ class Uneven(StagesSearch):
 
 
 def search_uneven(problem: Problem, progress: Progress) -> SearchResult:
-    """The best cuts. Raises Infeasible where nothing fits, UserError for what this space does not know."""
+    """The best cuts. Raises Infeasible if nothing fits, UserError for anything this space does not have."""
     return Uneven(problem, progress).answer(even_optimum(problem, progress))
 
 
 def fullness(done: Exact) -> Floats:
-    """Of every stage, memory that it takes over what it may: float64[stages], or [1] where that is not told."""
+    """The ratio of need to memory limit of every stage: float64[stages], or [1] if stages are not known."""
     return np.array(done.fullness or (0.0,))
 
 
 def worth(done: Exact | None) -> tuple[float, float]:
-    """What is smaller is better: memory that is too much, then time."""
+    """A sort key, smaller is better: memory above the limit, then time."""
     if done is None:
         return np.inf, np.inf
     return float(np.maximum(fullness(done) - 1, 0).sum()), done.step_time_s
 
 
 def rules_out(done: Exact, cuts: Ints, own: int) -> NDArray[np.bool_]:
-    """Cuts int64[n, stages] that give a stage the same blocks or more that was too full with the ``own`` of them.
+    """Which of ``cuts`` int64[n, stages] give a stage that is too full in the simulated cut the same blocks or more.
 
-    They cannot fit either where a rank allocates in the order of its schedule alone: its passes, one behind the
-    other on one stream, each save as much and work with as much as without the further layers, or more; so do
-    states, and the allocator's needs grow with both. The order is the same for all cuts: costs that a greedy table
-    is made for are sums over all layers. Parameters and gradients that come and go beside the passes, and copies to
-    the host, are held for as long as they take, so there nothing is ruled out.
+    ``done`` is the simulated cut and ``own`` its index in ``cuts``. Such cuts cannot fit either if a rank allocates in
+    the order of its schedule alone: its passes run one after the other on one stream, and each saves and works with at
+    least as much as without the additional layers. The same holds for states, and the allocator's needs grow with both.
+    The order is the same for all cuts, because costs that a greedy table is made for are sums over all layers.
+    Parameters and gradients that come and go beside the passes, and copies to the host, are held for as long as they
+    take; with these, nothing is ruled out.
     """
     data = done.plan.data_parallel
     if data.kind != "ddp" or data.zero not in (0, 1) or done.plan.offload.is_used:

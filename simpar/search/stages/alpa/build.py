@@ -1,4 +1,4 @@
-"""From the blocks of a model and a mesh to the graph of choices."""
+"""Builds the graph of sharding choices from the blocks of a model and a mesh."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STREAM_STATES = "RBS"
 
 @dataclass(frozen=True)
 class Chain:
-    """Kinds of blocks of a model in order, each once or more; ``embedding`` names the one that reads data."""
+    """Kinds of blocks of a model in order, each once or more; ``embedding`` names the kind that reads data."""
 
     blocks: tuple[Block, ...]
     embedding: str
@@ -44,13 +44,13 @@ class Chain:
 
     @cached_property
     def kind_of_block(self) -> Ints:
-        """Number of the kind of every block: int64[K]."""
+        """The kind of every block, as an index: int64[K]."""
         number = {name: index for index, name in enumerate(self.kinds)}
         return np.array([number[block.name] for block in self.blocks], dtype=np.int64)
 
     @cached_property
     def streams(self) -> dict[str, tuple[int, int]]:
-        """Streams in front of and behind each kind, numbered: what ends one block begins the next."""
+        """Numbers of the streams before and after each kind: the stream that ends one block begins the next."""
         from networkx.utils import UnionFind
 
         joined = UnionFind((name, end) for name in self.kinds for end in (0, 1))
@@ -62,7 +62,7 @@ class Chain:
 
 
 def build_graph(job: Job, pricer: Pricer, chain: Chain) -> ChoiceGraph:
-    """The choices of a chain of blocks on a mesh. Raises Infeasible where an operator has no legal role."""
+    """The choices of a chain of blocks on a mesh. Raises Infeasible if an operator has no legal role."""
     graph = ChoiceGraph(pricer, Counter(block.name for block in chain.blocks))
     dims = {name: StageView(job, pricer.stage, 0).dims(block) for name, block in chain.kinds.items()}
     beside = [name for name, block in chain.kinds.items() if _has_memory(block)]
@@ -87,7 +87,7 @@ def _has_memory(block: Block) -> bool:
 
 
 def _stream(name: str, mesh: tuple[int, ...], users: Sequence[Dims], rows: str) -> Variable:
-    """States that slice batch and rows of all blocks beside a stream evenly, of which the ``users`` are the dims."""
+    """States that shard batch and rows evenly in all blocks at a stream; ``users`` are the dims of these blocks."""
     found = []
     for states in product(STREAM_STATES, repeat=len(mesh)):
         parts = dict.fromkeys(STREAM_STATES, 1)
@@ -100,7 +100,7 @@ def _stream(name: str, mesh: tuple[int, ...], users: Sequence[Dims], rows: str) 
 
 @dataclass
 class _BlockBuilder:
-    """Adds variables and terms of one kind of block; ``is_data``: every rank loads its input as it needs it."""
+    """Adds variables and terms of one kind of block; ``is_data``: every rank loads the input it needs."""
 
     graph: ChoiceGraph
     costs: OperatorCosts
@@ -157,7 +157,7 @@ class _BlockBuilder:
             self.follows[op.name] = found
 
     def _leader(self, op: Operator, seen: set[str]) -> int | None:
-        """The stream that an operator works on, else whoever reads it."""
+        """The stream that an operator works on, or else the variable of the operator that reads its output."""
         seen.add(op.name)
         for name in op.inputs:
             stream = self._stream_of(name, seen)
@@ -183,25 +183,25 @@ class _BlockBuilder:
         return found if found is not None and self.graph.variables[found].table is None else None
 
     def _restrict(self, op: Operator, leader: int) -> bool:
-        """Drop the leader's choices that the follower has no roles for; False where that cannot be."""
+        """Drop the leader's choices for which the follower has no role; False if that is not possible."""
         variable = self.graph.variables[leader]
         possible = self.costs.table(op).within[variable.reads] >= 0
         if possible.all():
             return True
         if variable.table is None or not possible.any():
-            return False  # streams are shared with blocks that are already laid out
+            return False  # blocks that share the stream are already laid out
         index, gathered = variable.index[possible], variable.gathered[possible]
         self.graph.variables[leader] = replace(variable, index=index, gathered=gathered)
         return True
 
     def _chosen(self, op: Operator) -> tuple[int, Chosen]:
-        """The variable of an operator, and the operator under every choice of it."""
+        """The variable of an operator, and the operator under each of its choices."""
         key = self.block.name, op.name
         if key not in self.graph.operators:
             number = self.follows[op.name]
             variable = self.graph.variables[number]
             index, gathered = variable.index, variable.gathered
-            if variable.name != f"{self.block.name}.{op.name}":  # another's
+            if variable.name != f"{self.block.name}.{op.name}":  # another operator's
                 index = self.costs.table(op).within[variable.reads]
                 gathered = np.zeros(len(index), dtype=bool)
             self.graph.operators[key] = number, self.costs.chosen(op, index, gathered)
@@ -220,7 +220,7 @@ class _BlockBuilder:
                 known.append((number, needs))
 
     def _read_ends(self) -> None:
-        """The block's output is wanted in the states of the stream behind it, a memory in its own."""
+        """The block's output is read in the states of the stream after it, a memory in its own stream's states."""
         last = self.block.operators[-1]
         ends = {last.name: self._streams[1]} if last.kind != "loss" else {}
         if MEMORY in self._names:
@@ -229,7 +229,7 @@ class _BlockBuilder:
             self.pending.setdefault(name, []).append((number, self.graph.variables[number].index))
 
     def _written(self, name: str) -> tuple[int, Ints]:
-        """Who writes a tensor, and the code of states for every choice."""
+        """The variable of the operator that writes a tensor, and the code of its states for every choice."""
         if name not in self._names:
             number = self._streams[0] if name == INPUT else self._streams[2]
             return number, self.graph.variables[number].index
@@ -244,9 +244,9 @@ class _BlockBuilder:
             self.graph.tensors.append(tensor)
 
     def _pass_s(self, name: str) -> Floats:
-        """Seconds of every change of a tensor, less what runs beside its first reader's kernels.
+        """Seconds of every change of a tensor, less what runs beside the kernels of its first reader.
 
-        Summands that a reader adds up are summed over ranks as one, so each of them has its share of that.
+        Summands of one sum are reduced over ranks together, so each of them counts its share of that.
         """
         overlap, known = self.costs.job.stack.overlap, moves(self.costs.pricer.mesh)
         changes = self.costs.pricer.changes_s(self._bytes(name))
@@ -268,7 +268,7 @@ class _BlockBuilder:
         return found
 
     def _hidden(self, name: str, states: int) -> tuple[Floats, Floats]:
-        """By the states read: most seconds of the first reader's weight and input gradients."""
+        """For the states read, the most seconds of the first reader's weight and input gradients."""
         found = (np.zeros(states), np.zeros(states))
         for op in [op for op in self._users.get(name, []) if op.kind == "matmul"][:1]:
             _, chosen = self._chosen(op)
@@ -278,7 +278,7 @@ class _BlockBuilder:
         return found
 
     def _bytes(self, name: str) -> float:
-        """Bytes of a whole tensor: an output, or what comes from outside the block."""
+        """Bytes of a whole tensor: an output, or an input from outside the block."""
         reader = next(iter(self._users.get(name, ())), None)
         return (
             tensor_elements(self.block, name, reader, self.costs.dims)
@@ -286,7 +286,7 @@ class _BlockBuilder:
         )
 
     def _saved_input(self) -> None:
-        """A block's input is kept in the states of its stream."""
+        """The block's input is saved for the backward in the states of its stream."""
         if INPUT not in self._saved or self.is_data:
             return
         number, mesh = self._streams[0], self.costs.pricer.mesh
@@ -297,7 +297,7 @@ class _BlockBuilder:
 
 
 def shardings(graph: ChoiceGraph, chain: Chain, assignment: Sequence[int]) -> dict[str, BlockSharding]:
-    """What an assignment means for every kind of block, in a plan's words."""
+    """The shardings of every kind of block under an assignment, as a plan writes them."""
     return {name: _sharding(graph, block, chain, assignment) for name, block in chain.kinds.items()}
 
 
@@ -313,7 +313,7 @@ def _sharding(graph: ChoiceGraph, block: Block, chain: Chain, assignment: Sequen
     ends = [
         states[graph.variables[n].index[assignment[n]]] if n >= 0 else () for n in graph.streams[block.name]
     ]
-    if block.name == chain.embedding:  # what it reads is data: every rank loads it as it needs it
+    if block.name == chain.embedding:  # its input is data: every rank loads what it needs
         ends[0] = ("R",) * len(graph.pricer.mesh)
     if block.operators[-1].kind == "loss":
         ends[1] = states[chosen.table.writes[at]]

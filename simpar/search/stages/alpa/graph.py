@@ -1,11 +1,11 @@
-"""The choices of a stage as a graph: a variable for every heavy operator and for every stream between blocks.
+"""The sharding choices of a stage as a graph: a variable per heavy operator and per stream between blocks.
 
 Light operators follow: a norm or a sum takes the states of the stream that it reads, a pointwise operator those in
-which its reader wants it. What remains are few variables, unary terms (kernels, weights, what is saved) and tensors
-(changes of states between the operator that writes and those that read). Repeated blocks enter once, weighted
-with their number: the integer program of Zheng et al. 2022 (arXiv 2201.12023, section 4.2), with changes shared by
-readers that need the same states. Such graphs are nearly chains: eliminating one variable after the other keeps tables
-small and solves the program exactly in well under a millisecond, for several prices of memory at once.
+which its reader wants its output. What remains are few variables, unary terms (kernels, weights, saved tensors) and
+tensors (changes of states between writer and readers). Repeated blocks enter once, weighted by their number. This is
+the integer program of Zheng et al. 2022 (arXiv 2201.12023, section 4.2), with changes shared by readers that need the
+same states. Such graphs are nearly chains, so that eliminating one variable after the other keeps tables small: the
+program is solved exactly in well under a millisecond, for several prices of memory at once.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from simpar.search.stages.alpa.roles import Pricer, RoleTable
 from simpar.units import Floats, Ints
 
 Factor = tuple[tuple[int, ...], Floats]
-"""Variables, sorted, and a table over their choices; the first axis is the weighting."""
+"""Variables, sorted, and a table over their choices; the table's first axis is the weighting."""
 MAX_CELLS = 2**24
-"""Cells of a table of the elimination: 128 MB."""
+"""The most cells of an elimination table: 128 MB."""
 
 
 @dataclass(frozen=True)
 class Variable:
     """A heavy operator of a kind of block, or a stream between blocks.
 
-    A heavy operator chooses among combinations of a role table (``index``), ``gathered`` where its weights are
-    sharded between uses; a stream (no table) among codes of states (``index``).
+    A heavy operator chooses among combinations of a role table (``index``); ``gathered`` marks choices whose weights
+    are sharded between uses. A stream has no table and chooses among codes of states (``index``).
     """
 
     name: str
@@ -46,13 +46,13 @@ class Variable:
 
     @property
     def reads(self) -> Ints:
-        """Code of the states read under every choice; those of a stream."""
+        """The code of the states read under every choice; for a stream, its own states."""
         return self.index if self.table is None else self.table.reads[self.index]
 
 
 @dataclass(frozen=True)
 class Unary:
-    """What the choice of one variable costs a kind of block: ``metrics`` float64[metrics, choices]."""
+    """Costs of the choices of one variable in a kind of block: ``metrics`` float64[metrics, choices]."""
 
     block: str
     variable: int
@@ -61,10 +61,10 @@ class Unary:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a kind of block: who writes it in which states, who reads it, and what changes cost.
+    """A tensor of a kind of block: its writer with the states written, its readers, and the costs of changes.
 
-    ``readings`` are variables of readers with the code of states that each choice needs; ``pass_s`` float64[states,
-    states] is infinite where no change leads.
+    ``readings`` are the readers' variables with the code of states that each choice needs. ``pass_s`` float64[states,
+    states] is infinite where there is no change.
     """
 
     block: str
@@ -76,10 +76,10 @@ class Tensor:
 
 @dataclass
 class ChoiceGraph:
-    """Variables, terms and how often each kind of block counts.
+    """Variables, terms, and the number of blocks of each kind.
 
     ``operators[block, operator]`` is the variable that an operator follows, and the operator under its choices.
-    ``streams[block]`` are variables of (input, output, memory or -1).
+    ``streams[block]`` are the variables of (input, output, memory or -1).
     """
 
     pricer: Pricer
@@ -91,14 +91,14 @@ class ChoiceGraph:
     streams: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def add(self, variable: Variable) -> int:
-        """A variable's number. Raises Infeasible without choices."""
+        """Add a variable and return its number. Raises Infeasible if it has no choices."""
         if not len(variable):
             raise Infeasible(f"{variable.name} cannot be sharded on mesh {self.pricer.mesh}")
         self.variables.append(variable)
         return len(self.variables) - 1
 
     def static_bytes(self, assignment: Sequence[int]) -> dict[str, float]:
-        """Parameters, gradients and states of one block of every kind under an assignment."""
+        """Bytes of parameters, gradients and states of one block of every kind under an assignment."""
         found = dict.fromkeys(self.counts, 0.0)
         for term in self.unary:
             found[term.block] += float(term.metrics[Metric.STATIC, assignment[term.variable]])
@@ -108,10 +108,10 @@ class ChoiceGraph:
 def eliminate(
     graph: ChoiceGraph, weights: Floats, counts: Mapping[str, int] | None = None
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """The least sum of weighted metrics and an assignment that has it, for every row of float64[rows, metrics].
+    """The least sum of weighted metrics and an assignment that attains it, for every row of float64[rows, metrics].
 
-    ``counts`` of kinds of blocks stand in place of the graph's. The sum is infinite where every assignment needs an
-    impossible change. Raises Infeasible where tables would become too large.
+    ``counts`` replaces the graph's numbers of blocks by kind. The sum is infinite if every assignment needs an
+    impossible change. Raises Infeasible if tables would become too large.
     """
     factors = _factors(graph, weights, graph.counts if counts is None else counts)
     sizes = [len(variable) for variable in graph.variables]
@@ -149,7 +149,7 @@ def _factors(graph: ChoiceGraph, weights: Floats, counts: Mapping[str, int]) -> 
 
 
 def _changes(tensor: Tensor, weights: Floats) -> Factor:
-    """Changes of one tensor as a table over writer and readers; equal needs of two readers cost once."""
+    """Changes of one tensor as a table over writer and readers; two readers that need the same states cost once."""
     scope = tuple(sorted({tensor.writer, *(variable for variable, _ in tensor.readings)}))
 
     def spread(values: Ints, variable: int) -> Ints:
@@ -170,7 +170,7 @@ def _changes(tensor: Tensor, weights: Floats) -> Factor:
 
 
 def _join(factors: Sequence[Factor], scope: tuple[int, ...], sizes: Sequence[int]) -> Floats:
-    """Sum of factors over a scope in the given order of axes."""
+    """The sum of factors over a scope of variables, with axes in the given order."""
     total: Floats = np.zeros((len(factors[0][1]), *(sizes[v] for v in scope)))
     for own, table in factors:
         shape = [len(table), *(sizes[v] if v in own else 1 for v in scope)]

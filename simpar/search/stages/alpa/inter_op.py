@@ -8,12 +8,13 @@ For stages 1..S with times t_i of one microbatch on exactly all devices, minimis
 
     F(s, k, d) = min over j, q of t_s(k, j, q) + F(s - 1, j, d - q)
 
-covers blocks k.. with s stages on d devices; t_s is the best time of a range whose s stages from here to the end each
-keep a microbatch in flight. Three observations replace trying one bound after the other:
+covers blocks k.. with s stages on d devices. t_s is the best time of a range of blocks with s stages from it to the
+end, itself included, so that it keeps s microbatches in flight. Three observations make trying every bound
+unnecessary:
 
 * F falls with t_max, so an interval [a, b] of bounds cannot beat F(b) + (B - 1) a: bounds are bisected.
-* Blocks k.. need work(k..) device-seconds, so d t_max must be at least that, and the blocks before k leave D - d
-  devices the same way: few states are left when t_max is near work / D, where the optimum is.
+* Blocks k.. need work(k..) device-seconds, so d t_max is at least that; likewise (D - d) t_max for the blocks before
+  k. Few states are left when t_max is near work / D, where the optimum is.
 * sum t_i is at least work / D, which bounds t_max from above as soon as any plan is known.
 """
 
@@ -34,7 +35,7 @@ _ROUNDING = 2e-9
 
 @dataclass(frozen=True)
 class Cut:
-    """Stages in order as (first block, block behind the last, devices), and the estimate in s."""
+    """Stages in order as (first block, block after the last, devices), and the estimated step in s."""
 
     stages: tuple[tuple[int, int, int], ...]
     estimate_s: float
@@ -42,10 +43,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class _Ways:
-    """All ways to put one stage in front under a bound, sorted by the state (block, devices left) that they lead from.
+    """All ways to put one stage in front under a bound, sorted by the state (block, devices left) they start from.
 
-    ``start`` where the ways of each entry of ``state`` begin; ``entry`` (submesh, length, block) of every way;
-    ``after`` the state behind the stage, of which the last is that of no blocks; ``initial`` the state of all blocks
+    ``start`` is where the ways of each entry of ``state`` begin, ``entry`` the (submesh, length, block) of every way,
+    ``after`` the state behind the stage (the last state is "no blocks left"), and ``initial`` the state of all blocks
     (-1: unreachable).
     """
 
@@ -60,13 +61,13 @@ class _Ways:
 
 @dataclass
 class InterOp:
-    """One problem.
+    """One problem of the inter-operator pass.
 
-    ``times`` float64[S, Q, K + 1, K + 1]: seconds of a microbatch on blocks k..j-1 with a submesh of size q, where
-    s + 1 stages follow from here to the end, itself included (infinite: impossible); more stages than entries use the
-    last. ``latency`` float64[K + 1] is added to the sum for a stage that ends at a boundary (messages there and back).
-    ``work`` float64[K] device-seconds that a block takes at least. Only cuts that take less than ``below_s`` are
-    looked for, which falls to what the best takes.
+    ``times`` float64[S, Q, K + 1, K + 1] are seconds of a microbatch on blocks k..j-1 on a submesh of the q-th size, if
+    s + 1 stages follow from here to the end, itself included (infinite: impossible); with more stages the last entry
+    holds. ``latency`` float64[K + 1] is added to the sum for a stage that ends at a boundary (messages there and back).
+    ``work`` float64[K] are the least device-seconds of each block. Only cuts faster than ``below_s`` are looked for; it
+    falls to the best one found.
     """
 
     times: Floats
@@ -81,7 +82,7 @@ class InterOp:
 
     @cached_property
     def _by_length(self) -> Floats:
-        """float64[S, Q, length, k]: times of ranges by length, infinite behind the end."""
+        """float64[S, Q, length, k]: times of ranges by length, infinite beyond the end."""
         stages, sizes, blocks = self.times.shape[:3]
         found = np.full((stages, sizes, blocks, blocks), np.inf)
         for length in range(1, blocks):
@@ -90,13 +91,13 @@ class InterOp:
 
     @cached_property
     def bounds(self) -> Floats:
-        """Distinct times of any range, ascending, from the least that the work allows: the slowest stage is one."""
+        """Distinct times of any range, ascending, from the least that the work allows; the slowest stage has one."""
         finite = self.times[np.isfinite(self.times)]
         least = float(self.work.sum()) / self.devices * (1 - _ROUNDING)
         return np.unique(finite[finite >= least])
 
     def best(self) -> list[Cut]:
-        """The best cut for every number of stages near the optimum, best first; empty where none is good enough."""
+        """The best cut for every number of stages near the optimum, best first; empty if none is good enough."""
         first = self._first_feasible()
         intervals = [] if first is None else [(0, first), (first + 1, len(self.bounds) - 1)]
         while intervals:
@@ -115,7 +116,7 @@ class InterOp:
         return sorted((self._trace(ways, sums, n) for n in numbers), key=lambda cut: cut.estimate_s)
 
     def _first_feasible(self) -> int | None:
-        """A bound with a plan, looked for from below; None where even the largest that can win has none."""
+        """The index of a bound with a plan, searched upwards; None if no bound that can win has one."""
         index = 0
         while index <= (highest := self._highest()):
             if np.isfinite(self._least(index)):
@@ -125,18 +126,19 @@ class InterOp:
         return None
 
     def _rest(self, bound: float) -> float:
-        """Seconds of all microbatches but one on the slowest stage."""
+        """Seconds that all microbatches but one spend on the slowest stage."""
         return (self.num_microbatches - 1) * bound
 
     def _highest(self) -> int:
-        """The largest bound that can still beat the best: stages take the work over all devices at least."""
+        """The index of the largest bound that can still beat the best; stages take at least work / devices in sum."""
         if self.num_microbatches == 1 or not np.isfinite(self.below_s):
             return len(self.bounds) - 1
+        # below_s >= sum of t_i + (m - 1) t_max >= work / D + (m - 1) t_max
         slowest = (self.below_s - float(self.work.sum()) / self.devices) / (self.num_microbatches - 1)
         return int(np.searchsorted(self.bounds, slowest, side="right")) - 1
 
     def _least(self, number: int) -> float:
-        """Smallest sum of stage times under a bound, over all numbers of stages; it is kept where it beats the best."""
+        """The least sum of stage times under a bound, over all numbers of stages; kept if it beats the best."""
         ways = self._ways(float(self.bounds[number]))
         if ways.initial < 0 or not len(ways.after):
             return np.inf
@@ -158,14 +160,14 @@ class InterOp:
         return sums
 
     def _totals(self, ways: _Ways, sums: Sequence[Floats], stages: int) -> Floats:
-        """What every way takes as the first of so many stages, with the best behind it."""
+        """The sum of every way as the first of ``stages`` stages, with the best continuation."""
         size, length, block = ways.entry
         times = self._by_length[min(stages, len(self.times)) - 1][size, length, block]
         total: Floats = np.where(times <= ways.bound, times, np.inf) + self.latency[block + length]
         return total + sums[stages - 1][ways.after]
 
     def _ways(self, bound: float) -> _Ways:
-        """Every (submesh, length, block) under the bound, for every number of devices that work leaves open."""
+        """Every (submesh, length, block) under the bound, for every number of devices that the work allows."""
         blocks, devices = self.times.shape[2] - 1, self.devices
         before = np.concatenate([[0.0], np.cumsum(self.work)])
         low = np.ceil((before[-1] - before) / bound - _ROUNDING).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Submeshes of a cluster, their logical shapes, and where the stages of a pipeline go."""
+"""Submeshes of a cluster, their logical shapes, and the placement of pipeline stages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_INNER = 8
 
 
 def submesh_sizes(cluster: Cluster) -> list[int]:
-    """Devices of the submeshes to consider: powers of two within a node, then whole nodes in powers of two.
+    """Device counts of the submeshes to consider: powers of two within a node, then powers of two of whole nodes.
 
-    All nodes together and a whole node are there whatever their number [Zheng et al. 2022, section 5.2: any multiset
-    of such submeshes that adds up to the cluster can be placed].
+    A whole node and all nodes together are always included [Zheng et al. 2022, section 5.2: any multiset of such
+    submeshes that adds up to the cluster can be placed].
     """
     inside, nodes = cluster.profile.devices_per_node, cluster.nodes
     sizes = {size for size in _powers(inside) if inside % size == 0} | {inside}
@@ -25,7 +25,7 @@ def submesh_sizes(cluster: Cluster) -> list[int]:
 def logical_meshes(size: int, cluster: Cluster) -> list[Mesh]:
     """Shapes of a submesh of that size: one axis, or two of which the inner one stays within a domain.
 
-    Within a domain, where all devices are equally near, a shape and its transpose are the same.
+    Within a domain, where all devices are equally close, a shape and its transpose are the same.
     """
     near = cluster.domain_size
     found: list[Mesh] = [(size,)]
@@ -43,7 +43,7 @@ def _powers(most: int) -> list[int]:
 
 
 def place_stages(sizes: Sequence[int], cluster: Cluster) -> list[int]:
-    """First device of every stage: neighbours side by side where all keep to nodes, else the largest first."""
+    """The first device of every stage: in order if every stage stays in nodes that way, otherwise the largest first."""
     inside = cluster.profile.devices_per_node
     for order in (range(len(sizes)), sorted(range(len(sizes)), key=lambda stage: -sizes[stage])):
         first, found = 0, dict[int, int]()

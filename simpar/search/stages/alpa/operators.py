@@ -1,4 +1,4 @@
-"""What every choice of roles costs an operator: kernels, its own collectives, weights and their synchronisation."""
+"""Costs of an operator under every choice of roles: kernels, its own collectives, weights and their synchronisation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from simpar.units import Flags, Floats, Ints, Numbers
 
 
 class Metric(IntEnum):
-    """What a choice costs one block: seconds, and bytes on one rank."""
+    """Costs of a choice for one block: seconds, and bytes on one rank."""
 
     PASS = 0
     """Both passes of a microbatch."""
@@ -64,7 +64,7 @@ class Chosen:
     by: dict[str, Ints]
 
     def along(self, role: str, pricer: Pricer) -> list[tuple[int, Ints]]:
-        """Axes along which some of the choices have a role, and which do."""
+        """The axes along which some choices have a role, and which choices do."""
         chosen = [self.table.combinations[i] for i in self.index.tolist()]
         at = {a: np.flatnonzero([roles[a].name == role for roles in chosen]) for a in range(len(pricer.mesh))}
         return [(a, some) for a, some in at.items() if pricer.mesh[a] > 1 and len(some)]
@@ -72,20 +72,20 @@ class Chosen:
 
 @dataclass(frozen=True)
 class OperatorCosts:
-    """Prices operators of one block on one mesh. ``dims`` are global with the shape of a microbatch."""
+    """Prices the operators of one block on one mesh; ``dims`` are global, with the shape of a microbatch."""
 
     job: Job
     pricer: Pricer
     dims: Dims
 
     def table(self, op: Operator) -> RoleTable:
-        """Combinations of the operator's roles."""
+        """The combinations of the operator's roles."""
         return role_table(roles_of(op), self.pricer.mesh)
 
     def choices(self, op: Operator) -> tuple[Ints, Flags]:
-        """Combinations that come out whole, twice where weights may be sharded between uses.
+        """Combinations with whole sizes; those whose weights may be sharded between uses appear twice.
 
-        Work of heavy operators is repeated only on axes that nothing else can use.
+        Heavy operators repeat work only on axes that nothing else can use.
         """
         table = self.table(op)
         whole = divides(op, self.dims, table.by)
@@ -105,7 +105,7 @@ class OperatorCosts:
         return Chosen(op, table, index, gathered, local, time, by)
 
     def metrics(self, chosen: Chosen, *, saved: bool) -> Floats:
-        """Metrics of every choice: float64[metrics, choices]; ``saved`` where its output is kept for backward."""
+        """Metrics of every choice: float64[metrics, choices]; ``saved``: its output is kept for the backward."""
         found = np.zeros((len(Metric), len(chosen.index)))
         time, overhead = chosen.time, self.job.stack.launch.kernel_overhead
         backward = overhead * (time.backward_input_s + time.backward_weight_s)
@@ -126,7 +126,7 @@ class OperatorCosts:
         return found
 
     def _keys(self, chosen: Chosen, found: Floats) -> None:
-        """Keys and values of sliced sequences are gathered in both passes, their gradients scattered."""
+        """Keys and values of sharded sequences are gathered in both passes, and their gradients scattered."""
         whole = shared_keys_elements(chosen.op, self.dims) * self.job.kernels.activation_bytes
         others = chosen.by["batch"] * chosen.by["columns"] * chosen.by["seq"]
         for axis, at in chosen.along("sequence", self.pricer):
@@ -135,10 +135,10 @@ class OperatorCosts:
             found[Metric.PASS, at] += self.pricer.collective_s("reduce_scatter", axis, sizes)
 
     def _weights(self, chosen: Chosen, kernels_s: tuple[Floats, Numbers], found: Floats) -> None:
-        """Static bytes, update and synchronisation; of weights gathered for every pass what its kernels do not hide.
+        """Static bytes, update and synchronisation; for weights gathered in every pass, the exposed part of that.
 
-        Updates count without their launches, which a stage pays once for all of its weights, collectives by what they
-        take of a link, because those of many weights are one.
+        Updates count without launches, which a stage pays once for all its weights. Collectives count by the time on a
+        link, because those of many weights are merged into one.
         """
         plan, stack, sync = self.job.plan, self.job.stack, Synchronisation(self.job, ())
         matrices, vectors = (

@@ -1,10 +1,10 @@
 """The Alpa space as a search: both passes for every size of microbatch, then the best of what was simulated.
 
 1. The optimum of even stages is the first candidate, so the answer is never worse.
-2. For every number of sequences in a microbatch: a bound (``least``), options of all submeshes (``profile``), the best
-   cuts (``inter_op``). A size that cannot beat what is known is left early.
-3. The best cuts become plans and are simulated. Estimates order them; only simulated steps rank them.
-4. Boundaries of the best move by a layer as long as the simulated step gets shorter.
+2. For every number of sequences in a microbatch: a bound (``least``), options of all submeshes (``profile``), and the
+   best cuts (``inter_op``). A size that cannot beat the best so far is abandoned early.
+3. The best cuts become plans and are simulated, in the order of their estimates. Only simulated steps rank them.
+4. Stage boundaries of the best plan are moved by a layer as long as that shortens its simulated step.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from simpar.search.stages.alpa.profile import Profile, with_stages
 from simpar.search.stages.answers import StagesSearch, Value, chosen_values, even_optimum
 
 TOLERANCE = 2e-3
-"""Relative error allowed to the bisection of bounds: far below that of the estimate itself."""
+"""Relative error allowed to the bisection of bounds, far below the error of the estimate itself."""
 SLACK = 1.04
-"""Estimates up to this factor above the best are worth a simulation."""
+"""Estimates up to this factor above the best are simulated."""
 SIMULATED_CUTS = 6
 SHARES = (1.0, 0.97, 0.92)
-"""Shares of the memory limit to plan for, the next where what was planned for one does not fit."""
+"""Shares of the memory limit to plan for; the next one is tried if a plan for the previous one does not fit."""
 GIVERS = 2
-"""Slowest stages that may give a layer away."""
+"""How many of the slowest stages may give a layer away."""
 MAX_OPS = 3_000_000
-"""Ops of all Programs that a search runs: after that it ranks what it has."""
+"""The most ops of all Programs that a search runs; after that it ranks what it has."""
 WIDEST = 16
-"""Most devices that share one sequence, and most sequences on one device, that are tried."""
+"""The most devices per sequence, and the most sequences per device, that are tried."""
 SCHEDULES = same_memory(usual_schedule())
-"""What cuts are tried with: stages are planned for the microbatches that the usual schedule keeps in flight."""
+"""Schedules to try with a cut: all keep as many microbatches in flight as the usual one, which cuts are planned for."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Trial:
     schedule: str = SCHEDULES[0]
 
     def plan(self) -> Plan | None:
-        """The cut as a plan; None where a stage has no option that keeps its microbatches in flight."""
+        """The cut as a plan; None if a stage has no option that keeps its microbatches in flight."""
         count, stages = len(self.cut.stages), []
         firsts = place_stages([size for *_, size in self.cut.stages], self.profile.cluster)
         for index, (begin, end, size) in enumerate(self.cut.stages):
@@ -74,7 +74,7 @@ class Trial:
         return with_stages(self.profile.job.plan, tuple(stages), self.schedule)
 
     def neighbours(self) -> Iterator[Trial]:
-        """The same with a block of one of the slowest stages moved to the stage before or behind it."""
+        """The same trial with a block of one of the slowest stages moved to the stage before or after it."""
         stages = self.cut.stages
         seconds = [
             self.profile.ranges(size, self.share)[0][:, begin, end].min() for begin, end, size in stages
@@ -95,8 +95,8 @@ class Trial:
 class AlpaSearch(StagesSearch):
     """State of one search.
 
-    ``found`` are plans that fit, with the cuts that they were made from; ``bounds_s`` seconds below which none gets, by
-    the sequences of its microbatches. Raises UserError for what no such plan can have.
+    ``found`` are plans that fit, with the cuts they were made from. ``bounds_s`` are lower bounds in seconds by the
+    number of sequences per microbatch. Raises UserError for anything that such plans cannot have.
     """
 
     found: list[tuple[Exact, Trial]] = field(default_factory=list)
@@ -136,13 +136,13 @@ class AlpaSearch(StagesSearch):
 
     @cached_property
     def _small(self) -> Problem:
-        """The problem with one sequence a device."""
+        """The problem with one sequence per device."""
         batch = {"global_batch": self.problem.cluster.world_size}
         return replace(self.problem, training=self.problem.training.model_copy(update=batch))
 
     @cached_property
     def _job(self) -> Job:
-        """The job of one device with every decision of the stack made."""
+        """The job of one device, with all decisions of the stack made."""
         layout = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": None, "zero": 1, "micro_batch": 1}
         return replace(
             job_of(self._small, self.problem.base.with_values(**layout)), training=self.problem.training
@@ -153,7 +153,7 @@ class AlpaSearch(StagesSearch):
         return Prices.of_job(self._job, self.problem.cluster.in_training)
 
     def profile(self, micro_batch: int) -> Profile:
-        """Options of submeshes for microbatches of so many sequences."""
+        """Options of submeshes for microbatches of ``micro_batch`` sequences."""
         if micro_batch not in self._profiles:
             job = replace(self._job, plan=self._job.plan.model_copy(update={"micro_batch": micro_batch}))
             cluster, recompute = self.problem.cluster.in_training, tuple(map(str, self.values["recompute"]))
@@ -166,13 +166,13 @@ class AlpaSearch(StagesSearch):
         return [n for n in submesh_sizes(self.problem.cluster) if n <= WIDEST * size and size <= WIDEST * n]
 
     def bound(self) -> None:
-        """Seconds that every plan takes at least, by the size of its microbatches."""
+        """Lower-bound the step of every plan, by the size of its microbatches."""
         for size in map(int, self.values["micro_batch"]):
             self.bounds_s[size] = lowest_step_s(self.profile(size), self.submeshes(size))
         self.open_s = min(self.bounds_s.values()) + self.problem.stack.launch.step_overhead_s
 
     def run(self) -> None:
-        """Bound, simulate the best cuts, then move boundaries of the best by a block as long as that helps."""
+        """Bound, simulate the best cuts, then move stage boundaries of the best one as long as that helps."""
         self.bound()
         for trial in self.trials():
             if trial.cut.estimate_s < self.best_s:
@@ -191,7 +191,7 @@ class AlpaSearch(StagesSearch):
     def trials(self) -> list[Trial]:
         """Cuts of the model by their estimates, best first over all sizes of microbatches.
 
-        From a likely size in either direction sizes are tried until one falls behind the best so far.
+        Sizes are tried from a likely one in both directions, until one falls behind the best so far.
         """
         found: list[Trial] = []
         sizes, likely = list(self.bounds_s), max(self.problem.cluster.world_size // WIDEST, 1)
@@ -208,7 +208,7 @@ class AlpaSearch(StagesSearch):
         return sorted(found, key=lambda trial: trial.cut.estimate_s)[:SIMULATED_CUTS]
 
     def cuts_of(self, profile: Profile, below_s: float, share: float = 1.0) -> list[Trial]:
-        """The best cut for one size of microbatch, the best with another number of stages, and of equal submeshes."""
+        """For one size of microbatch: the best cut, the best of another length, the best of equal submeshes."""
         sizes = [size for size in self.submeshes(profile.job.plan.micro_batch) if profile.options(size)]
         if not sizes:
             return []
@@ -228,7 +228,7 @@ class AlpaSearch(StagesSearch):
         return found
 
     def try_shares(self, trial: Trial) -> None:
-        """Simulate a cut under every schedule; where one does not fit, what a little less memory gives, too."""
+        """Simulate a cut under every schedule; if one does not fit, also what a little less memory gives."""
         schedules = list(map(str, self.values["schedule"]))[: None if len(trial.cut.stages) > 1 else 1]
         for share in SHARES:
             if share < 1.0:
@@ -241,7 +241,7 @@ class AlpaSearch(StagesSearch):
                 return
 
     def simulate(self, trial: Trial) -> bool:
-        """Run the step of a cut, and keep it where it fits; whether that is so."""
+        """Simulate a cut and keep it if it fits; returns whether it does."""
         plan = trial.plan()
         if plan is None:
             return False
@@ -263,14 +263,14 @@ class AlpaSearch(StagesSearch):
         return sorted((done for done, _ in self.found), key=lambda one: one.step_time_s)
 
     def counts(self) -> Counts:
-        """Ranges on submeshes, those with a feasible option, simulated plans."""
+        """Numbers of ranges on submeshes, of those with a feasible option, and of simulated plans."""
         return Counts(self.ranges, self.feasible, self.ranges, 0, self.simulated)
 
 
 def search_alpa(problem: Problem, progress: Progress) -> SearchResult:
     """The best plans of the Alpa space and of the uniform one, ranked by simulated steps.
 
-    Raises Infeasible where nothing fits, and UserError for what stages of their own do not have.
+    Raises Infeasible if nothing fits, and UserError for anything that stages with their own meshes do not support.
     """
     search = AlpaSearch(problem, progress)
     return search.answer(even_optimum(problem, progress))

@@ -1,8 +1,8 @@
-"""What every range of blocks takes on every submesh: the table that the inter-operator pass reads.
+"""The time of every range of blocks on every submesh: the input of the inter-operator pass.
 
 For a size of microbatch, every logical mesh is solved once for several prices of memory. Each solution, with each
-recompute choice, is an option: its blocks are priced as the Program of a single stage prices them. A range's time and
-memory are sums over its blocks, so identical layers cost nothing more.
+recompute choice, is an option, whose blocks are priced as in the Program of a single stage. A range's time and memory
+are sums over its blocks, so identical layers cost nothing more.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from simpar.search.stages.cuts import between
 from simpar.units import NS_PER_S, US, Floats, Ints
 
 PRICES = (0.0, 0.03, 0.2, 1.0, 10.0)
-"""Seconds that filling a device with states and activations costs, relative to a microbatch on the whole model."""
+"""Prices of filling a device with states and activations, in units of a microbatch on the whole model."""
 TYPICAL_IN_FLIGHT = 4
 OVERLAP = 0.8
-"""Share of a stage's passes that hides its synchronisation, where the stack overlaps them."""
+"""The share of a stage's passes that hides its synchronisation, if the stack overlaps them."""
 WORKSPACE = len(Metric)
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run every kind of block: a stage but for its cut.
+    """One way to run every kind of block: a stage without its cut.
 
-    ``metrics`` float64[metrics + 1, kinds], the last of them the bytes of a block's workspace.
+    ``metrics`` is float64[metrics + 1, kinds]; the last row is the bytes of a block's workspace.
     """
 
     stage: StagePlan
@@ -55,19 +55,19 @@ class Option:
 
 
 def with_stages(plan: Plan, stages: tuple[StagePlan, ...], schedule: str | None = None) -> Plan:
-    """A plan with other stages under a schedule, or the usual one."""
+    """A plan with other stages, under a schedule or the usual one."""
     schedule = schedule or usual_schedule()
     pipeline = plan.pipeline.model_copy(update={"stages": stages, "layers": None, "schedule": schedule})
     mesh = plan.mesh.model_copy(update={"dp": None, "pp": len(stages)})
-    memory = plan.memory.model_copy(update={"recompute": "none"})  # which every stage says itself
+    memory = plan.memory.model_copy(update={"recompute": "none"})  # every stage has its own
     return plan.model_copy(update={"pipeline": pipeline, "mesh": mesh, "memory": memory})
 
 
 @dataclass
 class Profile:
-    """Options of submeshes for one size of microbatch, which is that of the ``job``.
+    """Options of submeshes for one size of microbatch, that of the ``job``.
 
-    ``cluster`` is in its state of training; ``prices`` hold for any size; ``limit_bytes`` is what a rank may need.
+    ``cluster`` is in its training state, ``prices`` hold for any size, ``limit_bytes`` is the most a rank may need.
     """
 
     job: Job
@@ -90,7 +90,7 @@ class Profile:
         return self.job.training.global_batch // self.job.plan.micro_batch
 
     def graph(self, mesh: Mesh) -> ChoiceGraph | None:
-        """The choices of the model on a mesh, None where some operator has no legal role."""
+        """The choices of the model on a mesh; None if some operator has no legal role."""
         if mesh not in self._graphs:
             try:
                 self._graphs[mesh] = build_graph(self.job, Pricer(self.prices, mesh), self.chain)
@@ -107,7 +107,7 @@ class Profile:
         return self._known[size]
 
     def _solve(self, graph: ChoiceGraph) -> list[Option]:
-        """Options of a mesh: the best shardings at all prices of memory, with every recompute choice."""
+        """Options of a mesh: the best shardings at each price of memory, with each recompute choice."""
         share = 1.0 / self.num_microbatches
         free = np.zeros(len(Metric))
         free[[Metric.PASS, Metric.EXPOSED, Metric.SYNC, Metric.UPDATE]] = 1.0, 1.0, share, share
@@ -142,7 +142,7 @@ class Profile:
                 for name in self.chain.kinds
             ]
             saved = sum(part.unit(piece).saved_bytes for piece in own)
-            if saved >= most:  # selective has nothing to gain where attention keeps no scores
+            if saved >= most:  # selective gains nothing if attention keeps no scores
                 continue
             most = 0.98 * saved
             for piece in own:
@@ -154,9 +154,9 @@ class Profile:
             yield Option(sharded, metrics, part.num_communicators)
 
     def ranges(self, size: int, share: float = 1.0) -> tuple[Floats, Ints]:
-        """(seconds, most microbatches in flight) of every range under every option: [options, K + 1, K + 1].
+        """(seconds, most microbatches in flight) of every range under every option: [options, K + 1, K + 1] each.
 
-        Within a share of the memory limit; seconds are infinite and in-flight 0 where a range is empty.
+        Within a share of the memory limit. For empty ranges seconds are infinite and the count is 0.
         """
         if (size, share) in self._ranges:
             return self._ranges[size, share]
@@ -173,7 +173,7 @@ class Profile:
         gaps = float(1.0 + habits.least_gaps(self.num_microbatches > 1))
         outside = np.array(overhead)[:, None, None] + habits.workspace_bytes
         most = (share * self.limit_bytes - outside - total[Metric.STATIC]) / gaps
-        largest = np.triu(np.repeat(every[WORKSPACE][:, None], blocks, axis=1))  # from every block on
+        largest = np.triu(np.repeat(every[WORKSPACE][:, None], blocks, axis=1))  # from each block on
         largest = np.pad(np.maximum.accumulate(largest, axis=2), ((0, 0), (0, 1), (1, 0)))
         moving = most - largest
         flying = np.floor(np.clip(moving / np.maximum(total[Metric.SAVED], 1.0), 0.0, 2.0**31)).astype(
@@ -184,7 +184,7 @@ class Profile:
         return self._ranges[size, share]
 
     def work(self, sizes: Sequence[int]) -> Floats:
-        """Device-seconds that a microbatch takes at least on every block: float64[K]."""
+        """The least device-seconds of a microbatch on every block: float64[K]."""
         each = [size * option.metrics[Metric.PASS] for size in sizes for option in self.options(size)]
         return np.asarray(np.min(each, axis=0)[self.chain.kind_of_block])
 
@@ -202,7 +202,7 @@ class Profile:
         )
 
     def stage(self, size: int, ends: tuple[int, int], in_flight: int, share: float) -> StagePlan | None:
-        """The fastest option of a range of blocks that keeps so many microbatches in flight, as a stage."""
+        """The fastest option of a range of blocks that keeps ``in_flight`` microbatches in flight, as a stage."""
         seconds, flying = (part[:, ends[0], ends[1]] for part in self.ranges(size, share))
         if not (flying >= in_flight).any():
             return None
@@ -228,10 +228,10 @@ class Profile:
 
 
 def _priced(part: RolesBuilder, piece: Piece, pricing: Pricing) -> Floats:
-    """Metrics of a block on a stage but for its static bytes, and those of its workspace.
+    """Metrics of a block on a stage without its static bytes, and the bytes of its workspace.
 
-    Weights gathered for every pass are hidden behind as much of the pass as there is; what moves in the first or last
-    microbatch only is synchronisation, what follows the last backward belongs to the update.
+    Weights gathered for every pass are hidden behind as much of the pass as there is. Moves in the first or last
+    microbatch only count as synchronisation, anything after the last backward as update.
     """
 
     def moved_ns(uses: Sequence[CollectiveUse]) -> int:

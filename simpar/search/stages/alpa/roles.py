@@ -1,7 +1,7 @@
-"""Roles and changes of states on a logical mesh as tables: codes of states, seconds of every change of a tensor.
+"""Roles and changes of states on a logical mesh as tables: codes of states, and seconds of every change of a tensor.
 
 The states of a tensor on all axes together are one number, its code; tables are indexed [state written, state read].
-What depends on the mesh alone is made once.
+Everything that depends on the mesh alone is computed once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Mesh = tuple[int, ...]
 Axes = tuple[int, ...]
 LETTERS = "RBSFPX"
 SERIAL, SUMMED, AGAIN = range(3)
-"""Passes of a change: what kernels wait for; sums of gradients; gathering the input once more for them."""
+"""Passes of a change: what kernels wait for; sums of gradients; gathering the input again for weight gradients."""
 
 
 @lru_cache(maxsize=4)
 def states_of(num_axes: int) -> tuple[States, ...]:
-    """Every combination of states; its code is its place."""
+    """Every combination of states; the code of a combination is its index."""
     return tuple(product(LETTERS, repeat=num_axes))
 
 
@@ -47,9 +47,9 @@ def codes(states: Sequence[States]) -> Ints:
 class RoleTable:
     """Every combination of some roles on a mesh, as columns.
 
-    ``by`` what each size is divided by; ``reads`` and ``writes`` codes; ``groups`` the axes over which weight gradients
-    are summed; ``idle`` axes that repeat work; ``within[code]`` the combination that reads and writes that state, -1
-    without.
+    ``by`` holds divisors by size, ``reads`` and ``writes`` codes of states, ``groups`` the axes over which weight
+    gradients are summed, ``idle`` the number of axes that repeat work, and ``within[code]`` the combination that reads
+    and writes that state (-1: none).
     """
 
     combinations: tuple[tuple[Role, ...], ...]
@@ -80,10 +80,10 @@ def role_table(roles: tuple[Role, ...], mesh: Mesh) -> RoleTable:
 
 @dataclass(frozen=True)
 class Moves:
-    """Collectives of all changes of states on a mesh, and which changes there are: bool[states, states].
+    """The collectives of all changes of states on a mesh; ``legal`` bool[states, states] marks possible changes.
 
-    ``at[axis, op]`` are (pass, written, read, share of the tensor) of every collective of that kind; ``summands`` says
-    which codes are of summands on some axis: bool[states].
+    ``at[axis, op]`` are (pass, written, read, share of the tensor) of every collective of that kind; ``summands``
+    bool[states] marks codes of summands on some axis.
     """
 
     at: dict[tuple[int, str], tuple[Ints, Ints, Ints, Floats]]
@@ -137,7 +137,7 @@ class Pricer:
         return self._prices[key]
 
     def of_use(self, use: CollectiveUse) -> Price:
-        """The price of a collective of the stage's blocks, whose group is named for its axes."""
+        """The price of a collective of the stage's blocks, whose group is named after its axes."""
         return self.price(use.op, tuple(map(int, use.group.rpartition("_")[2])), use.group)
 
     def collective_s(self, op: str, axis: int, sizes: Floats) -> Floats:
