@@ -315,7 +315,7 @@ def write(name: str, values: Mapping[str, Any], note: str) -> None:
     base = (
         load_profile(document["like"], "devices", "device")[0].data["kernels"] if "like" in document else {}
     )
-    own = {key: value for key, value in values.items() if value != base.get(key)}
+    own = {key: value for key, value in values.items() if value != base.get(key, DEFAULTS[key])}
     document["kernels"] = {**own, **{k: v for k, v in kept.items() if k not in ours}}
     told = str(document.get("provenance", "")).partition("; sustained clock")
     document["provenance"] = note + told[1] + told[2]

@@ -103,13 +103,15 @@ class BranchAndBound:
 
     def lowest(self) -> tuple[Frontier, int] | None:
         """The frontier and row with the lowest bound of all that may still win; None if there is none."""
-        rows = [(frontier, row) for frontier in self.frontiers if (row := frontier.next()) is not None]
-        deadlines = [frontier.rows.problem.constraints.deadline_s for frontier, _ in rows]
-        rows = [
-            (frontier, row)
-            for (frontier, row), most in zip(rows, deadlines, strict=True)
-            if most is None or frontier.bound_s[row] <= most
-        ]
+        rows = []
+        for frontier in self.frontiers:
+            row, deadline_s = frontier.next(), frontier.rows.problem.constraints.deadline_s
+            if row is not None and deadline_s is not None and frontier.bound_s[row] > deadline_s:
+                # the row with the least energy may be late where others are not
+                frontier.leave_late(deadline_s)
+                row = frontier.next()
+            if row is not None:
+                rows.append((frontier, row))
         return min(rows, key=lambda one: float(one[0].worth(one[1])), default=None)
 
     def run(self, most: int | None = None) -> None:

@@ -323,6 +323,10 @@ class Frontier:
         self.bound_s[rows], self.level[rows] = np.inf, EXACT
         self._active = self._active[~np.isin(self._active, rows)]
 
+    def leave_late(self, deadline_s: float) -> None:
+        """Deactivate rows whose steps take longer than a deadline by their bounds, which they keep."""
+        self._active = self._active[self.bound_s[self._active] <= deadline_s]
+
     def leave(self, row: int) -> None:
         """Deactivate a row whose Program has more ops than are built, and rows as large; they keep their bounds."""
         rows = np.append(self._active[self.as_large(row)[self._active]], row)

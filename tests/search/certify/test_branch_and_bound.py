@@ -10,7 +10,7 @@ from simpar.engine import reference
 from simpar.plan.sync import apart
 from simpar.program.footprint import footprints, host_use
 from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
-from simpar.search.certify.exact import exact
+from simpar.search.certify.exact import exact, measure
 from simpar.search.certify.frontier import SWEPT, Frontier
 from simpar.search.progress import Progress
 from simpar.search.space.fit import needs
@@ -128,3 +128,22 @@ def test_search_finds_the_least_energy(seed, problem_of):
     under_way.run()
     assert under_way.gap() == 0
     assert under_way.best == pytest.approx(least, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", some([0, 1, 2, 4, 5, 7, 9], [9]))
+def test_search_finds_the_least_energy_by_a_deadline(seed, problem_of):
+    """Of the plans that meet it, also where the plan with the least energy of all is late."""
+    problem = replace(few_rows(problem_of, 100 + seed, most=16), objective="energy")
+    rows = enumerate_space(problem)
+    plans = [measure(problem, plan_of(rows, row)) for row in range(rows.count)]
+    steps = {found.step_time_s: found.worth for found in plans if found.fits}
+    assert len(steps) > 2
+    for deadline_s in steps:
+        limited = replace(problem.constraints, deadline_s=deadline_s)
+        under_way = BranchAndBound(
+            fields_of(replace(problem, constraints=limited), [problem.cluster.nodes]), Progress()
+        )
+        under_way.run()
+        least = min(found.worth for found in plans if found.fits and found.step_time_s <= deadline_s)
+        assert under_way.gap() == 0
+        assert under_way.best == pytest.approx(least, rel=1e-12)
