@@ -273,7 +273,7 @@ def is_cast(op: Operator) -> bool:
 
 
 def cast_term(plan: Plan, stack: Stack, matrices: Numbers, *, sharded: Flags | bool) -> Term:
-    """The term of narrow copies of matrices that are stored wider than products read them, unless a gather narrows them."""
+    """The term of narrow copies of matrices stored wider than products read them, unless a gather narrows them."""
     widths = parameter_widths(plan, stack)
     # 8-bit products cast their weights each time instead
     casts = (
