@@ -1,7 +1,7 @@
 """Loops over numbers that run compiled where numba is installed and there is much to do, else as plain Python.
 
-They are written in what both understand: numbers, tuples, flat arrays that are read and written entry by entry, and
-lists made within. numba is imported once a loop has had enough to do, and compiles once per machine.
+They use only what both support: numbers, tuples, flat arrays that are read and written entry by entry, and lists made
+inside. numba is imported once a loop has had enough to do, and compiles once per machine.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 P = ParamSpec("P")
 R = TypeVar("R")
 MUCH = 2**19
-"""Entries of arrays through which plain loops go in about the time that importing numba takes."""
+"""Number of array entries that plain loops process in about the time that importing numba takes."""
 
 
 class Loop(Generic[P, R]):
-    """A function of numbers, arrays and tuples of them, with the functions that it calls.
+    """A function of numbers, arrays and tuples of these, together with the functions that it calls.
 
-    It does the same sums in the same order, compiled or not. Arrays are written in place.
+    Results are the same, compiled or not: sums are taken in the same order. Arrays are written in place.
     """
 
     def __init__(self, function: Callable[P, R], *helpers: Callable[..., object]) -> None:
@@ -32,13 +32,13 @@ class Loop(Generic[P, R]):
         self._compiled: Callable[P, R] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the function returns; it is compiled once it has gone through many entries."""
+        """Call the function, compiled once its calls have processed many entries."""
         return (self.when_worth() or self.plain)(*args, **kwargs)
 
     def when_worth(self, entries: int = 0) -> Callable[P, R] | None:
-        """The compiled function once many entries were gone through, these ``entries`` included; None before.
+        """The compiled function once MUCH entries were processed, these ``entries`` included; None before.
 
-        For whoever has a better way than plain Python to do without it.
+        For callers whose alternative is faster than the plain Python loop.
         """
         self.seen += entries
         if self._compiled is None and self.seen >= MUCH and find_spec("numba"):
@@ -46,7 +46,7 @@ class Loop(Generic[P, R]):
         return self._compiled
 
     def plain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """As :meth:`__call__`, never compiled: on lists, of which Python reads single entries faster."""
+        """As :meth:`__call__`, never compiled; on lists, from which Python reads single entries faster."""
         pairs: list[tuple[NDArray[np.generic], list[Any]]] = []
         found = self.function(*(_on_lists(each, pairs) for each in args), **kwargs)  # type: ignore[arg-type]
         for array, entries in pairs:

@@ -1,7 +1,7 @@
 """Registries: entries that the files of a folder declare.
 
-A file says all that anyone asks of what it adds, as entries of a tuple; whoever has the folder finds them. So that a
-schedule, an optimizer, a family of models or a collective is one file, and no list of names has to know it.
+A file declares everything about what it adds as entries of a tuple, and the package of its folder collects them. To
+add a schedule, an optimizer, a family of models or a collective is therefore to add one file, without a list of names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def entries(package: str, path: Iterable[str], attribute: str) -> list[Any]:
-    """The entries of all modules of ``package`` that have a tuple ``attribute``, by names of files, then in order.
+    """The entries of the tuples ``attribute`` in the modules of ``package``, ordered by file name.
 
     ``path`` are the folders of the package (its ``__path__``).
     """

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one clear line each."""
+"""Errors that users can mend: one clear line each."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ class TooManyOps(UserError):
 
 
 class BeyondIntegers(UserError, ValueError):
-    """A time, a size or a rate that 64 bits do not hold (exit code 2): the run is larger than any there can be."""
+    """A time, a size or a rate that does not fit in 64 bits (exit code 2): larger than any possible run."""

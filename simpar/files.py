@@ -37,9 +37,9 @@ NO_MAPPING = ("model_type", "model_attributes_type")
 class Document:
     """Data read from a file: plain dicts, lists and scalars, and where each key stands.
 
-    JSON tells no lines: they are looked up in ``text`` when an error wants one. Keys in ``laid_over`` were given
-    beside the file, on the command line; those of another file that this one builds on are ``elsewhere``, as
-    ``file:line``.
+    The JSON parser gives no lines: they are looked up in ``text`` when an error needs one. Keys in ``laid_over`` were
+    given on the command line beside the file; ``elsewhere`` has, as ``file:line``, the keys from another file on which
+    this one builds.
     """
 
     data: Any
@@ -55,7 +55,7 @@ class Document:
         return self.lines or _json_lines(self.text)
 
     def place(self, location: tuple[Any, ...]) -> str:
-        """``file:line`` of a key, or of its nearest parent that has one; "command line" of what was laid over."""
+        """``file:line`` of a key, or of its nearest parent with a line; "command line" for keys that were laid over."""
         if any(location[: len(each)] == each for each in self.laid_over):
             return COMMAND_LINE
         lines = self.line_of
@@ -67,9 +67,9 @@ class Document:
         return self.source
 
     def naming(self, location: tuple[str, ...], check: Callable[[str], object]) -> None:
-        """Check the name that stands at a place. Raises the UserError of ``check`` with file, line and key before it.
+        """Check the name at a location. Raises the UserError of ``check`` with file, line and key in front.
 
-        Nothing is checked where no text stands there, or where it was laid over the file: who uses it will say so.
+        Nothing is checked where there is no text, or where it was laid over the file: its user reports the error.
         """
         name = self.data
         for part in location:
@@ -97,13 +97,13 @@ def load(path: Path | str) -> Document:
 
 
 def read_text(path: Path | str, most: int | None = None) -> str:
-    """The text of a file of the user's: UTF-8, of at most so many bytes (default: a config's). Raises UserError."""
+    """The text of a user's file: UTF-8, at most ``most`` bytes (default: the limit of configs). Raises UserError."""
     path = Path(path)
     is_json = path.suffix == ".json"
     hint = f"; as .json up to {MAX_BYTES // MIB} MiB" if most is None and not is_json else ""
     most = most or (MAX_BYTES if is_json else MAX_YAML_BYTES)
     try:
-        with path.open("rb") as stream:  # read at most so much, whatever size the file claims to have
+        with path.open("rb") as stream:  # read no more than that, whatever size the file claims to have
             content = stream.read(most + 1)
         text = content.decode("utf-8-sig")
     except OSError as error:
@@ -143,7 +143,7 @@ def read_json(text: str, source: str) -> Any:
 
 
 def _check_plain(value: Any, source: str, location: Location = ()) -> None:
-    """Refuse what JSON can say and simpar cannot use."""
+    """Raises UserError for data that JSON can express and simpar cannot use."""
     if len(location) > MAX_DEPTH:
         raise UserError(f"{source}: nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, dict | list):
@@ -157,7 +157,7 @@ def _check_plain(value: Any, source: str, location: Location = ()) -> None:
 
 @lru_cache(maxsize=1)
 def _json_lines(text: str) -> Mapping[Location, int]:
-    """Line of every key in a JSON text, which is YAML too; nothing where the YAML parser disagrees."""
+    """Line of every key in a JSON text, read as YAML; empty where the YAML parser rejects it."""
     if not text or len(text) > MAX_LINED_BYTES:
         return {}
     try:
@@ -186,7 +186,7 @@ def _copied(data: Any) -> Any:
 
 @lru_cache(maxsize=64)  # profiles are read again and again, and parsing takes longer than a small simulation
 def _parsed_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
-    """The same, not to be changed. Only the parser's node tree is used: it builds no objects."""
+    """As :func:`_read_yaml`, but shared: callers must not change it. The parser makes a node tree and no objects."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, MarkedYAMLWarning, YAMLError, YAMLWarning
 
@@ -220,11 +220,11 @@ def parse(
     source: str = "input",
     also: Iterable[str] = (),
 ) -> Model:
-    """Validate data against a pydantic model; ``also`` are keys that files may have and the model has not.
+    """Validate data against a pydantic model; ``also`` are further keys that files may have.
 
-    Raises UserError with a line per problem, ``file:line: key = value: rule``: unknown keys first, then values
-    out of range, then what is missing, unless a key is unknown, which may be the one. Bare numbers in dimensional
-    fields are refused, in files and in mappings alike.
+    Raises UserError with a line per problem, ``file:line: key = value: rule``: unknown keys first, then values out of
+    range, then missing keys (not reported beside unknown ones, which may be misspellings of them). Numbers without a
+    unit are refused in dimensional fields, in files and in mappings alike.
     """
     if not isinstance(document, Document):
         document = Document(document, source, {})
@@ -239,9 +239,9 @@ def parse(
 
 
 def _meant(problems: Sequence[Any]) -> Sequence[Any]:
-    """Of a value that may be a text or a mapping, the problems of what was written, without the alternative's name.
+    """The problems without those of alternatives that were not meant, where a value may be a text or a mapping.
 
-    Of several mappings that it may be those of the one with the fewest.
+    Where it may be one of several mappings, those of the mapping with the fewest problems stay.
     """
     text = next((item for item in problems if item["loc"][-1:] == ("str",)), None)
     if text is None:
@@ -258,7 +258,7 @@ def _meant(problems: Sequence[Any]) -> Sequence[Any]:
 
 
 def location_of(item: Any) -> tuple[Any, ...]:
-    """Where pydantic found a problem, without the names of its validators; an unknown key may look like one."""
+    """The location of a pydantic problem without validators' names; an unknown key, which may look like one, stays."""
     kept = len(item["loc"]) - (item["type"] in (UNKNOWN, "unknown_key"))
     named = [part for part in item["loc"][:kept] if not str(part).startswith("function-")]
     return (*named, *item["loc"][kept:])
@@ -285,7 +285,7 @@ def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterab
 
 
 def _mapping(model: type[BaseModel], location: tuple[Any, ...], value: Any) -> str:
-    """What to write where a section is wanted and a value stands, which is perhaps that of the one key it needs."""
+    """The message where a section is needed and a value was given; that may be the value of its only required key."""
     section = _section(model, location)
     fields = section.model_fields if section else {}
     needed = [name for name, info in fields.items() if info.is_required()]
@@ -303,7 +303,7 @@ def _field_names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]
 
 
 def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel] | None:
-    """The model of a section, None where there is none."""
+    """The pydantic model of a section, or None."""
     section: type[BaseModel] | None = model
     for part in location:
         info = section.model_fields.get(str(part)) if section else None
@@ -320,21 +320,21 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
 
 
 def homes(model: type[BaseModel], key: str) -> list[str]:
-    """Where a key would stand in sections of a model, dotted; ``FLAT`` are keys that a section has besides."""
+    """Dotted keys under which sections of a model have ``key``; ``FLAT`` are further keys of a section."""
     inner = {name: _inner_model(info.annotation) for name, info in model.model_fields.items()}
     own = {name: (*part.model_fields, *getattr(part, "FLAT", ())) for name, part in inner.items() if part}
     return [f"{name}.{key}" for name, keys in own.items() if key in keys]
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the nearest option, or nothing. Capitals make no name another."""
+    """``; did you mean 'x'?`` for the nearest option, or "". Case is ignored."""
     by_lower = {option.lower(): option for option in options}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def written_out(text: object) -> str:
-    """What to write in place of "4k", where a whole number is wanted; nothing for another text."""
+    """A hint to write "4k" out where a whole number is needed; "" for other texts."""
     match = re.fullmatch(r"(\d{1,6})([km])", str(text).strip().lower())
     if match is None:
         return ""
@@ -350,9 +350,9 @@ def allowed(options: Iterable[str]) -> str:
 
 
 def choose(name: str, options: Iterable[str], what: str, *, remedy: str = "") -> str:
-    """The name if it is an option; else UserError with the nearest one and the list.
+    """The name if it is an option. Raises UserError with the nearest option and the list of them otherwise.
 
-    A list too long for a message is replaced by the ``remedy`` (what prints it).
+    A list too long for a message is replaced by ``remedy``, the command that prints it.
     """
     names = list(options)
     if name in names:
@@ -364,7 +364,7 @@ def choose(name: str, options: Iterable[str], what: str, *, remedy: str = "") ->
 def write_atomic(path: Path | str, content: str | bytes) -> None:
     """Write a file under a temporary name beside it and rename it: readers see the old file or the new one.
 
-    A device or a pipe is written to as it is. Raises UserError.
+    Devices and pipes are written to directly. Raises UserError.
     """
     try:
         data = content.encode() if isinstance(content, str) else content
@@ -379,9 +379,9 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
 
 
 def check_writable(*paths: Path | str | None) -> None:
-    """Raises UserError, as :func:`write_atomic` would, where a file cannot be written for want of its folder.
+    """Raises UserError, as :func:`write_atomic` would, where a file cannot be written to its folder.
 
-    For those that are written after long work. None is no file, and "-" standard output.
+    It is called before long work whose result is written at the end. None is no file, "-" standard output.
     """
     for path in paths:
         if path is None or str(path) == "-":
@@ -414,7 +414,7 @@ _FOLDERS = {
 
 
 def bundled(kind: str) -> dict[str, Path]:
-    """Files that travel with simpar, by name: devices, clusters, stacks, reliability, scenarios."""
+    """Files shipped with simpar, by name; ``kind`` is devices, clusters, stacks, reliability or scenarios."""
     return dict(_bundled(kind))
 
 
@@ -429,7 +429,7 @@ def _bundled(kind: str) -> dict[str, Path]:
 
 
 def find(name: str | Path, kind: str, what: str) -> Path:
-    """The path of a bundled name or of a file the user names. Raises UserError with a suggestion."""
+    """The path for a bundled name or for a user's file; ``what`` names it in errors. Raises UserError."""
     text = str(name)
     if isinstance(name, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
         return Path(name)

@@ -16,9 +16,9 @@ from simpar.errors import UserError
 class Format:
     """One kind of file: the ``key`` that names it and holds its ``version``, and the command that writes it.
 
-    ``what`` says what it holds and ``shown_by`` which command shows it ({} stands for the file), "" where none does.
-    Kinds that share a key are told apart by a ``mark``, a further key. One that ``is_scenario`` says which layout
-    runs where, and is taken wherever a scenario is.
+    ``what`` describes its content; ``shown_by`` is the command that shows it ({} stands for the file), "" for none.
+    Kinds that share a key differ in a further key, ``mark``. A kind that ``is_scenario`` states a layout and its
+    cluster, and is accepted wherever a scenario is.
     """
 
     key: str
@@ -65,15 +65,15 @@ SWEEP = Format(
 EXPLANATION = Format(
     "schema_version", 1, "simpar explain --json", "an explained run", mark="logged", is_scenario=False
 )  # fmt: skip
-"""Of these two nothing of simpar's reads the files back."""
+"""simpar itself does not read files of these two kinds back."""
 PLAN = Format("version", 1, "simpar search -o", "a plan")
-"""Hand-written plans may leave it out: :class:`simpar.plan.plan.Record` checks it, a text, by itself."""
+"""Hand-written plans may leave the version out; :class:`simpar.plan.plan.Record` checks it itself, as a text."""
 
 ANSWERS = (RESULT, SEARCH, GRID, HOW_MANY, CHECK)
 
 
 def kind_of(data: Mapping[str, Any]) -> Format | None:
-    """Which answer of simpar data are, by their keys; None for anything else."""
+    """The kind of answer that data are, by their keys; None for anything else."""
     named = [
         each for each in (SWEEP, EXPLANATION, *ANSWERS) if {each.key, each.mark or each.key} <= data.keys()
     ]
@@ -81,12 +81,12 @@ def kind_of(data: Mapping[str, Any]) -> Format | None:
 
 
 def is_simulated(data: Mapping[str, Any]) -> bool:
-    """Whether data are the answer on one plan that was simulated: a result or a checked launch."""
+    """Whether data are the answer for one simulated plan: a result or a checked launch."""
     return not {RESULT.key, CHECK.key}.isdisjoint(data)
 
 
 def check_answer(data: Mapping[str, Any], source: str) -> None:
-    """Raises UserError where data are an answer that is no scenario, or of a version that is not read."""
+    """Raises UserError where data are an answer without a scenario, or of a version that is not supported."""
     kind = kind_of(data)
     if kind is not None and not kind.is_scenario:
         kind.check(data, source)

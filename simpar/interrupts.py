@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for imports: what is raised inside one may be swallowed there, or become another error."""
+"""Ctrl-C that waits for imports: an exception raised inside one may be swallowed there, or become another error."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from types import FrameType
 
 AGAIN_S = 0.02
-"""After how long an interrupt that met an import is tried again."""
+"""Time after which an interrupt that met an import is tried again."""
 
 
 def imports(frame: FrameType | None) -> bool:
-    """Whether a module is being imported, which must not be stopped halfway."""
+    """Whether a frame is inside an import, which must not be stopped halfway."""
     while frame is not None:
         if "importlib" in frame.f_code.co_filename:
             return True
@@ -23,7 +23,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     """Handle a signal: raise KeyboardInterrupt, as soon as nothing is imported."""
     if not imports(frame):
         raise KeyboardInterrupt
-    # to the main thread, which may sleep by then: a flag alone would not wake it
+    # the signal goes to the main thread, which may be asleep by then: a flag alone would not wake it
     again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
     again.daemon = True
     again.start()

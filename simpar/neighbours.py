@@ -1,9 +1,8 @@
-"""What to try next, computed: layouts one or two changes away from a simulated one, simulated themselves.
+"""What to try next: layouts one or two changes away from a simulated one, each of them simulated as well.
 
-A neighbour changes one choice of the plan (a degree doubled or halved, another schedule, more or less
-recomputation, another ZeRO stage); then the most promising pairs of changes are tried. Nothing is
-extrapolated: every figure is a simulated step of what the command would run with the flags of the change. Hints are
-made of these trials and of nothing else.
+A neighbour changes one choice of the plan (a degree doubled or halved, another schedule, more or less recomputation,
+another ZeRO stage); then the most promising pairs of changes are tried. Nothing is extrapolated: every figure is that
+of the simulated step that the command would run with the flags of the change. Hints come from these trials alone.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ FLAGS = frozenset(
 
 @dataclass(frozen=True)
 class _Tried:
-    """A change of the plan, what it came to, and the plan that it resolved to (None where it is refused)."""
+    """A change of the plan, the figures of its trial, and the plan that it resolved to (None where it is refused)."""
 
     change: Change
     trial: Trial
@@ -57,16 +56,14 @@ class _Tried:
 def advise(
     result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None
 ) -> Result:
-    """The result with its neighbours simulated, best first, in ``why.trials``, and hints made of the best of them.
+    """The result with its simulated neighbours, best first, in ``why.trials``, and hints from the best of them.
 
-    ``inputs`` are what :func:`simpar.simulate` took; ``progress`` hears the name of every trial before it runs.
-    Layouts that cannot be on this model and cluster are kept with the reason; changes that lead to the same plan
+    ``inputs`` are the arguments of :func:`simpar.simulate`; ``progress`` gets the name of every trial before it runs.
+    Layouts that are impossible on this model and cluster are kept with the reason; changes that lead to the same plan
     are one trial.
     """
     plan = Plan.model_validate(result.setup.plan)
-    if (
-        chosen_layers(plan.memory.recompute) is not None
-    ):  # chosen for this layout, to be chosen anew for others
+    if chosen_layers(plan.memory.recompute) is not None:  # chosen for this layout; other layouts choose anew
         plan = plan.with_values(recompute=OPTIMAL)
     run = _Runner(inputs["plan"], inputs, progress or (lambda _: None))
     first = _distinct([run(change) for change in neighbours(plan)])
@@ -78,15 +75,16 @@ def advise(
 
 
 def _distinct(found: Sequence[_Tried]) -> list[_Tried]:
-    """Every resolved plan once, under the first change that leads there, and all that are refused."""
+    """Every resolved plan once, under the first change that leads to it, and all refused changes."""
     plans = [tried.plan for tried in found]
     return [tried for at, tried in enumerate(found) if tried.plan is None or tried.plan not in plans[:at]]
 
 
 def _hints(result: Result) -> Iterator[str]:
-    """The quickest layouts that gain, or fit at all where this one does not, and fit as surely as this one or WANTED.
+    """Hints: the fastest layouts that gain time (or fit, if this one does not) and fit with enough probability.
 
-    Where this one is less sure, the quickest that is as sure as WANTED comes last if none of the others is.
+    Enough is the probability of this layout, or WANTED if that is less. If this layout fits with less than WANTED and
+    no hint reaches that, the fastest layout that does comes last.
     """
     sure = _sureness(result.certainty)
     wanted = min(sure, WANTED) if result.fits else WANTED
@@ -117,20 +115,20 @@ def _hints(result: Result) -> Iterator[str]:
 
 
 def _sureness(known: Trial | Certainty | None) -> float:
-    """How probable it is that a layout fits; certain where nobody says."""
+    """The probability that a layout fits; 1 where it is unknown."""
     return 1.0 if known is None or known.fit_probability is None else known.fit_probability
 
 
 def _quickest(trials: Iterable[Trial]) -> list[Trial]:
-    """Trials by step time, of those with the same figures one."""
+    """Trials by step time, one of those with equal figures."""
     distinct = {(trial.step_time_s, trial.peak_reserved_bytes): trial for trial in reversed(list(trials))}
     return sorted(distinct.values(), key=_rating)
 
 
 def inputs_of(result: Result) -> dict[str, Any]:
-    """What simulate takes, rebuilt from a saved result. Raises UserError where that is not the same run.
+    """The arguments of simulate, rebuilt from a saved result. Raises UserError where they do not give the same run.
 
-    A result names its model and hardware; what was read from a file of one's own cannot be found by name.
+    A result names its model and hardware; those that were read from a user's file cannot be found by name.
     """
     setup = result.setup
     scenario = Scenario(
@@ -157,14 +155,14 @@ def inputs_of(result: Result) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Runner:
-    """Simulates what the flags of a change would run: ``plan`` as it was asked for, with them laid over it."""
+    """Simulates the run that the flags of a change would give: ``plan`` as it was asked for, with the change on top."""
 
     plan: Plan
     inputs: Mapping[str, Any]
     progress: Callable[[str], None]
 
     def __call__(self, change: Change) -> _Tried:
-        """Simulate one change; a layout that cannot be is an answer as well."""
+        """Simulate one change; an impossible layout gives a trial with the reason."""
         whole = change | following(change, self.plan)
         flags = as_flags(whole)
         self.progress(flags)
@@ -192,7 +190,7 @@ def _one_line(error: Exception) -> str:
 
 
 def as_flags(change: Change) -> str:
-    """The change as one would type it: flags where there are, else settings of the plan."""
+    """The change as a user would type it: flags where they exist, else settings of the plan."""
     return " ".join(_typed(key, value) for key, value in change.items())
 
 
@@ -253,7 +251,7 @@ def _degrees(plan: Plan) -> Iterator[Change]:
 
 
 def _schedules(plan: Plan) -> Iterator[Change]:
-    """Every other schedule with its natural chunks; those of any number of chunks with twice and half of them."""
+    """Every other schedule with its default chunks; schedules of any number of chunks also with twice and half."""
     for name, each in SCHEDULES.items():
         if name == plan.schedule or each.searched == "never":
             continue
@@ -268,7 +266,7 @@ def _schedules(plan: Plan) -> Iterator[Change]:
 def _pairs(base: Result, tried: Sequence[_Tried]) -> list[Change]:
     """The most promising pairs of changes: those whose effects, taken as independent, would fit and gain.
 
-    The independence only chooses what to simulate: times multiply, bytes add.
+    Independence (times multiply, bytes add) only serves to choose the pairs to simulate.
     """
     rated: list[tuple[float, Change, Change]] = []
     goal_s = base.step_time_s if base.fits else float("inf")
@@ -286,7 +284,7 @@ def _pairs(base: Result, tried: Sequence[_Tried]) -> list[Change]:
 
 
 def _varied(rated: Sequence[tuple[float, Change, Change]]) -> list[Change]:
-    """The first pairs, none of whose changes is in more than two of them."""
+    """The first pairs such that no change is in more than two of them."""
     chosen: list[Change] = []
     used: dict[str, int] = {}
     for _, one, other in rated:
@@ -298,12 +296,12 @@ def _varied(rated: Sequence[tuple[float, Change, Change]]) -> list[Change]:
 
 
 def _estimate(base: Result, one: Trial, other: Trial) -> tuple[float, float]:
-    """Step time and reserved bytes of two changes together, if neither knew of the other."""
+    """(Step time, reserved bytes) of two changes together, if their effects are independent."""
     times = [trial.step_time_s or 0.0 for trial in (one, other)]
     sizes = [trial.peak_reserved_bytes or 0.0 for trial in (one, other)]
     return times[0] * times[1] / base.step_time_s, sum(sizes) - base.memory.peak_reserved_bytes
 
 
 def _rating(trial: Trial) -> tuple[bool, bool, float]:
-    """Fitting first, then what is too large, then what cannot be; fast before slow."""
+    """Sort key: fitting layouts first, then too large ones, then impossible ones; fast before slow."""
     return bool(trial.refused), not trial.fits, trial.step_time_s or 0.0

@@ -1,4 +1,4 @@
-"""Plain, finite data: what of YAML becomes it, what of it is refused, and how it is named in a message of one line."""
+"""Plain, finite data: how YAML nodes become such data, which scalars are refused, and names for one-line messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def scalar_fault(value: Any) -> str | None:
-    """What is wrong with a scalar, or None."""
+    """What is wrong with a scalar, as an error message; None if nothing is."""
     if isinstance(value, float) and not math.isfinite(value):
         return "must be finite"
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
@@ -29,7 +29,7 @@ def scalar_fault(value: Any) -> str | None:
 
 
 class Nodes:
-    """From YAML nodes to plain data, counting, so that aliases cannot multiply without end."""
+    """Converts YAML nodes to plain data and counts them, so that aliases cannot multiply without end."""
 
     def __init__(self, source: str) -> None:
         self.source, self.count = source, 0

@@ -1,6 +1,7 @@
-"""Precisions: the operands of products, what products hand each other, and how devices compute them.
+"""Precisions: the dtypes of products' operands and of activations between products, and how devices compute them.
 
-An entry declares all that plans, kernels, memory, learning, the runtime and exports ask. To add a precision, add one.
+An entry declares everything that plans, kernels, memory, learning, the runtime and exports need. To add a precision,
+add an entry.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from simpar.units import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class BlockScales:
-    """Scales that ``values`` neighbours along the contraction share, of ``scale_bytes`` each.
+    """Block scales: ``values`` neighbours along the contraction share a scale of ``scale_bytes``.
 
-    ``in_tensor_cores``: these apply them, and read them in a layout of their own. A cast in blocks reads its input
-    ``cast_reads`` times and has ``cast_rate`` of the speed of a copy. ``weight_gradient`` is the time of weight
-    gradients over that of other products.
+    ``in_tensor_cores``: tensor cores apply the scales, and read them in a layout of their own. A cast with block scales
+    reads its input ``cast_reads`` times and runs at ``cast_rate`` of the speed of a copy. ``weight_gradient`` is the
+    time of weight-gradient products over that of other products.
     """
 
     values: int
@@ -35,12 +36,13 @@ _BLOCK_CAST_RATE = 0.75
 
 @dataclass(frozen=True)
 class Precision:
-    """A precision; ``summary`` says what it is. Operands of products have so many ``bits``, and scales if any.
+    """A precision; ``summary`` describes it. Operands of products have ``bits`` bits and, if any, ``scales``.
 
-    ``handed`` is the dtype of activations and computed-with parameters ("": its own). ``rates`` are the narrow peaks
-    of devices it runs at: its own, then the wider one whose measured clocks and efficiencies stand for those that a
-    profile leaves out; devices need the peak ``needs`` beside it. ``in_torch`` is the dtype in which the runtime
-    computes it ("": it does not). ``in_its_place`` is what a target gets that does not have it; all have the rest.
+    ``handed`` is the dtype of activations and of parameters as computed with ("": that of the operands). ``rates`` name
+    the device peaks at which it runs: its own, then the wider one whose measured clocks and efficiencies stand in for
+    those that a profile leaves out. A device must have the peak ``needs`` as well. ``in_torch`` is the dtype in which
+    the runtime computes it ("": it does not). ``in_its_place`` is the precision for targets that lack this one ("": all
+    have it).
     """
 
     name: str
@@ -60,7 +62,7 @@ class Precision:
 
     @property
     def is_cast(self) -> bool:
-        """Whether operands are cast for products alone, which hand each other 16 bits."""
+        """Whether operands are cast for products only, with 16-bit activations between products."""
         return bool(self.handed)
 
     @property
@@ -75,9 +77,10 @@ class Precision:
 
     @property
     def cast_bytes(self) -> float:
-        """Bytes that casting an element moves, at the speed of a copy; 0 where nothing is cast.
+        """Bytes, at the speed of a copy, that casting an element moves; 0 where nothing is cast.
 
-        It is read, and written in rows for one product, in columns for another: scales are along the contraction.
+        The element is read, and written twice: in rows for one product and in columns for another, because scales run
+        along the contraction. (reads x 16-bit bytes + 2 x operand bytes) / rate.
         """
         reads, rate = (self.scales.cast_reads, self.scales.cast_rate) if self.scales else (1, 1.0)
         return (reads * self.handed_bytes + 2 * self.operand_bytes) / rate if self.is_cast else 0.0
@@ -89,12 +92,12 @@ class Precision:
 
     @property
     def handed_bytes(self) -> float:
-        """Bytes of an element of them."""
+        """Bytes per element of activations and of computed-with parameters."""
         return DTYPE_BYTES[self.handed_dtype]
 
     @property
     def operand_bytes(self) -> float:
-        """Bytes of an element of an operand, with its share of a scale."""
+        """Bytes per element of an operand, including its share of a scale."""
         return self.bits / 8 + (self.scales.scale_bytes / self.scales.values if self.scales else 0.0)
 
 
@@ -119,10 +122,10 @@ PRECISIONS = {
             8,
             handed="bf16",
             rates=("fp8",),
-            # Casts: on Hopper 1.4 TB/s in vLLM, 1.8 in rows and 2.6 in columns. Weight gradients: where no tensor core
-            # applies the scales, those of both operands change along the contraction. 1.47 to 1.52 ms for what takes
-            # 0.90 to 0.94 forward, 1.04 of which is how they add into fp32 [deepseek-ai/profile-data, output
-            # projection of 4,096 tokens].
+            # Casts: on Hopper 1.4 TB/s in vLLM, 1.8 in rows and 2.6 in columns. Weight gradients: tensor cores do not
+            # apply the scales, and those of both operands change along the contraction. They take 1.47 to 1.52 ms
+            # where the forward product takes 0.90 to 0.94, a factor 1.04 of it because they add into fp32
+            # [deepseek-ai/profile-data, output projection of 4,096 tokens].
             scales=BlockScales(
                 128, DTYPE_BYTES["fp32"], in_tensor_cores=False, cast_rate=0.6, weight_gradient=1.54
             ),
@@ -161,7 +164,7 @@ PRECISIONS = {
     )
 }
 IN_TORCH = tuple(each.name for each in PRECISIONS.values() if each.in_torch)
-"""Those that the runtime computes."""
+"""Names of the precisions that the runtime computes."""
 
 
 def known_precision(name: str) -> str:
@@ -172,12 +175,12 @@ def known_precision(name: str) -> str:
 
 
 def narrower(bits: int) -> tuple[str, ...]:
-    """Precisions whose products have fewer bits."""
+    """Names of the precisions whose operands have fewer bits than that."""
     return tuple(each.name for each in PRECISIONS.values() if each.bits < bits)
 
 
 def in_place_of(name: str, known: Collection[str]) -> str:
-    """The precision itself where it is among those known, else what is in its place there."""
+    """The precision itself if it is among ``known``, else the one that stands in its place there."""
     while name not in known:
         name = PRECISIONS[name].in_its_place
     return name

@@ -1,10 +1,10 @@
-"""Profiles as files have them: written with units, and several of them in the one file that ``simpar learn`` writes.
+"""Profiles in files: written with units, and several of them in the one file that ``simpar learn`` writes.
 
-Such a file has a ``learned`` part, which says where its numbers come from, and ``stacks`` and ``clusters`` by the name
-of the profile that each was learnt from. It is named wherever a profile is: ``ours.yaml``, or ``ours.yaml#nemo`` where
-it has several.
+Such a learnt file has a ``learned`` part, which states where its numbers come from, and ``stacks`` and ``clusters`` by
+the name of the profile from which each was learnt. It is accepted wherever a profile is: ``ours.yaml``, or
+``ours.yaml#nemo`` where it has several.
 
-A profile may say ``like: dgx-h100``: it is that profile, field by field, except for what it says itself.
+A profile with ``like: dgx-h100`` takes every field that it does not state from that profile.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from simpar.units import dimension_of, with_unit
 LEARNED = "learned"
 LIKE = "like"
 ORIGIN = ("provenance", "sources")
-DIGITS = 12  # of quantities: what is read again predicts the same
+DIGITS = 12  # of quantities, so that a file that is read again gives the same predictions
 REVISION = 1
-"""Of what parameters mean. Where a formula changes so that learnt values mean something else, it is raised."""
+"""Revision of the meaning of parameters; raised when a formula changes so that learnt values mean something else."""
 
 
 def load_profile(name: str | Path, kind: str, what: str) -> tuple[Document, Path]:
-    """The data of a profile by bundled name or file, and the file; of a learnt file the one of this kind.
+    """(Data, path) of a profile by bundled name or file; of a learnt file, its profile of this ``kind``.
 
-    Raises UserError, also where a learnt file was written under another revision or has several of them.
+    Raises UserError, also where a learnt file was written under another revision or has several profiles of the kind.
     """
     return _load(name, kind, what, ())
 
 
 def _load(name: str | Path, kind: str, what: str, heirs: tuple[str, ...]) -> tuple[Document, Path]:
-    """The same, where ``heirs`` are the profiles that came here, so that none is like itself."""
+    """As :func:`load_profile`; ``heirs`` are the profiles that are like this one, to detect one that is like itself."""
     named, _, part = str(name).partition("#")
     path = files.find(named if part else name, kind, what)
     document = files.load(path)
@@ -59,12 +59,12 @@ def _load(name: str | Path, kind: str, what: str, heirs: tuple[str, ...]) -> tup
 
 
 def resolved(document: Document, folder: Path, kind: str, what: str) -> Document:
-    """The data of a profile that would lie in ``folder``, with what it takes from the one that it is like."""
+    """The data of a profile in ``folder``, with all fields that it takes from the profile that it is like."""
     return _inherited(document, folder, (kind, what), ())
 
 
 def _with_device(document: Document, folder: Path) -> Document:
-    """A cluster whose device, written out in it, is like another."""
+    """A cluster document whose device is written out in it and is like another, with that device resolved."""
     device = document.data["device"]
     lines = {place[1:]: line for place, line in document.line_of.items() if place[0] == "device"}
     found = _inherited(Document(device, document.source, lines), folder, ("devices", "device"), ())
@@ -80,10 +80,10 @@ def _inherited(
     *,
     own_device: bool = False,
 ) -> Document:
-    """The document over the one that it is like; files that this one names lie relative to it.
+    """The document laid over the one that it is like; files that it names are relative to its folder.
 
-    A device of its own, which says itself what it is like, takes nothing from the other's; one that says single
-    fields is like the device that the other names.
+    With ``own_device`` (a device that states itself what it is like) nothing is taken from the other document's device;
+    otherwise single fields of a device are laid over the device of the other document.
     """
     data = document.data
     if not isinstance(data, dict) or LIKE not in data:
@@ -127,7 +127,7 @@ def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 
 
 def _origin(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the numbers come from: what the file says of its own, and what is said of the one that it is like."""
+    """Provenance and sources: those that the file states itself, and those of the profile that it is like."""
     words = [own.get("provenance"), f"like {base.get('name')}", base.get("provenance")]
     said, more = own.get("sources", []), base.get("sources", [])
     found: dict[str, Any] = {"provenance": "; ".join(str(each) for each in words if each)}
@@ -142,12 +142,12 @@ def is_file(name: str) -> bool:
 
 
 def _beside(name: str, folder: Path) -> str:
-    """A file lies relative to the one that names it; a shipped name is a name."""
+    """The path of a file that is named relative to ``folder``; shipped names stay."""
     return str(folder / name) if is_file(name) else name
 
 
 def _rebased(data: Mapping[str, Any], folder: Path, to: Path) -> dict[str, Any]:
-    """A profile of one folder in another: the files that it names are found from there."""
+    """A profile of ``folder`` moved to the folder ``to``, with the names of its files adapted."""
 
     def moved(name: object) -> object:
         if not isinstance(name, str) or not is_file(name):
@@ -198,7 +198,7 @@ def _part(document: Document, kind: str, part: str, what: str) -> Document:
 
 
 def base_name(name: str, kind: str, what: str) -> str:
-    """The shipped profile that a name or a learnt file stands for; nothing for a file of the user's own."""
+    """The shipped profile for which a name or a learnt file stands; "" for any other file."""
     file, _, part = name.partition("#")
     if part or file in files.bundled(kind):
         return part or file
@@ -208,7 +208,7 @@ def base_name(name: str, kind: str, what: str) -> str:
 
 
 def about_learned(name: str, kind: str, what: str) -> Mapping[str, Any]:
-    """What a learnt file says of where its numbers come from; nothing of any other profile."""
+    """The ``learned`` part of a learnt file, which states where its numbers come from; empty for other profiles."""
     file, _, _ = name.partition("#")
     if file in files.bundled(kind):
         return {}
@@ -217,7 +217,7 @@ def about_learned(name: str, kind: str, what: str) -> Mapping[str, Any]:
 
 
 def as_written(model: BaseModel, digits: int = DIGITS) -> dict[str, Any]:
-    """A model as a file has it: quantities with their units and so many digits, defaults left out."""
+    """A pydantic model as files write it: quantities with units and ``digits`` digits, defaults left out."""
     found: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)

@@ -1,4 +1,4 @@
-"""One step many times: the distribution of its time where every rank jitters on its own."""
+"""One step simulated many times: the distribution of its time under independent jitter of every rank."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from simpar.units import NS_PER_S
 
 QUANTILES = (5, 50, 95, 99)
 MOST_OPS = 10_000_000
-"""About 0.4 kB each."""
+"""Ops of a step with a timeline for every unit; about 0.4 kB each."""
 MOST_MIRRORED = 1024
-"""Devices of a pipeline with two ends, whose ranks are lowered one by one in some ten seconds."""
+"""Devices of a pipeline with two ends, whose ranks are lowered one by one, which takes about ten seconds."""
 MOST_VISITS = 250_000_000
-"""Links that the re-shares of one step may look at: some seconds' work."""
+"""Links that the re-shares of one step may visit: a few seconds of work."""
 WORTH_COMPILING = 200_000
 
 
@@ -37,9 +37,9 @@ def sample(
 ) -> JitterReport:
     """Steps of all units under every seed, and the distribution of their times.
 
-    Where sharing links among all units would take too long, what jitter adds is that of a step whose collectives have
-    their links to themselves (``contention`` of the report). Raises UserError where the Program of all units is too
-    large.
+    Where sharing links among all units would take too long, the time that jitter adds is taken from a step whose
+    collectives have their links to themselves (``contention`` of the report). Raises UserError where the Program of all
+    units is too large.
     """
     from simpar.engine.event import TooContendedError
 
@@ -49,7 +49,7 @@ def sample(
         name, steps_ns = _steps_ns(jitter, perturbation, engine)
     except TooContendedError:
         contention = False
-        del jitter  # it is large, and what was raised holds on to it until here
+        del jitter  # it is large, and the exception's traceback kept it alive until here
     if not contention:
         jitter = _jitter(without_contention())
         name, steps_ns = _steps_ns(jitter, perturbation, engine)
@@ -86,8 +86,7 @@ def _steps_ns(jitter: Jitter, drawn: Perturbation, engine: str) -> tuple[str, ND
 def _jitter(lowered: Lowered) -> Jitter:
     """All units with their kernels.
 
-    Every rank is one in stages with meshes of their own, where ranks are replicas of their mirror images, and where
-    they share cores.
+    Every rank is its own unit in stages with meshes of their own, in pipelines with two ends, and on shared cores.
     """
     job, network = lowered.job, lowered.maker.network
     mirrored = isinstance(job.plan.mesh, MirroredMesh)
@@ -111,7 +110,7 @@ def _jitter(lowered: Lowered) -> Jitter:
 
 
 def _runner(name: str, program: Program, seeds: int) -> tuple[str, Callable[[OpTable], Timing]]:
-    """The engine, compiled where there is enough to do for it, on one Program with other durations."""
+    """(Name, function) of the engine for one Program under many durations; compiled where there is enough to do."""
     if name == "auto" and len(program) * (seeds + 1) > WORTH_COMPILING and find_spec("numba"):
         name = "event"
     name, run = choose_engine(name, program)

@@ -53,7 +53,7 @@ class ClusterChoice(_Part):
     )
 
     def load(self) -> Cluster:
-        """The nodes, as their profile has them. Raises UserError."""
+        """The cluster as its profile describes it, without the other fields. Raises UserError."""
         from simpar.hardware.catalogue import load_cluster, make_mixed
 
         if isinstance(self.hardware, MixedProfile):
@@ -152,7 +152,7 @@ class Scenario(_Part):
         return cluster.with_degraded(self.perturbation.degraded_links)
 
     def perturb(self) -> Perturbation:
-        """Slow ranks and jitter as the Program takes them."""
+        """Slow ranks and jitter as :func:`simpar.simulate` takes them."""
         jitter = self.perturbation.jitter or Jitter(sigma=0)
         return Perturbation(
             self.perturbation.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed, seeds=jitter.seeds
@@ -182,7 +182,7 @@ def load_scenario(
 
 
 def _differs(scenario: Scenario, other: Scenario) -> bool:
-    """Whether they are of different runs, so that what is published of one says nothing of the other."""
+    """Whether two scenarios are different runs, so that figures published for one say nothing about the other."""
     parts = ("model", "cluster", "training", "plan", "stack")
     return any(getattr(scenario, part) != getattr(other, part) for part in parts)
 
@@ -195,7 +195,7 @@ def read_as(
     *,
     needs: Iterable[str] | None = None,
 ) -> Read:
-    """As :func:`load_scenario`, into a model of its own; ``needs`` are the keys it cannot do without."""
+    """Like :func:`load_scenario`, but read as a ``kind`` of model; ``needs`` are the dotted keys that it requires."""
     document, settings = _Document.of(name), list(settings)
     for text in settings:
         check_key(kind, text)
@@ -236,7 +236,7 @@ def _check_model(name: str) -> None:
 
 
 def _check_hardware(name: str, by: str = "") -> None:
-    """Raises UserError for a name that no profile of hardware has; ``by`` what one gives a file of one's own."""
+    """Raises UserError for a name that no hardware profile has; ``by`` says which flag takes a user's own file."""
     if is_file(name):
         return
     try:
@@ -252,7 +252,7 @@ def _check_stack(name: str) -> None:
 
 
 def _on_other_hardware(data: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The switches that a file asks for are those of its own hardware, not of another that a flag names."""
+    """The data without the file's nvls and sharp where a flag names other hardware: they belong to the file's own."""
     cluster = data.get("cluster")
     if "cluster.hardware" not in flags or not isinstance(cluster, dict):
         return data
@@ -261,7 +261,7 @@ def _on_other_hardware(data: dict[str, Any], flags: Mapping[str, Any]) -> dict[s
 
 
 def _left_open(data: dict[str, Any], laid_over: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a plan that was settled on a cluster, what follows from choices laid over it is decided anew."""
+    """The data with those fields of a settled plan left open again that follow from a choice laid over it."""
     plan = data.get("plan")
     if not isinstance(plan, dict) or not plan.get("cluster"):
         return data
@@ -301,7 +301,7 @@ class _Document:
 
 
 def find_scenario(name: str | Path) -> Path:
-    """The file of a scenario by shipped name or path. Raises UserError, also for what is a model's name."""
+    """The file of a scenario by shipped name or path. Raises UserError, also where the name is a model's."""
     from simpar.models.catalogue import catalogue
 
     try:
@@ -316,7 +316,7 @@ def find_scenario(name: str | Path) -> Path:
 
 
 def _chosen(data: dict[str, Any], source: str) -> dict[str, Any]:
-    """Of an answer by numbers of nodes the plan of the one that it chose, all else as it is. Raises UserError."""
+    """Of an answer by number of nodes, the plan for the chosen number; other data unchanged. Raises UserError."""
     if HOW_MANY.key not in data:
         return data
     rows = data.get("rows")
@@ -331,9 +331,10 @@ def _chosen(data: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
-    """A plan file is a scenario: the plan, with the model, shape and cluster it was made for, where it names them.
+    """The scenario that a file stands for.
 
-    A result is the scenario it was made from, a checked launch as well; one of a search, with its best plan.
+    That of a plan file is the plan, with the model, training, stack and cluster that it was made for, where it names
+    them. That of a result or a checked launch is the one that it was made from; that of a search has the best plan.
     """
     if (is_simulated(data) and "plan" in data) or SEARCH.key in data:
         return _simulated(data)
@@ -344,7 +345,7 @@ def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _simulated(data: dict[str, Any]) -> dict[str, Any]:
-    """The scenario of a saved result: its plan on its cluster, as it was perturbed."""
+    """The scenario of a saved result: its plan and cluster, with its perturbation."""
     candidates, ran = data.get("candidates"), data.get("perturbation") or {}
     best = candidates[0] if isinstance(candidates, list) and candidates else data
     plan, cluster = (
@@ -380,7 +381,7 @@ def chosen_cluster(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Files named in a scenario lie relative to it."""
+    """The data with the files that a scenario names looked up in its own folder."""
     found = dict(data)
     if isinstance(data.get("model"), str):
         found["model"] = _relative(data["model"], folder)
@@ -391,7 +392,10 @@ def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _hardware_beside(hardware: Any, folder: Path) -> Any:
-    """A profile's name, groups that name profiles, or a profile, which may name the file of its device."""
+    """The hardware with its files looked up in a folder.
+
+    It is a profile's name, groups that name profiles, or a profile, which may name the file of its device.
+    """
     if isinstance(hardware, str):
         return _relative(hardware, folder)
     if isinstance(hardware, dict) and isinstance(device := hardware.get("device"), str):

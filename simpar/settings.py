@@ -1,4 +1,4 @@
-"""Values of a scenario by their dotted keys: as --set says them, and those that must be there."""
+"""Values of a scenario by dotted key: those given with --set, and those that are required."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from simpar.errors import UserError
 
 
 def with_value(data: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy with the value at a dotted key replaced; sections on the way are made where they are missing.
+    """A copy with the value at a dotted key replaced; missing sections on the way are made.
 
-    A nested key of the plan (plan.mesh.tp) also removes its flat twin (plan.tp), so the last word wins.
-    Raises UserError where a part of the key is a value and no section.
+    A nested key of the plan (plan.mesh.tp) also removes its flat twin (plan.tp), so that the later setting wins.
+    Raises UserError where a part of the key is a value and not a section.
     """
     head, *rest = key.split(".", 1)
     changed = dict(data)
@@ -39,7 +39,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def check_key(kind: type[BaseModel], text: str) -> None:
-    """Refuse a setting whose key lacks its section ("zero=1"), where there is one that has such a key."""
+    """Raises UserError for a setting whose key lacks its section ("zero=1"), if some section has such a key."""
     key = parse_setting(text)[0]
     if "." in key or key in kind.model_fields:
         return
@@ -71,15 +71,15 @@ REMEDY = {
 
 
 INSTEAD = {"operation.days": "training.tokens"}
-"""Keys that stand for those of PARTS: a run of so many tokens says how long it is."""
+"""Keys that replace keys of PARTS: a run's number of tokens gives its length in days."""
 
 
 PARTS = {"perturbation.jitter.sigma": "--jitter DEVIATION", "operation.days": "--days DAYS"}
-"""Keys that their section cannot do without, where it is there."""
+"""Keys that are required where their section is present, each with the flag that gives it."""
 
 
 def require(data: Mapping[str, Any], source: str, needs: Iterable[str]) -> None:
-    """Name everything that is missing at once, with the flag that gives it."""
+    """Raises UserError that names all missing keys at once, with the flags that give them."""
     missing = [key for key in needs if not _has(data, key)]
     if missing:
         flags = " ".join((REMEDY | PARTS)[key] for key in missing)

@@ -43,10 +43,10 @@ CONVENTIONS = ("full", "causal")
 
 
 class Options(TypedDict, total=False):
-    """What does not change the layout: engine, seed of jitter, FLOP convention, what makes ranks differ.
+    """Options of :func:`simulate`; none of them changes the layout.
 
     ``noise_scale_tokens`` is the batch below which gradients are mostly noise, for the statistical efficiency of
-    replicas that step on their own. Not ``with_timeline`` saves the time that pictures and the critical path take.
+    replicas that step on their own. ``with_timeline=False`` saves the time that pictures and the critical path take.
     """
 
     engine: str
@@ -68,11 +68,12 @@ def simulate(
 ) -> Result:
     """Simulate one optimizer step of a layout.
 
-    ``stack`` is the training software whose habits apply (by name, or a :class:`Stack`); left out, that of the plan,
-    else Megatron's. ``options`` are ``perturbation`` (slow ranks, jitter), ``engine`` ("auto", "reference", "sweep",
-    "event"), ``flops_convention`` ("full" or "causal": how attention is counted in the MFU), ``with_timeline``, and
-    ``noise_scale_tokens`` where replicas step on their own. Raises UserError where the plan cannot be on this
-    model and cluster, or an option is unknown; that it does not fit in memory is no error: see ``Result.fits``.
+    ``stack`` is the training software (a name, or a :class:`Stack`); by default that of the plan, else Megatron.
+    ``options`` are ``perturbation`` (slow ranks, jitter), ``seed`` (of the jitter), ``engine`` ("auto", "reference",
+    "sweep", "event"), ``flops_convention`` ("full" or "causal": how attention is counted in the MFU),
+    ``with_timeline``, and ``noise_scale_tokens`` where replicas step on their own. Raises UserError where the plan is
+    impossible on this model and cluster, or an option's value is unknown. A layout that does not fit in memory is no
+    error: see ``Result.fits``.
 
     >>> import simpar
     >>> cluster, training = simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=64)
@@ -86,7 +87,8 @@ def simulate(
     lowered = lower_job(job, cluster, {"perturbation": perturbation})
     check_countable(lowered.program)
     name, engine = choose_engine(options.get("engine", "auto"), lowered.program)
-    alone = apart(job.plan)  # then jitter is drawn for many steps of replicas, not for the passes of one
+    # of replicas that step on their own, jitter is drawn for many local steps, not for the passes of one step
+    alone = apart(job.plan)
     jitter = None
     if perturbation.jitter_sigma > 0 and not alone:
         alone_on_links = partial(lower_job, job, cluster, {"perturbation": perturbation}, contention=False)
@@ -106,7 +108,7 @@ def simulate(
 
 
 def refuse_whole_vocabulary(stack: Stack) -> None:
-    """Raise UserError for a stack that keeps whole what operators in roles of their own split."""
+    """Raise UserError for a stack that keeps the vocabulary whole, which stages with a sharding of their own split."""
     if stack.memory.whole_vocabulary:
         raise UserError(
             f"stack {stack.name}: keeps the vocabulary whole on every tensor-parallel rank, operators in roles of "
@@ -115,7 +117,7 @@ def refuse_whole_vocabulary(stack: Stack) -> None:
 
 
 def stack_for(plan: Plan, stack: Stack | str | None = None) -> Stack:
-    """The software stack that runs a plan: the one that is given, else the plan's own, else the usual one."""
+    """The software stack that runs a plan: the given one, else the plan's, else the default. Raises UserError."""
     return stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
 
 
@@ -127,7 +129,10 @@ def make_job(
     stack: Stack | str | None = None,
     fit_probability: float = AS_PREDICTED,
 ) -> Job:
-    """Everything decided before lowering; recomputation by layer fits as probably as asked for. Raises UserError."""
+    """The job of a plan: everything that is decided before lowering. Raises UserError.
+
+    Where recomputation is chosen layer by layer ("optimal"), the choice fits in memory with ``fit_probability``.
+    """
     graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
     habits = stack_for(plan, stack)
     if cluster.is_mixed and (apart(plan) or plan.data_parallel.kind == "single_process"):
@@ -151,7 +156,10 @@ def checked_job(
     stack: Stack,
     fit_probability: float = AS_PREDICTED,
 ) -> Job:
-    """The job of a plan that was resolved and checked; DualPipe's is that of half the pipeline."""
+    """The job of a plan that is already resolved and checked. Raises UserError.
+
+    DualPipe becomes DualPipeV on half as many pipeline ranks (:mod:`simpar.plan.mirrored`).
+    """
     plan = folded(plan)
     habits = under(stack, plan)
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
@@ -173,28 +181,28 @@ def checked_job(
 
 
 def _decided(job: Job, cluster: Cluster) -> Job:
-    """The job with what follows from its passes in its plan."""
+    """The job whose plan also states what follows from the durations of its passes: pass costs and token slices."""
     return with_slices(with_pass_costs(job, cluster), cluster)
 
 
 def _room(cluster: Cluster, fit_probability: float, job: Job) -> dict[int, tuple[float, float]]:
-    """By pipeline rank the bytes that come and go in the simulated step of a job, and the most that may."""
+    """For every pipeline rank: bytes that come and go in the simulated step of a job, and the most that would fit."""
     lowered = lower_job(_decided(job, cluster), cluster, {})
     timing = choose_engine_here(lowered.program)(lowered.program)
     held = footprints(lowered, timing, cluster)
     return {
         each.stage: (float(each.moving_bytes), each.most_moving_bytes(fit_probability))
-        for each in sorted(held, key=lambda one: one.moving_bytes)
+        for each in sorted(held, key=lambda one: one.moving_bytes)  # the fullest comes last and stays
     }
 
 
 def may_be_tuned(plan: Plan) -> bool:
-    """Whether a part of the model may be frozen under everything else that a plan says."""
+    """Whether the rest of a plan allows adapters and frozen layers."""
     return not (plan.pipeline.stages or plan.offload.offload_parameters != "none" or apart(plan))
 
 
 def tuned_graph(plan: Plan, graph: ModelGraph) -> ModelGraph:
-    """The model with what the plan freezes frozen, once. Raises UserError."""
+    """The model with the adapters and frozen layers of the plan; one that has them already stays. Raises UserError."""
     tuning = plan.tuning
     if not tuning.is_used:
         return graph
@@ -229,7 +237,7 @@ def _with_documents(graph: ModelGraph, plan: Plan, training: Training) -> ModelG
 
 
 def check_drives(plan: Plan, cluster: Cluster) -> None:
-    """Raise UserError where a cluster has nothing that takes what a plan offloads."""
+    """Raise UserError where a plan offloads to drives that the cluster lacks, or on nodes of several kinds."""
     if plan.offload.is_used and cluster.is_mixed:
         raise UserError(
             f"plan.offload: hardware {cluster.profile.name} has several kinds of nodes; allowed: offload on one kind"
@@ -243,7 +251,10 @@ def check_drives(plan: Plan, cluster: Cluster) -> None:
 
 
 def with_pass_costs(job: Job, cluster: Cluster) -> Job:
-    """The job with the durations in its plan that its schedule is made for, if it looks at them and has none."""
+    """The job whose plan states the durations of F, I and W that a greedy schedule is made for.
+
+    Unchanged where the schedule does not depend on durations, or the plan states them already.
+    """
     plan = job.plan
     if plan.pipeline.pass_costs or plan.pipeline.stages or plan.mesh.pp == 1 or plan.schedule == CUSTOM:
         return job
@@ -254,7 +265,7 @@ def with_pass_costs(job: Job, cluster: Cluster) -> Job:
 
 
 def with_slices(job: Job, cluster: Cluster) -> Job:
-    """The job with the slices in its plan that its schedule cuts sequences into, if it has none."""
+    """The job whose plan states the token slices that its schedule cuts sequences into; unchanged where it does."""
     if not job.plan.runs_slices or job.plan.pipeline.slices:
         return job
     pipeline = job.plan.pipeline.model_copy(update={"slices": choose_slices(job, cluster)})
@@ -262,7 +273,7 @@ def with_slices(job: Job, cluster: Cluster) -> Job:
 
 
 def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
-    """The plan with layers spread by cost, for stacks that do so and plans that leave it open."""
+    """The plan with layers spread over stages by cost, where the stack does so and the plan leaves them open."""
     stages = plan.mesh.pp * plan.pipeline.vpp
     if stack.launch.pipeline_balance != "cost" or plan.pipeline.layers or stages == 1:
         return plan
@@ -271,7 +282,7 @@ def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
 
 
 def perturbed(options: Options) -> Perturbation:
-    """What makes ranks differ, under the seed of the options."""
+    """The perturbation of the options, with their seed where they give one."""
     perturbation = options.get("perturbation") or Perturbation()
     return replace(perturbation, seed=options["seed"]) if "seed" in options else perturbation
 
@@ -291,7 +302,7 @@ def lower_job(job: Job, cluster: Cluster, options: Options, *, contention: bool 
 
 
 def outline_job(job: Job, cluster: Cluster, options: Options, *, contention: bool = True) -> Outline:
-    """All of :func:`lower_job` but the Program itself."""
+    """What :func:`lower_job` decides before it writes the ops of the Program out. Raises UserError as it does."""
     perturbation = perturbed(options)
     for rank in perturbation.slow_ranks:
         if not 0 <= rank < cluster.world_size:

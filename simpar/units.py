@@ -1,4 +1,4 @@
-"""Quantities: SI inside, units in files, readable text outside. The only home of unit literals."""
+"""Quantities: SI inside, units in files, readable text for users. Unit literals live in this module only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from simpar.errors import BeyondIntegers
 
 Ints = NDArray[np.int64]
 Indices = NDArray[np.int32 | np.int64]
-"""Numbers of ops, classes and the like: Programs have fewer than 2**31 of any of them, and keep them in 32 bits."""
+"""Indices of ops, classes and the like: Programs have fewer than 2**31 of any of them, and keep them in 32 bits."""
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Numbers = float | Ints | NDArray[np.floating]
-"""One number, or an array of them that broadcasts against others: what a formula takes for a case or for many."""
+"""One number, or an array that broadcasts against others: formulas take one case or many."""
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
@@ -33,7 +33,7 @@ _ALLOWED = (
     "plan.micro_batch) or faster hardware"
 )
 MOST_LINK_BYTES_PER_S = 500e12
-"""Of one link: what :mod:`simpar.program.ir.flow` holds in integers that still tell bytes per second of slow links."""
+"""Upper limit for a single link. Integers of :mod:`simpar.program.ir.flow` hold it and still resolve slow links."""
 
 DTYPE_BYTES = {
     "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5,
@@ -63,9 +63,9 @@ _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\
 
 
 def parse_quantity(text: str | float, dimension: str) -> float:
-    """SI value of a text such as "80 GiB", "400 Gb/s" or "5 us"; a number counts as SI already.
+    """SI value of a text such as "80 GiB", "400 Gb/s" or "5 us"; a number is taken as SI already.
 
-    Raises ValueError (number, unit or dimension wrong); GB is 10^9 bytes, GiB 2^30, Gb 10^9 bits.
+    Raises ValueError for a wrong number, unit or dimension; GB is 10^9 bytes, GiB 2^30, Gb 10^9 bits.
     """
     units = _UNITS[dimension]
     if not isinstance(text, str):
@@ -93,13 +93,13 @@ def _quantity(dimension: str) -> BeforeValidator:
 
 
 def dimension_of(metadata: Iterable[Any]) -> str | None:
-    """The dimension that annotations of a field give it ("bytes", "seconds", ...); None for a plain number."""
+    """The dimension ("bytes", "seconds", ...) in the annotations of a field; None for a plain number."""
     found = (getattr(getattr(each, "func", None), "dimension", None) for each in metadata)
     return next((name for name in found if name), None)
 
 
 def with_unit(value: float, dimension: str, digits: int = 6) -> str:
-    """A quantity as files write it: "18.2 GB/s" for 1.82e10 of ``bytes_per_s``, so many significant digits."""
+    """A quantity as files write it, with ``digits`` significant digits: "18.2 GB/s" for 1.82e10 ``bytes_per_s``."""
     units = {
         unit: factor for unit, factor in _UNITS[dimension].items() if "b" not in unit and "i" not in unit
     }
@@ -114,7 +114,7 @@ def with_unit(value: float, dimension: str, digits: int = 6) -> str:
 
 
 def link_rate(bytes_per_s: float) -> float:
-    """The capacity of a link, if engines can hold it. Raises ValueError."""
+    """The capacity of a link, checked against MOST_LINK_BYTES_PER_S. Raises ValueError."""
     if bytes_per_s > MOST_LINK_BYTES_PER_S:
         raise ValueError(f"allowed: up to {format_rate(MOST_LINK_BYTES_PER_S)}")
     return bytes_per_s
@@ -126,7 +126,7 @@ MOST_TOKENS_TRAINED = 10**18
 
 
 def parse_tokens(text: Any) -> Any:
-    """A number of tokens of a text such as "15T", "300B" or "1.4e12"; what is no text or float stays as it is.
+    """Number of tokens from a text such as "15T", "300B" or "1.4e12"; a float is rounded, other values stay.
 
     Raises ValueError.
     """
@@ -164,9 +164,9 @@ def floats(value: Numbers) -> Numbers:
 
 
 def agreed(flags: bool | np.bool_ | NDArray[np.bool_]) -> bool:
-    """A truth value on which all of a batch agree, so that one structure stands for all of them.
+    """The truth value on which all members of a batch agree, so that one structure stands for all of them.
 
-    Raises ValueError where they do not: what is built for a batch must not depend on its first member.
+    Raises ValueError where they differ: the structure of a batch must not depend on its first member.
     """
     if isinstance(flags, bool):
         return flags
@@ -177,9 +177,9 @@ def agreed(flags: bool | np.bool_ | NDArray[np.bool_]) -> bool:
 
 
 def to_ns(seconds: Numbers) -> Any:
-    """Nanoseconds (int, or int64 array) of seconds, rounded half to even.
+    """Seconds as nanoseconds (int, or int64 array), rounded half to even.
 
-    Raises BeyondIntegers where they are not finite or do not fit in 64 bits (292 years).
+    Raises BeyondIntegers for values that are not finite or do not fit in 64 bits (292 years).
     """
     if isinstance(seconds, float):
         if not abs(seconds) < _MOST_S:
@@ -193,12 +193,12 @@ def to_ns(seconds: Numbers) -> Any:
 
 
 def to_seconds(ns: Any) -> Any:
-    """Seconds (float, or float64 array) of nanoseconds."""
+    """Nanoseconds as seconds (float, or float64 array)."""
     return np.asarray(ns, dtype=np.float64) / NS_PER_S if np.ndim(ns) else float(ns) / NS_PER_S
 
 
 def format_bytes(size: float) -> str:
-    """Bytes as GiB (or a smaller binary unit below 0.1 GiB), 3 significant digits."""
+    """Bytes in GiB (TiB from 10 TiB on, a smaller binary unit below 0.1 GiB), 3 significant digits."""
     for unit, factor, least in (
         ("TiB", TIB, 10 * TIB),
         ("GiB", GIB, GIB / 10),
@@ -211,7 +211,7 @@ def format_bytes(size: float) -> str:
 
 
 def number_of(count: int, what: str) -> str:
-    """A count in words.
+    """A count with its noun.
 
     >>> number_of(1, "node"), number_of(1024, "node")
     ('1 node', '1,024 nodes')

@@ -1,4 +1,4 @@
-"""What the collectives and messages of a lowered step are: operation, bytes, and the real ranks that take part."""
+"""Collectives and messages of a lowered step as calls: operation, bytes, and the real ranks that take part."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from simpar.program.lower import Lowered
 PERMUTE, MESSAGE = "permute", "send"
 AS_EXCHANGE = "all_to_all"
 WRITTEN = ("all_reduce", "all_gather", "reduce_scatter", AS_EXCHANGE, "broadcast")
-"""Collectives that a replay by ASTRA-sim knows (of a broadcast it takes the duration that the trace says)."""
+"""Collectives that ASTRA-sim can replay (a broadcast with the duration stated in the trace)."""
 MOST_CALLS = 64
-"""An op of more calls than that is one node with the bytes of all of them."""
+"""An op of more calls becomes a single node with the bytes of all of them."""
 
 
 @dataclass(frozen=True)
 class Call:
     """An op that communicates: ``operation`` on ``members`` in the order of their group.
 
-    ``calls`` one behind the other carry ``size_bytes`` each, as execution traces count them: what a rank has before an
-    all-gather and before all other operations, or a whole message. ``members`` of a message are sender and receiver.
+    It consists of ``calls`` calls of ``size_bytes`` each, one behind the other. As in execution traces, these are the
+    bytes that a rank has before the operation, or a whole message. ``members`` of a message are sender and receiver.
     """
 
     operation: str
@@ -38,7 +38,7 @@ class Call:
 
 
 def calls_of(lowered: Lowered) -> dict[int, Call]:
-    """The ops that communicate, by number. ``lowered`` has every rank as a class of its own."""
+    """The ops that communicate, by number. In ``lowered`` every rank must be its own class."""
     members = _members(lowered)
     found: dict[int, Call] = {}
     slots, op_of_slot = lowered.slots, lowered.op_of_slot
@@ -55,7 +55,7 @@ def calls_of(lowered: Lowered) -> dict[int, Call]:
 
 
 def _members(lowered: Lowered) -> list[tuple[int, ...]]:
-    """Ranks of every group in the order that the plan gives them."""
+    """Ranks of every group class in the order in which the plan lists them."""
     network = lowered.maker.network
     rank_of_class = network.layout.representative_rank
     orders: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -66,7 +66,7 @@ def _members(lowered: Lowered) -> list[tuple[int, ...]]:
 
 
 def _in_order(members: tuple[int, ...], class_id: int, lowered: Lowered, group: int) -> tuple[int, ...]:
-    """Members of a group; of one that tells them apart the sender, whose op it is, first."""
+    """Members of a group; in directed groups the sender, to whom the op belongs, comes first."""
     layout = lowered.maker.network.layout
     if not layout.groups[group].directed:
         return members
@@ -85,7 +85,7 @@ def _call(use: CollectiveUse, members: tuple[int, ...]) -> Call:
 
 
 def group_names(calls: Mapping[int, Call]) -> dict[tuple[int, ...], str]:
-    """Names of the process groups that collectives of a trace run in: numbers from 1 on, in order of their ranks.
+    """Names of the process groups of a trace's collectives: numbers from 1 on, in order of their ranks.
 
     ASTRA-sim reads names as numbers and takes "0" as all ranks.
     """

@@ -1,7 +1,7 @@
-"""The cluster as ASTRA-sim's analytical network describes one: switches in dimensions, links with one rate and latency.
+"""The cluster in the form of ASTRA-sim's analytical network: switches in dimensions, links with one rate and latency.
 
-What simpar knows of a fabric beyond that has no place there and is listed. Bandwidths are those that rings reach on the
-profile, and latencies its steps of a ring, because that network takes a message for latency plus bytes over bandwidth.
+Further properties of a fabric cannot be expressed there and are listed. Bandwidths are those that rings reach on the
+profile, and latencies those of its ring steps, because a message there takes latency plus bytes over bandwidth.
 Sources: astra-sim, examples/system/native_collectives/HGX-H100-validated.json (keys of a system), examples/network/
 analytical/HGX-H100-validated.yml; astra-network-analytical, which counts a GB as 2^30 bytes and two links between
 neighbours of a switch.
@@ -24,7 +24,7 @@ RING, DIRECT = "ring", "direct"
 
 @dataclass(frozen=True)
 class Dimension:
-    """Devices, or nodes, that reach each other alike: bytes/s of each and direction, seconds from one to another."""
+    """Devices, or nodes, that reach each other alike: bytes/s of each per direction, seconds of a step between two."""
 
     topology: str
     size: int
@@ -45,7 +45,7 @@ class Dimension:
 
 
 def dimensions(cluster: Cluster) -> tuple[Dimension, ...] | None:
-    """The network from the inside out; None where it is none of switches and full meshes."""
+    """The dimensions of the network from the inside out; None unless it consists of switches and full meshes."""
     if cluster.is_mixed or cluster.profile.scale_up.kind == "torus":
         return None
     profile, fitted = cluster.profile, parameters(cluster)
@@ -77,7 +77,7 @@ def network_text(found: tuple[Dimension, ...]) -> str:
 
 
 def system_text(cluster: Cluster, num_dimensions: int) -> str:
-    """The system as JSON: rings in every dimension, collectives whole, compute as long as the traces say."""
+    """The system as JSON: rings in every dimension, undivided collectives, compute times from the traces."""
     many = max(num_dimensions, 1)
     system = {
         "scheduling-policy": "LIFO",
@@ -96,7 +96,7 @@ def system_text(cluster: Cluster, num_dimensions: int) -> str:
 
 
 def unsaid(cluster: Cluster) -> Iterator[str]:
-    """What the profile says of the fabric and the files do not."""
+    """Properties of the fabric that the profile states and the files cannot express, in words."""
     if cluster.is_mixed:
         yield "no network.yml: nodes of several kinds have no place in one"
         return

@@ -1,6 +1,6 @@
-"""Nodes of torch's execution traces (``torch.profiler.ExecutionTraceObserver``): JSON, one file a rank.
+"""Nodes of torch's execution traces (``torch.profiler.ExecutionTraceObserver``): JSON, one file per rank.
 
-A trace has operators in a tree of calls, with the tensors that they take and give: no times. Sources: torch 2.13,
+A trace has operators in a tree of calls, with their input and output tensors, but no times. Sources: torch 2.13,
 csrc/profiler/standalone/execution_trace_observer.cpp (schema 1.1.1-chakra.0.0.4), mlcommons/chakra, pytorch_node.py
 (schemas with the same fields).
 """
@@ -24,14 +24,14 @@ GROUPS_NODE, COMMS_NODE = "## process_group:init ##", "record_param_comms"
 _TENSOR_FIELDS = 6
 _ARGUMENT = re.compile(r"(\w+)(?:=[^,()]*)?$")
 _TYPES = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16", "c10::Float8_e4m3fn": "fp8"}
-"""Types of tensors that products are priced in."""
+"""Names of the dtypes in which products are priced, by torch's names."""
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that an operator takes or gives: where it is stored, its shape, bytes and type ("" for others)."""
+    """An input or output tensor of an operator: its storage, shape, bytes and dtype ("" if not in ``_TYPES``)."""
 
     storage: int
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class HostNode:
-    """An operator, or what encloses some: ``arguments`` by the names of its schema, ``parent`` an id."""
+    """An operator, or a node that encloses some: ``arguments`` by the names of its schema, ``parent`` an id."""
 
     id: int
     name: str
@@ -54,17 +54,17 @@ class HostNode:
     attributes: Mapping[str, Json] = field(default_factory=dict)
 
     def tensors(self, *names: str) -> tuple[Tensor, ...]:
-        """Tensors of arguments, of all where none is named."""
+        """Tensors of the named arguments, or of all arguments without names."""
         chosen = [self.arguments[name] for name in names] if names else self.arguments.values()
         return tuple(tensor for _, tensors in chosen for tensor in tensors)
 
     def value(self, name: str) -> Json:
-        """What an argument is; None where the schema has none of that name."""
+        """The value of an argument; None where the schema has none of that name."""
         return self.arguments[name][0] if name in self.arguments else None
 
     @cached_property
     def gives_views(self) -> bool:
-        """Whether its result is a part of what it takes, so that nothing is moved."""
+        """Whether its result is a view of an input, so that nothing is moved."""
         result = self.schema.rpartition("->")[2]
         return "(a" in result and "!" not in result
 
@@ -79,7 +79,7 @@ class HostTrace:
 
     @cached_property
     def children(self) -> Mapping[int, tuple[HostNode, ...]]:
-        """Nodes by that which called them."""
+        """Nodes by the id of their parent."""
         found: dict[int, list[HostNode]] = {}
         for node in self.nodes:
             if node.parent != node.id:
@@ -88,12 +88,12 @@ class HostTrace:
 
     @cached_property
     def is_of_host(self) -> bool:
-        """Whether all tensors are the host's, which then is the device that is traced."""
+        """Whether all tensors are on the host, which then is the traced device."""
         each = (tensor for node in self.nodes for tensor in (*node.tensors(), *node.results))
         return all(tensor.on_host for tensor in each)
 
     def inside(self, node: HostNode) -> Iterator[HostNode]:
-        """All that a node calls, directly or not."""
+        """All nodes that a node calls, directly or indirectly."""
         waiting = list(self.children.get(node.id, ()))
         for each in waiting:
             yield each
@@ -101,7 +101,7 @@ class HostTrace:
 
 
 def read_host_trace(path: Path, world: int) -> HostTrace:
-    """The trace of a file, gzipped or not. Raises UserError for a file that is none or of another schema."""
+    """The trace in a file, gzipped or not. Raises UserError for files that are no trace or of another schema."""
     try:
         data = path.read_bytes()
         text = gzip.decompress(data) if path.suffix == ".gz" else data
@@ -155,7 +155,7 @@ def _node(row: Json) -> HostNode:
 
 
 def _side(side: Json) -> tuple[list[Json], list[tuple[Tensor, ...]]]:
-    """What an operator takes or gives: values, and the tensors in each."""
+    """(Values of an operator's inputs or outputs, tensors in each of them)."""
     values, shapes, types = (_list(_mapping(side)[key]) for key in ("values", "shapes", "types"))
     tensors = [
         tuple(_tensors(value, shape, str(kind)))
@@ -184,7 +184,7 @@ def _tensors(value: Json, shape: Json, kind: str) -> Iterator[Tensor]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Parts between commas that stand in no brackets."""
+    """Parts between commas outside brackets."""
     depth, begin = 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "[(") - (letter in "])")
@@ -205,7 +205,7 @@ def _names(schema: str) -> Iterator[str]:
 
 
 def _groups(nodes: Sequence[HostNode], world: int, source: str) -> Mapping[str, tuple[int, ...]]:
-    """Process groups by name, as the trace's first node says them: no ranks are all ranks."""
+    """Process groups by name, from the trace's first node; an empty list of ranks means all ranks."""
     found: dict[str, tuple[int, ...]] = {}
     for node in nodes:
         if node.name == GROUPS_NODE and node.inputs:

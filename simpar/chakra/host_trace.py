@@ -1,8 +1,9 @@
 """torch's execution traces as a recording: operators priced on a device, collectives by bytes and group.
 
-A trace has no times: kernels of a rank run one after the other in the order of its operators, collectives of a group
-too, beside them. A collective starts behind the kernels that were launched before it, and a kernel that touches what it
-writes waits for it; one that is not asynchronous holds up all that follow. The host is not timed.
+A trace has no times. Kernels of a rank run one after the other in the order of its operators; beside them, so do the
+collectives of each group. A collective starts behind the kernels launched before it. A kernel that touches the tensors
+that it writes waits for it; a collective that is not asynchronous holds up all kernels behind it. The host is not
+timed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ MESSAGES = "messages"
 
 @dataclass(frozen=True)
 class _Kind:
-    """A collective of torch: its operation, the arguments that are the full tensor, and those that it writes.
+    """A collective of torch: its operation, and the names of the arguments with its full tensor and its output.
 
-    ``whole`` is the full tensor, or a part of which ``times members`` make it. No ``writes``: its results.
+    ``whole`` is the argument with the full tensor or, with ``times_members``, with one rank's part of it. Without
+    ``writes`` the output is the operator's result.
     """
 
     operation: str
@@ -55,7 +57,7 @@ KINDS: Mapping[str, _Kind] = {
     "_c10d_functional::all_to_all_single": _Kind("all_to_all", "input"),
     "_c10d_functional::broadcast": _Kind("broadcast", "input"),
 }
-"""By operator. Sources: torch 2.13, csrc/distributed/c10d/Ops.cpp and Functional.cpp."""
+"""Collectives by operator. Sources: torch 2.13, csrc/distributed/c10d/Ops.cpp and Functional.cpp."""
 SENT, RECEIVED = "c10d::send", "c10d::recv_"
 _WAITS = "_c10d_functional::wait_tensor"
 _NAMESPACES = ("c10d::", "_c10d_functional::")
@@ -85,12 +87,12 @@ class _Rank:
         self._last = -1
         """Place of the last kernel."""
         self._writing: dict[int, int] = {}
-        """Storages that a collective writes, and its place, until somebody waits for it."""
+        """Storages that a collective writes, with its place, until a kernel waits for it."""
         self._held: set[int] = set()
-        """Collectives that the next kernel waits for."""
+        """Places of the collectives for which the next kernel waits."""
 
     def events(self) -> tuple[Event, ...]:
-        """All that the rank does."""
+        """All events of the rank."""
         nodes = {node.id for node in self.trace.nodes}
         roots = [node for node in self.trace.nodes if node.parent not in nodes or node.parent == node.id]
         waiting, seen = [(node, False) for node in reversed(roots)], 0
@@ -112,7 +114,7 @@ class _Rank:
         return tuple(self.found)
 
     def _take(self, node: HostNode) -> bool:
-        """Append what a node does with all that it calls, where that is priced by itself."""
+        """Append the event of a node that is priced as a whole; whether it is, so that its callees are skipped."""
         if node.name in KINDS:
             self._collective(node, KINDS[node.name])
         elif node.name in (SENT, RECEIVED):
@@ -133,7 +135,7 @@ class _Rank:
     def _kernel(self, node: HostNode) -> None:
         tensors = (*node.tensors(), *node.results)
         on_host = all(tensor.on_host for tensor in tensors)
-        if self.trace.is_of_host:  # which then works on tensors and still counts with single numbers
+        if self.trace.is_of_host:  # the host then works on tensors, and on single numbers beside them
             on_host = all(not tensor.shape for tensor in tensors)
         took = None if on_host else self.work.duration_ns(node)
         if took is None:
@@ -169,7 +171,7 @@ class _Rank:
             self._written(node, at, node.tensors("tensors"))
 
     def _communicate(self, node: HostNode, stream: str, call: Collective | Message) -> int:
-        """Append an event of communication behind the kernels before it, and behind what writes its tensors."""
+        """Append a communication after the kernels before it and the collectives that write its tensors; its place."""
         waited = {self._writing[each.storage] for each in node.tensors() if each.storage in self._writing}
         before = {self._last} if self._last >= 0 else set()
         return self._append(Event(node.name, stream, tuple(sorted(waited | before | self._held)), None, call))
@@ -184,7 +186,7 @@ class _Rank:
         return len(self.found) - 1
 
     def _group(self, node: HostNode) -> tuple[str, tuple[int, ...]]:
-        """Name and ranks of the process group of a call, as the trace says it, or the only one that there can be."""
+        """(Name, ranks) of the process group of a call: the one that the trace states, or the only possible one."""
         said = node.value("group_name")
         if not isinstance(said, str):
             comms = (each for each in self.trace.inside(node) if each.name == COMMS_NODE)

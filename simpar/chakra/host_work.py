@@ -1,7 +1,7 @@
-"""What the operators of torch's execution traces cost on a device, through the same kernel model as everything else.
+"""Costs of operators in torch's execution traces on a device, by the same kernel model as everything else.
 
-Products and attention are priced by their shapes; all other kernels move their tensors through memory. Whoever gives a
-part of what it takes (a view), makes room for a tensor or hands a number to the host does nothing on the device.
+Products and attention are priced by their shapes; all other kernels move their tensors through memory. Operators that
+return views, allocate tensors or hand a number to the host do nothing on the device.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from simpar.units import to_ns
 Shape = tuple[int, ...]
 _ROOM = re.compile(r"aten::(new_)?empty")
 _FILLED = re.compile(r"aten::(new_)?(zeros|ones|full)(_like)?")
-"""Whoever makes a tensor of one number, which an operator inside writes."""
+"""Operators that make a tensor filled with one number, which an operator inside them writes."""
 _BEGINS = ("fill_", "zero_")
 _WRITES_ONLY = (*_BEGINS, "copy_", "normal_", "uniform_", "random_", "bernoulli_")
-"""Operators that do not read what they write; those that others begin with, which then write it themselves."""
+"""Operators that do not read the tensor that they write; the first are those with which other operators begin."""
 _UNKNOWN = re.compile(r"conv|_lstm|_gru|_rnn|grouped_mm|flash_attn|scaled_mm|cudnn_rnn|fft|linalg")
-"""Operators that compute more than they move and have no price here."""
+"""Operators that are bound by compute and have no price here."""
 _ATTENTION = re.compile(r"aten::_scaled_dot_product_\w*attention\w*|aten::_(flash|efficient)_attention_\w+")
 
 
@@ -49,21 +49,21 @@ PRODUCTS: dict[str, tuple[tuple[str, str], Callable[[Shape, Shape], tuple[int, i
     "aten::baddbmm_": (("batch1", "batch2"), _bmm),
     "aten::mkldnn_linear": (("input", "weight"), _linear),
 }
-"""Products of matrices: their operands, and rows, columns, depth and how many there are."""
+"""Products of matrices: names of their operands, and (rows, columns, contraction, batch) from the operands' shapes."""
 
 
 def is_whole(node: HostNode) -> bool:
-    """Whether an operator is priced by itself, whatever it calls."""
+    """Whether an operator is priced as a whole, whatever it calls."""
     return node.name in PRODUCTS or bool(_ATTENTION.fullmatch(node.name))
 
 
 def works(node: HostNode) -> bool:
-    """Whether an operator may write anything: its result is neither a part of what it takes nor mere room."""
+    """Whether an operator may write anything: its result is neither a view of an input nor merely allocated."""
     return bool(node.schema and node.results and not node.gives_views and not _ROOM.match(node.name))
 
 
 def works_itself(node: HostNode, inside: Iterable[HostNode]) -> bool:
-    """Whether an operator writes something that no operator ``inside`` it does, but to begin with."""
+    """Whether an operator writes a tensor that no operator ``inside`` it writes, except to initialise it."""
     if not works(node) or _FILLED.fullmatch(node.name):
         return False
     others = (each for each in inside if works(each) and each.name.rpartition("::")[2] not in _BEGINS)
@@ -79,7 +79,7 @@ class Work:
         self._models: dict[str, KernelModel] = {}
 
     def duration_ns(self, node: HostNode) -> int | None:
-        """How long an operator takes; None where it does nothing on the device. Raises UserError without a price."""
+        """Nanoseconds of an operator; None where it does nothing on the device. Raises UserError without a price."""
         if node.name in PRODUCTS:
             return self._product(node)
         if _ATTENTION.fullmatch(node.name):
@@ -107,7 +107,7 @@ class Work:
         return self._models[dtype]
 
     def _precise(self, node: HostNode, tensor: Tensor) -> KernelModel:
-        """The model of the type of a tensor, TF32 aside. Raises UserError where the device or simpar has none."""
+        """The kernel model for a tensor's dtype; TF32 is not considered. Raises UserError where there is none."""
         if tensor.dtype not in self.device.peak_flop_per_s:
             found = tensor.dtype or "another type"
             raise UserError(

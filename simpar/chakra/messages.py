@@ -1,6 +1,6 @@
-"""Messages of Chakra execution traces: nodes with dependencies and attributes, one file a rank.
+"""Messages of Chakra execution traces: nodes with dependencies and attributes, one file per rank.
 
-A file is the metadata of the trace and then its nodes, each with its length before it. Source: mlcommons/chakra,
+A file has the metadata of the trace and then its nodes, each preceded by its length. Source: mlcommons/chakra,
 schema/protobuf/et_def.proto (numbers of fields), which ASTRA-sim's feeder reads.
 """
 
@@ -35,7 +35,7 @@ COLLECTIVES = (
 )  # fmt: skip
 """Operations by their number (CollectiveCommType)."""
 VERSION = "0.0.4"
-"""Of the schema, as the metadata say it."""
+"""Version of the schema, as stated in the metadata."""
 GZIP = b"\x1f\x8b"
 
 _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
@@ -44,7 +44,7 @@ _INTEGERS = (7, 9, 11, 13)
 _WIDTHS: dict[str, int] = {
     "comm_type": _INT64, "comm_size": _INT64, "comm_src": _INT32, "comm_dst": _INT32, "comm_tag": _INT32,
 }  # fmt: skip
-"""Attributes that are no 64 bits wide are those that the feeder reads so; all other numbers are 64 bits."""
+"""Fields of the attributes that the feeder reads as other than 64-bit numbers; all others have 64 bits."""
 Attribute = int | bool | str
 
 
@@ -52,8 +52,7 @@ Attribute = int | bool | str
 class Node:
     """One operation of one rank; times in us, attributes by name.
 
-    ``after`` are ids of nodes of the same file that must have finished (``data_deps`` in the file, and what it says as
-    ``ctrl_deps``).
+    ``after`` are ids of nodes of the same file that must have finished (``data_deps`` and ``ctrl_deps`` of the file).
     """
 
     id: int
@@ -97,12 +96,12 @@ class RankTrace:
 
 
 def decode(data: bytes, source: str) -> RankTrace:
-    """The trace of a file, gzipped or not. Raises UserError for bytes that are none."""
+    """The trace in the bytes of a file, gzipped or not. Raises UserError for bytes that are no trace."""
     try:
         if data.startswith(GZIP):
             data = gzip.decompress(data)
         first, *rest = split(data)
-        for _ in fields(first):  # the metadata are messages like others
+        for _ in fields(first):  # checks the metadata, which are a message like any other
             pass
         return RankTrace(tuple(_node(each) for each in rest))
     except (WireError, UnicodeDecodeError, ValueError, EOFError, OSError, zlib.error) as error:
@@ -121,7 +120,7 @@ def _attribute(name: str, value: Attribute) -> bytes:
 
 
 def _read_attribute(data: bytes) -> tuple[str, Attribute | None]:
-    """Name and value; None of a kind that no reader asks for (floats, lists)."""
+    """(Name, value) of an attribute; value None for kinds that are not needed (floats, lists)."""
     name = ""
     value: Attribute | None = None
     for number, found in fields(data):
@@ -167,5 +166,5 @@ def _node(data: bytes) -> Node:
 
 
 def trace_files(traces: Iterable[RankTrace], prefix: str) -> dict[str, bytes]:
-    """Files of all ranks in turn, by name."""
+    """The files of all ranks in order, by name."""
     return {f"{prefix}.{rank}.et": trace.encoded() for rank, trace in enumerate(traces)}

@@ -1,4 +1,4 @@
-"""Execution traces of Chakra as a recording: ``PREFIX.RANK.et`` of every rank, and the process groups beside them."""
+"""Chakra's execution traces as a recording: ``PREFIX.RANK.et`` of every rank, and the file of process groups."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NS_PER_US = 1000
 
 
 def by_rank(paths: list[Path]) -> list[Path]:
-    """Files in the order of their ranks, which their names end with. Raises UserError where ranks are missing."""
+    """Files in the order of their ranks, with which their names end. Raises UserError where ranks are missing."""
     found: dict[int, Path] = {}
     for path in paths:
         number = _NUMBERED.search(path.name.removesuffix(".gz").rpartition(".")[0])
@@ -71,7 +71,7 @@ def read_chakra(paths: list[Path]) -> Recording:
 
 
 def _groups(path: Path, world: int) -> Groups:
-    """Process groups by name; "" and "0" are all ranks, as ASTRA-sim has it."""
+    """Process groups by name; "" and "0" are all ranks, as in ASTRA-sim."""
     found: dict[str, tuple[int, ...]] = {}
     if path.is_file():
         data = load(path).data
@@ -89,7 +89,7 @@ def _groups(path: Path, world: int) -> Groups:
 
 
 def _events(trace: RankTrace, rank: int, groups: Groups) -> tuple[Event, ...]:
-    """Nodes behind what they wait for, of those that could be next the one with the lowest number."""
+    """Events in an order in which each comes behind its dependencies; of several possible ones the lowest id first."""
     nodes = {node.id: node for node in trace.nodes}
     if len(nodes) < len(trace.nodes):
         raise WireError("two nodes have the same id")

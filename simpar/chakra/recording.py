@@ -1,4 +1,4 @@
-"""What execution traces record, whoever wrote them: what every rank does in order, with what it waits for."""
+"""The content of execution traces in one form: the events of every rank in order, with their dependencies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Collective:
-    """A call of ``operation`` by ``members``, in the process group that is called ``group``.
+    """A call of ``operation`` by ``members``, in the process group named ``group``.
 
     ``size_bytes`` is the full tensor, as :func:`simpar.cost.collectives.choice.collective` counts it.
     """
@@ -20,7 +20,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Message:
-    """One end of a message between two ranks. The n-th of the same ends and tag here is the n-th there."""
+    """One end of a message between two ranks; n-th messages with equal ends and tag on both sides belong together."""
 
     source: int
     destination: int
@@ -31,10 +31,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a rank does once the events at places ``after`` of the rank have ended.
+    """Something that a rank does once its events at the positions ``after`` have ended.
 
-    ``stream`` names what works one event after the other ("": nothing does); ``duration_ns`` is None where the trace
-    does not say how long it took.
+    Events with one ``stream`` run one after the other (not those with ""); ``duration_ns`` is None where the trace does
+    not state it.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Recording:
-    """The events of all ranks, each in an order in which it comes behind those that it waits for."""
+    """The events of all ranks, in orders in which every event comes behind its dependencies."""
 
     ranks: tuple[tuple[Event, ...], ...]
     notes: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""A recording as a Program, and how long it takes: with its own durations, or with communication on a profile.
+"""A recording as a Program, and its duration: with recorded durations, or with communication priced on a profile.
 
-An event starts when what it waits for has ended and its stream is free; a collective when all its members are there;
-what is received when it was sent. Collectives and messages on a profile have their links to themselves.
+An event starts when its dependencies have ended and its stream is free; a collective when all its members are ready; a
+receive when the message was sent. Collectives and messages on a profile have their links to themselves.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from simpar.program.ir.program import Label, Program, ProgramError
 from simpar.units import NS_PER_S, to_ns
 
 BARRIER_BYTES = 4
-"""A barrier is a sum of one number."""
+"""Bytes of a barrier, which is the sum of one number."""
 MESSAGE = "send"
 Price = Callable[[str, tuple[int, ...], int], int]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How long a recording takes.
+    """The simulated times of a recording.
 
-    ``compute_s`` are the seconds that each rank computes; ``communication`` has by operation how many calls there are,
-    their bytes and seconds, each call once.
+    ``compute_s`` are the seconds for which each rank computes; ``communication`` has, by operation, (number of calls,
+    bytes, seconds), where a call of several ranks counts once.
     """
 
     program: Program
@@ -62,7 +62,7 @@ class Replay:
 
 
 def on_profile(cluster: Cluster) -> Price:
-    """Nanoseconds of an operation between ranks of a cluster, of so many bytes, alone on its links."""
+    """A price function on a cluster: (operation, members, bytes) -> nanoseconds, alone on its links."""
     cluster, known = cluster.in_training, dict[tuple[str, tuple[int, ...], int], int]()
 
     def price(operation: str, members: tuple[int, ...], size_bytes: int) -> int:
@@ -83,10 +83,10 @@ def on_profile(cluster: Cluster) -> Price:
 
 
 def replay(recording: Recording, price: Price | None = None) -> Replay:
-    """Simulate a recording; without ``price`` communication takes what was recorded.
+    """Simulate a recording; without ``price`` communication takes the recorded times.
 
-    Raises UserError for calls of a group that differ between members, messages with one end, times that nobody says,
-    and ranks that wait for each other.
+    Raises UserError for calls of a group that differ between members, messages with a single end, unknown times, and
+    ranks that wait for each other.
     """
     program, communication = _program(recording, price)
     try:
@@ -101,7 +101,7 @@ def replay(recording: Recording, price: Price | None = None) -> Replay:
 
 
 def _program(recording: Recording, price: Price | None) -> tuple[Program, dict[str, tuple[int, int, float]]]:
-    """The Program, a class of ranks each, and what communicates by operation."""
+    """(The Program with a class for every rank, totals of communication by operation)."""
     build, ops = ProgramBuilder(), list[list[int]]()
     shared = _Shared(build, price)
     for rank, events in enumerate(recording.ranks):
@@ -123,7 +123,7 @@ def _program(recording: Recording, price: Price | None) -> tuple[Program, dict[s
 
 
 class _Shared:
-    """Ops that several ranks have in common: calls of a group, the n-th of each member being the same."""
+    """Ops that several ranks have in common: the n-th calls of a group by each of its members are one op."""
 
     def __init__(self, build: ProgramBuilder, price: Price | None) -> None:
         self.build, self.price = build, price
@@ -136,7 +136,7 @@ class _Shared:
         }
 
     def op(self, rank: int, at: int, event: Event) -> int:
-        """The op of an event: its own, or that of the call that it is a part of."""
+        """The op of an event: its own, or that of the call to which it belongs."""
         call = event.call
         if isinstance(call, Collective):
             return self._call(rank, call, event)
@@ -190,7 +190,7 @@ class _Shared:
         return int(self.build.add_ops(1, class_id=rank, fixed_ns=took_ns, label=label)[0])
 
     def check(self) -> None:
-        """Raise UserError for a call that not all members make."""
+        """Raise UserError for a call that some members do not make."""
         for (group, members, nth), (call, _, there) in self._calls.items():
             missing = sorted(set(members) - there)
             if missing:
@@ -198,7 +198,7 @@ class _Shared:
                 raise UserError(f"{where}, {call.operation}: rank {missing[0]} does not make it")
 
     def arrivals(self) -> list[tuple[int, int]]:
-        """Pairs of ops: what is received, and what was sent. Raises UserError for messages with one end."""
+        """Pairs of ops (receive, its send). Raises UserError for messages with a single end."""
         sent, received = self._ends[True], self._ends[False]
         pairs: list[tuple[int, int]] = []
         for key in sorted(sent.keys() | received.keys()):

@@ -22,8 +22,8 @@ def replay_files(
 ) -> tuple[Replay, Recording]:
     """Replay traces of all ranks, or of a folder. Raises UserError.
 
-    With ``hardware`` communication takes what it does there on ``nodes`` nodes (left out: as many as the ranks fill),
-    and operators of torch, of which traces have no times.
+    With ``hardware``, communication is priced on ``nodes`` nodes of it (by default as many as the ranks fill), and so
+    are the operators in torch's traces, which have no times.
     """
     paths, kind = _paths(names)
     if kind == TORCH and hardware is None:
@@ -42,7 +42,7 @@ def replay_files(
 
 
 def _paths(names: Sequence[str]) -> tuple[list[Path], str]:
-    """Files in the order of their ranks, and of which kind they are."""
+    """(Files in the order of their ranks, their kind)."""
     folder = Path(names[0])
     given = [Path(name) for name in names]
     if len(names) == 1 and folder.is_dir():
@@ -62,7 +62,7 @@ def _paths(names: Sequence[str]) -> tuple[list[Path], str]:
 
 
 def _cluster(hardware: str, nodes: int | None, world: int) -> Cluster:
-    """As many nodes of a kind as ranks fill."""
+    """The cluster for ``world`` ranks; by default as many nodes as they fill."""
     one = load_cluster(hardware, 1)
     if one.is_mixed:
         raise UserError(f"--hardware {hardware}: has nodes of several kinds; allowed: one kind")

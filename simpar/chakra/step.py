@@ -1,13 +1,12 @@
-"""A simulated step as execution traces: what every rank does, in the order of its start, with what it waits for.
+"""A simulated step as execution traces: the ops of every rank in the order of their start, with their dependencies.
 
-Times are those of the simulation, rounded to microseconds, which is what execution traces count in: a node lasts from
-its rounded start to its rounded finish, so that errors do not add up and a replay with these durations ends at the
-rounded end of the step. Nothing that takes no time is written; who waited for it waits for what it waited for. Kernels
-that follow one another, with nothing between them that another node waits for, are one node until they last
-``MERGED_BELOW_NS``.
+Times are those of the simulation, rounded to microseconds, the unit of execution traces: a node lasts from its rounded
+start to its rounded finish, so that errors do not add up and a replay with these durations ends at the rounded end of
+the step. Ops without duration are not written; dependencies on them become dependencies on what they waited for.
+Consecutive kernels are one node, until it lasts ``MERGED_BELOW_NS`` or another node waits for a kernel in between.
 
-An op waits for the one before it on each of its streams, so the order of streams is in the dependencies. A message is a
-node of its sender, whose stream it occupies, and one of its receiver, for which those wait that wait for the message.
+An op waits for the op before it on each of its streams, so stream order is part of the dependencies. A message is a
+node of its sender, whose stream it occupies, and a node of its receiver, on which ops that need the message depend.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from simpar.units import NS_PER_S, US, to_ns
 
 NS_PER_US = round(US * NS_PER_S)
 MERGED_BELOW_NS = 50 * NS_PER_US
-"""Kernels shorter than that are joined with those behind them: whole microseconds are 2 % of it."""
+"""Kernels shorter than this are joined with those behind them; a microsecond, the unit of traces, is 2 % of it."""
 
 
 @dataclass(frozen=True)
 class StepTraces:
     """Traces of all ranks of a step and its process groups: ``groups`` by name.
 
-    ``unwritten`` are operations that execution traces have no node for: those are nodes of the host that last as long.
+    ``unwritten`` are operations for which execution traces have no node; they become host nodes of the same duration.
     """
 
     ranks: tuple[RankTrace, ...]
@@ -59,7 +58,7 @@ class StepTraces:
 
 @dataclass
 class _Piece:
-    """A node under construction: times in ns, ``after`` are places among the pieces of the rank."""
+    """A node under construction: times in ns, ``after`` are positions among the pieces of the rank."""
 
     name: str
     kind: int
@@ -79,8 +78,8 @@ class _Piece:
 def step_traces(lowered: Lowered, timing: Timing) -> StepTraces:
     """The traces of a step in which every rank is a class of its own and blocks are written step by step.
 
-    What the host does between two steps is a node of its own behind all others. Raises UserError where a rank waits for
-    another without a message between them.
+    The host's work between two steps is a node behind all others. Raises UserError where a rank waits for another
+    without a message between them.
     """
     calls = calls_of(lowered)
     names = group_names(calls)
@@ -94,7 +93,7 @@ def step_traces(lowered: Lowered, timing: Timing) -> StepTraces:
 
 
 class _Step:
-    """Columns of a Program as lists, what its collectives are, and tags of messages."""
+    """Columns of a Program as lists, its communication calls, and tags of messages."""
 
     def __init__(
         self,
@@ -117,24 +116,24 @@ class _Step:
         self._missed: set[tuple[int, int]] = set()
 
     def waits(self, op: int) -> list[int]:
-        """What an op waits for, but for its streams."""
+        """The ops for which an op waits, stream order left out."""
         return self.item[self.pointer[op] : self.pointer[op + 1]]
 
     def name(self, op: int) -> str:
-        """What an op is called in a trace."""
+        """The name of an op in a trace."""
         microbatch = self.microbatch[op]
         return self.words[self.label[op]] + (f" mb{microbatch}" if microbatch >= 0 else "")
 
     def tag(self, op: int, number: int) -> int:
-        """A number of its own for every message of an op."""
+        """The tag of the ``number``-th message of an op: unique in the trace."""
         return self._tags.setdefault((op, number), len(self._tags))
 
     def met(self, op: int, waited: int, *, found: bool) -> None:
-        """Take down whether a rank of an op has what it waits for: one rank of those it joins must."""
+        """Note whether a rank of an op has the op for which it waits: at least one of its ranks must."""
         (self._met if found else self._missed).add((op, waited))
 
     def check_all_waited(self) -> None:
-        """Raise UserError for an op of which no rank has what it waits for."""
+        """Raise UserError for an op none of whose ranks has the op for which it waits."""
         for op, waited in sorted(self._missed - self._met)[:1]:
             program = self.lowered.program
             raise UserError(
@@ -152,7 +151,7 @@ class _Rank:
         self.ops = np.unique(step.lowered.op_of_slot[slots.of_class(class_id)]).tolist()
         self.pieces: list[_Piece] = []
         self.ends: dict[int, set[int]] = {}
-        """Places of the pieces that end an op, or of those that it waited for where it takes no time."""
+        """Positions of the pieces that end an op; for an op without duration, of those for which it waited."""
         self.received: dict[int, int] = {}
         self.before: dict[int, list[int]] = {op: [] for op in self.ops}
         self.streams: dict[int, tuple[int, ...]] = {}
@@ -182,7 +181,7 @@ class _Rank:
             yield Node(number, name, piece.kind, after, start_us, finish_us - start_us, piece.attributes)
 
     def _ordered(self) -> list[int]:
-        """Ops so that each comes behind those of the rank that it waits for."""
+        """The ops in an order in which each comes behind the rank's ops for which it waits."""
         waiting = dict.fromkeys(self.ops, 0)
         behind: dict[int, list[int]] = {}
         for op in self.ops:
@@ -219,7 +218,7 @@ class _Rank:
         self.ends[op] = after
 
     def _close(self) -> None:
-        """What the host does between two steps, behind all that the rank does."""
+        """Append the host's work between two steps, behind everything else of the rank."""
         if self.step.between_ns:
             waited = set[int]().union(*(piece.after for piece in self.pieces))
             last = set(range(len(self.pieces))) - waited
@@ -228,7 +227,7 @@ class _Rank:
             self._append(_Piece("host between steps", COMPUTE, begin, end, last, {"is_cpu_op": True}))
 
     def _end_of(self, op: int, waited: int) -> set[int]:
-        """What stands for an op that another waits for: its last pieces, or the arrival of a message."""
+        """Positions of the pieces that end op ``waited``: its last ones here, or the arrival of its message."""
         if waited in self.ends:
             self.step.met(op, waited, found=True)
             return self.ends[waited]
@@ -244,7 +243,7 @@ class _Rank:
         return {self.received[waited]}
 
     def _communicate(self, op: int, number: int, span: tuple[int, int], after: set[int]) -> set[int]:
-        """Append the nodes of one call; places of those that end it."""
+        """Append the nodes of one call; the positions of those that end it."""
         call = self.step.calls[op]
         if call.operation == MESSAGE:
             return {self._message(op, number, call.members, span, after)}
@@ -265,7 +264,7 @@ class _Rank:
     def _message(
         self, op: int, number: int, ends: Sequence[int], span: tuple[int, int], after: set[int] | None = None
     ) -> int:
-        """Append the node of a message on this side; its place. What is received waits for nothing here."""
+        """Append this side's node of a message and return its position; a receive has no dependencies here."""
         attributes: dict[str, Attribute] = {
             "is_cpu_op": False,
             "comm_src": ends[0],
@@ -278,14 +277,14 @@ class _Rank:
         return self._append(_Piece(self.step.name(op), SEND, *span, after, attributes), op)
 
     def _append(self, piece: _Piece, op: int | None = None) -> int:
-        """Append a piece on the streams of its op: what is received is on none. Its place."""
+        """Append a piece on the streams of its op (a receive is on none) and return its position."""
         if op is not None:
             piece.streams = self.streams.get(op, ())
         self.pieces.append(piece)
         return len(self.pieces) - 1
 
     def _latest(self, after: set[int]) -> set[int]:
-        """The last of every stream: pieces of a stream stand in its order, and each waits for the one before."""
+        """The dependencies without those implied by stream order: only the last piece of each stream."""
         if len(after) < 2:
             return after
         last: dict[int, int] = {}
@@ -295,7 +294,7 @@ class _Rank:
 
 
 def _merged(pieces: list[_Piece], place: Mapping[int, int]) -> list[_Piece]:
-    """Pieces in order with short kernels joined; ``place`` is the new one of what ``after`` names."""
+    """Pieces in order with short kernels joined; ``place`` maps the positions in ``after`` to new ones."""
     direct = [_direct({place[at] for at in piece.after}, pieces, place) for piece in pieces]
     followers = [0] * len(pieces)
     for waited in (at for each in direct for at in each):
@@ -303,7 +302,7 @@ def _merged(pieces: list[_Piece], place: Mapping[int, int]) -> list[_Piece]:
     kept: list[_Piece] = []
     number = [-1] * len(pieces)
     last: dict[int, int] = {}
-    """Of a kept kernel the piece that ends it so far."""
+    """For every kept kernel, the piece that ends it so far."""
     for at, piece in enumerate(pieces):
         waited = next(iter(direct[at])) if len(direct[at]) == 1 else -1
         if waited >= 0 and piece.is_kernel and pieces[waited].is_kernel and followers[waited] == 1:
@@ -320,7 +319,7 @@ def _merged(pieces: list[_Piece], place: Mapping[int, int]) -> list[_Piece]:
 
 
 def _direct(after: set[int], pieces: Sequence[_Piece], place: Mapping[int, int]) -> set[int]:
-    """What a piece waits for without what one of these waits for itself."""
+    """The dependencies of a piece without those that another of its dependencies has itself."""
     if len(after) < 2:
         return after
     implied = {place[at] for each in after for at in pieces[each].after}

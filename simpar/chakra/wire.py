@@ -1,7 +1,7 @@
-"""The wire format of protocol buffers, as much as execution traces use: integers, texts and messages in messages.
+"""The wire format of protocol buffers, as far as execution traces use it: integers, texts and nested messages.
 
-Own code, because five small messages need 100 lines of it and no generated classes, and because the bytes of the same
-step must be the same with every version of a library. Source: protobuf.dev, "Encoding".
+It is written here because five small messages need only 100 lines and no generated classes, and because a step must
+give the same bytes with every version of a library. Source: protobuf.dev, "Encoding".
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Wire types: how long the value behind a key is."""
+"""Wire types, which give the length of the value behind a key."""
 _FIXED = {FIXED64: 8, FIXED32: 4}
 _MOST_BYTES_OF_A_VARINT = 10
 _BITS = 64
@@ -18,7 +18,7 @@ Value = int | bytes
 
 
 class WireError(ValueError):
-    """Bytes that are no messages: cut off, too long, or of a wire type that there is not."""
+    """Bytes that are no messages: cut off, too long, or of an unknown wire type."""
 
 
 def varint(value: int) -> bytes:
@@ -52,33 +52,33 @@ def signed(value: int) -> int:
 
 
 def integer(field: int, value: int) -> bytes:
-    """A field that holds a whole number, a flag or a name of an enumeration; nothing where it is 0, as in proto3."""
+    """A field with a whole number, a flag or an enumeration value; no bytes for 0, as in proto3."""
     return said_integer(field, value) if value else b""
 
 
 def said_integer(field: int, value: int) -> bytes:
-    """A field with a whole number that is said even where it is 0: one of several."""
+    """A field with a whole number that is written even where it is 0 (a oneof)."""
     return varint(field << 3 | VARINT) + varint(value)
 
 
 def chunk(field: int, value: bytes) -> bytes:
-    """A field that holds a text or a message, of however many bytes."""
+    """A field with the bytes of a text or a message."""
     return varint(field << 3 | BYTES) + varint(len(value)) + value
 
 
 def text(field: int, value: str) -> bytes:
-    """A text; nothing where it is empty."""
+    """A field with a text; no bytes for an empty one."""
     return chunk(field, value.encode()) if value else b""
 
 
 def packed(field: int, values: Iterable[int]) -> bytes:
-    """Whole numbers one behind the other in one field; nothing where there are none."""
+    """A field with several whole numbers; no bytes without any."""
     joined = b"".join(map(varint, values))
     return chunk(field, joined) if joined else b""
 
 
 def unpacked(value: Value) -> list[int]:
-    """The numbers of a field that may hold one or many in one chunk. Raises WireError."""
+    """The numbers of a field that has a single one or a chunk of many. Raises WireError."""
     if isinstance(value, int):
         return [value]
     found, at = list[int](), 0
@@ -89,9 +89,9 @@ def unpacked(value: Value) -> list[int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Fields of a message in the order in which they stand: number and value. Raises WireError.
+    """(Number, value) of the fields of a message, in order. Raises WireError.
 
-    Of fixed-width values, which no field that is read has, the bytes are handed on.
+    Fixed-width values are returned as bytes; no field that is needed has one.
     """
     at = 0
     while at < len(data):
@@ -114,12 +114,12 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def delimited(messages: Iterable[bytes]) -> bytes:
-    """Messages one behind the other, each with its length before it."""
+    """The bytes of several messages, each preceded by its length."""
     return b"".join(varint(len(each)) + each for each in messages)
 
 
 def split(data: bytes) -> Iterator[bytes]:
-    """The messages of a file that :func:`delimited` could have written. Raises WireError."""
+    """The messages in the bytes of a file as written by :func:`delimited`. Raises WireError."""
     at = 0
     while at < len(data):
         length, at = read_varint(data, at)

@@ -1,4 +1,4 @@
-"""The files of an export for ASTRA-sim: a trace a rank, process groups, system and network, and how to run them."""
+"""The files of an export for ASTRA-sim: a trace per rank, process groups, system, network, and instructions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ GROUPS, SYSTEM, NETWORK, MEMORY, PLAN, PAGE = (
     "comm_groups.json", "system.json", "network.yml", "memory.json", "plan.json", "README.md",
 )  # fmt: skip
 MOST_RANKS, MOST_OPS = 1024, 1_000_000
-"""A file a rank, and about 90 bytes and 0.06 ms an op."""
+"""Limits of an export: there is one file per rank, and an op takes about 90 bytes and 0.06 ms."""
 
 
 @dataclass(frozen=True)
 class ExportedTraces:
-    """Files by name, what was lost and what the user should know."""
+    """Files by name, sentences on what was lost, and notes for the user."""
 
     files: dict[str, bytes]
     step_time_s: float
@@ -48,9 +48,9 @@ class ExportedTraces:
 def export_traces(job: Job, cluster: Cluster, *, lossy: bool = False) -> ExportedTraces:
     """The files of one step of a job.
 
-    ``job`` is what :func:`simpar.simulation.make_job` decides of a plan. Raises UserError for more ranks or ops than
-    are written, for replicas that do not step together, and, unless ``lossy``, for operations that execution traces
-    have no node for.
+    ``job`` is made by :func:`simpar.simulation.make_job`. Raises UserError for more ranks or ops than MOST_RANKS and
+    MOST_OPS, for replicas that do not step together, and, unless ``lossy``, for operations for which execution traces
+    have no node.
     """
     step, time_ns = simulated_step(job, cluster)
     lost = tuple(
@@ -81,7 +81,7 @@ def export_traces(job: Job, cluster: Cluster, *, lossy: bool = False) -> Exporte
 
 
 def simulated_step(job: Job, cluster: Cluster) -> tuple[StepTraces, int]:
-    """The traces of a step and how long it takes in ns, as simulated with every rank written out."""
+    """(Traces of a step, its duration in ns), simulated with every rank as its own class."""
     world, plan = cluster.world_size, job.plan
     if apart(plan):
         raise UserError(
@@ -117,7 +117,7 @@ def _notes(job: Job, cluster: Cluster, step: StepTraces) -> Iterator[str]:
 def _page(
     job: Job, cluster: Cluster, step_time_s: float, lost: tuple[str, ...], notes: tuple[str, ...]
 ) -> str:
-    """How to run the files, and what they do not say."""
+    """The text on how to run the files, and on what they do not express."""
     mesh = job.plan.mesh
     network = NETWORK if dimensions(cluster) else "YOUR_NETWORK.yml"
     layout = f"tp {mesh.tp}, cp {mesh.cp}, dp {mesh.dp}, pp {mesh.pp}, ep {mesh.ep}"

@@ -50,7 +50,10 @@ class BlockActivations:
 def block_activations(
     block: Block, dims: RankDims, stack: Stack, numerics: Numerics, recompute: str = "none"
 ) -> BlockActivations:
-    """Saved and transient bytes of one block under a recompute choice (none, selective, full, modules)."""
+    """Saved and transient bytes of one block and microbatch on the rank of ``dims``; arrays where ``dims`` has them.
+
+    ``recompute`` is the choice for this layer: none, selective, full (or a place in a segment), or modules.
+    """
     width = activation_bytes(numerics)
     cast = numerics.products.is_cast and stack.memory.transformer_engine
     kept = numerics.products.operand_bytes if cast else width
@@ -92,12 +95,13 @@ class _Sizes:
         head = _largest(self._empty_gradient(op) for op in self.block.operators if op.name == "lm_head")
         backward = np.maximum(self._backward_workspace(), peak_loss + head)
         if is_full(recompute):
-            # of a segment's layers, those in front are held as well, all but the first input
+            # While layer ``at`` of a segment runs backward, the tensors of the layers 0..at are held; the input of
+            # the segment is kept from forward on, by its first layer.
             at, _ = segment(recompute)
             kept = self.boundary if at == 0 else 0.0 * self.boundary
             return BlockActivations(kept, (at + 1) * total - self.boundary, self._discarding(), backward)
         if chosen := operators(recompute):
-            # what runs again; the result of attention stays, as its reader's input
+            # outputs of these operators are dropped, but for attention's: the product behind it keeps that as its input
             dropped = sum(
                 self._tensor(key, op, what)
                 for key, op, what in saved_tensors(self.block)
@@ -126,7 +130,7 @@ class _Sizes:
         return self.dims.tensor["seq"] > self.dims.sequence["seq"]
 
     def _saved(self) -> Numbers:
-        """All saved tensors, scores of unfused attention and the stack's habits; no logits."""
+        """Bytes of all saved tensors, logits as the loss keeps them, scores of unfused attention, and habits."""
         tensors = sum(self._tensor(key, op, what) for key, op, what in saved_tensors(self.block))
         losses = sum(saved for saved, _ in self._loss_bytes())
         return tensors + losses + self._scores() + self._habits() + self._experts()
@@ -135,14 +139,17 @@ class _Sizes:
         if op is not None and what in ("mask", "stats", "lse"):
             return self._own(op, what)
         if op is not None and any(key in loss.inputs for loss in self._all("loss")):
-            return 0.0  # logits are the loss's, with its own width
+            return 0.0  # logits are counted with their loss, which has a width of its own
         if op is not None and self._again(op):
             return 0.0
         size = self._residual(key, op) if op is None or op.region == "sequence" else self._output(op)
         return size * self._as_kept(key)
 
     def _as_kept(self, key: str) -> float:
-        """Times a tensor is kept: as it is for whoever reads it so, and as products cast it if they keep the cast."""
+        """Bytes kept of a tensor over its own: 1 for readers of the tensor itself, more for a cast that products keep.
+
+        Products that cast their input and keep the cast do not keep the input.
+        """
         savers = [op for op in self.block.operators if key in op.saves]
         if self.stack.memory.gate_inputs == "fp8" and [op.kind for op in savers] == ["gated_activation"]:
             return DTYPE_BYTES["fp8"] / self.width
@@ -166,7 +173,10 @@ class _Sizes:
         return 0.0 if fusion.attention == "unfused" else rows * local["heads"] * _FLOAT
 
     def _residual(self, key: str, op: Operator | None) -> Numbers:
-        """A tensor of the residual stream: its shard, or whole rows where a product keeps what it gathered."""
+        """A tensor of the residual stream: its shard, or whole rows where a product keeps what it gathered.
+
+        The shard is kept beside the whole rows where an operator other than these products saves it.
+        """
         shard = self.boundary if op is None else self._output(op)
         savers = [other for other in self.block.operators if key in other.saves]
         products = [other for other in savers if other.kind == "matmul" and other.region == "tensor"]
@@ -216,7 +226,10 @@ class _Sizes:
         return sum(self._own(op, "lse") for op in self._all("attention"))
 
     def _chosen(self) -> Numbers:
-        """Input, attention output and every other product, counting query, key and value, gate and up apart."""
+        """What torchtitan's selective recomputation keeps: input, attention output and every other product.
+
+        Query, key and value count as three products, gate and up as two.
+        """
         if not self._all("attention"):
             return self._saved()
         kept, count = self.boundary, 0
@@ -228,7 +241,7 @@ class _Sizes:
         return kept
 
     def _products(self, op: Operator) -> list[Numbers]:
-        """Outputs of the separate products that a fused one stands for."""
+        """Bytes of the outputs of the separate products that a fused one stands for."""
         if op.kind != "matmul":
             return []
         local = self.dims.of(op)
@@ -241,7 +254,7 @@ class _Sizes:
         return [rows * part * sequence for part in parts]
 
     def _habits(self) -> Numbers:
-        """Bytes that a stack keeps beyond the mathematics of a transformer layer."""
+        """Bytes that a stack keeps in a layer with attention beyond the tensors that its gradients need."""
         if not self._all("attention"):
             return 0.0
         tensor, sequence, habits = self.dims.tensor, self.dims.sequence, self.stack.memory
@@ -259,7 +272,7 @@ class _Sizes:
         return total
 
     def _experts(self) -> Numbers:
-        """What a stack keeps of a mixture beyond what products read: their last outputs, inputs of routers in fp32."""
+        """Bytes that ``keeps_outputs`` adds for a mixture: outputs of experts, and inputs of routers in fp32."""
         if not self.stack.experts.keeps_outputs:
             return 0.0
         outputs = sum(self._output(self.block.operator(op.inputs[0])) for op in self._all("combine"))
@@ -293,7 +306,7 @@ class _Sizes:
         )  # fmt: skip
 
     def _exchanged(self, op: Operator, *, backward: bool = False) -> Numbers:
-        """Keys and values of other ranks and copies of exchanged heads for attention; sent and received tokens."""
+        """Bytes of exchange buffers: keys, values and heads for attention; tokens sent and received for experts."""
         if op.kind == "dispatch":
             return self._output(op)
         if op.kind == "combine":
@@ -303,7 +316,7 @@ class _Sizes:
         return exchange_elements(op, self.dims.tensor, backward=backward) * self.width
 
     def _empty_gradient(self, op: Operator) -> Numbers:
-        """Products that add weight gradients into fp32 buffers hand autograd an empty one of the weights' shape."""
+        """Bytes of the empty gradient that autograd gets from a product that adds into fp32 buffers itself."""
         if op.kind != "matmul" or not self.stack.numerics.gradient_accumulation_fusion:
             return 0.0
         if not op.is_trained:
@@ -317,7 +330,7 @@ class _Sizes:
         return op.kind == "gated_activation" and self.stack.memory.gate == "inputs"
 
     def _query_sum(self, op: Operator) -> Numbers:
-        """Flash attention sums the query's gradient in fp32."""
+        """Bytes of the fp32 sum in which flash attention collects the query's gradient."""
         if op.kind != "attention" or self.stack.fusion.attention == "unfused":
             return 0.0
         return self._output(op) * _FLOAT / self.width
@@ -330,7 +343,7 @@ class _Sizes:
         return sum(self.boundary if name == INPUT else self._output(made[name]) for name in op.inputs)
 
     def _discarding(self) -> Numbers:
-        """Forward that keeps only the block's input: one operator's inputs and output beside the residual."""
+        """Workspace of a forward that keeps its input alone: the residual, and one operator's input and output."""
         inner = (op for op in self.block.operators if op.kind != "loss")
         return self.boundary + _largest(
             self._output(op) + self._input(op) + self._exchanged(op) for op in inner

@@ -24,7 +24,11 @@ from simpar.units import Floats
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to treat ``layers`` consecutive layers: bytes kept and held while their backward runs, seconds more."""
+    """One way to treat ``layers`` consecutive layers.
+
+    A microbatch in flight keeps ``saved_bytes``; ``held_bytes`` are there while the backward of these layers runs;
+    recomputation adds ``again_s`` seconds to that backward.
+    """
 
     mode: str
     layers: int
@@ -42,10 +46,12 @@ class Run:
 
 
 def choose(runs: Sequence[Run], in_flight: Floats, budget_bytes: float) -> list[list[tuple[Choice, int]]]:
-    """For every run the choices taken, each with how often, so that the time is least.
+    """The fastest choices within a memory budget: for every run a list of (choice, how often it is taken).
 
-    ``in_flight`` float64[moments, runs] says how many microbatches of every run are in flight at moments that count:
-    at each, what they keep and the largest workspace together are at most ``budget_bytes``. Raises Infeasible.
+    ``in_flight`` float64[moments, runs] says how many microbatches of every run are in flight at the moments that may
+    bind. With n_c the times that choice c is taken, it minimises sum n_c again_s(c), where the layers of every run are
+    covered, and at every moment sum in_flight n_c saved_bytes(c) + max held_bytes(c) <= ``budget_bytes``. Of equally
+    fast answers it takes the one that needs least memory. Raises Infeasible.
     """
     runs = [Run(run.length, _undominated(run.choices)) for run in runs]
     held = sorted({choice.held_bytes for run in runs for choice in run.choices})
@@ -68,7 +74,7 @@ def choose(runs: Sequence[Run], in_flight: Floats, budget_bytes: float) -> list[
 
 
 def _undominated(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Choices that no other for as many layers equals or beats in every respect; of equals the first."""
+    """Choices that no other choice for as many layers equals or beats in every respect; the first of equal ones."""
     sizes: dict[tuple[float, ...], Choice] = {}
     for one in choices:
         sizes.setdefault((one.layers, one.saved_bytes, one.held_bytes, one.again_s), one)
@@ -84,7 +90,7 @@ def _undominated(choices: Sequence[Choice]) -> tuple[Choice, ...]:
 def _within(
     runs: Sequence[Run], in_flight: Floats, saved_limit: float, workspace: float
 ) -> list[list[tuple[Choice, int]]] | None:
-    """The fastest mix of choices whose workspaces are at most ``workspace``; None where none keeps little enough."""
+    """The fastest mix of choices that hold at most ``workspace`` bytes each; None where every mix saves too much."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     columns = [

@@ -6,7 +6,8 @@
 | all_gather | keys and values are gathered | - | - | (r - 1) KV |
 | ulysses | heads are exchanged for tokens: q, k, v | - | the output back | (u - 1)/u (Q + KV + O) |
 
-KV = b s/c (d_k + d_v) k bytes are the local keys and values. Backward: a ring sends KV r - 1 times and its gradient r
+The c = r u ranks are r in a ring or gather times u in Ulysses. KV = w b s/c (d_k + d_v) k bytes are the local keys and
+values, w bytes per element; Q and O are queries and output. Backward: a ring sends KV r - 1 times and its gradient r
 times, until it is home; an all-gather is repeated and the gradient reduce-scattered; Ulysses repeats its exchanges.
 [Liu et al. 2023, arXiv 2310.01889 (ring); Jacobs et al. 2023, arXiv 2309.14509 (Ulysses); Dubey et al. 2024, arXiv
 2407.21783, section 3.3.2 (all-gather); Fang and Zhao 2024, arXiv 2405.07719 (hybrid)].
@@ -40,13 +41,13 @@ class ContextSplit:
 
 
 def query_elements(op: Operator, dims: Dims) -> Numbers:
-    """Elements of the local queries of an attention operator; output and values likewise have ``value_dim``."""
+    """Elements of a rank's queries of an attention operator; its output has ``value_dim`` in place of ``key_dim``."""
     attention = _of(op)
     return evaluate(op.rows, dims) * dims["heads"] * evaluate(attention.key_dim, dims)
 
 
 def key_value_elements(op: Operator, dims: Dims) -> tuple[Numbers, Numbers]:
-    """Elements of the local keys and of the local values; too few heads for Ulysses are copied first."""
+    """Elements of a rank's (keys, values); where there are fewer heads than Ulysses ranks, heads are copied first."""
     attention = _of(op)
     heads = np.maximum(evaluate(attention.kv_heads, dims), dims["ulysses"])
     rows = evaluate(op.rows, dims) * heads
@@ -56,8 +57,8 @@ def key_value_elements(op: Operator, dims: Dims) -> tuple[Numbers, Numbers]:
 def exchange_elements(op: Operator, dims: Dims, *, backward: bool) -> Numbers:
     """Elements of the buffers that the exchange needs beside the local tensors, at their peak.
 
-    A ring holds two blocks of keys and values (one in use, one arriving), and as many of their gradient in
-    backward; an all-gather all of them; Ulysses one copy of queries, keys and values.
+    A ring holds two blocks of keys and values (one in use, one arriving), and in backward as many of their gradients;
+    an all-gather holds all blocks; Ulysses holds one copy of queries, keys and values.
     """
     keys, values = key_value_elements(op, dims)
     ring = np.where(np.asarray(dims["blocks"]) > 1, 2, 0)
@@ -69,7 +70,7 @@ def exchange_elements(op: Operator, dims: Dims, *, backward: bool) -> Numbers:
 def block_times_s(
     op: Operator, dims: Dims, kernels: KernelModel, split: ContextSplit, *, backward: bool
 ) -> list[Numbers]:
-    """Seconds of attention on every block of keys in turn, without the messages; 0 for a block that is masked.
+    """Seconds of attention on every block of keys in turn, messages left out; 0 for a block that is masked entirely.
 
     Zigzag and striped ranks see half of every block under a causal mask. Contiguous rank i sees its own block under
     the mask, the i before it whole, and nothing of the others.
@@ -109,7 +110,7 @@ def _seen_in_block(
 
 
 def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Numbers:
-    """Keys that a query sees on average where all of them are at hand."""
+    """Keys that a query sees on average where a rank has all keys at once (no ring)."""
     alone = split.gathered == 1 or split.balance != "contiguous"
     if alone or not attention.causal or attention.is_bounded:
         return attention.mean_keys(dims["context"])

@@ -16,10 +16,10 @@ _EXPERTS = ("dispatch", "grouped_matmul", "combine")
 
 
 def part_names(operators: Sequence[Operator]) -> tuple[str, ...]:
-    """Part of its layer that each operator belongs to: attention, mamba, mlp, router, experts or ends.
+    """The part of its layer that each operator belongs to: attention, mamba, mlp, router, experts or ends.
 
-    A mixer ends with the addition of its residual, what follows it with its own; beyond and in blocks that are no
-    layers (embedding, head) are the ends.
+    The mixer goes up to its residual addition, the part behind it up to the next one. Operators behind the last
+    addition, and all of a block that is no layer (embedding, head), are "ends".
     """
     mixers = [_MIXERS[op.kind] for op in operators if op.kind in _MIXERS]
     additions = [index for index, op in enumerate(operators) if op.name.endswith("residual")]
@@ -41,9 +41,9 @@ def part_names(operators: Sequence[Operator]) -> tuple[str, ...]:
 
 
 def launches(block: Block, kernels: Iterable[Numbers], graphs: tuple[str, ...]) -> Numbers:
-    """What the host launches for one pass through a block whose operators have so many ``kernels``, in order.
+    """Launches by the host for one pass through a block; ``kernels`` are those of each operator, in order.
 
-    A captured part is one launch, a captured step none.
+    A captured part is one launch, a captured step none. Numbers or arrays, as ``kernels`` has them.
     """
     if not graphs:
         return sum(kernels)

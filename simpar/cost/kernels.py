@@ -19,12 +19,12 @@ from simpar.units import DTYPE_BYTES, US, Floats, Numbers
 _TILES = np.array(
     [(256, 128, 0), (128, 256, 0), (128, 128, 1), (128, 64, 2), (64, 64, 3)], dtype=np.float64
 ).T
-"""Rows and columns of what a multiprocessor computes at a time, and how often they halve the largest."""
+"""Tiles that a multiprocessor computes at a time: rows, columns, and how often they halve the largest tile."""
 
 QUERY_ROWS = 128
 """Queries of a head that one thread block of flash kernels works on (backward: keys) [flash-attention, csrc]."""
 HEAD_STEP = 32
-"""Dims of heads that flash kernels are compiled for are multiples of it: others are padded [flash-attention, csrc]."""
+"""Flash kernels are compiled for head dims that are multiples of it; others are padded [flash-attention, csrc]."""
 Heads = tuple[Numbers, Numbers, Numbers, Numbers]
 """Shape of attention: batch, queries, heads and the dim of a head."""
 
@@ -46,16 +46,17 @@ DEFAULTS: dict[str, float] = {
     # share of peak of the flash-attention kernels on long sequences with head_dim 128
     "attention_forward_efficiency": 0.55,
     "attention_backward_efficiency": 0.45,
-    # the same of FlashAttention-2 where the device has faster kernels; 0: they are the same
+    # the same for FlashAttention-2 on devices that also have faster kernels; 0: as above
     "flash2_forward_efficiency": 0.0,
     "flash2_backward_efficiency": 0.0,
-    # work of a score beside its products (exponentials), as so many elements of the dim of a head; FlashAttention-2's
+    # work of a score beside its products (exponentials), in elements of head dim; the default is FlashAttention-2's
     "attention_score_dim": 12.0,
-    # what a score takes at least, in the same elements: exponentials bound heads of a small dim
+    # least work of a score, in the same unit: exponentials bound heads of a small dim
     "attention_least_dim": 0.0,
-    # length of a causal sequence at which attention reaches half of that (pipeline fill of one block row), tokens
+    # length of a causal sequence at which attention runs at half its rate on long ones (pipeline fill), tokens
     "attention_half_seq": 350.0,
-    # share of its longest block row by which a multiprocessor is busy beyond the mean; backward, if not 0, another one
+    # time that the last multiprocessors are busy beyond the mean, as a share of the longest block row's; the second
+    # is that of backward kernels, if not 0
     "attention_tail": 0.45,
     "attention_backward_tail": 0.0,
     # share of 16-bit peak in the products of a state-space scan's kernels, see docs/modeling.md
@@ -63,9 +64,9 @@ DEFAULTS: dict[str, float] = {
     "scan_backward_efficiency": 0.036,
     # clock that power and heat leave in a long training step, relative to a short benchmark
     "sustained_clock": 1.0,
-    # the same of 8-bit products, which draw another power than 16-bit ones; 0: it is the same
+    # the same for 8-bit products, whose power differs from that of 16-bit ones; 0: as for 16-bit ones
     "sustained_clock_fp8": 0.0,
-    # and of 4-bit products; 0: as of 8-bit ones
+    # the same for 4-bit products; 0: as for 8-bit ones
     "sustained_clock_fp4": 0.0,
     # share of the datasheet bandwidth a streaming kernel reaches
     "memory_efficiency": 0.85,
@@ -75,18 +76,18 @@ DEFAULTS: dict[str, float] = {
 
 
 def variants(parameter: str, precision: str) -> tuple[str, ...]:
-    """Names of a parameter for products at a precision, its own first; what one leaves at 0 the next one has."""
+    """Names of a parameter at a precision, the most specific first; where its value is 0, the next one's holds."""
     return (*(f"{parameter}_{rate}" for rate in PRECISIONS[precision].rates), parameter)
 
 
 @dataclass(frozen=True)
 class KernelModel:
-    """Kernel times of a device at a precision.
+    """Kernel times of a device at a precision, in seconds.
 
     ``attention`` names the kernel family: "flash" (the fastest that the device has), "flash2" (FlashAttention-2,
     as in PyTorch's scaled dot product), "latent" (the fastest, with heads of two widths) or "unfused". ``sustained``
     applies the clock of long steps; without it times are those of short benchmarks. ``attention_rate`` multiplies the
-    speed of its flash kernels.
+    speed of flash kernels.
     """
 
     device: Device
@@ -135,7 +136,7 @@ class KernelModel:
         return self.peak(dtype) * (self._measured("sustained_clock", dtype) if self.sustained else 1.0)
 
     def _measured(self, parameter: str, dtype: str) -> float:
-        """A parameter for products in a dtype: of the narrowest that somebody has measured."""
+        """A parameter for products in a dtype: the most specific of its variants that was measured, else 0."""
         return next(filter(None, (self.parameters[name] for name in variants(parameter, dtype))), 0.0)
 
     @cached_property
@@ -151,11 +152,11 @@ class KernelModel:
     def gemm_time_s(
         self, m: Numbers, n: Numbers, k: Numbers, *, batch: Numbers = 1, accumulate: bool = False
     ) -> Numbers:
-        """Seconds of ``batch`` products (m x k)(k x n) at the model's precision.
+        """Seconds of ``batch`` products (m x k)(k x n) at the model's precision; sizes broadcast.
 
-        The best of a few tile shapes; each pays whole waves over the SMs (partly recovered), the prologue of
-        its K loop, and never less than moving operands and result through memory. ``accumulate``: the result is
-        added into fp32 (weight gradients).
+        The best of a few tile shapes. Each pays for whole waves over the SMs (partly recovered) and for the prologue of
+        its K loop; no product takes less than moving its operands and result through memory. ``accumulate``: the
+        result is added into fp32 (weight gradients).
         """
         m, n, k, batch = (np.asarray(x, dtype=np.float64) for x in (m, n, k, batch))
         p, sms, ndim = self.parameters, self.device.num_sms, max(x.ndim for x in (m, n, k, batch))
@@ -176,17 +177,17 @@ class KernelModel:
         return self.rate(self.precision) * self._measured("gemm_efficiency", self.precision)
 
     def head_dim(self, key_dim: Numbers, value_dim: Numbers, *, backward: bool) -> Numbers:
-        """The dim that products of attention have in the mean: of scores ``key_dim``, of outputs ``value_dim``."""
-        if backward and self.attention in ("flash", "flash2"):  # at the dim of the wider
+        """Mean dim of attention's two products: scores contract ``key_dim``, outputs have ``value_dim``."""
+        if backward and self.attention in ("flash", "flash2"):  # these compute everything at the wider dim
             return np.maximum(key_dim, value_dim)
         return (np.asarray(key_dim) + value_dim) / 2
 
     def attention_time_s(self, shape: Heads, *, context: Numbers, seen: Numbers, backward: bool) -> Numbers:
-        """Seconds of core attention over ``context`` keys.
+        """Seconds of core attention over ``context`` keys, of which a query sees ``seen`` on average; sizes broadcast.
 
-        A query sees ``seen`` of them on average. FLOP: 4 b s a d x seen forward, 2.5 times that backward. Every block
-        of queries also pays for filling its pipeline, and the last ones leave multiprocessors idle: few heads of a
-        short sequence are few blocks. Unfused kernels compute masked scores too.
+        FLOP: 4 b s a d x seen forward, 2.5 times that backward. Every block of queries also pays for filling its
+        pipeline, and the last blocks leave multiprocessors idle, which shows where short sequences of few heads make
+        few blocks. Unfused kernels compute masked scores too.
         """
         batch, seq, heads, head_dim = (np.asarray(x, dtype=np.float64) for x in shape)
         keys = np.asarray(context, dtype=np.float64)
@@ -203,7 +204,9 @@ class KernelModel:
         blocks = batch * seq * heads / QUERY_ROWS
         longest = np.minimum(keys, 2.0 * seen) / seen  # a causal mask's last row is twice as long as the mean
         tail = ((backward and shape_of["attention_backward_tail"]) or shape_of["attention_tail"]) * longest
+        # 1 + half_seq / (2 seen) + tail (longest / seen) S / blocks
         stretched = 1.0 + fill + tail * self.device.num_sms / blocks
+        # rate at head dim d over that at 128: (d / w(d)) / (128 / w(128)), w(d) = max(d + score_dim, least_dim)
         usual, own = (
             np.maximum(dim + shape_of["attention_score_dim"], shape_of["attention_least_dim"])
             for dim in (128.0, head_dim)
@@ -215,10 +218,11 @@ class KernelModel:
         )
 
     def _unfused_attention_s(self, shape: Heads, keys: Numbers, kept: Numbers, *, backward: bool) -> Numbers:
-        """Two batched products and the passes of softmax with mask and scale, and of dropout, over the scores.
+        """Two batched products, and passes over the scores: softmax (with mask and scale) and dropout.
 
-        Softmax writes all scores and reads those that the mask keeps (backward: of scores and gradients); dropout
-        reads, writes, and a byte of its mask. Source: Megatron-LM's scaled_upper_triang_masked_softmax.
+        Softmax writes all scores and reads the share ``kept`` by the mask (backward: of scores and of gradients);
+        dropout reads and writes all scores and a byte of mask for each. Source: Megatron-LM's
+        scaled_upper_triang_masked_softmax.
         """
         batch, seq, heads, head_dim = shape
         model = replace(self, precision=self.activation_dtype)

@@ -25,14 +25,14 @@ class HostMemory:
 
     @property
     def memory_bytes(self) -> float:
-        """All in memory."""
+        """Bytes in host memory; drives are left out."""
         return self.optimizer_bytes + self.gradients_bytes + self.parameters_bytes + self.activations_bytes
 
 
 def host_memory(plan: Plan, stack: Stack, share: float, activations_bytes: float) -> HostMemory:
-    """What a rank that updates ``share`` parameters keeps on the host.
+    """What a rank keeps on the host; ``share`` is the number of parameters that it updates.
 
-    Gradients wait there in fp32. States and parameters on drives pass through buffers that are not counted.
+    Gradients wait there in fp32. The buffers through which drives read and write are not counted.
     """
     offload, away = plan.offload, plan.offload.ratio * share
     states = away * host_state_bytes(plan)
@@ -48,12 +48,12 @@ def host_memory(plan: Plan, stack: Stack, share: float, activations_bytes: float
 
 
 def host_state_bytes(plan: Plan) -> float:
-    """Bytes a parameter of states that the host updates: moments, and its own copy of the parameter in fp32."""
+    """Bytes per parameter of states that the host updates: moments, and the host's own fp32 copy of the parameter."""
     return moment_bytes(plan.numerics) + _WIDE
 
 
 def update_bytes(plan: Plan, stack: Stack) -> float:
-    """Bytes of host memory that the update of a parameter moves.
+    """Bytes of host memory traffic for the update of one parameter.
 
     AdamW reads the gradient, the parameter and two moments in fp32, writes the last three and the copy that the
     device computes with: 16 + 12 + 2 = 30.

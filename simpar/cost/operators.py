@@ -17,8 +17,8 @@ from simpar.units import DTYPE_BYTES, Numbers
 
 WIDEN, ADD = "widen", "add"
 SUMS = (WIDEN, ADD)
-"""Kernels behind the product of a weight's gradient: one makes it fp32, one adds it to the sum. Eager PyTorch's take as
-long as each other on an H200: 0.27 and 0.26 ms a kernel, though the first moves half as much."""
+"""Kernels behind a weight-gradient product: one widens the gradient to fp32, one adds it to the sum. In eager PyTorch
+on an H200 both take equally long (0.27 and 0.26 ms a kernel), though the first moves half as much."""
 SWIZZLES = 2
 """Kernels before a product that lay out the scales of its operands' blocks as tensor cores read them [NVIDIA
 Transformer Engine, swizzle_scaling_factors]."""
@@ -28,7 +28,7 @@ Transformer Engine, swizzle_scaling_factors]."""
 class OperatorTime:
     """Device seconds of one operator (scalars or arrays) and how many kernels it launches.
 
-    ``sums_s``: of ``backward_weight_s``, what kernels of their own take that add gradients up, by their name.
+    ``sums_s`` is the part of ``backward_weight_s`` that the kernels of SUMS take, by name.
     """
 
     name: str
@@ -57,7 +57,7 @@ def operator_times(
 
 
 def _time(op: Operator, sizes: Sizes) -> OperatorTime:
-    """By the rule of its kind; passes that were measured for the stack replace those that the rule counts."""
+    """Time by the rule of the operator's kind; the stack's measured passes replace those that the rule counts."""
     if (precision := op.computes_in(sizes.kernels.precision)) != sizes.kernels.precision:
         sizes = replace(sizes, kernels=replace(sizes.kernels, precision=precision))
     ruled = _RULES[op.kind](op, sizes)
@@ -78,7 +78,7 @@ def _time(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def _with_sums(op: Operator, ruled: OperatorTime, sizes: Sizes) -> OperatorTime:
-    """With the kernels that widen gradients of weights and add them up, where a stack has such; fp32 is only added."""
+    """The time with the kernels of SUMS added, where the stack runs them; fp32 gradients are not widened."""
     size, mine = sizes.stack.numerics.sum_bytes, [w for w in op.weights if w.trainable]
     if not size or not mine:
         return ruled
@@ -94,7 +94,7 @@ def _with_sums(op: Operator, ruled: OperatorTime, sizes: Sizes) -> OperatorTime:
 
 
 def sum_s(size_bytes: float, elements: Numbers, kernels: KernelModel) -> Numbers:
-    """Seconds of one of SUMS for so many elements, which all of them together move ``size_bytes`` for."""
+    """Seconds of one kernel of SUMS over ``elements``; all kernels of SUMS together move ``size_bytes`` per element."""
     return kernels.memory_time_s(size_bytes / len(SUMS) * elements)
 
 
@@ -105,7 +105,7 @@ def _elements(op: Operator, sizes: Sizes) -> Numbers:
 def _memory_bound(
     op: Operator, sizes: Sizes, moved_bytes: tuple[Numbers, Numbers], kernels: tuple[Numbers, Numbers]
 ) -> OperatorTime:
-    """Bytes moved forward and backward, in so many kernels; nothing for weights."""
+    """Time of an operator without weight gradients from its (forward, backward) bytes and kernels."""
     forward_s, backward_s = (
         sizes.kernels.memory_time_s(moved, kernels=number)
         for moved, number in zip(moved_bytes, kernels, strict=True)
@@ -114,11 +114,12 @@ def _memory_bound(
 
 
 def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
-    """Three products. In 8 and 4 bits the output projection and routers stay in bf16, as everywhere in practice.
+    """Three products: forward (m x k)(k x n), input gradient (m x n)(n x k), weight gradient (k x m)(m x n).
 
-    8-bit inputs are cast by the norms and activations that write them, gradients in passes of their own, which read
-    bf16 and write fp8. Where blocks share scales inputs have such passes too, and scales that tensor cores apply are
-    laid out anew. A stack may cast both operands of each product operation by operation (``tensor_cast``).
+    In 8 and 4 bits the output projection and routers stay in bf16, as everywhere in practice. 8-bit inputs are cast by
+    the norms and activations that write them, gradients in separate passes that read bf16 and write fp8. With block
+    scales inputs have such passes too, and scales that tensor cores apply are laid out anew. A stack may cast both
+    operands of each product operation by operation (``tensor_cast``).
     """
     m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels = sizes.kernels
@@ -171,8 +172,9 @@ def _is_frozen(op: Operator) -> bool:
 def _turn_s(op: Operator, sizes: Sizes) -> Numbers:
     """Seconds to transpose frozen 8-bit weights for the gradient of inputs.
 
-    Before devices with scaled blocks 8-bit products read operands in one layout only, and recipes keep no transposed
-    copy of what is frozen [NVIDIA Megatron-Bridge, disable_parameter_transpose_cache of the presets of adapters].
+    On devices without block scales in hardware, 8-bit products read operands in one layout only, and recipes keep no
+    transposed copy of frozen weights [NVIDIA Megatron-Bridge, disable_parameter_transpose_cache of the adapter
+    presets].
     """
     kernels = sizes.kernels
     mine = [weight for weight in op.weights if _in_eight_bits(weight, kernels)]
@@ -197,10 +199,11 @@ def _widen_s(op: Operator, sizes: Sizes) -> Numbers:
 
 @dataclass(frozen=True)
 class BlockCasts:
-    """Bytes that casts in blocks move for an element, at the speed of a copy.
+    """Bytes that casts with block scales move per element, at the speed of a copy.
 
-    ``first`` for an input or a gradient when a product reads it; ``inputs`` and ``gradients`` for what the product of
-    the weights' gradients reads, in ``kernels_later`` kernels; ``weights`` to turn them for the gradients of inputs.
+    ``first``: an input or gradient, for the product that reads it first. Where columns are cast apart, ``inputs`` and
+    ``gradients``: what the weight-gradient product reads, in ``kernels_later`` kernels; ``weights``: a transpose of the
+    weights for the input-gradient product.
     """
 
     first: float
@@ -211,7 +214,7 @@ class BlockCasts:
 
     @staticmethod
     def of(products: Precision, stack: Stack) -> BlockCasts:
-        """Rows and columns at once, or apart: kept inputs are then 8-bit rows already, gradients are read once more."""
+        """Rows and columns cast at once, or apart: columns then come from kept 8-bit inputs and re-read gradients."""
         scales, narrow = products.scales, products.operand_bytes
         if not (scales and stack.numerics.casts_apart):
             return BlockCasts(products.cast_bytes)
@@ -221,13 +224,13 @@ class BlockCasts:
 
 
 def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
-    """One product an expert, all of them in one launch or one each, as the stack has it.
+    """One product per expert, all in one launch or one launch each, as the stack has it.
 
-    With 8-bit and 4-bit floats the arriving rows are cast first, in rows for one product and in columns for the other:
-    an expert's at a time where products are [NVIDIA Transformer Engine, multi_tensor_quantize]; scales of blocks are
-    laid out for all experts at once. These kernels run side by side, so that only the host feels their number.
-    With epilogues the first product casts for the second, and backward the second for the first. What was sent cast
-    is not cast in rows again.
+    In 8 and 4 bits the rows that arrive are cast first, into rows for one product and into columns for the other:
+    expert by expert where products are launched so [NVIDIA Transformer Engine, multi_tensor_quantize]. Block scales are
+    laid out for all experts at once. Casts of different experts run side by side, so their number costs host time only.
+    With ``expert_epilogues`` the first product casts for the second, and in backward the second for the first. Rows
+    that were sent cast are not cast into rows again.
     """
     rows, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
     kernels, experts = sizes.kernels, sizes.dims["experts"]
@@ -268,11 +271,11 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def _weighted_bias(op: Operator, sizes: Sizes) -> OperatorTime:
-    """Bias of the last product of experts, weighted by the token's fp32 score, where no product's kernel adds it.
+    """Bias of the experts' last product, weighted by the token's fp32 score, where no product's kernel adds it.
 
-    Forward: bias x score of every expert written, read and added, all experts' rows copied together, and cast: 28 bytes
-    an element. Backward: the cast back, two products with their sums for the gradients of scores and biases, and a
-    copy: 40 bytes [NVIDIA Megatron-LM, TEGroupedMLP]. The first product adds its bias itself.
+    Forward: bias x score is written, read and added for every expert, the rows of all experts are copied together and
+    cast: 28 bytes per element. Backward: the cast back, two products with their sums for the gradients of scores and
+    biases, and a copy: 40 bytes [NVIDIA Megatron-LM, TEGroupedMLP]. The first product adds its bias itself.
     """
     if len(op.weights) < 2 or op.name != "expert_down" or sizes.stack.fusion.expert_epilogues:
         return OperatorTime(op.name, 0.0, 0.0, 0.0, 0, 0)
@@ -281,7 +284,7 @@ def _weighted_bias(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def _router(op: Operator, sizes: Sizes) -> OperatorTime:
-    """A product in fp32 logits, then scores, the top k, and how many tokens each expert gets."""
+    """A product with fp32 logits, then scores, the top k, and the number of tokens of each expert."""
     product = _matmul(op, sizes)
     logits = _elements(op, sizes) * DTYPE_BYTES["fp32"]
     forward, backward, launches = (4.0, 3.0, 4) if sizes.stack.fusion.router else (12.0, 8.0, 14)
@@ -307,9 +310,10 @@ def _combine(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def _moved(op: Operator, sizes: Sizes, elements: Numbers, *, outward: str) -> OperatorTime:
-    """Routed tokens copied into the order of ranks and, where a rank has several experts, of experts.
+    """Time of copying routed tokens into the order of ranks and, where a rank has several experts, of experts.
 
-    Fused into the exchange they are copied once. Stacks that send them cast do so in front of the ``outward`` pass.
+    Where the copy is fused into the exchange, tokens are copied once. Stacks with ``sends_cast`` cast tokens in front
+    of the pass (``outward``: forward or backward) in which they leave for the experts.
     """
     dims, habits = sizes.dims, sizes.stack.experts
     copies, launches = np.where(np.asarray(dims["experts"]) > 1, 4.0, 2.0), 5
@@ -344,7 +348,7 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
         )
         for backward in (False, True)
     ]
-    if np.any(dims.get("before", 0)):
+    if np.any(dims.get("before", 0)):  # a slice adds to gradients of earlier keys and values: three passes
         keys = sum(evaluate(width, dims) for width in (mask.key_dim, mask.value_dim))
         earlier = dims["batch"] * dims["before"] * evaluate(mask.kv_heads, dims) * keys
         both[1] = both[1] + sizes.kernels.memory_time_s(3.0 * earlier * sizes.kernels.activation_bytes)
@@ -353,7 +357,10 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def seen_keys(mask: Attention, dims: Dims) -> Numbers:
-    """Keys that a query sees on average; ``before`` of them stand before the first query (a slice of a sequence)."""
+    """Keys that a query sees on average; ``before`` of them stand before the first query (a slice of a sequence).
+
+    A slice has pairs(context) - pairs(before) pairs over context - before queries, where pairs(n) = n mean_keys(n).
+    """
     context, before = dims[mask.context], dims.get("before", 0)
     if not np.any(before):
         return mask.mean_keys(context)
@@ -364,7 +371,7 @@ def seen_keys(mask: Attention, dims: Dims) -> Numbers:
 def _streaming(
     passes: Callable[[Operator, Stack], tuple[float, float, int]],
 ) -> Callable[[Operator, Sizes], OperatorTime]:
-    """A memory-bound operator from (forward, backward) element passes and its kernel count."""
+    """The rule of a memory-bound operator from its (forward passes, backward passes, kernels)."""
 
     def rule(op: Operator, sizes: Sizes) -> OperatorTime:
         forward, backward, launches = passes(op, sizes.stack)
@@ -382,7 +389,10 @@ def _scan(op: Operator, sizes: Sizes) -> OperatorTime:
 
 
 def _gate(op: Operator, sizes: Sizes) -> OperatorTime:
-    """The end of the scan's last kernel: read the gate, write. A kernel of its own backward: three in, two out."""
+    """Forward: the end of the scan's last kernel, which reads the gate and writes. Backward: a kernel of its own.
+
+    That kernel reads three tensors and writes two.
+    """
     moved = _elements(op, sizes) * sizes.kernels.activation_bytes
     return _memory_bound(op, sizes, (2.0 * moved, 5.0 * moved), (0, 1))
 
@@ -432,8 +442,8 @@ _PASSES: dict[str, Callable[[Operator, Stack], tuple[float, float, int]]] = {
     "copy": lambda _op, _stack: (2.0, 2.0, 1),
     # fused: read x, write y; backward reads x, dy and writes dx
     "norm": lambda op, stack: (2.0, 3.0, 1) if stack.fusion.norm else _eager_norm(op),
-    # per output element: read gate and up, write; eager keeps the silu output as a tensor of its own. Of experts with
-    # epilogues the product before does it, backward the product behind. Backward writes an output that was not kept
+    # per output element: read gate and up, write; eager keeps the silu output as a tensor of its own. With expert
+    # epilogues the product in front does this, in backward the one behind. An output that was not kept is written again
     "gated_activation": lambda op, stack: _gated_activation(op, stack),
     # read, write; the bias in front is a pass of its own unless fused
     "activation": lambda _, stack: (2.0, 3.0, 1) if stack.fusion.activation else (4.0, 5.0, 2),
@@ -450,7 +460,7 @@ _PASSES: dict[str, Callable[[Operator, Stack], tuple[float, float, int]]] = {
     # read, write, and a mask of one byte; fused with bias and residual it costs only the mask
     "dropout": lambda _, stack: (1.0, 1.0, 0) if stack.fusion.dropout else (2.5, 2.5, 1),
 }
-"""Of memory-bound kinds: passes over elements forward and backward, and kernels, as a stack runs an operator."""
+"""By memory-bound kind: (forward, backward) passes over the output's elements and kernels, as the stack runs them."""
 _RULES: dict[str, Callable[[Operator, Sizes], OperatorTime]] = {
     "matmul": _matmul,
     "attention": _attention,

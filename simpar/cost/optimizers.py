@@ -27,7 +27,7 @@ DECOMPOSITION_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Matrix:
-    """``count`` equal matrices of ``rows`` x ``columns`` (ints or arrays); ``expert`` ones are held by fewer ranks."""
+    """``count`` equal matrices of ``rows`` x ``columns`` (ints or arrays); those of experts are held by fewer ranks."""
 
     rows: Numbers
     columns: Numbers
@@ -36,14 +36,14 @@ class Matrix:
 
 
 def moment_bytes(numerics: Numerics, *, other: bool = False) -> float:
-    """Bytes a parameter of the states of matrices inside layers, or of ``other`` parameters, factors left out."""
+    """Bytes of states per parameter of matrices inside layers, or of ``other`` parameters; factors are left out."""
     rule = OPTIMIZERS[numerics.optimizer]
     width = rule.width_bytes or DTYPE_BYTES[numerics.moment_dtype or "fp32"]
     return (rule.others if other else rule.moments) * width
 
 
 def state_bytes(block: Block, dims: Dims, numerics: Numerics) -> tuple[Numbers, Numbers]:
-    """Bytes of optimizer states of a block without master weights: (of what is no expert, of experts)."""
+    """Bytes of a block's optimizer states without master weights: (outside experts, of experts)."""
     own = block.view(dims)
     totals: list[Numbers] = [0.0, 0.0]
     for op in block.operators:
@@ -66,7 +66,7 @@ def _weight_bytes(op: Operator, weight: Weight, dims: Dims, numerics: Numerics) 
 
 
 def _is_inner(op: Operator, weight: Weight) -> bool:
-    """Whether a matrix optimizer takes a weight: those of products inside layers."""
+    """Whether a matrix optimizer updates a weight: it does for products inside layers, routers excepted."""
     return (
         weight.trainable
         and weight.kind in ("matrix", "expert")
@@ -94,7 +94,7 @@ def _matrices_of(op: Operator, weight: Weight, dims: Dims) -> list[Matrix]:
 
 
 def inner_matrices(blocks: Iterable[Block], dims: Dims) -> list[Matrix]:
-    """Matrices of a rank that a matrix optimizer takes; equal ones counted together."""
+    """Matrices of a rank that a matrix optimizer updates; equal ones are counted together."""
     found: dict[tuple[float, float, bool], float] = {}
     for block in blocks:
         own = block.view(dims)
@@ -111,9 +111,9 @@ def optimizer_time_s(
 ) -> Numbers:
     """Seconds of the update of ``num_parameters`` (this rank's share), products of matrix optimizers left out.
 
-    The stack passes over them and their states so often. Reads gradient and master weight, writes the latter and the
-    low-precision copy, with the norm pass and the zeroing of gradients 22 bytes a parameter; every state is read and
-    written: 38 with AdamW.
+    Per parameter, the gradient is read, normed and zeroed (3 x 4 bytes), the master weight read and written (8), the
+    low-precision copy written (2): 22 bytes. Every state is read and written: 38 bytes with AdamW. The stack's
+    ``optimizer_passes`` multiplies all of it.
     """
     rule = OPTIMIZERS[numerics.optimizer]
     moved = _WIDE * (3 + rule.gradient_passes) + 2 * _WIDE + kernels.activation_bytes
@@ -126,8 +126,8 @@ def products_time_s(
 ) -> float:
     """Seconds of the products of a matrix optimizer on a rank that holds ``matrices``; 0 for others.
 
-    ``shards`` are the ranks that share the update of what is no expert, and of experts: each takes whole
-    matrices, so never less than the dearest of them.
+    ``shards`` are the ranks that share the update (outside experts, of experts). Each of them takes whole matrices, so
+    the time is never less than that of the most expensive matrix.
     """
     total = 0.0
     for expert, ranks in enumerate(shards):
@@ -139,7 +139,7 @@ def products_time_s(
 def matrices_time_s(
     matrices: Sequence[Matrix], numerics: Numerics, kernels: KernelModel
 ) -> tuple[float, float]:
-    """Seconds of the products of all matrices, and of the dearest of them; zeros for other optimizers."""
+    """Seconds of the products (of all matrices, of the most expensive one); zeros for other optimizers."""
     by_matrix = OPTIMIZERS[numerics.optimizer].by_matrix
     if by_matrix is None:
         return 0.0, 0.0
@@ -148,12 +148,12 @@ def matrices_time_s(
 
 
 def shared_out_s(whole_s: Numbers, dearest_s: Numbers, ranks: Numbers) -> Numbers:
-    """Seconds of products that ``ranks`` share, each of which takes whole matrices; numbers or arrays."""
+    """Seconds of products that ``ranks`` share, where each rank takes whole matrices; numbers or arrays."""
     return np.maximum(whole_s / ranks, dearest_s)
 
 
 def _work_time_s(matrix: Matrix, by_matrix: ByMatrix, kernels: KernelModel) -> float:
-    """Seconds of a step of one matrix."""
+    """Seconds that one optimizer step takes for one matrix."""
     total = 0.0
     for work in by_matrix.work(float(matrix.rows), float(matrix.columns)):
         known = work.precision in ("fp32", *kernels.device.peak_flop_per_s)

@@ -1,8 +1,9 @@
 """What devices and whole nodes draw: devices by the kind of kernel that runs, hosts by parts, fans, conversion.
 
-All are means over a step. A device draws what it does idle, and by what runs a share of the rest up to its limit; a
-node draws its devices, processors, memory, switches, network cards and drives, then fans that carry all of this heat
-away, then what its power supplies lose. What no data sheet says is fitted to whole nodes (benchmarks/fit_power.py).
+All figures are means over a step. A device draws its idle power and, depending on what runs, a share of the rest up to
+its limit. A node draws the power of its devices, processors, memory, switches, network cards and drives, of fans that
+carry all of this heat away, and what its supplies lose. What no data sheet says is fitted to measured nodes
+(benchmarks/fit_power.py).
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def streaming_operators(graph: ModelGraph) -> Collection[str]:
 
 
 def device_w(power: Power, products: Numbers, streaming: Numbers) -> Numbers:
-    """Watts of a device that runs products and kernels bound by its memory for shares of a step, and waits the rest.
+    """Watts of a device that runs products and memory-bound kernels for these shares of a step, and waits for the rest.
 
-    Between idle and the limit; shares are numbers or arrays of them.
+    The result lies between idle and limit; shares are numbers or arrays.
     """
     waiting = 1.0 - products - streaming
     asked = PRODUCTS * products + STREAMING * streaming + WAITING * waiting
@@ -43,12 +44,12 @@ def device_w(power: Power, products: Numbers, streaming: Numbers) -> Numbers:
 
 
 def beyond_waiting(*, streaming: bool) -> float:
-    """Share of limit - idle that a device asks for beyond waiting while it runs a kernel, of memory or a product."""
+    """Share of limit - idle that a kernel asks for beyond waiting: memory-bound (``streaming``) or a product."""
     return (STREAMING if streaming else PRODUCTS) - WAITING
 
 
 def input_w(host: Host, devices_w: float, nodes: int = 1) -> float:
-    """Watts that ``nodes`` nodes take from the mains whose devices draw ``devices_w`` together."""
+    """Watts that ``nodes`` nodes take from the mains, where all their devices together draw ``devices_w``."""
     power = host.power
     parts = power.memory + power.switches + power.network + power.drives + power.other
     inside = devices_w + nodes * (PROCESSORS * power.processors + parts)

@@ -20,7 +20,7 @@ from simpar.units import Numbers
 
 
 def sliced(name: str, size: Numbers, number: Numbers) -> Numbers:
-    """A dim's share of one rank: key-value heads copied where too few, the vocabulary padded."""
+    """One rank's share of a dim cut into ``number`` parts, at least 1 (heads are copied); the vocabulary is padded."""
     if name == "vocab":
         return np.where(number > 1, -(-size // (VOCAB_MULTIPLE * number)) * VOCAB_MULTIPLE, size)
     return np.maximum(size // number, 1)
@@ -34,24 +34,24 @@ def _local(size: Size, dims: Dims, number: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class LocalOperator:
-    """One rank's share of an operator: a copy of it by its own sizes, and the dims that hold them."""
+    """One rank's share of an operator: a copy whose sizes are named dims of its own, and the dims with their values."""
 
     op: Operator
     dims: Dims
 
     @property
     def rows(self) -> Numbers:
-        """Rows of the output here."""
+        """Rows of the rank's output."""
         return evaluate(self.op.rows, self.dims)
 
     @property
     def columns(self) -> Numbers:
-        """Columns of the output here."""
+        """Columns of the rank's output."""
         return evaluate(self.op.columns, self.dims)
 
 
 def local_operator(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> LocalOperator:
-    """The share of one rank. ``dims`` are global, with batch and sequence; ``by`` as from :func:`divisors`."""
+    """One rank's share of an operator; ``dims`` are global, with batch and seq, ``by`` is from :func:`divisors`."""
     own: dict[str, Numbers] = {
         "own_rows": evaluate(op.rows, dims) / (by["batch"] * by["seq"]),
         "own_columns": _local(op.columns, dims, by["columns"]),
@@ -80,7 +80,7 @@ def local_time(local: LocalOperator, kernels: KernelModel, stack: Stack) -> Oper
 
 
 def local_weights(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> tuple[Numbers, Numbers]:
-    """(elements of matrices and tables of words, elements of vectors and tables of positions) on one rank."""
+    """(elements of matrices and token tables, elements of vectors and position tables) on one rank."""
     matrices: Numbers = np.zeros(np.shape(by["batch"]))
     vectors: Numbers = np.zeros(np.shape(by["batch"]))
     for weight in op.weights:
@@ -104,7 +104,7 @@ def local_weight(op: Operator, weight: Weight, dims: Dims, by: Mapping[str, Numb
 
 
 def tensor_elements(block: Block, name: str, reader: Operator | None, dims: Dims) -> float:
-    """Elements of the whole tensor of that name: an output, or what a reader takes from outside the block."""
+    """Elements of the whole tensor of a name: an operator's output, or what ``reader`` takes from outside the block."""
     op = next((op for op in block.operators if op.name == name), reader)
     assert op is not None, "what comes from outside has a reader"
     columns = op.columns if op is not reader else op.contraction or op.columns

@@ -27,14 +27,13 @@ class _Part(BaseModel):
 
 
 class Fusion(_Part):
-    """Which kernels are one pass over memory, and which attention.
+    """Which operators are fused into one pass over memory, and which attention kernel runs.
 
-    ``attention`` "latent": the backward kernel knows heads whose keys are wider than their values.
-    ``attention_rate`` is the speed of the stack's attention kernel over that of its family, by device and of all
-    "others" (1 where neither is given). Of a
-    mixture of experts: ``grouped_products`` runs the products of all local experts in one kernel, ``permutation`` sorts
-    tokens on their way, ``router`` scores and counts in one, ``expert_epilogues`` add biases, clamp, activate and cast
-    in the kernels of the products.
+    ``attention`` "latent": the backward kernel supports heads whose keys are wider than their values.
+    ``attention_rate`` is the speed of the stack's attention kernel over that of its family, by device and for all
+    "others" (1 where neither is given). Of a mixture of experts: ``grouped_products`` runs the products of all local
+    experts in one kernel, ``permutation`` sorts tokens within the exchange, ``router`` scores and counts in one kernel,
+    ``expert_epilogues`` add biases, clamp, activate and cast in the kernels of the products.
     """
 
     norm: bool = True
@@ -90,8 +89,8 @@ class Launch(_Part):
 class ExpertHabits(_Part):
     """What experts cost besides the listed kernels.
 
-    By default what a pooled fit found in general (benchmarks/fit_runs.py prints it; the present fit is within 15 % of
-    each): one prior for every stack that nobody has measured with experts.
+    The defaults are the general values of the pooled fit (benchmarks/fit_runs.py prints them; the present fit is within
+    15 % of each): one prior for every stack without measured mixtures.
     ``overhead`` multiplies their kernels and those of their exchange; every routed row takes ``row_s`` in each of the
     four copies of a layer, whatever its length. Where no cap says how many tokens go where, the host waits ``sync_s``
     before each dispatch of a forward to learn it, and needs ``exchange_host_s`` for each exchange of copies between
@@ -151,13 +150,13 @@ class TensorCast(_Part):
 class StackNumerics(_Part):
     """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM.
 
-    ``sum_bytes`` move for each element of a weight's gradient where kernels of their own widen it and add it to the
-    sum of other microbatches, half of them by each.
-    ``moment_dtype`` is that of optimizer states (None: fp32) where parameters are stored as they are computed with.
-    Where 8-bit products have scales of blocks, ``casts_apart`` casts rows when a product reads them and columns when
-    the product of the weights' gradients does, in kernels of their own; else both are written at once. Where they have
-    one scale a tensor, ``tensor_cast`` is what a product does to both of its operands each time it reads them; without
-    it whoever writes an operand casts it, but gradients.
+    Where separate kernels widen a weight's gradient and add it to that of other microbatches, they move ``sum_bytes``
+    per element, half of them each.
+    ``moment_dtype`` is that of optimizer states (None: fp32) where parameters are stored in the compute dtype.
+    Where 8-bit products have block scales, ``casts_apart`` casts rows when a product reads them and columns when the
+    weight-gradient product does, in separate kernels; else both are written at once. Where they have one scale per
+    tensor, ``tensor_cast`` is what a product does to both of its operands each time it reads them; without it the
+    kernel that writes an operand casts it, except for gradients, which have passes of their own.
     """
 
     grad_dtype: Dtype = "fp32"
@@ -200,11 +199,11 @@ class AllocatorHabits(_Part):
     workspace_bytes: Bytes = 0.0
 
     def gaps(self, alternates: bool | Flags) -> Floats:
-        """Bytes that cannot be reused, per byte that moves; ``alternates``: passes of several microbatches do."""
+        """Bytes that cannot be reused, per byte that moves; ``alternates``: passes of different microbatches do so."""
         return self.fragmentation + self.churn * np.asarray(alternates, dtype=np.float64)
 
     def least_gaps(self, alternates: bool | Flags) -> Floats:
-        """The same where memory is tight, in the first steps too."""
+        """The same where memory is tight, the first steps included."""
         most = GAPS_OF_EXPANDABLE if self.expandable else np.inf
         return np.minimum(self.gaps(alternates) + self.settling, most)
 
@@ -212,8 +211,8 @@ class AllocatorHabits(_Part):
 class LossHabits(_Part):
     """What the stack keeps of the loss.
 
-    Per logit ``logit_bytes`` at its peak, ``logit_saved_bytes`` from forward to backward; with ``whole_vocabulary``
-    tensor-parallel ranks hold the whole table of words each, and gather all logits.
+    ``logit_bytes`` per logit at its peak, ``logit_saved_bytes`` from forward to backward. With ``whole_vocabulary``
+    every tensor-parallel rank holds the whole token table and gathers all logits.
     """
 
     logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)
@@ -230,21 +229,21 @@ class LossHabits(_Part):
 
 
 class MemoryHabits(LossHabits):
-    """What the stack keeps.
+    """What the stack keeps in memory.
 
     Of a layer: ``pins_packed_qkv`` (views keep the packed projection alive), ``gate`` (of a gated activation "inputs"
-    alone, whose product backward computes again in the kernel that reads them anyway, the "product" as well, or "all",
+    alone, so that the backward kernel that reads them computes their product again; the "product" as well; or "all",
     where the activated gate is a tensor of its own), ``gate_inputs`` (its inputs, as they are or in 8 bits:
-    activation_func_fp8_input_store of Megatron-Core), ``eager_copies`` (that, and fp32 copies in norms),
-    ``extra_saved`` bytes per token and hidden feature. For the whole run:
-    ``gather_buffers`` of one full residual stream each under sequence parallelism, ``bucket_bytes`` per parameter
-    for gradient buckets apart from the gradients, ``gather_copies`` (flat copies made to gather sharded parameters
-    after the update stay until the next pass), ``cast_weights`` (parameters that are stored wider than a product reads
-    them are cast once a step, and the copies stay through all passes; fully sharded ones come as they are read), and
-    ``transformer_engine`` (empty weight gradients of its products,
-    one of each shape, stay for the run, see :func:`simpar.cost.memory.static.placeholder_bytes`, and 8-bit ones keep
-    what they cast inputs to). ``selective`` is what selective recompute means: Megatron drops core attention;
-    torchtitan keeps attention and every other matmul and recomputes the rest.
+    activation_func_fp8_input_store of Megatron-Core), ``eager_copies`` (as gate "all", and fp32 copies in norms),
+    ``extra_saved`` bytes per token and hidden feature. For the whole run: ``gather_buffers`` of one full residual
+    stream each under sequence parallelism, ``bucket_bytes`` per parameter for gradient buckets apart from the
+    gradients, ``gather_copies`` (flat copies made to gather sharded parameters after the update stay until the next
+    pass), ``cast_weights`` (parameters that are stored wider than a product reads them are cast once a step, and the
+    copies stay through all passes; fully sharded ones are gathered in the narrow dtype), and ``transformer_engine``
+    (empty weight gradients of its products, one of each shape, stay for the run, see
+    :func:`simpar.cost.memory.static.placeholder_bytes`; its 8-bit products keep cast inputs). ``selective`` is what
+    selective recompute means: Megatron drops core attention; torchtitan keeps attention and every other matmul and
+    recomputes the rest.
     """
 
     pins_packed_qkv: bool = False
@@ -264,9 +263,9 @@ class MemoryHabits(LossHabits):
 class Described(_Part):
     """What a profile is called, and where its numbers come from.
 
-    ``learned_from`` is the shipped profile that a learnt one was: what is known of that supports it, beside
-    ``own_runs`` of the user's that it was learnt from, and every ``measured`` layout of them. ``earlier`` names the
-    profiles of releases up to some year and month, where they have one of their own.
+    ``learned_from`` names the shipped profile from which this one was learnt. Measurements of that profile count for
+    this one too, beside the user's ``own_runs`` and every ``measured`` layout of theirs. ``earlier`` names the profiles
+    of releases up to some year and month, where they have one of their own.
     """
 
     name: str
@@ -306,11 +305,11 @@ class Stack(Described):
     variants: dict[str, dict[str, bool | float]] = Field(default_factory=dict)
 
     def step_s(self, makespan_ns: Numbers) -> Numbers:
-        """Seconds of a step whose passes end after so many ns: what happens once a step is added."""
+        """Seconds of a step whose passes end after ``makespan_ns``: the stack's overhead per step is added."""
         return makespan_ns / NS_PER_S + self.launch.step_overhead_s
 
     def shards(self, zero: Numbers) -> Flags:
-        """Whether data parallelism of a ZeRO stage works block by block (FSDP) unless a plan says its kind."""
+        """Whether data parallelism at a ZeRO stage works block by block (FSDP) where a plan does not name its kind."""
         third, second = np.asarray(zero) == 3, np.asarray(zero) == 2
         return np.asarray(third | (second & (self.data_parallel == "fsdp")))
 
@@ -325,9 +324,9 @@ ALL_AT_ONCE = float(2**50)  # bytes of a bucket that nothing fills
 
 @lru_cache(maxsize=32)
 def load_stack(name: str) -> Stack:
-    """A stack by bundled name or by the path of its YAML, of a learnt file by its part. Raises UserError.
+    """A stack by bundled name, by the path of its YAML, or by a part of a learnt file. Raises UserError.
 
-    A bundled name may say a release by year and month ("nemo@24.05"); without one it is the newest.
+    A bundled name may state a release by year and month ("nemo@24.05"); without one it is the newest.
 
     >>> load_stack("torchtitan").name
     'torchtitan'
@@ -343,10 +342,9 @@ def load_stack(name: str) -> Stack:
 
 
 def under(stack: Stack, plan: Plan) -> Stack:
-    """The habits under a resolved plan: FSDP hands gradients to its reduction, so nothing accumulates in place.
+    """The stack under a resolved plan: FSDP hands every gradient to its reduction, so no GEMM accumulates into a sum.
 
-    A rank without others to share with reduces nothing, and accumulates as it always does; so does one that reduces
-    by runs.
+    GEMMs still accumulate where the stack reduces by runs, and where dp and cp are 1, so that nothing is reduced.
     """
     alone = plan.mesh.dp == 1 and plan.mesh.cp == 1
     sums = alone or stack.overlap.reduce_runs

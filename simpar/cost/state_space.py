@@ -10,7 +10,7 @@ chunk, and the output. Per token, with H heads of width P, N state elements, G g
 | forward | 2 HPN + HPQ/2 + GQN | 3 HP, 4 GN; of states HPN/Q two in fp32, two in activations; GQ twice in fp32 |
 | backward | 5 HPN + 3 HPQ/2 + 3 GQN | 11 HP, 12 GN; of states two in fp32, eight in activations; GQ six times |
 
-Backward computes states and C B^T again, and the convolution too. A causal piece of Q x Q is half empty.
+Backward computes states, C B^T and the convolution again. A causal Q x Q piece is half empty.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from simpar.units import DTYPE_BYTES, Numbers
 
 _FLOAT = DTYPE_BYTES["fp32"]
 _STEPS = 6
-"""Times that the steps and decays of a head, in fp32, are written and read."""
+"""How often a head's steps and decays, in fp32, are written or read."""
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """Counts of one direction, as in the table above; ``efficiency`` names the share of peak that products reach."""
+    """Counts of one direction, as in the table above; ``efficiency`` is the parameter with the products' share of peak.
+
+    Products: ``states`` x HPN + ``pieces`` x (HPQ/2 + GQN). Traffic: ``inner`` x HP, ``shared`` x GN, ``wide_states``
+    and ``narrow_states`` x HPN/Q in fp32 and in activations, ``scores`` x GQ.
+    """
 
     efficiency: str
     states: float

@@ -19,10 +19,10 @@ MANY_OPS = 50_000  # beyond this many ops the compiled engine is worth its start
 
 
 def choose_engine(name: str, program: Program) -> tuple[str, Callable[[Program], Timing]]:
-    """The engine of a name, and its own name. Raises UserError for an unknown name, or event without numba.
+    """(Name, function) of an engine. Raises UserError for an unknown name, or for ``event`` without numba.
 
-    ``auto`` sweeps where no link is shared, else takes ``event`` for large programs where numba is installed, and
-    ``reference`` otherwise: the same integers in every case.
+    ``auto`` takes ``sweep`` where no link is shared, else ``event`` for large programs where numba is installed, and
+    ``reference`` otherwise: all give the same integers.
     """
     files.choose(name, ENGINES, "engine")
     if name == "auto":
@@ -33,12 +33,12 @@ def choose_engine(name: str, program: Program) -> tuple[str, Callable[[Program],
 
 
 def choose_engine_for_many(program: Program, num_ops: int) -> tuple[str, Callable[[Program], Timing]]:
-    """The fastest engine for a program that comes with others, of which so far there are ``num_ops`` ops; its name."""
+    """(Name, function) of the fastest engine for one of many programs, with ``num_ops`` ops in all so far."""
     return _named(_fastest(program, num_ops))
 
 
 def choose_engine_here(program: Program) -> Callable[[Program], Timing]:
-    """The fastest engine where nobody asks which: the compiled one, too, where this process has started it already."""
+    """The fastest engine where its name does not matter; the compiled one too if this process has started it."""
     started = f"{__name__}.event" in sys.modules
     return _named(_fastest(program, MANY_OPS + 1 if started else len(program)))[1]
 

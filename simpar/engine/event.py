@@ -34,9 +34,9 @@ def run(program: Program, changes: Sequence[LinkChange] = ()) -> Timing:
 
 
 class Runner:
-    """Runs of one Program with other durations; what they share is made once.
+    """Runs of one Program under many durations; the tables that they share are made once.
 
-    ``most_visits`` bounds the links that all re-shares of a run may look at together, a measure of its work.
+    ``most_visits`` bounds the number of links that all re-shares of a run may visit, which measures its work.
     """
 
     def __init__(self, program: Program, *, most_visits: int = 2**62) -> None:
@@ -96,12 +96,12 @@ class Runner:
         return found
 
     def _num_nodes(self, demands: Any) -> int:
-        """Hops of all flows."""
+        """Number of hops of all flows."""
         return int(np.append(np.diff(self.program.routes.links.pointer), 0)[demands["route"]].sum())
 
 
 def _hops(kernel: ModuleType, routes: Routes) -> Any:
-    """Records of the hops of every route, by what each gives a flow alone."""
+    """Records of the hops of every route, ordered by the rate that each gives a flow alone."""
     coefficient = fixed_point(routes.coefficient)
     alone = (to_rate(routes.capacity_bytes_per_s)[routes.links.item] << FRACTION_BITS) // coefficient
     found = np.empty(len(coefficient), kernel.HOP)

@@ -1,18 +1,18 @@
 """Compiled kernels of the event engine. Import only through `event`, because this needs numba.
 
 Only flows need a clock. When an op without work starts, its finish is known, however far ahead of the clock, and so are
-the starts of what waits for it: `_pass_on` follows such chains at once, and the heap holds the instants at which flows
+the starts of ops that wait for it: `_pass_on` follows such chains at once. The heap holds the instants at which flows
 begin to drain, have drained, or links change.
 
-A link that one flow has to itself is a limit of that flow like its cap. Sharing looks at links of several flows alone:
-of an all-reduce over thousands of NICs, those few that a message crosses as well.
+A link that one flow has to itself limits that flow like its cap does. Sharing only looks at links of several flows: of
+an all-reduce over thousands of NICs, at the few that a message crosses as well.
 
 The state of a run is one record an op (`ops`), a flow (`flows`), a link (`links`) and a hop of a flow (`nodes`), a
 heap, and a few lists of integers (`lists`, one row each, their lengths in the last row). Nothing here allocates, so
 nothing is compiled to count references, which takes longer than the work itself.
 
-Of millions of flows few are under way at once. So the record of a flow that has drained, with its hops, becomes that of
-the next one with the same route: there is room for all flows, and only what is used is ever touched.
+Of millions of flows few are under way at once. The record of a drained flow, with its hops, is therefore reused for the
+next flow with the same route: there is room for all flows, and memory that is not used is never touched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _record(short: str, long: str) -> np.dtype[np.void]:
-    """Fields of 64 bits, then those of 32, which are indices: short records, since reading them takes most time."""
+    """A record of 64-bit fields, then 32-bit indices; short, because reading records takes most of the time."""
     fields: list[Any] = [(name, np.int64) for name in long.split()]
     return np.dtype([*fields, *((name, np.int32) for name in short.split())])
 
@@ -62,7 +62,7 @@ WAYS = 4  # children of an entry of the heap
 
 
 class Run(NamedTuple):
-    """What starting ops needs: records, those that ops with work ask for (`demands`), and what follows each op.
+    """The tables that starting ops needs: records, those of ops with work (`demands`), and the followers of each op.
 
     Row r of `routes` bounds the `hops` of route r.
     """
@@ -102,7 +102,7 @@ def _sift_down(heap: Ints, size: int, at: int) -> None:
 
 @compiled
 def _push(flows: Records, heap: Ints, lists: Ints, time_ns: int, entry: int) -> None:
-    """Schedule an entry; a full heap first drops what is foreseen otherwise by now."""
+    """Schedule an entry; a full heap first drops entries whose time has changed since."""
     size = lists[SIZES, HEAP]
     if size == len(heap):
         kept = 0
@@ -151,7 +151,7 @@ def _touch(links: Records, lists: Ints, link: int) -> None:
 
 @compiled
 def _share(flows: Records, nodes: Records, at: int) -> None:
-    """A node's link has several flows from now on."""
+    """Note that the link of a node has several flows from now on."""
     flow = flows[nodes[at].flow]
     nodes[at].before = -1
     nodes[at].behind = flow.shared
@@ -173,7 +173,7 @@ def _unshare(flows: Records, nodes: Records, at: int) -> None:
 
 @compiled
 def _enter(flows: Records, links: Records, nodes: Records, at: int) -> None:
-    """A flow is the last on the link of one of its nodes."""
+    """Append a flow to the flows on the link of one of its nodes."""
     head = links[nodes[at].link].head
     nodes[at].previous = -1
     nodes[at].following = head
@@ -188,7 +188,7 @@ def _enter(flows: Records, links: Records, nodes: Records, at: int) -> None:
 
 @compiled
 def _exit(flows: Records, links: Records, nodes: Records, at: int) -> None:
-    """A flow is gone from the link of one of its nodes."""
+    """Remove a flow from the link of one of its nodes."""
     previous, following = nodes[at].previous, nodes[at].following
     if previous >= 0:
         nodes[previous].following = following
@@ -203,9 +203,9 @@ def _exit(flows: Records, links: Records, nodes: Records, at: int) -> None:
 
 @compiled
 def _limit(flows: Records, links: Records, nodes: Records, lists: Ints, found: int, changing: bool) -> None:
-    """What a flow may drain at most: its cap, and what the links give that it has to itself.
+    """Set the limit of a flow: the lowest of its cap and the rates of links that it has to itself.
 
-    Unless capacities change, its nodes stand in order of what their links give it alone: the first one decides.
+    Unless capacities change, its nodes are ordered by the rate that their links give it alone: the first one decides.
     """
     flow = flows[found]
     flow.limit = flow.cap
@@ -223,7 +223,7 @@ def _limit(flows: Records, links: Records, nodes: Records, lists: Ints, found: i
 
 @compiled
 def _join(flows: Records, links: Records, nodes: Records, lists: Ints, begun: int) -> bool:
-    """A flow starts to drain; whether it has all its links to itself: then nobody else is touched."""
+    """Let a flow start to drain; returns whether it has all its links to itself, so that no other flow is touched."""
     flow = flows[begun]
     flow.rate = 0
     flow.since_ns = lists[SIZES, NOW]
@@ -240,7 +240,7 @@ def _join(flows: Records, links: Records, nodes: Records, lists: Ints, begun: in
 
 @compiled
 def _drain(flows: Records, heap: Ints, lists: Ints, alone: int) -> None:
-    """A flow without others drains at its limit."""
+    """Let a flow that shares no link drain at its limit."""
     flow = flows[alone]
     lists[SIZES, VISITS] += flow.last_node - flow.first_node
     if flow.limit > 0:
@@ -250,7 +250,7 @@ def _drain(flows: Records, heap: Ints, lists: Ints, alone: int) -> None:
 
 @compiled
 def _leave(flows: Records, links: Records, nodes: Records, lists: Ints, drained: int) -> None:
-    """A flow has drained; links that it had to itself concern nobody else."""
+    """Take a drained flow off its links; links that it had to itself need no re-share."""
     for at in range(flows[drained].first_node, flows[drained].last_node):
         _exit(flows, links, nodes, at)
         if links[nodes[at].link].flows > 0:
@@ -294,7 +294,7 @@ def _component(flows: Records, links: Records, nodes: Records, lists: Ints, chan
 
 @compiled
 def _fair_share(flows: Records, links: Records, lists: Ints) -> int:
-    """The smallest share of any link still in use and any limit of a flow without a rate."""
+    """The smallest of the shares of links still in use and the limits of flows without a rate."""
     fair = NO_CAP
     kept = 0
     lists[SIZES, VISITS] += lists[SIZES, LINKS]
@@ -331,7 +331,7 @@ def _water_fill(flows: Records, links: Records, nodes: Records, lists: Ints, unf
         fair = _fair_share(flows, links, lists)
         for i in range(lists[SIZES, LINKS]):
             link = links[lists[LINKS, i]]
-            if link.share != fair:  # shares are those from before this round froze anything
+            if link.share != fair:  # shares were computed before this round froze anything
                 continue
             current = link.head
             while current >= 0:
@@ -348,7 +348,7 @@ def _water_fill(flows: Records, links: Records, nodes: Records, lists: Ints, unf
 
 @compiled
 def _settle(flows: Records, links: Records, nodes: Records, heap: Ints, lists: Ints, changing: bool) -> None:
-    """Rule 3: re-share the component of the touched links, and foresee its finishes anew."""
+    """Rule 3: re-share the component of the touched links, and schedule its finishes anew."""
     _water_fill(flows, links, nodes, lists, _component(flows, links, nodes, lists, changing))
     now = lists[SIZES, NOW]
     for i in range(lists[SIZES, FLOWS]):
@@ -369,7 +369,7 @@ def _settle(flows: Records, links: Records, nodes: Records, heap: Ints, lists: I
 
 @compiled
 def _made(run: Run, route: int) -> int:
-    """A record for a flow on a route, with its nodes: one that is free again, or a new one."""
+    """A record, with nodes, for a flow on a route: one that is free again, or a new one."""
     flows, nodes, lists = run.flows, run.nodes, run.lists
     free: int = lists[FREE, route] - 1
     if free >= 0:
@@ -390,7 +390,7 @@ def _made(run: Run, route: int) -> int:
 
 @compiled
 def _start(run: Run, op: int) -> None:
-    """Rule 2 of an op that waits for nothing more: its finish is known unless something drains."""
+    """Rule 2 for an op that waits for nothing more: its finish is known unless it has work to drain."""
     lists, begun = run.lists, run.ops[op]
     begun.waiting = STARTED
     if begun.flow < 0:
@@ -408,7 +408,7 @@ def _start(run: Run, op: int) -> None:
 
 @compiled
 def _finish(run: Run, drained: int) -> None:
-    """A flow that has drained ends its op, the only one whose finish is new; its record is free."""
+    """End the op of a drained flow, the only op whose finish is new, and free the flow's record."""
     flow, lists = run.flows[drained], run.lists
     done = run.ops[flow.op]
     done.ends_ns = lists[SIZES, NOW]
@@ -420,7 +420,7 @@ def _finish(run: Run, drained: int) -> None:
 
 @compiled
 def _pass_on(run: Run) -> None:
-    """Rule 1: start whatever waited last for an op whose finish is known by now, and so on."""
+    """Rule 1: start the ops that waited last for an op whose finish is now known, and follow such chains."""
     ops, lists = run.ops, run.lists
     while lists[SIZES, DONE] > 0:
         lists[SIZES, DONE] -= 1
@@ -435,10 +435,10 @@ def _pass_on(run: Run) -> None:
 
 @compiled
 def simulate(run: Run, links: Records, changes: Ints) -> None:
-    """Run to the end: ops that have started have their start in ``ready_ns``, their finish in ``ends_ns``, -1 if open.
+    """Run to the end: started ops have their start in ``ready_ns`` and their finish in ``ends_ns`` (-1: still open).
 
-    Stops where re-shares have visited as many links as the entry VISITS below zero allowed. `changes` rows are
-    (time_ns, link, rate).
+    The entry VISITS begins at minus the allowed number of visits; the run stops when re-shares have used them up.
+    `changes` rows are (time_ns, link, rate).
     """
     ops, flows, nodes, heap, lists = run.ops, run.flows, run.nodes, run.heap, run.lists
     changing = len(changes) > 0

@@ -8,17 +8,17 @@ from simpar.units import Ints
 Rows = tuple[Ints, Ints]
 """Ragged rows: row i is ``item[pointer[i]:pointer[i + 1]]`` of (pointer, item)."""
 FEW = 8
-"""Followers of an op among which twins are looked for."""
+"""Number of an op's first followers among which duplicates are looked for."""
 
 
 @compiled
 def follow(waits: Rows, streams: Rows, pointer: Ints, follower: Ints, waiting: Ints) -> int:
-    """Whatever waits for every op, op by op behind one another, and how many each waits for; how many pairs there are.
+    """Write the followers of every op and the number of ops for which each waits; returns the number of pairs.
 
-    Rows of ``waits`` are what each op depends on, those of ``streams`` what each stream runs in turn. ``pointer``
-    [ops + 1] and ``waiting`` [ops] begin as zeros; items of op i end up in ``follower[pointer[i]:pointer[i + 1]]``:
-    those that depend on it, then those behind it on streams. Pairs that are named twice (as dependency and by a stream)
-    count once, among the first few of an op.
+    Row i of ``waits`` are the ops on which op i depends, rows of ``streams`` the ops of each stream in order.
+    ``pointer`` [ops + 1] and ``waiting`` [ops] begin as zeros. The followers of op i end up in
+    ``follower[pointer[i]:pointer[i + 1]]``: ops that depend on it, then ops behind it on streams. A pair that is both a
+    dependency and in stream order counts once, if it is among the first FEW of an op.
     """
     (depends, depend), (begins, stream) = waits, streams
     for op in range(len(waiting)):
@@ -57,7 +57,7 @@ def follow(waits: Rows, streams: Rows, pointer: Ints, follower: Ints, waiting: I
 
 @compiled
 def begin(ops: Records, pointer: Ints, waiting: Ints, fixed_ns: Ints, work_bytes: Ints) -> None:
-    """Records of ops before anything happened; those with work are numbered."""
+    """Fill the records of ops before the run; ops with work get numbers."""
     flows = 0
     for op in range(len(ops)):
         fresh = ops[op]

@@ -1,8 +1,7 @@
 """The reference engine: the four rules of the Program, executed by SimPy. Every other engine must equal it.
 
-Nothing here is a process of its own: an op is a countdown of what it waits for, then one timeout; the only
-shared resource is the Network. This reads as the rules do, and runs four times as fast as a process per
-stream.
+There are no SimPy processes: an op is a countdown of the ops for which it waits, then one timeout; the only shared
+resource is the Network. This reads like the rules, and runs four times as fast as a process per stream.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class _Run:
 
 
 class Network:
-    """Links as shared resources: flows join and leave, and once an instant `settle` shares what they touched.
+    """Links as shared resources: flows join and leave, and once per instant `settle` re-shares the touched links.
 
     `remaining`, `rate`, `since_ns` and `version` are by active flow; a finish scheduled under an older
     version of the rate is void.
@@ -147,7 +146,7 @@ class Network:
             self.clock.schedule(event, priority=AFTER_THE_INSTANT)
 
     def settle(self, _: Event) -> None:
-        """Rule 3: share the connected component of the touched links, and foresee its finishes anew."""
+        """Rule 3: re-share the connected component of the touched links, and schedule its finishes anew."""
         self.settling = False
         flows = self.component()
         rates = max_min_rates(

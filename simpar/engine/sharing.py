@@ -89,7 +89,7 @@ def as_rates(changes: Sequence[LinkChange]) -> list[tuple[int, int, int]]:
 
 
 def complaint(program: Program, start_ns: Ints, finish_ns: Ints) -> str:
-    """Why ops are left (finish -1) when nothing happens any more."""
+    """The error message for ops that are left (finish -1) when nothing happens any more."""
     stopped = np.flatnonzero((start_ns >= 0) & (finish_ns < 0))
     if len(stopped):
         return f"{program.describe(int(stopped[0]))} drains over a link without capacity, for ever"

@@ -1,7 +1,7 @@
 """The sweep engine: longest paths, with a batch axis over configurations.
 
-Exact where no two flows drain on one link at the same time. Elsewhere it refuses, or gives a lower bound:
-with a static order finish times grow with every duration, and no flow is faster in company than alone.
+Exact where no two flows drain on one link at the same time. Otherwise it refuses, or gives a lower bound: in a fixed
+order, finish times grow with every duration, and no flow is faster beside others than alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simpar.units import Ints
 
 
 class SharedLinkError(ProgramError, UserError):
-    """Flows meet on a link, so that longest paths are only a lower bound: another engine must be asked."""
+    """Flows meet on a link, so that longest paths are only a lower bound: another engine must be used."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def run_batch(structure: Structure, durations_ns: Ints) -> Ints:
 def refuse_meetings(program: Program, timing: Timing) -> None:
     """Raise SharedLinkError if, in this timing, two flows drain on one link at the same time.
 
-    If none do under solo durations, sharing never happens: the timing is what any engine would give.
+    If none do under solo durations, links are never shared, and every engine gives this timing.
     """
     ops, links = program.ops, program.routes.links
     flows = np.flatnonzero((ops.work_bytes > 0) & (ops.route >= 0))

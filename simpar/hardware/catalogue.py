@@ -20,8 +20,8 @@ EXACT = 15
 def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None) -> Cluster:
     """``nodes`` nodes of a profile: a bundled name, the path of a YAML, or a profile itself. Raises UserError.
 
-    Left out, ``nodes`` is 1, or what a mixed profile (one with groups of nodes) has. Files named in a profile file
-    lie relative to it.
+    Without ``nodes`` it has one node, or those of a mixed profile (one with groups of nodes). Files that a profile file
+    names are relative to it.
 
     >>> cluster = load_cluster("dgx-h100", nodes=2)
     >>> cluster.world_size, cluster.device.name
@@ -40,9 +40,9 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None)
 
 
 def written(cluster: Cluster) -> str | dict[str, Any]:
-    """A profile by its shipped name, or written out where no shipped one is as it is.
+    """The name of the shipped profile that equals a cluster's, or the profile written out if there is none.
 
-    Switches that reduce and prices are not compared: who names a profile says them beside it.
+    Reducing switches and prices are not compared: they are stated beside a profile's name.
     """
     profile = cluster.profile
     if profile.name in files.bundled("clusters"):
@@ -57,7 +57,7 @@ def written(cluster: Cluster) -> str | dict[str, Any]:
 
 
 def recorded(cluster: Cluster) -> dict[str, Any]:
-    """A cluster as what is saved says it: by name and size, with its profile where no shipped one is as it is."""
+    """A cluster as saved answers record it: by name and size, with its profile if no shipped one equals it."""
     profile, price = cluster.profile, cluster.profile.price_per_device_hour
     return {
         "hardware": profile.name,
@@ -74,13 +74,13 @@ def recorded(cluster: Cluster) -> dict[str, Any]:
 
 
 def _written_profile(cluster: Cluster) -> dict[str, Any]:
-    """The profile itself, where it is not a shipped one: what is saved needs no file beside it."""
+    """The profile itself if it is not a shipped one, so that saved answers need no other file."""
     found = None if isinstance(cluster, MixedCluster) else written(cluster)
     return {"profile": found} if isinstance(found, dict) else {}
 
 
 def _written_groups(cluster: Cluster) -> dict[str, Any]:
-    """Groups of nodes of a mixed cluster, as a profile says them."""
+    """Groups of nodes of a mixed cluster, as profiles state them."""
     if not isinstance(cluster, MixedCluster):
         return {}
     groups = [{"hardware": written(part), "nodes": part.nodes} for part in cluster.parts]
@@ -88,9 +88,9 @@ def _written_groups(cluster: Cluster) -> dict[str, Any]:
 
 
 def make_mixed(profile: MixedProfile, nodes: int | None = None, folder: Path | None = None) -> MixedCluster:
-    """The cluster of a profile, with ``nodes`` a multiple of its own number. Raises UserError.
+    """The cluster of a mixed profile; ``nodes`` is a multiple of the profile's own number. Raises UserError.
 
-    Files that groups name lie in ``folder``.
+    Files that groups name are relative to ``folder``.
     """
     copies, rest = divmod(profile.nodes if nodes is None else nodes, profile.nodes)
     if rest or copies < 1:

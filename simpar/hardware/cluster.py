@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 MAX_DEVICES = 2**21
 LATE = ("member_us", "far_member_us")
-"""Parameters of the time that a collective waits for the last of its members: near ones, and far ones."""
+"""Parameters of the time for which a collective waits for late members: inside a domain, and across domains."""
 
 
 @dataclass(frozen=True)
 class Cluster(Fabric):
-    """``nodes`` nodes of a profile: what devices they have, beside the fabric that joins them.
+    """``nodes`` nodes of a profile: their devices, and the fabric that joins them.
 
     ``state`` replaces fitted parameters of collectives (a measured state of the fabric).
     """
@@ -35,27 +35,27 @@ class Cluster(Fabric):
     state: Mapping[str, float] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, object]:
-        """What a copy elsewhere begins with: nothing that was found out here."""
+        """The fields alone: copies in other processes start without caches."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def known(self) -> dict[tuple[str, bytes], object]:
-        """What was asked of this cluster and is asked again: offers for operations on groups, layouts of groups."""
+        """A cache of answers about this cluster: lines of collectives on groups, layouts of groups."""
         return {}
 
     @cached_property
     def in_training(self) -> Cluster:
-        """The cluster as collectives inside a training step find it; what a job measured counts more."""
+        """The cluster with the profile's parameters inside training steps; a measured state takes precedence."""
         return replace(self, state={**self.profile.jobs.in_training, **self.state})
 
     @property
     def whole(self) -> Cluster:
-        """The cluster with degraded links as they should be."""
+        """The cluster with degraded links at their nominal capacity."""
         return replace(self, scaling={}) if self.scaling else self
 
     @cached_property
     def punctual(self) -> Cluster:
-        """The cluster without what its state adds for members that are late."""
+        """The cluster without the time that its state adds for late members."""
         if self.state.keys().isdisjoint(LATE):
             return self
         return replace(self, state={key: value for key, value in self.state.items() if key not in LATE})
@@ -67,12 +67,12 @@ class Cluster(Fabric):
         return own if isinstance(own, Device) else load_device(own)
 
     def with_device(self, device: Device) -> Cluster:
-        """The same cluster of another device."""
+        """The same cluster with another device."""
         return replace(self, profile=self.profile.model_copy(update={"device": device}))
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The kinds of devices: one, but in mixed clusters."""
+        """The kinds of devices: one, except in mixed clusters."""
         return (self.device,)
 
     def device_of(self, ranks: Ints) -> Ints:
@@ -86,20 +86,20 @@ class Cluster(Fabric):
 
     @property
     def parts(self) -> tuple[Cluster, ...]:
-        """Groups of equal nodes: the cluster itself, but in mixed clusters."""
+        """Groups of equal nodes: the cluster itself, except in mixed clusters."""
         return (self,)
 
     def part_of(self, ranks: Ints) -> Ints:
-        """Which of the groups of equal nodes every rank lies in."""
+        """Index into ``parts`` of every rank."""
         return np.zeros(np.shape(ranks), dtype=np.int64)
 
     @property
     def latency_between_s(self) -> float:
-        """What a step between groups of nodes takes longer than one inside the slower of them."""
+        """Seconds by which a step between groups of nodes is longer than one inside the slower group."""
         return 0.0
 
     def homes(self, groups: Ints) -> list[Home]:
-        """Where process groups int64[G, N] live: here, but in mixed clusters."""
+        """The parts in which process groups int64[G, N] lie: the cluster itself, except in mixed clusters."""
         return [Home(np.arange(len(groups)), groups, self)]
 
     def with_degraded(self, links: Mapping[str, float]) -> Cluster:

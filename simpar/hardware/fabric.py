@@ -17,12 +17,12 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.units import Ints
 
 OF_NODE = ("host_memory", "nvme_read", "nvme_write")
-"""Blocks with a link a node."""
+"""Blocks with one link per node."""
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """Links of ``nodes`` nodes of a profile. They have one direction; ids are blocks of arithmetic.
+    """Links of ``nodes`` nodes of a profile. Each has one direction; link ids are computed from ranks, block by block.
 
     Blocks in order: ``port_tx port_rx`` (scale-up port of every device), ``nic_tx nic_rx`` (rails of every node),
     ``leaf_up leaf_down`` (leaf switches), ``pcie_tx pcie_rx`` (device to host), ``host_memory`` (a node),
@@ -46,9 +46,9 @@ class Fabric:
 
     @property
     def leaves_bind(self) -> bool:
-        """Whether an uplink can be the narrowest link of a route: oversubscribed or degraded ones.
+        """Whether an uplink can be the narrowest link of a route: only oversubscribed or degraded ones can.
 
-        All others take what the NICs below them can send, so no fair share of theirs is below that of a NIC, and it
+        All others carry whatever the NICs below them send: their fair shares are never below those of the NICs, and it
         makes no difference which nodes share a leaf.
         """
         out = self.profile.scale_out
@@ -65,7 +65,7 @@ class Fabric:
 
     @cached_property
     def is_of_device(self) -> NDArray[np.bool_]:
-        """Of every block of links whether each device of a node has one of its own, bool[blocks]."""
+        """For every block of links, whether each device of a node has a link of its own: bool[blocks]."""
         node = np.arange(self.profile.devices_per_node)
         return np.array([len(np.unique(self.link_of(block, node))) == len(node) for block in self.blocks])
 
@@ -82,7 +82,7 @@ class Fabric:
 
     @cached_property
     def torus_sides(self) -> tuple[int, ...]:
-        """Sides of the torus of a domain: of the box that the job gets where it needs less than a whole one."""
+        """Sides of the torus of a domain, or of the box that a job gets if it needs less than a whole torus."""
         fabric, used = self.profile.scale_up, min(self.world_size, self.domain_size)
         return torus.slice_sides(used, fabric.dims, fabric.wrap) if fabric.dims else ()
 
@@ -94,7 +94,7 @@ class Fabric:
 
     @property
     def num_leaves(self) -> int:
-        """Leaf switches: one per pod and rail, or per pod; 0 if none is ever left."""
+        """Leaf switches: one per pod and rail, or per pod; 0 if no traffic ever leaves a leaf."""
         out = self.profile.scale_out
         if out is None or out.nodes_per_leaf is None:
             return 0
@@ -140,7 +140,7 @@ class Fabric:
 
     @property
     def periods(self) -> tuple[int, ...]:
-        """Ranks in the blocks that the fabric repeats: those that share a NIC, a node, a domain, a leaf that binds."""
+        """Numbers of ranks in the fabric's repeating blocks: that share a NIC, a node, a domain, a binding leaf."""
         per_node, out = self.profile.devices_per_node, self.profile.scale_out
         sizes = {per_node, self.domain_size}
         if self.profile.host.devices_per_switch > 1:
@@ -153,7 +153,7 @@ class Fabric:
 
     @property
     def rigid_ranks(self) -> int:
-        """Ranks of a block whose devices have places of their own, on a torus or behind unevenly shared NICs."""
+        """Ranks of the smallest block that moves as a whole: a torus, or a node with unevenly shared NICs; else 1."""
         if self.profile.scale_up.kind == "torus":
             return self.domain_size
         return self.profile.devices_per_node if self.profile.devices_per_node % self.rails else 1
@@ -173,7 +173,7 @@ class Fabric:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the blocks of links, in order; ``link_of`` gives those of ranks."""
+        """Names of the blocks of links, in order, for use with ``link_of``."""
         return tuple(self._blocks)
 
     def owner_of(self, links: Ints) -> Ints:
@@ -295,7 +295,7 @@ class Fabric:
         return pod * self.rails + self.rail_of(ranks) if out.rails else pod
 
     def pod_of(self, ranks: Ints) -> Ints:
-        """Nodes under one leaf (per rail) share a number."""
+        """Pod of every rank: nodes under one leaf (per rail) have the same number."""
         out = self.profile.scale_out
         return self.node_of(ranks) // int((out and out.nodes_per_leaf) or self.nodes)
 
@@ -357,7 +357,7 @@ class Fabric:
         return pieces
 
     def _exit_rank(self, src: Ints, dst: Ints) -> Ints:
-        """The device whose NIC a message leaves by: where rails hand over, the one on the receiver's rail."""
+        """The device by whose NIC a message leaves: under PXN, the one on the receiver's rail."""
         if not self.hands_over:
             return src
         per_node = self.profile.devices_per_node

@@ -1,4 +1,4 @@
-"""How sure the constants of shipped profiles are: nine in ten of what they may be, as their fits found."""
+"""How sure the constants of shipped profiles are: intervals from the fits, with nine in ten of plausible values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _known() -> dict[str, Any]:
 
 
 def interval_of(kind: str, profile: str, name: str) -> tuple[float, float] | None:
-    """[low, high] of a constant in the unit that the profile has it in, or None where it is stated and not fitted.
+    """(low, high) of a constant in the profile's unit, or None where it is stated and not fitted.
 
     ``kind`` is "clusters", "devices" or "stacks", ``profile`` a shipped name, ``name`` dotted: "collectives.base_us".
     """

@@ -1,4 +1,4 @@
-"""Levels of the network above NICs, and where process groups live in clusters of several kinds of nodes."""
+"""Levels of the network above NICs, and parts of mixed clusters in which process groups lie."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Level:
-    """A level of the network above NICs: methods that give a rank's links up and down, and what they join.
+    """A level of the network above NICs: names of its blocks of links up and down, and functions of ranks.
 
-    Messages between ranks of one ``place`` never climb it; a single message climbs it between different ``switch``es.
+    Messages between ranks with the same ``place`` never need it, given PXN; a single message crosses it between
+    different ``switch``es.
     """
 
     up: str
@@ -27,9 +28,10 @@ class Level:
 
 @dataclass(frozen=True)
 class Home:
-    """Process groups where they live: ``ranks`` int64[G, N] on ``cluster``, rows ``index`` of what was asked for.
+    """Process groups in one part of a cluster: ``ranks`` int64[G, N] of ``cluster``, which is that part.
 
-    ``links`` maps links of that cluster to links of the one asked; None where they are the same.
+    ``index`` int64[G] are their rows among the groups asked for. ``links`` maps links of the part to links of the whole
+    cluster; None where they are the same.
     """
 
     index: Ints

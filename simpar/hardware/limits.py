@@ -1,4 +1,4 @@
-"""What links of a cluster may carry, so that engines can count it in integers."""
+"""Upper limits of link capacities, so that engines can count in integers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def check_links(cluster: Cluster) -> None:
-    """Refuse links that add up more NICs than engines can count; those that never bind are no concern of theirs.
+    """Raises UserError for links whose capacity, a sum over NICs, is more than engines can count.
 
-    All links of a block are alike, up to degradations that leave less of them. Raises UserError.
+    Links that never bind are not checked. All links of a block are alike, except for degradations, which only lower
+    them.
     """
     links = np.concatenate([cluster.link_of(block, np.zeros(1, dtype=np.int64)) for block in cluster.blocks])
     capacity = cluster.nominal_capacity(links)

@@ -1,7 +1,7 @@
 """Clusters of several kinds of nodes: groups of nodes with devices and links of their own, joined by a trunk.
 
-A group is a :class:`Cluster` of its own; ranks and links of the groups follow one another. What runs inside a group
-is found there as if the others did not exist; what spans groups sees the links of both and the trunk between them.
+A group is a :class:`Cluster` of its own; ranks and links of the groups follow one another. A collective inside a group
+is priced there as if the others did not exist; one that spans groups uses the links of all of them and the trunk.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TRUNKS = ("trunk_up", "trunk_down")
 class MixedCluster(Cluster):
     """Groups of nodes (``parts``) in one cluster. Blocks of links hold those of all parts in order.
 
-    ``profile`` says what collectives that span parts take for granted: no reduction in switches, the scale-up
-    fabric of the part whose ports are slowest. A part without leaf switches counts as one leaf that never binds.
+    ``profile`` is the one for collectives that span parts: no reduction in switches, and the scale-up fabric of the
+    part with the slowest ports. A part without leaf switches counts as one leaf that never binds.
     """
 
     parts: tuple[Cluster, ...] = ()
@@ -44,12 +44,12 @@ class MixedCluster(Cluster):
 
     @cached_property
     def in_training(self) -> Cluster:
-        """Every part as collectives inside a training step find it."""
+        """The cluster with every part's parameters inside training steps."""
         return replace(self, parts=tuple(part.in_training for part in self.parts))
 
     @cached_property
     def punctual(self) -> Cluster:
-        """Every part without what its state adds for members that are late."""
+        """The cluster without the time that the parts' states add for late members."""
         return replace(self, parts=tuple(part.punctual for part in self.parts))
 
     def reducing(self, *, nvls: bool | None = None, sharp: bool | None = None) -> Cluster:
@@ -58,7 +58,7 @@ class MixedCluster(Cluster):
 
     @property
     def latency_between_s(self) -> float:
-        """What a step between parts takes longer than one inside the slower of them."""
+        """Seconds by which a step between parts is longer than one inside the slower part."""
         return self.between.latency
 
     @property
@@ -167,12 +167,12 @@ class MixedCluster(Cluster):
         return capacity
 
     def can_bind(self, links: Ints) -> NDArray[np.bool_]:
-        """Which links can be the narrowest of a route: no uplinks that take all that the NICs below them can send."""
+        """Which links can be the narrowest of a route: not uplinks that carry whatever the NICs below them send."""
         return self.capacity_of(links) < np.where(self._takes_all[links], self._nominal[links], np.inf)
 
     @cached_property
     def _takes_all(self) -> NDArray[np.bool_]:
-        """Links above NICs that nominally take all of theirs: leaves that do not bind, a trunk without a bandwidth."""
+        """Which links nominally carry all that the NICs below send: leaves that do not bind, trunks without a limit."""
         found = np.zeros(self.num_links, dtype=bool)
         for block in (*LEAVES, *TRUNKS):
             for part, start, size in zip(self.parts, self._starts(block), self._sizes[block], strict=True):
@@ -253,7 +253,7 @@ class MixedCluster(Cluster):
         return self.link_of("trunk_down", ranks)
 
     def homes(self, groups: Ints) -> list[Home]:
-        """Groups int64[G, N] that lie in one part, with ranks and links of that part; the others as they are."""
+        """Groups int64[G, N] inside one part with the ranks and links of that part; others with those of the whole."""
         part = self.part_of(groups)
         alone = (part == part[:, :1]).all(axis=1)
         found = []
@@ -267,7 +267,7 @@ class MixedCluster(Cluster):
         return found
 
     def _links_from(self, index: int) -> Ints:
-        """The number here of every link of a part: int64[links of the part]."""
+        """For every link of a part, its number in the whole cluster: int64[links of the part]."""
         part = self.parts[index]
         found = np.empty(part.num_links, dtype=np.int64)
         for block, (start, size) in part._blocks.items():
@@ -276,7 +276,7 @@ class MixedCluster(Cluster):
 
 
 def _joined(name: str, parts: tuple[Cluster, ...]) -> ClusterProfile:
-    """What spans the parts: the scale-up fabric with the slowest ports, the slowest network, nothing in switches."""
+    """The profile across parts: the scale-up fabric with the slowest ports, the slowest network, no reductions."""
     slow = min((part.profile for part in parts), key=lambda each: each.scale_up.bandwidth)
     network = min(
         (part.profile.scale_out for part in parts if part.profile.scale_out),

@@ -1,4 +1,4 @@
-"""What devices cost: as their profile says, or as the user pays."""
+"""The price of devices: that of their profile, or what the user pays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simpar.hardware.mixed import MixedCluster
 
 
 def price_of(cluster: Cluster) -> float | None:
-    """Dollars of a device and hour on nodes of one kind; None where neither cluster nor device has a price."""
+    """Dollars per device and hour on nodes of one kind; None where neither cluster nor device has a price."""
     own = cluster.profile.price_per_device_hour
     return cluster.device.price_per_hour if own is None else own
 

@@ -19,7 +19,7 @@ class _Part(BaseModel):
 
 
 class Exposure(_Part):
-    """What was watched: devices, and for how many days."""
+    """What the counts cover: a number of devices for a number of days."""
 
     devices: Count
     devices_per_node: Count
@@ -50,7 +50,7 @@ class Reliability(_Part):
     provenance: str = ""
 
     def rates(self, nodes: int, devices_per_node: float) -> tuple[Rate, ...]:
-        """Interruptions per second of a job on so many nodes, by cause; planned ones last."""
+        """Interruptions per second of a job on ``nodes`` nodes, by cause; planned ones last."""
         seen = self.exposure
         watched = {"device": seen.devices, "node": seen.devices / seen.devices_per_node, "job": 1.0}
         here = {"device": nodes * devices_per_node, "node": nodes, "job": 1}

@@ -1,4 +1,4 @@
-"""A profile as it is shown: resolved, with where its values come from and how sure fitted ones are."""
+"""A profile as it is shown: resolved, with the origin of its values and the intervals of fitted ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from simpar.profiles import ORIGIN, yaml_text
 
 
 def annotated(document: Document, kind: str) -> str:
-    """A profile as YAML, resolved: what it takes from one that it is like says from which, what was fitted how sure.
+    """A resolved profile as YAML, with comments: from which profile a value is taken, and intervals of fitted ones.
 
-    ``kind`` is "clusters" or "devices". Intervals hold nine in ten of what a constant may be.
+    ``kind`` is "clusters" or "devices". An interval holds nine in ten of a constant's plausible values.
     """
     from ruamel.yaml.comments import CommentedMap
 

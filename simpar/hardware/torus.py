@@ -1,4 +1,4 @@
-"""A torus of devices: the slice that a job gets, and the way of a message through it."""
+"""A torus of devices: the slice that a job gets, and the hops of a message through it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Sides = tuple[int, ...]
 
 @lru_cache(maxsize=256)
 def slice_sides(count: int, most: Sides, wrap: int) -> Sides:
-    """Sides of the most cubic box of ``count`` devices inside a pod with sides ``most``; all where none fits.
+    """Sides of the most cubic box of ``count`` devices inside a pod with sides ``most``; the whole pod if none fits.
 
-    Sides are multiples of ``wrap`` or powers of two where possible. Where ``count`` makes no box, the next larger count
-    that does. Source: the slice shapes of Cloud TPU v5p and v5e (docs.cloud.google.com/tpu/docs).
+    Sides are multiples of ``wrap`` or powers of two where possible. If ``count`` makes no box, the next larger count
+    that does is taken. Source: the slice shapes of Cloud TPU v5p and v5e (docs.cloud.google.com/tpu/docs).
     """
     limits = sorted(most)
     for size in range(count, math.prod(most)):
@@ -60,7 +60,7 @@ def hops(src: Ints, dst: Ints, sides: Sides, wrap: int) -> tuple[Ints, Ints, Int
 
 
 def _steps(here: Ints, there: Ints, side: int, *, ring: bool) -> tuple[Ints, Ints]:
-    """How many hops along one axis, and which way (+1 or -1)."""
+    """(Number of hops along one axis, direction +1 or -1)."""
     ahead = there - here
     if not ring:
         return np.abs(ahead), np.sign(ahead)

@@ -1,4 +1,4 @@
-"""A cluster as a networkx graph, to look at; nothing in simpar computes with it."""
+"""A cluster as a networkx graph, for inspection; nothing in simpar computes with it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _scale_up(cluster: Cluster) -> Iterator[Edge]:
 
 
 def _neighbours(cluster: Cluster) -> Iterator[tuple[int, int]]:
-    """Pairs of devices of a domain that a message crosses in one hop."""
+    """Pairs of devices in a domain that are one hop apart."""
     ranks = np.arange(cluster.world_size)
     for first in range(0, cluster.world_size, cluster.domain_size):
         inside = ranks[first : first + cluster.domain_size]

@@ -15,10 +15,10 @@ from simpar.models.hf_config import read
 PATH = Path(__file__).with_name("catalogue.yaml")
 WIDTHS = "hidden_size|n_embd|d_model"
 HEADS = "num_attention_heads|n_heads?|num_heads"
-"""What configs call the width of a model and its attention heads."""
+"""Field names of configs for the width of a model and for its number of attention heads."""
 _FAMILY, _MODELS = "  - source:", "\n    models:\n"
-"""How the text of a family begins, and of its models: what is asked for is read alone, for the whole file takes a tenth
-of a second."""
+"""How the text of a family, and that of its models, begins. Only the families asked for are parsed, because the whole
+file takes a tenth of a second."""
 _MODEL = re.compile(r"^(?=      [^\s#])", re.MULTILINE)
 
 
@@ -44,7 +44,7 @@ def _configs(text: str) -> dict[str, dict[str, Any]]:
 
 
 def _some_configs(wanted: Callable[[str, str], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and config of the models that are wanted by the texts of what their family shares and of their own."""
+    """(Name, config) of the models for which ``wanted(text shared by the family, own text)`` is true."""
     for text in _families():
         shared, _, models = text.partition(_MODELS)
         own = "".join(each for each in _MODEL.split(models) if wanted(shared, each))
@@ -76,7 +76,7 @@ def _numbers(config: Mapping[str, Any]) -> set[int]:
 
 
 def config_of(model: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The config behind a shipped name, a file or a config itself; empty where there is none. Raises UserError."""
+    """The config of a shipped name or a file, or a config itself; empty where there is none. Raises UserError."""
     found: Any = model if isinstance(model, Mapping) else shipped(model)
     if found is None and isinstance(model, str) and model.endswith((".json", ".yaml")):
         found = files.load(Path(model)).data
@@ -84,12 +84,12 @@ def config_of(model: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_file(name: str) -> bool:
-    """Whether a model is the path of a config, and no name of the catalogue."""
+    """Whether a model is the path of a config, and not a name of the catalogue."""
     return name.endswith((".json", ".yaml")) or "/" in name
 
 
 def named(name: str) -> dict[str, Any]:
-    """The config of a shipped model. Raises UserError, with the nearest name, where none is called so."""
+    """The config of a shipped model. Raises UserError, with the nearest name, for an unknown one."""
     if (config := shipped(name)) is not None:
         return config
     known = catalogue()

@@ -1,4 +1,4 @@
-"""Checked access to the fields of a Hugging Face config, and what most families share."""
+"""Checked access to the fields of a Hugging Face config, and readers of fields that most families share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SIZE = 2**31
 
 
 class Seen(dict[str, Any]):
-    """Fields of a config that remember which of them somebody asked for."""
+    """Fields of a config that record which of them were asked for."""
 
     def __init__(self, fields: Mapping[str, Any], asked: set[str] | None = None) -> None:
         super().__init__(fields)
@@ -46,12 +46,12 @@ class Config:
             object.__setattr__(self, "data", Seen(self.data))
 
     def having(self, fields: Mapping[str, Any], *, unless_given: bool = False) -> Config:
-        """The config with other fields, or with those that it lacks; what is asked of either is asked of both."""
+        """The config with other fields, or (``unless_given``) with those that it lacks; both record the same reads."""
         own: Seen = self.data  # type: ignore[assignment]
         return Config(Seen({**fields, **own} if unless_given else {**own, **fields}, own.asked), self.source)
 
     def unread(self, silent: Collection[str]) -> tuple[str, ...]:
-        """Fields with a value that nobody has asked for and that are not ``silent``, by name."""
+        """Names of fields with a value that were not asked for and are not ``silent``."""
         own: Seen = self.data  # type: ignore[assignment]
         return tuple(sorted(
             name for name, value in own.items()
@@ -66,7 +66,10 @@ class Config:
         return value
 
     def optional(self, *names: str, default: float | None = None) -> float | None:
-        """The first of the named numbers that is present (null: None), positive and finite. Raises UserError."""
+        """The first of the named numbers that is present (None for null); it must be positive and finite.
+
+        Raises UserError.
+        """
         for name in names:
             if name not in self.data:
                 continue
@@ -79,7 +82,7 @@ class Config:
         return default
 
     def number(self, *names: str, default: float) -> float:
-        """The same where null and absent are the default. Raises UserError."""
+        """As :meth:`optional`, with the default for null and for absent fields. Raises UserError."""
         for name in names:
             if (value := self.optional(name)) is not None:
                 return value
@@ -136,7 +139,7 @@ Family = Callable[[Config, str], ModelGraph]
 
 
 def shape_of(config: Config, *, hidden: int, ffn: int, layers: int, heads: int, **sizes: int) -> Shape:
-    """A shape whose head counts divide. ``sizes`` may give kv_heads, head_dim and positions."""
+    """A shape, checked for head counts that divide. ``sizes`` may give kv_heads, head_dim and positions."""
     kv_heads = sizes.get("kv_heads") or heads
     head_dim = sizes.get("head_dim") or 0
     if heads % kv_heads:
@@ -154,7 +157,7 @@ def shape_of(config: Config, *, hidden: int, ffn: int, layers: int, heads: int, 
 
 
 def llama_shape(config: Config, **defaults: int) -> Shape:
-    """The shape behind Llama's field names; ``defaults`` may give kv_heads and head_dim. Raises UserError."""
+    """The shape in a config with Llama's field names; ``defaults`` may give kv_heads and head_dim. Raises UserError."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     return shape_of(
         config,
@@ -181,7 +184,7 @@ def windows_of(config: Config, layers: int, *, default: bool) -> tuple[int | Non
 
 
 def alternating(config: Config, layers: int, period: int) -> tuple[int | None, ...]:
-    """Every ``period``-th layer sees everything, the others a window."""
+    """Windows by layer: none in every ``period``-th layer, which sees all keys."""
     listed = windows_of(config, layers, default=True)
     if isinstance(config.data.get("layer_types"), list):
         return listed
@@ -190,7 +193,7 @@ def alternating(config: Config, layers: int, period: int) -> tuple[int | None, .
 
 
 def gpt_shape(config: Config, *, kv_heads: int = 0) -> Shape:
-    """The shape behind GPT-2's field names, with positions that are learnt. Raises UserError."""
+    """The shape in a config with GPT-2's field names, with learned positions. Raises UserError."""
     hidden = config.size("n_embd", "hidden_size")
     return shape_of(
         config, hidden=hidden, ffn=config.size("n_inner", default=4 * hidden),

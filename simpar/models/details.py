@@ -1,7 +1,6 @@
-"""What sizes and costs of a model do not depend on, and its numbers do: bases, epsilons, scales, caps, routing.
+"""Details of a model on which its numbers depend, but no size or cost: bases, epsilons, scales, caps, routing.
 
-A run computes with them and every export writes them. The reader of a family fills them from a config
-(:mod:`simpar.models.hf_details`).
+Runs compute with them, and exports write them. They are read from a config by :mod:`simpar.models.hf_details`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ SCORES = ("softmax", "sigmoid")
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: their base, the ``fraction`` of a head's features that turn, and how far they reach.
+    """Rotary positions: their base ``theta``, the ``fraction`` of a head's features that rotate, and their scaling.
 
     ``scaling`` are the further fields of ``rope_parameters`` as transformers writes them ("rope_type", "factor", ...),
-    empty where angles grow with the position as trained. ``interleaved``: neighbouring features turn together, else
-    the two halves of them.
+    empty without scaling to longer sequences. ``interleaved``: neighbouring features rotate as a pair; else features of
+    the two halves do.
     """
 
     theta: float = 10_000.0
@@ -40,11 +39,11 @@ class Rope:
         return str(self.scaling.get("rope_type") or "default")
 
     def turned(self, head_dim: int) -> int:
-        """Features of a head that turn."""
+        """Number of features of a head that rotate."""
         return int(head_dim * self.fraction)
 
     def frequencies(self, head_dim: int) -> Floats:
-        """Radians a position of every pair of features: float64[turned / 2]. Raises UserError.
+        """Radians per position of every pair of features: float64[turned / 2]. Raises UserError.
 
         Base [Su et al. 2021, arXiv 2104.09864]; linear interpolation [Chen et al. 2023, arXiv 2306.15595]; by parts
         [Llama 3.1, "llama3" in transformers]; YaRN [Peng et al. 2023, arXiv 2309.00071, section 3.2].
@@ -64,7 +63,7 @@ class Rope:
 
     @property
     def magnitude(self) -> float:
-        """What turned queries and keys are multiplied with: YaRN's temperature, 1 elsewhere."""
+        """Factor on rotated queries and keys: YaRN's temperature, 1 elsewhere."""
         if self.kind != "yarn":
             return 1.0
         given, factor = self.scaling.get("attention_factor"), float(self._number("factor"))
@@ -77,7 +76,7 @@ class Rope:
 
     @property
     def temperature(self) -> float:
-        """What the scale of scores is multiplied with in latent attention under YaRN with ``mscale_all_dim``."""
+        """Factor on the scale of scores in latent attention under YaRN with ``mscale_all_dim``; 1 elsewhere."""
         scale = float(self.scaling.get("mscale_all_dim") or 0.0) if self.kind == "yarn" else 0.0
         return _temperature(float(self._number("factor")), scale) ** 2 if scale else 1.0
 
@@ -88,7 +87,7 @@ class Rope:
         return float(value)
 
     def _by_parts(self, plain: Floats, factor: float) -> Floats:
-        """Low frequencies are divided, high ones kept, those between are mixed."""
+        """Llama 3.1's scaling: low frequencies are divided by ``factor``, high ones kept, others interpolated."""
         low, high = self._number("low_freq_factor"), self._number("high_freq_factor")
         turns = self._number("original_max_position_embeddings") * plain / (2 * math.pi)
         kept = np.clip((turns - low) / max(high - low, 0.001), 0.0, 1.0)
@@ -99,7 +98,7 @@ class Rope:
         length = self._number("original_max_position_embeddings")
 
         def pair(turns: float) -> float:
-            """The pair of features that turns so often over the trained length."""
+            """The index of the pair of features that makes ``turns`` rotations over the trained length."""
             return turned * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
         first = pair(float(self.scaling.get("beta_fast") or 32.0))
@@ -119,10 +118,11 @@ def _temperature(factor: float, scale: float) -> float:
 
 @dataclass(frozen=True)
 class Positions:
-    """How a model knows positions, beside what its operators say.
+    """Details of a model's positions.
 
-    ``windowed`` are the rotary positions of layers with a window, where they are others; under ``alibi`` scores fall
-    with the distance instead [Press et al. 2021, arXiv 2108.12409]; learned ones begin at row ``offset``.
+    ``windowed`` are the rotary positions of layers with a window, where they differ; under ``alibi`` scores fall with
+    the distance instead [Press et al. 2021, arXiv 2108.12409]; learned positions begin at row ``offset`` of their
+    table.
     """
 
     rope: Rope = field(default_factory=Rope)
@@ -146,7 +146,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Scales:
-    """Factors of the residual stream and of scores; ``attention`` None is one over the root of a head's width."""
+    """Factors on embeddings, residual branches, logits and scores; ``attention`` None is 1 / sqrt(head dim)."""
 
     embedding: float = 1.0
     residual: float = 1.0
@@ -158,7 +158,7 @@ class Scales:
 class Caps:
     """Limits c of scores and logits x, as c tanh(x / c) [Gemma 2, arXiv 2408.00118]; None: none.
 
-    ``projections`` bounds queries, keys and values as they are projected, between -c and c.
+    ``projections`` clips projected queries, keys and values to -c..c.
     """
 
     attention: float | None = None
@@ -168,10 +168,10 @@ class Caps:
 
 @dataclass(frozen=True)
 class Gating:
-    """How a router's logits become weights: ``score`` "softmax" or "sigmoid", their sum made one or not, a factor.
+    """How a router's logits become weights: ``score`` "softmax" or "sigmoid", ``normalised`` to sum 1, a ``factor``.
 
-    The ``bias`` of a router is "added" to its logits or "chooses" only [DeepSeek-AI 2024, arXiv 2412.19437, section
-    2.1.2]. Of groups of experts the best are those with the highest maximum, or (``pairs``) sum of the best two.
+    The ``bias`` of a router is "added" to its logits, or only "chooses" experts [DeepSeek-AI 2024, arXiv 2412.19437,
+    section 2.1.2]. Groups of experts are ranked by their best expert or (``pairs``) by the sum of their best two.
     """
 
     score: str = "softmax"
@@ -183,12 +183,12 @@ class Gating:
 
 @dataclass(frozen=True)
 class Details:
-    """What a run needs beside sizes and operators.
+    """Everything that a run needs beside sizes and operators.
 
-    ``activation`` goes by its name in transformers. Norms add ``norm_eps`` to the mean square and multiply with
-    ``norm_offset`` + weight. Matrices start from a normal distribution of standard deviation ``init_std``. Steps of
-    state-space scans are at least ``least_step``. ``unread`` are fields of the config that nothing here understands,
-    ``unbuilt`` parts that are simulated and not run.
+    ``activation`` has its name in transformers. Norms add ``norm_eps`` to the mean square and multiply by
+    ``norm_offset`` + weight. Matrices are initialised normally with standard deviation ``init_std``. Time steps of
+    state-space scans are at least ``least_step``. ``unread`` are fields of the config that simpar does not understand,
+    ``unbuilt`` are parts that are simulated, but cannot be run.
     """
 
     activation: str = "silu"
@@ -206,7 +206,7 @@ class Details:
 
     @property
     def said(self) -> str:
-        """One line about what is not understood; empty where everything is."""
+        """One line about the fields that are not understood; empty if all are."""
         names = ", ".join(self.unread)
         return (
             f"Fields of the model's config that are not understood and play no part: {names}."

@@ -1,11 +1,11 @@
-"""Documents of different lengths in sequences of one: what attention sees, what is padding, how ranks differ.
+"""Documents of different lengths in sequences of one length: keys of attention, padding, and differences of ranks.
 
 With lengths l (cut to the sequence of s tokens), packed sequences hold s / E[l] documents, and a token sits in one of
-d = E[l^2] / E[l] tokens on average. Attention that is block-diagonal by document and causal computes sum of l^2 / 2
-pairs, that is d / 2 keys a token instead of s / 2. What ranks compute differs by chance: over D documents the work has
-a coefficient of variation of sqrt(E[(l^2 - d l)^2] / D) / E[l^2] (documents fill a fixed number of tokens, so only
-what l^2 varies beside d l counts). The step waits for the fullest of N ranks, at 1 + that times the expected maximum
-of N standard normals. Padded sequences are computed in full: ranks are alike, and E[l] / s of the tokens are of use.
+d = E[l^2] / E[l] tokens on average. Block-diagonal causal attention computes the sum of l^2 / 2 pairs, that is d / 2
+keys per token instead of s / 2. The work of ranks differs by chance: over D documents it has a coefficient of variation
+CV = sqrt(E[(l^2 - d l)^2] / D) / E[l^2] (documents fill a fixed number of tokens, so only the variation of l^2 beside
+d l counts). The step waits for the fullest of N ranks, at 1 + CV times the expected maximum of N standard normals.
+Padded sequences are computed in full: ranks are alike, and E[l] / s of the tokens are of use.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ QUANTILES = 4096
 
 @dataclass(frozen=True)
 class Packing:
-    """What the distribution of lengths means for a sequence.
+    """Consequences of the distribution of lengths for a sequence.
 
-    ``document`` tokens are in the document of a token, ``count`` documents in a sequence, ``useful`` the share of
+    A token's document has ``document`` tokens on average, a sequence ``count`` documents; ``useful`` is the share of
     tokens that are no padding, ``variation`` the coefficient of variation of attention's work in one sequence.
     """
 
@@ -36,7 +36,7 @@ class Packing:
 
 
 def lengths_of(documents: Documents, seq_len: int) -> Floats:
-    """Lengths that stand for the distribution, each as likely: float64[n], cut to a sequence."""
+    """Equally likely lengths that represent the distribution: float64[n], cut to a sequence."""
     if documents.lengths:
         found = np.array(documents.lengths, dtype=np.float64)
     else:
@@ -50,7 +50,7 @@ def lengths_of(documents: Documents, seq_len: int) -> Floats:
 
 
 def packing_of(training: Training) -> Packing | None:
-    """What the documents of a training make of a sequence; None where all sequences are full."""
+    """The packing of a training's documents; None where all sequences are single full documents."""
     if training.documents is None:
         return None
     lengths, seq = lengths_of(training.documents, training.seq_len), float(training.seq_len)
@@ -65,10 +65,10 @@ def packing_of(training: Training) -> Packing | None:
 def with_documents(
     graph: ModelGraph, training: Training, sequences: float = np.inf, slowest: float = 0.0
 ) -> ModelGraph:
-    """The model whose attention sees documents only, on the fullest rank.
+    """The model whose attention sees single documents, with the work of the fullest rank.
 
-    A rank works on ``sequences`` a step; ``slowest`` is the expected maximum of as many standard normals as there
-    are ranks. Attention to another tower's output and chunks stay as they are.
+    A rank works on ``sequences`` per step; ``slowest`` is the expected maximum of as many standard normals as there
+    are ranks. Attention to another tower's output, and chunked attention, stay as they are.
     """
     packed = packing_of(training)
     if packed is None or packed.count == 1.0:

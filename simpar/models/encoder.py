@@ -1,7 +1,7 @@
 """Encoders alone: BERT-like models, whose tokens see the whole sequence and whose norms follow every sum.
 
-Trained on masked tokens; as in Hugging Face's models logits are computed for all of them [Devlin et al. 2018, arXiv
-1810.04805; Liu et al. 2019, arXiv 1907.11692].
+They are trained on masked tokens; as in Hugging Face's models, logits are computed for all tokens [Devlin et al. 2018,
+arXiv 1810.04805; Liu et al. 2019, arXiv 1907.11692].
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def encoder(name: str, shape: Shape, *, token_types: int, dropout: bool) -> Mode
 
 
 def _with_types(block: Block) -> Block:
-    """Positions and kinds of segments are added in one pass."""
+    """The embedding block with segment types; positions and types are added in one pass."""
     types = Weight("token_type_embedding.weight", term("token_types", "hidden"), "embedding")
     ops = tuple(
         replace(op, weights=(*op.weights, types)) if op.name == "position_embedding" else op

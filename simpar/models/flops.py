@@ -1,4 +1,4 @@
-"""Model FLOP: what a step must compute whatever the layout, by convention."""
+"""Model FLOP: the work of a step under any layout, by convention."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, Size, eva
 from simpar.models.recompute import by_share, counted, is_full, operators
 
 SCAN_FLOP = 7.0
-"""FLOP of a recurrence an element of state and token, whatever a chunked scan does: Megatron-Core's convention
+"""FLOP of a recurrence per token and element of state, whatever a chunked scan computes: Megatron-Core's convention
 (megatron/training/training.py, ``mamba_layer_flops``)."""
 
 
 def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, int]:
-    """Global dims of the model with the shape of ``batch`` sequences, experts in balance.
+    """Global dims of the model for ``batch`` sequences, with experts in balance.
 
-    Towers of a fixed length keep theirs.
+    Towers with a fixed length keep it.
     """
     return {"batch": batch, "seq": seq_len, "context": seq_len, "memory": seq_len, "load": 1, **graph.dims}
 
@@ -41,9 +41,9 @@ def _layers(graph: ModelGraph) -> tuple[Block, ...]:
 
 
 def matmul_flop_per_token(graph: ModelGraph, seq_len: int) -> float:
-    """Forward FLOP of products with weights per token: 2 per parameter and row, rows counted per token.
+    """Forward FLOP per token of products with weights: 2 per parameter and row, with rows per token.
 
-    State-space scans count beside them, :data:`SCAN_FLOP` an element of state.
+    State-space scans are included, with :data:`SCAN_FLOP` per element of state.
     """
     return _matmul_flop(graph, seq_len, (graph.embedding, *_layers(graph), graph.head))
 
@@ -61,11 +61,9 @@ def _matmul_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]) -> 
 
 
 def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "full") -> float:
-    """Forward FLOP of core attention per token: 2 a (d_k + d_v) s a layer, half of it under "causal".
+    """Forward FLOP of core attention per token: 2 a (d_k + d_v) s per layer, half of it under "causal".
 
-    Windows bound s.
-
-    "causal" halves only what is masked: towers that see all of their input count in full.
+    Windows bound s. "causal" halves masked attention only: towers that see all of their input count in full.
     """
     total = 0.0
     for op, dims in _operators(graph, seq_len, _layers(graph)):
@@ -91,7 +89,10 @@ def model_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "ful
 
 
 def _tuning_flop(graph: ModelGraph, seq_len: int, matmuls: float, convention: str) -> float:
-    """The same where weights are frozen: input gradients above the first trained layer, weight gradients of trained."""
+    """Forward and backward FLOP per token where weights are frozen.
+
+    Input gradients count above the first trained layer, weight gradients for trained weights.
+    """
     above = tuple(block for block in (*_layers(graph), graph.head) if not block.still)
     trained = tuple(replace(b, operators=tuple(op for op in b.operators if op.is_trained)) for b in above)
     attention = attention_flop_per_token(graph, seq_len, convention)
@@ -103,7 +104,7 @@ def _tuning_flop(graph: ModelGraph, seq_len: int, matmuls: float, convention: st
 def hardware_flop_per_token(
     graph: ModelGraph, seq_len: int, recompute: str, convention: str = "full"
 ) -> float:
-    """Model FLOP plus what is recomputed: another forward of the layers (full), of attention (selective).
+    """Model FLOP per token plus recomputation: another forward of the layers (full) or of attention (selective).
 
     ``modules:A+B`` recomputes the operators of some modules; choices by layer, ``every:C`` among them, count by their
     share of the layers.

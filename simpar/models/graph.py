@@ -51,9 +51,9 @@ HEAD_DIM, KV_HEADS = term("head_dim"), term("kv_heads")
 class Weight:
     """A parameter tensor: its number of elements and its kind.
 
-    A frozen one is not ``trainable``: it has neither gradient nor states, and takes ``stored_bytes`` an element (None:
-    as it is computed with). Kinds: "matrix", "vector", "embedding" (a table), "shared" (another block's table, counted
-    there) or "expert" (of the experts that this rank holds; other ranks hold others, so fewer of them reduce its
+    A frozen one is not ``trainable``: it has neither gradient nor states, and takes ``stored_bytes`` per element (None:
+    those of the compute dtype). Kinds: "matrix", "vector", "embedding" (a table), "shared" (another block's table,
+    counted there) or "expert" (of the experts that this rank holds; other ranks hold others, so fewer ranks reduce its
     gradient).
     """
 
@@ -71,8 +71,8 @@ class Attention:
     ``chunked`` windows do not slide: a query sees the keys of its own window only. Widths of one head: ``key_dim``
     of queries and keys, ``value_dim`` of values; ``kv_heads`` counts the key-value heads. ``context`` names the dim
     that counts the keys of a sequence: "context", or "memory" where queries attend to another tower's output.
-    ``document`` tokens share the document of a token where a sequence holds several (a mean, see
-    :mod:`simpar.models.documents`).
+    ``document`` is the mean number of tokens in a token's document, where a sequence holds several documents
+    (:mod:`simpar.models.documents`).
     """
 
     causal: bool = True
@@ -87,13 +87,13 @@ class Attention:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether queries see less than all that stands before them."""
+        """Whether a window or a document bounds the keys that queries see."""
         return self.window is not None or self.document is not None
 
     def mean_keys(self, context: Numbers) -> Numbers:
-        """Keys that a query sees on average: half of them under a causal mask, at most a window of them.
+        """Keys that a query sees on average among ``context`` keys; in packed sequences, those of its document only.
 
-        Where sequences are packed, those of its own document only.
+        c/2 of c keys under a causal mask; w - w^2/(2 c) in a sliding window of w tokens; w/2 in chunks of w tokens.
         """
         if self.document is not None:
             context = np.minimum(context, self.document)
@@ -113,9 +113,9 @@ class Operator:
     ``contraction``. ``inputs`` name the operators of the block that it reads ("input" is the block's input).
     ``saves`` names the tensors kept for backward: an operator (its output), "input", or the operator's own "mask"
     (1 byte an element), "stats" (4 bytes a row) or "lse" (4 bytes a row and head). ``region`` is "tensor" where rows
-    are whole and heads, ffn or vocab may be sharded,
-    "sequence" where sequence parallelism shards the rows, "expert" where they are tokens routed to experts.
-    ``kept_in`` says which precision a product has in runs of a narrower one, where that is another.
+    are whole and heads, ffn or vocab may be sharded, "sequence" where sequence parallelism shards the rows, "expert"
+    where they are tokens routed to experts. ``kept_in`` maps the precision of a run to that of this product, where a
+    recipe keeps it in more bits.
     """
 
     name: str
@@ -132,12 +132,12 @@ class Operator:
 
     @property
     def is_trained(self) -> bool:
-        """Whether any of its weights is."""
+        """Whether any of its weights is trained."""
         return any(weight.trainable for weight in self.weights)
 
     @property
     def looks_up_vocabulary(self) -> bool:
-        """Whether it is a table of the vocabulary, whose rows tensor parallelism shards; one of positions is not."""
+        """Whether it looks up a token table, whose rows tensor parallelism shards; position tables are not sharded."""
         return self.kind == "embedding" and any("vocab" in dims for w in self.weights for _, dims in w.size)
 
     def computes_in(self, precision: str) -> str:
@@ -150,9 +150,9 @@ class Block:
     """Operators in execution order; the output of the last one is the block's output.
 
     A block of another tower (vision encoder, decoder of a pair) has a ``scope``: dims named "scope.hidden",
-    "scope.seq", ... stand in for those of the model. ``passes`` are elements that travel on beside the output,
-    such as an encoder's output past the layers of a decoder. A ``still`` block has nothing that is trained in it or
-    below it: no gradient passes through it and nothing is kept for one.
+    "scope.seq", ... replace those of the model. ``passes`` are elements that travel on beside the output, such as an
+    encoder's output past the layers of a decoder. A ``still`` block has nothing trained in it or below it: no gradient
+    passes through it, and nothing is kept for one.
     """
 
     name: str
@@ -175,13 +175,13 @@ class Block:
         return sum(evaluate(weight.size, own) for op in self.operators for weight in op.weights)
 
     def trained_parameters(self, dims: Dims) -> Numbers:
-        """Those of them that have gradients."""
+        """Number of parameters that have gradients, under the given dims."""
         own = self.view(dims)
         weights = (weight for op in self.operators for weight in op.weights if weight.trainable)
         return sum(evaluate(weight.size, own) for weight in weights)
 
     def frozen_bytes(self, dims: Dims, width: float) -> tuple[Numbers, Numbers]:
-        """Bytes of the others, ``width`` an element where nothing else is said: (of what is no expert, of experts)."""
+        """Bytes of frozen parameters, ``width`` per element unless stored otherwise: (outside experts, of experts)."""
         own = self.view(dims)
         totals: list[Numbers] = [0.0, 0.0]
         for weight in (weight for op in self.operators for weight in op.weights if not weight.trainable):
@@ -190,7 +190,7 @@ class Block:
         return totals[0], totals[1]
 
     def matmul_parameters(self, dims: Dims) -> Numbers:
-        """Parameters of matrices that a row is multiplied with; of experts, those of the few it is sent to."""
+        """Parameters of the matrices that multiply a row; of experts, only those to which a token is sent."""
         own = self.view(dims)
         products = [op for op in self.operators if op.kind in PRODUCTS]
         times = [own["topk"] if op.kind == "grouped_matmul" else 1 for op in products]
@@ -217,9 +217,9 @@ class Block:
 class ModelGraph:
     """A model: global dims, the kinds of blocks, and the block of every layer in order.
 
-    ``embedding`` comes before the layers; ``head`` (final norm, output projection, loss) after them. ``details`` are
-    what no cost depends on. ``auxiliary`` names blocks that only training has (multi-token prediction): parameter
-    counts leave them out, as published.
+    ``embedding`` comes before the layers; ``head`` (final norm, output projection, loss) after them. No cost depends on
+    ``details``. ``auxiliary`` names blocks that only training has (multi-token prediction): published parameter counts,
+    and those here, leave them out.
 
     >>> import simpar
     >>> model = simpar.Model("mixtral-8x7b")
@@ -247,16 +247,16 @@ class ModelGraph:
         return self._count(self.dims, trained=True)
 
     def num_active_parameters(self) -> int:
-        """Parameters that one token meets: of the routed experts only as many as it is sent to."""
+        """Parameters that one token uses: of routed experts, only those of the ``topk`` to which it is sent."""
         return self._count({**self.dims, "experts": self.dims["topk"]} if self.is_mixture else self.dims)
 
     def num_matmul_parameters(self) -> int:
-        """Parameters that a token is multiplied with: matrices of layers, and the output projection."""
+        """Parameters of the matrices that multiply a token: those of layers, and the output projection."""
         return int(sum(block.matmul_parameters(self.dims) for block in self._in_order))
 
     @cached_property
     def tensor_sizes(self) -> tuple[int, ...]:
-        """Parameters of every trained tensor that is no expert's, in the order of the model; shared ones count once."""
+        """Parameters of every trained tensor outside experts, in the order of the model; shared ones count once."""
         return tuple(
             int(evaluate(weight.size, block.view(self.dims)))
             for block, weight in self._weights(self._in_order)
@@ -270,7 +270,7 @@ class ModelGraph:
 
     @property
     def expert_hidden(self) -> int:
-        """Width of the tokens that travel to experts: that of the model, or of a latent of theirs."""
+        """Width of the tokens that travel to experts: that of the model, or of the experts' latent."""
         return self.dims.get("expert_hidden") or self.dims["hidden"]
 
     @property
@@ -289,7 +289,7 @@ class ModelGraph:
         )
 
     def _weights(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Weight]]:
-        """The weights of blocks; one that several share is that of the first."""
+        """The weights of blocks; a weight that several share belongs to the first."""
         for block in blocks:
             for op in block.operators:
                 for weight in op.weights:
@@ -298,7 +298,7 @@ class ModelGraph:
 
     @property
     def _tied(self) -> tuple[Weight, ...]:
-        """The output projection where it is the embedding's table."""
+        """The weight of the output projection if it is the embedding's table."""
         return self.head.operator("lm_head").weights[:1] if self.tied_embeddings else ()
 
     @property

@@ -1,4 +1,4 @@
-"""Hugging Face config.json to ModelGraph: one small reader a family, with the family's own defaults."""
+"""Hugging Face config.json to ModelGraph: one small reader per family, with the family's own defaults."""
 
 from __future__ import annotations
 

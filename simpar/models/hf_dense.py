@@ -1,4 +1,4 @@
-"""Readers of dense decoders beside the best known: what of Llama's or GPT's shape each family changes.
+"""Readers of further dense decoders: what each family changes in Llama's or GPT's shape.
 
 Fields and their defaults are those of the configuration classes of transformers.
 """
@@ -20,7 +20,7 @@ PARALLEL_DROPOUT = "dropout behind branches side by side"
 
 
 def unbuilt(graph: ModelGraph, *what: str) -> ModelGraph:
-    """The graph with what of it is simulated, and not computed by the runtime."""
+    """The graph with more ``unbuilt`` parts, which are simulated, but not computed by the runtime."""
     return replace(graph, details=replace(graph.details, unbuilt=(*graph.details.unbuilt, *what)))
 
 
@@ -44,7 +44,7 @@ def _seeing_near(near: Sequence[bool], window: int | None) -> tuple[Layer, ...]:
 
 
 def _every(config: Config, layers: int, *fields: str, default: int) -> list[bool]:
-    """All layers but every n-th, n a field of the config or the default."""
+    """Flags of all layers but every n-th, where n is a field of the config or the default."""
     period = config.size(*fields, default=default)
     return [(layer + 1) % period != 0 for layer in range(layers)]
 
@@ -100,7 +100,7 @@ def _ministral3(config: Config, name: str) -> ModelGraph:
 def _cohere(config: Config, name: str) -> ModelGraph:
     """Attention and MLP side by side on one LayerNorm without bias; in Command R7B three layers of four are windowed.
 
-    There, layers without a window know no positions.
+    In Command R7B, layers without a window have no positions.
     """
     shape = llama_shape(config)
     bias = config.flag("attention_bias", default=False)
@@ -128,7 +128,7 @@ def _turning_near(near: Sequence[bool], window: int | None) -> tuple[Layer, ...]
 
 
 def _glm(config: Config, name: str) -> ModelGraph:
-    """GLM-4: half of a head turns; the versions of 2025 (glm4) have norms before and after both branches."""
+    """GLM-4: half of a head's features rotate; versions of 2025 (glm4) have norms before and after both branches."""
     style = Style(
         tied=config.tied(), qkv_bias=config.flag("attention_bias", default=True),
         norms=4 if config.text("model_type") == "glm4" else 2,
@@ -149,7 +149,7 @@ def _olmo3(config: Config, name: str) -> ModelGraph:
 
 
 def _exaone4(config: Config, name: str) -> ModelGraph:
-    """Norms behind both branches, normed heads; where layers have windows, those without know no positions."""
+    """Norms behind both branches, normed heads; where some layers have windows, the others have no positions."""
     shape = llama_shape(config)
     style = Style(tied=config.tied(), qk_norm="head", extra={"post_norm_only": True})
     listed = config.data.get("layer_types") is not None or config.data.get("sliding_window", 0) is None
@@ -162,7 +162,7 @@ def _exaone4(config: Config, name: str) -> ModelGraph:
 
 
 def _smollm3(config: Config, name: str) -> ModelGraph:
-    """Every fourth layer knows no positions; only those have windows, where the config asks for them."""
+    """Every fourth layer has no positions; only these have windows, where the config asks for them."""
     shape = llama_shape(config, kv_heads=4)
     turns = config.data.get("no_rope_layers")
     usual = _every(config, shape.layers, "no_rope_layer_interval", default=4)
@@ -208,7 +208,7 @@ def _plain_llama(config: Config, name: str) -> ModelGraph:
 
 
 def _hunyuan(config: Config, name: str) -> ModelGraph:
-    """Heads are normed after they turned."""
+    """Queries and keys are normed after the rotation."""
     bias = config.flag("attention_bias", default=False)
     style = Style(
         tied=config.tied(), qkv_bias=bias, output_bias=bias, qk_norm="head",
@@ -283,7 +283,7 @@ def _gpt_neo(config: Config, name: str) -> ModelGraph:
 
 def _local(config: Config, layers: int) -> list[bool]:
     """Which layers see a window, from pairs of (kinds in turn, how often). Raises UserError."""
-    config.data.get("attention_layers")  # the same written out
+    config.data.get("attention_layers")  # asked for, because it is attention_types written out
     given = config.data.get("attention_types")
     kinds = ["global", "local"] * 12
     if given is not None:
@@ -305,7 +305,7 @@ def _gpt_bigcode(config: Config, name: str) -> ModelGraph:
         raise UserError(f"{config.source}: add_cross_attention = true: allowed: false, a decoder alone")
     shape = gpt_shape(config, kv_heads=1 if config.flag("multi_query", default=True) else 0)
     style = gpt_style(tied=config.tied(default=True))
-    config.data.get("num_key_value_heads")  # what multi_query says
+    config.data.get("num_key_value_heads")  # asked for, because multi_query states the same
     usual = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.1)
     return build(name, shape, style, dropout=config.having(usual, unless_given=True).rate(*usual) > 0)
 

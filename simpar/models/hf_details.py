@@ -100,9 +100,9 @@ DEFAULTS: Mapping[str, Details] = {
 }  # fmt: skip
 ALIASES = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 LISTED_AS = {"gemma": ("gelu", TANH), "gemma2": ("gelu", TANH), "gpt_oss": ("silu", "quick_gelu")}
-"""Activations that configs of a family name, and those that its code takes instead."""
+"""Activations that configs of a family name, and those that its code uses instead."""
 BY_ROOT = {"gemma", "gemma2", "gemma3", "gemma3_text"}
-"""Families whose embeddings are multiplied with the root of the hidden size."""
+"""Families whose embeddings are multiplied by the root of the hidden size."""
 SILENT = {
     "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "model_type", "source",
     "name", "_name_or_path", "pretraining_tp", "tokenizer_class", "id2label", "label2id", "is_encoder_decoder",
@@ -117,11 +117,11 @@ SILENT = {
     "time_step_min", "time_step_max", "time_step_floor", "moe_norm_min",
     "eod_token_id", "sep_token_id", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
 }  # fmt: skip
-"""Fields that say nothing about what a model computes in training, beside those that a reader asks for."""
+"""Fields that do not affect what a model computes in training, beside those that a reader asks for."""
 
 
 def details(config: Config, graph: ModelGraph) -> Details:
-    """The details of a config that its family has read as a graph. Raises UserError."""
+    """The details of a config from which its family's reader made ``graph``. Raises UserError."""
     kind = config.text("model_type")
     usual = DEFAULTS.get(ALIASES.get(kind, kind)) or Details("silu" if _is_gated(graph) else "gelu")
     usual = DECLARED[kind].details if kind in DECLARED else usual
@@ -152,7 +152,7 @@ def _activation(config: Config, kind: str, usual: str) -> str:
 
 
 def _clipped(config: Config, kind: str) -> float | None:
-    """The bound of queries, keys and values; OLMoE's, which comes behind norms, is not read."""
+    """The bound of queries, keys and values; OLMoE's, which applies behind norms, is not read."""
     if kind == "olmo":
         return config.optional("clip_qkv")
     return Config(config.mapping("attn_config") or {}, config.source).optional("clip_qkv")
@@ -187,18 +187,18 @@ def _positions(config: Config, usual: Positions, head_dim: int) -> Positions:
 
 
 def _share(turned: float, head_dim: int) -> float:
-    """The fraction of a head that so many features are, not below it by rounding."""
+    """The fraction of a head that ``turned`` features make up, rounded so that no feature is lost."""
     share = turned / head_dim
     return share if share * head_dim >= turned else math.nextafter(share, 1.0)
 
 
 def _near(usual: Positions, theta: float) -> float:
-    """The base in layers with a window, where the config gives none."""
+    """The base of rotary positions in layers with a window, where the config gives none."""
     return usual.windowed.theta if usual.windowed else theta
 
 
 def _rope(given: Mapping[str, Any], plain: Rope) -> Rope:
-    """Rotary positions as one mapping of the config gives them, what it leaves out from ``plain``."""
+    """Rotary positions from one mapping of the config, with defaults from ``plain``."""
     fields = {name: value for name, value in given.items() if value is not None}
     theta, fraction = (
         fields.pop("rope_theta", plain.theta),
@@ -232,7 +232,7 @@ def _drops(graph: ModelGraph) -> bool:
 
 
 def _scales(config: Config, graph: ModelGraph, usual: Details, temperature: float) -> Scales:
-    """Factors of the residual stream and of scores; ``temperature`` is what longer positions scale scores by."""
+    """Factors on embeddings, residual branches, logits and scores; ``temperature`` is that of scaled positions."""
     attention = config.optional("attention_multiplier", default=usual.scales.attention)
     if scalar := config.optional("query_pre_attn_scalar"):
         attention = scalar**-0.5

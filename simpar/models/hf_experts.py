@@ -1,4 +1,4 @@
-"""Readers of mixtures beside the best known: Granite, dots.llm1, FlexOlmo, MiniMax-M2, ERNIE 4.5 and Hunyuan."""
+"""Readers of further mixtures: Granite, dots.llm1, FlexOlmo, MiniMax-M2, ERNIE 4.5 and Hunyuan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simpar.models.transformer import Layer, Style, build
 
 
 def _granite(config: Config, name: str) -> ModelGraph:
-    """Granite 3 with experts, and with a shared expert besides."""
+    """Granite 3 with experts, and with or without a shared expert."""
     shape = sized(config, "intermediate_size")
     shared = config.data.get("shared_intermediate_size") if "shared" in config.text("model_type") else 0
     mixture = Mixture(
@@ -45,7 +45,7 @@ def _dots(config: Config, name: str) -> ModelGraph:
 
 
 def _late(config: Config, count: int) -> Sequence[int | None]:
-    """A window in layers from ``max_window_layers`` on, or where ``layer_types`` says."""
+    """Windows by layer: from layer ``max_window_layers`` on, or as ``layer_types`` says."""
     from_here = config.size("max_window_layers", default=62)
     if config.data.get("sliding_window", 0) is None:
         return (None,) * count
@@ -79,7 +79,7 @@ def _minimax_m2(config: Config, name: str) -> ModelGraph:
 
 
 def _ernie(config: Config, name: str) -> ModelGraph:
-    """Experts from one layer to another, in every n-th, beside two shared ones."""
+    """Experts in every n-th layer from a first to a last one, beside two shared experts."""
     shape = sized(config, "moe_intermediate_size", kv_heads=4)
     width, shared = (
         config.size("moe_intermediate_size", default=1536),
@@ -110,7 +110,7 @@ def _ernie(config: Config, name: str) -> ModelGraph:
 
 
 def _hunyuan(config: Config, name: str) -> ModelGraph:
-    """Heads are normed after they turned; a shared expert as wide as the others."""
+    """Queries and keys are normed after the rotation; a shared expert as wide as the others."""
     shape = sized(config, "intermediate_size")
     for field in ("num_experts", "moe_topk"):
         if isinstance(listed := config.data.get(field), list):

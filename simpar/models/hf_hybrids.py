@@ -1,8 +1,8 @@
-"""Hybrids: decoders whose layers are one thing each, a state-space mixer, attention, an MLP or experts, in a pattern.
+"""Hybrids: decoders whose layers have a single mixer each (state space, attention, MLP or experts), in a pattern.
 
-The pattern has a letter a layer, as in the configs of Nemotron-H: M state space, * attention, - MLP, E experts
+The pattern has one letter per layer, as in the configs of Nemotron-H: M state space, * attention, - MLP, E experts
 [NVIDIA 2025, arXiv 2504.03624, figure 2; arXiv 2512.20848, figure 2]. Every layer is a norm, its operators and the
-residual; nothing says positions but the state.
+residual; positions are known through the state only.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from simpar.precisions import narrower
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 NEWER = {"linear_attention": "M", "full_attention": "*"}
-"""Kinds as newer versions of transformers write them."""
+"""Kinds of layers as newer versions of transformers write them, by letter."""
 PREDICTION = "*E"
 KEPT = {"out_proj": "mxfp8", "latent_down": "bf16", "latent_up": "bf16", "qkv": "bf16", "o_proj": "bf16"}
-"""Products that the 4-bit recipe of Nemotron 3 Super and Ultra keeps in more bits, beside whole layers at the end and
-those that predict [NVIDIA 2026, arXiv 2606.15007, section on NVFP4 pre-training; Megatron-Bridge 0.6.2,
+"""Products that the 4-bit recipe of Nemotron 3 Super and Ultra keeps in more bits, beside the last layers and the
+prediction layers as a whole [NVIDIA 2026, arXiv 2606.15007, section on NVFP4 pre-training; Megatron-Bridge 0.6.2,
 training/mixed_precision.py and recipes/nemotronh]."""
 
 
 def hybrid(name: str, pattern: str, shape: Shape, state: Mamba, style: Style, *, wide: int = 0) -> ModelGraph:
     """A decoder with the layers of ``pattern``, one of LETTERS each; layers of one kind share one block.
 
-    The last ``wide`` layers stay in 16 bits where others run in 4, and then so do some products of the others.
+    In 4-bit runs the last ``wide`` layers stay in 16 bits, and some products of the other layers in more bits (KEPT).
     """
     narrow = len(pattern) - wide
     layers = tuple(LETTERS[letter] + "_wide" * (at >= narrow) for at, letter in enumerate(pattern))
@@ -76,7 +76,7 @@ def _kept(block: Block, *, everything: bool) -> Block:
 def predicting(graph: ModelGraph, shape: Shape, style: Style, passes: int, distinct: int) -> ModelGraph:
     """The graph with ``passes`` more layers that each predict a further token, ``distinct`` with weights of their own.
 
-    The others run a layer once more with the same weights [NVIDIA 2026, Nemotron 3 Super and Ultra: two, shared]. All
+    The other ones share weights with a layer before them [NVIDIA 2026, Nemotron 3 Super and Ultra: two, shared]. All
     stay in 16 bits (Megatron-Bridge 0.6.2, recipes/nemotronh: keep_mtp_spec_in_bf16).
     """
     operators = prediction(style, Layer(rotary=False, experts=True), shape)
@@ -104,7 +104,7 @@ def _block(kind: str, shape: Shape, style: Style) -> Block:
 
 
 def _operators(kind: str, source: str, shape: Shape, style: Style) -> tuple[list[Operator], tuple[str, ...]]:
-    """Operators of a kind of layer, and the names of those whose outputs add up to its own."""
+    """(Operators of a kind of layer, names of those whose outputs add up to the layer's)."""
     if kind == "moe" and shape.mixture:
         return mixture(source, shape.mixture), outputs(shape.mixture)
     if kind == "mamba":
@@ -159,7 +159,7 @@ def _nemotron_h(config: Config, name: str) -> ModelGraph:
 
 
 def _pattern(config: Config) -> str:
-    """The layers as letters. Raises UserError for others, or for another number of layers than the config says."""
+    """The layers as letters. Raises UserError for unknown letters, or where their number is not the config's."""
     kinds = config.data.get("layers_block_type")
     if isinstance(kinds, list):
         names = {**{kind: letter for letter, kind in LETTERS.items()}, **NEWER}

@@ -24,7 +24,7 @@ def with_experts(shape: Shape, mixture: Mixture, *, ffn: int = 0, **parts: Any) 
 
 
 def sized(config: Config, field: str, **defaults: int) -> Shape:
-    """The attention part of a Llama-like shape; ``field`` is the width that is read for the checks only."""
+    """The attention part of a Llama-like shape; ``field`` names an FFN width that only serves its checks."""
     return llama_shape(config.having({"intermediate_size": config.size(field)}), **defaults)
 
 
@@ -43,7 +43,7 @@ def _mixtral(config: Config, name: str) -> ModelGraph:
 
 
 def _sparse_layers(config: Config, count: int) -> tuple[bool, ...]:
-    """Which layers have experts: every ``decoder_sparse_step``-th, but those listed as dense."""
+    """Which layers have experts: every ``decoder_sparse_step``-th, except those listed as dense."""
     step, dense = config.size("decoder_sparse_step", default=1), config.data.get("mlp_only_layers") or []
     return tuple((i + 1) % step == 0 and i not in dense for i in range(count))
 
@@ -105,13 +105,13 @@ def _deepseek(config: Config, name: str) -> ModelGraph:
 
 
 def in_groups(config: Config, mixture: Mixture) -> Mixture:
-    """The mixture with its groups of experts, and how many of them a token chooses from."""
+    """The mixture with its groups of experts, and the number of groups from which a token chooses."""
     count = config.size("n_group", default=1)
     return replace(mixture, groups=count, chosen_groups=_chosen_groups(config))
 
 
 def _chosen_groups(config: Config) -> int:
-    """How many groups of experts a token chooses from."""
+    """The number of groups of experts from which a token chooses."""
     chosen = config.size("topk_group", default=1)
     return chosen if config.size("n_group", default=1) > 1 else 1
 
@@ -129,7 +129,7 @@ def _latent(config: Config) -> Latent | None:
 
 
 def _first_dense(config: Config) -> int:
-    """Dense layers in front of those with experts (0 is allowed)."""
+    """The number of dense layers in front of those with experts; 0 is allowed."""
     return config.size("first_k_dense_replace") if config.data.get("first_k_dense_replace") else 0
 
 

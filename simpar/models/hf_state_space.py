@@ -1,4 +1,4 @@
-"""Readers of models with Mamba-2 mixers whose layers have an MLP or experts too, and of Mamba-2 itself.
+"""Readers of models whose layers have a Mamba-2 mixer and an MLP or experts, and of Mamba-2 itself.
 
 In Falcon-H1 every layer has attention and a mixer side by side on one norm [arXiv 2507.22448, section 2.1]; in Bamba
 and Granite 4 a layer has one of the two.
@@ -31,7 +31,7 @@ BRANCH_MULTIPLIERS = (
 
 
 def _state(config: Config, hidden: int) -> Mamba:
-    """Sizes of mixers behind the field names that Bamba began with."""
+    """Sizes of mixers, from the field names that Bamba introduced."""
     inner = config.size("mamba_d_ssm", default=config.size("mamba_expand", default=2) * hidden)
     heads = config.size("mamba_n_heads", default=128)
     given = config.data.get("mamba_d_head", "auto")
@@ -105,7 +105,7 @@ def _layer(config: Config, kind: str, shape: Shape, style: Style) -> Block:
 
 
 def _missing(config: Config) -> list[str]:
-    """What of a mixer no run computes."""
+    """Parts of the config's mixers that runs cannot compute."""
     found = [] if config.flag("mamba_conv_bias", default=True) else [BARE_CONVOLUTION]
     ones = (None, 1, [1, 1], [1, 1, 1, 1, 1])
     if any(config.data.get(name) not in ones for name in BRANCH_MULTIPLIERS):
@@ -159,7 +159,7 @@ def _bamba(config: Config, name: str) -> ModelGraph:
 
 
 def _granite_hybrid(config: Config, name: str) -> ModelGraph:
-    """Granite 4: an MLP that all tokens meet, beside experts where there are any; mostly no positions."""
+    """Granite 4: an MLP for all tokens, beside experts if there are any; mostly without positions."""
     shape = llama_shape(config)
     shared = config.size("shared_intermediate_size", default=1024)
     routed = config.data.get("num_local_experts", 8)

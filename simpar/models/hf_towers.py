@@ -43,7 +43,7 @@ def _llava(read: Reader, config: Config, name: str) -> ModelGraph:
 
 
 def _vision(config: Config, images: int) -> Vision:
-    """A ViT: CLIP's defaults; InternViT's RMS norms and normed queries and keys where the config says so."""
+    """A ViT with CLIP's defaults; with InternViT's RMS norms and normed queries and keys if the config says so."""
     hidden, heads = config.size("hidden_size", default=1024), config.size("num_attention_heads", default=16)
     if hidden % heads:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Multi-head latent attention: queries, keys and values come out of two small latents.
+"""Multi-head latent attention: queries, keys and values are projected from two small latents.
 
-The products into the latents are whole on every tensor-parallel rank and work on its rows of the sequence; those out of
-them are split by heads [DeepSeek-AI 2024, arXiv 2405.04434, section 2.1].
+Products into the latents are whole on every tensor-parallel rank and work on its rows of the sequence; products out of
+the latents are sharded by heads [DeepSeek-AI 2024, arXiv 2405.04434, section 2.1].
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ HIDDEN: Size = term("hidden")
 
 @dataclass(frozen=True)
 class Latent:
-    """Ranks of the latents (``query`` 0: queries come straight from the hidden state) and widths of one head.
+    """Ranks of the latents (``query`` 0: queries are projected from the hidden state itself) and widths of one head.
 
-    A head's queries and keys have ``plain`` features without and ``rotary`` ones with positions; all heads share the
-    rotary key.
+    A head's queries and keys have ``plain`` features without positions and ``rotary`` ones with them; all heads share
+    the rotary key.
     """
 
     query: int

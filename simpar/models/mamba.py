@@ -1,11 +1,11 @@
 """Mamba-2: the operators of a state-space layer.
 
 One product makes gates, inputs, keys, queries (B and C, shared by the heads of a group) and time steps of all heads; a
-short causal convolution runs over inputs, keys and queries; the scan carries a state of head_dim x state elements a
-head along the sequence, in chunks of which the products are dense; its result is gated, normed by groups and projected
-back [Dao and Gu 2024, arXiv 2405.21060, sections 6 and 7]. Tensor parallelism shares out heads and groups (section 8.1
-there). Kept for backward is what the fused kernels of the authors keep: the first product's output, the scan's result
-and the gated one; convolution and states are computed again.
+short causal convolution runs over inputs, keys and queries; the scan carries a state of head_dim x state elements per
+head along the sequence, in chunks with dense products; its result is gated, normed by groups and projected back [Dao
+and Gu 2024, arXiv 2405.21060, sections 6 and 7]. Tensor parallelism divides heads and groups (section 8.1 there). As in
+the authors' fused kernels, the first product's output, the scan's result and the gated result are kept for backward;
+convolution and states are computed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROJECTED: Size = (*INNER, *MIXED, *term("mamba_heads"))
 
 @dataclass(frozen=True)
 class Mamba:
-    """Sizes of a layer: ``heads`` of ``head_dim`` with ``state`` elements a feature; heads of a group share B and C.
+    """Sizes of a layer: ``heads`` of ``head_dim``, ``state`` elements per feature; heads of a group share B and C.
 
     ``conv`` is the kernel of the convolution, ``chunk`` the tokens of a dense piece of the scan.
     """

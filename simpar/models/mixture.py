@@ -2,9 +2,9 @@
 
 A router scores every token, dispatch sends each of its ``topk`` copies to the rank that holds the expert, two grouped
 products with an activation between them run all local experts at once, combine brings the copies back and adds them up.
-A shared expert is an MLP that every token goes through [Shazeer et al. 2017, arXiv 1701.06538; Dai et al. 2024, arXiv
-2401.06066]. Latent experts read tokens that a product has made narrower before they travel, and another one widens
-their sum again; both are whole on every tensor-parallel rank [Elango et al. 2026, arXiv 2601.18089].
+A shared expert is an MLP for every token [Shazeer et al. 2017, arXiv 1701.06538; Dai et al. 2024, arXiv 2401.06066].
+For latent experts, one product makes tokens narrower before they travel, and another one widens the experts' sum; both
+products are whole on every tensor-parallel rank [Elango et al. 2026, arXiv 2601.18089].
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ EXPERT_FFN: Size = term("expert_ffn")
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sizes of a mixture: ``experts`` of FFN width ``expert_ffn``, ``topk`` a token, ``shared_ffn`` of the shared one.
+    """Sizes of a mixture: ``experts`` of width ``expert_ffn``, ``topk`` per token, a shared expert of ``shared_ffn``.
 
-    ``bias`` on experts, ``router_bias`` and ``shared_gate`` (a sigmoid in front of the shared expert) as the family has
-    them. Experts are ``gated`` or plain MLPs; ``latent`` is the width of the tokens that they read, 0 the model's.
-    ``clamped``: what enters their activation is limited. Of ``groups`` of experts a token chooses ``chosen_groups``
-    first, and its experts among theirs (1: among all) [DeepSeek-AI 2024, arXiv 2405.04434, section 2.2.2].
+    Families differ in ``bias`` (of experts), ``router_bias`` and ``shared_gate`` (a sigmoid on the shared expert).
+    Experts are ``gated`` or plain MLPs; ``latent`` is the width of the tokens that they read (0: the model's).
+    ``clamped``: inputs of their activation are limited. A token first chooses ``chosen_groups`` of ``groups`` of
+    experts, and then its experts among these (1 group: among all) [DeepSeek-AI 2024, arXiv 2405.04434, section 2.2.2].
     """
 
     experts: int
@@ -55,7 +55,7 @@ class Mixture:
 
     @property
     def columns(self) -> int:
-        """How many columns of the first product make one of the activation's."""
+        """Columns of the first product per column of the activation."""
         return 2 if self.gated else 1
 
     @property
@@ -70,7 +70,7 @@ class Mixture:
 
 
 def mixture(source: str, sizes: Mixture) -> list[Operator]:
-    """Operators of one mixture that reads ``source``; what leaves it are the outputs named by :func:`outputs`."""
+    """Operators of one mixture that reads ``source``; its result is the sum of the :func:`outputs`."""
     if not sizes.latent:
         return [_router(source, sizes), *_experts(source, sizes), *_shared(source, sizes)]
     return [

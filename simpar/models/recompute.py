@@ -1,7 +1,7 @@
-"""What is recomputed instead of kept: nothing, attention, everything, every C-th layer, chosen modules, or by layer.
+"""Policies of recomputation: none, selective, full, every C-th layer, chosen modules, or a choice by layer.
 
-``layers:none*10,full:4*8,modules:mlp*2`` says it layer by layer: ten are kept, eight recomputed in segments of four of
-which only the first input is kept, and of two the MLP runs again. ``optimal`` asks for the best such choice.
+``layers:none*10,full:4*8,modules:mlp*2`` chooses layer by layer: ten layers are kept; eight are recomputed in segments
+of four, of which only the first input is kept; two run their MLP again. ``optimal`` asks for the best such choice.
 Modules have Megatron Core's names; each stands for the operators whose outputs are not kept and run again just before
 their backward. Their own inputs are kept.
 """
@@ -30,7 +30,7 @@ _PREFIX = "modules:"
 _CHOICE = "|".join(MODULES)
 NONE, SELECTIVE, FULL, OPTIMAL = "none", "selective", "full", "optimal"
 SIMPLE = (NONE, SELECTIVE, FULL)
-"""Policies that treat all layers alike, whatever they are made of."""
+"""Policies that treat all layers alike, whatever operators they have."""
 _BY_LAYER = "layers:"
 _EVERY = "every:"
 _NUMBER = r"[1-9]\d{0,5}"
@@ -38,12 +38,12 @@ _MODULES = rf"{_PREFIX}({_CHOICE})(\+({_CHOICE}))*"
 _ITEM = rf"({NONE}|{SELECTIVE}|{FULL}(:{_NUMBER})?|{_MODULES})\*{_NUMBER}"
 PATTERN = rf"({'|'.join(SIMPLE)}|{OPTIMAL}|{_EVERY}{_NUMBER}|{_MODULES}|{_BY_LAYER}{_ITEM}(,{_ITEM})*)"
 WORDS = f"{', '.join(SIMPLE)}, {_EVERY}C or {OPTIMAL}"
-"""What flags take, in words."""
+"""Values that flags accept, as one text."""
 ALLOWED = (
     f"{', '.join(SIMPLE)}, {OPTIMAL}, {_EVERY}C with C >= 1, {_PREFIX} and any of {'+'.join(MODULES)}, "
     f"{_BY_LAYER} and any of those with *COUNT, such as {_BY_LAYER}{NONE}*4,{FULL}*8"
 )
-"""What plans take, in words."""
+"""Values that plans accept, as one text."""
 
 
 def is_known(policy: str) -> bool:
@@ -52,7 +52,7 @@ def is_known(policy: str) -> bool:
 
 
 def of_layer(policy: str, layer: int) -> str:
-    """What the policy means for one layer: ``every:C`` recomputes every C-th in full and keeps the others.
+    """The policy's mode for one layer: ``every:C`` recomputes every C-th layer in full and keeps the others.
 
     ``full:J/K`` is the J-th layer (from 0) of a segment of K that is recomputed from the input of the first.
     """
@@ -64,14 +64,14 @@ def of_layer(policy: str, layer: int) -> str:
 
 
 def modes(policy: str) -> tuple[str, ...]:
-    """Everything that a policy means for single layers; itself where that depends on the layout (``optimal``)."""
+    """All modes that a policy has for single layers; the policy itself if they depend on the layout (``optimal``)."""
     if period(policy) is not None:
         return (FULL, NONE)
     return (*dict.fromkeys(_by_layer(policy)),) if policy.startswith(_BY_LAYER) else (policy,)
 
 
 def every(count: int | str) -> str:
-    """The policy that recomputes the first of so many layers in full."""
+    """The policy that recomputes one of ``count`` layers in full."""
     return f"{_EVERY}{count}"
 
 
@@ -81,7 +81,7 @@ def period(policy: str) -> int | None:
 
 
 def by_share(policy: str) -> bool:
-    """Whether layers of one kind may differ, so that what is recomputed is a share of them."""
+    """Whether layers of one kind may differ, so that a share of them is recomputed."""
     return chosen_layers(policy) is not None or period(policy) is not None
 
 
@@ -97,7 +97,7 @@ def _by_layer(policy: str) -> tuple[str, ...]:
 
 
 def chosen_layers(policy: str) -> int | None:
-    """How many layers a policy chooses for one by one; None for other policies."""
+    """The number of layers for which a policy chooses one by one; None for other policies."""
     return len(_by_layer(policy)) if policy.startswith(_BY_LAYER) else None
 
 
@@ -118,23 +118,23 @@ def is_full(mode: str) -> bool:
 
 
 def together(layers: int) -> str:
-    """The choice of :func:`by_layer` that recomputes so many layers from the input of the first."""
+    """The mode for :func:`by_layer` that recomputes ``layers`` layers together from the input of the first."""
     return f"{FULL}:{layers}" if layers > 1 else FULL
 
 
 def last_of(layers: int) -> str:
-    """What that means for the last of them."""
+    """The mode of the last layer of a segment of ``layers`` layers, as :func:`of_layer` gives it."""
     return f"{FULL}:{layers - 1}/{layers}"
 
 
 def segment(mode: str) -> tuple[int, int]:
-    """Position of a layer in the segment that is recomputed together, and the segment's layers."""
+    """(Position of a layer in its segment, number of layers in the segment), from its mode."""
     at, _, size = mode.removeprefix("full").removeprefix(":").partition("/")
     return (int(at), int(size)) if size else (0, 1)
 
 
 def counted(policy: str, num_layers: int) -> Mapping[str, int]:
-    """How many layers each choice is made for."""
+    """The number of layers with each mode."""
     return Counter(of_layer(policy, layer) for layer in range(num_layers))
 
 

@@ -35,7 +35,7 @@ RELATIVE_BUCKETS = 32
 
 @dataclass(frozen=True)
 class Vision:
-    """A vision tower: ``images`` of ``patches`` patches each (``patch_elements`` numbers a patch) a sequence."""
+    """A vision tower: ``images`` per sequence, of ``patches`` patches each with ``patch_elements`` numbers."""
 
     shape: Shape
     style: Style
@@ -49,9 +49,9 @@ def encoder_decoder(
 ) -> ModelGraph:
     """A T5-like model: ``shape.layers`` encoder layers, then decoder layers with cross-attention.
 
-    The encoder sees the training's sequence length, the decoder ``decoder_seq`` tokens (None: as many). The
-    token table is shared between the towers and counts once; each stack has 32 buckets of relative positions a
-    head [Raffel et al. 2020, arXiv 1910.10683].
+    The encoder has the training's sequence length, the decoder ``decoder_seq`` tokens (None: as many). The towers share
+    the token table, which counts once; each stack has 32 buckets of relative positions per head [Raffel et al. 2020,
+    arXiv 1910.10683].
     """
     dims = {
         "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
@@ -83,7 +83,7 @@ MEMORY_STREAM: Size = product(MEMORY, HIDDEN)
 
 
 def _with_buckets(block: Block) -> Block:
-    """The block's first operator also holds the relative position biases of the tower."""
+    """The block with the tower's relative position biases as weights of its first operator."""
     first, *rest = block.operators
     buckets = Weight("relative_attention_bias", term("buckets", "heads"), "vector")
     return replace(block, operators=(replace(first, weights=(*first.weights, buckets)), *rest))
@@ -135,9 +135,9 @@ def _cross_attention(source: str, style: Style) -> list[Operator]:
 def before_language_model(name: str, vision: Vision, language: ModelGraph) -> ModelGraph:
     """A LLaVA-like model: patches through the vision tower, a two-layer projector, then a language model.
 
-    Visual tokens take the place of text tokens, so the language model's sequences stay as long as the training
-    says [Liu et al. 2023, arXiv 2304.08485]. Raises UserError for a language model with tied embeddings, whose
-    table would stand in the middle of the pipeline.
+    Visual tokens replace text tokens, so the language model's sequences keep the training's length [Liu et al. 2023,
+    arXiv 2304.08485]. Raises UserError for a language model with tied embeddings, whose table would be in the middle of
+    the pipeline.
     """
     if language.tied_embeddings:
         raise UserError(f"{name}: tied embeddings behind a vision tower are not modelled; allowed: untied")

@@ -16,7 +16,7 @@ from pydantic import (
 from simpar.units import Count, Tokens
 
 MOST_TOKENS = 2**32
-"""Of one microbatch. Beyond, bytes and nanoseconds of models as they are leave 64 bits."""
+"""Upper limit for a microbatch. Beyond it, bytes and nanoseconds of today's models exceed 64 bits."""
 MOST_SEQUENCES = 2**42
 
 

@@ -37,10 +37,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layer:
-    """What tells layers of a decoder apart.
+    """The differences between layers of a decoder.
 
-    The attention ``window`` (None: all keys; ``chunked``: it does not slide), whether positions are rotated in, whether
-    the MLP is a mixture of experts, whether the layer predicts a further token (``prediction``).
+    These are the attention ``window`` (None: all keys; ``chunked``: it does not slide), whether positions are
+    ``rotary``, whether ``experts`` replace the MLP, and whether the layer predicts a further token (``prediction``).
     """
 
     window: int | None = None
@@ -65,12 +65,13 @@ def windowed(windows: tuple[int | None, ...]) -> tuple[Layer, ...]:
 
 @dataclass(frozen=True)
 class Style:
-    """What distinguishes decoder families beside their sizes.
+    """The differences between decoder families beside their sizes.
 
-    ``norms`` per layer is 2 (pre-norm), 4 (before and after both halves) or 1 (parallel branches on one norm);
+    ``norms`` per layer is 2 (pre-norm), 4 (before and after both branches) or 1 (parallel branches on one norm);
     ``qk_norm`` is "", "head" (one weight of head_dim) or "full" (one weight per feature). ``extra`` holds rarer flags:
-    "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked), "sinks" (a logit a head that no key has),
-    "qk_norm_last" (after rotation), "qk_norm_bias", "embedding_kept" (not dropped), "activation_parameters" (a layer).
+    "embedding_norm", "post_norm_only", "bidirectional" (nothing is masked), "sinks" (a logit per head without a key),
+    "qk_norm_last" (after the rotation), "qk_norm_bias", "embedding_kept" (no dropout on embeddings),
+    "activation_parameters" (their number per layer).
     """
 
     norm: str = "rms"
@@ -90,7 +91,7 @@ class Style:
 def build(
     name: str, shape: Shape, style: Style, *, layers: tuple[Layer, ...] = (), dropout: bool = False
 ) -> ModelGraph:
-    """A decoder of the given shape and style; ``layers`` says what each one is (default: all alike).
+    """A decoder of the given shape and style; ``layers`` describes each layer (default: all alike).
 
     Layers of one kind share one block.
     """
@@ -261,10 +262,10 @@ def _serial_layer(
 
 
 def prediction(style: Style, kind: Layer, parts: Shape | None) -> list[Operator]:
-    """One more layer that predicts the token after the next: it sees the hidden state beside the next embedding.
+    """One more layer that predicts the token after the next, from the hidden state and the next token's embedding.
 
-    Embedding and output projection are the model's own, so only their work counts [DeepSeek-AI 2024, arXiv 2412.19437,
-    section 2.2].
+    It shares embedding and output projection with the model, so only their work counts [DeepSeek-AI 2024, arXiv
+    2412.19437, section 2.2].
     """
     joined = term("hidden", times=2)
     ops = [
@@ -279,7 +280,7 @@ def prediction(style: Style, kind: Layer, parts: Shape | None) -> list[Operator]
 
 
 def _pass_on() -> Operator:
-    """The block's output is the model's hidden state as it came in."""
+    """The operator that makes the model's hidden state, unchanged, the block's output."""
     return Operator("pass", "add", TOKENS, HIDDEN, "sequence", inputs=(INPUT,))
 
 
@@ -304,7 +305,7 @@ def _parallel_layer(style: Style, kind: Layer, dropout: bool) -> list[Operator]:
 
 
 def embedding(shape: Shape, style: Style, dropout: bool) -> Block:
-    """Token embedding and what belongs to it."""
+    """The embedding block: token table, positions, norm and dropout, as the style has them."""
     table = Weight("token_embedding.weight", term("vocab", "hidden"), "embedding")
     ops = [
         Operator("token_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table,), inputs=(INPUT,))

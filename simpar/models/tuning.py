@@ -3,11 +3,11 @@
 An adapter of rank r beside a matrix of k inputs and n outputs is a product with k x r and one with r x n values [LoRA,
 Hu et al. 2021, arXiv 2106.09685]. In a mixture every expert's projections have adapters of their own, in grouped
 products, and so have those of shared experts; routers are frozen (PEFT beside every expert's Linear, NeMo AutoModel's
-GroupedExpertsLoRA). Frozen weights have neither gradients nor states and no weight-gradient product, and
-their inputs are not kept for one. Below the first trained layer nothing runs backward. Matrices inside layers may be
-stored in NF4, 4 bits and 0.127 of doubly quantised scales an element, and are widened before every product
-[QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3]. Or in the 8 bits that 8-bit products read, with a scale a
-tensor [NVIDIA Megatron-Bridge, llama2_70b_lora presets: "the base is stored quantized"].
+GroupedExpertsLoRA). Frozen weights have neither gradients nor states and no weight-gradient product, and their inputs
+are not kept for one. Below the first trained layer nothing runs backward. Matrices inside layers may be stored in NF4,
+with 4 bits and 0.127 bits of doubly quantised scales per element, and are then widened before every product [QLoRA,
+Dettmers et al. 2023, arXiv 2305.14314, section 3]; or in the 8 bits that 8-bit products read, with one scale per tensor
+[NVIDIA Megatron-Bridge, llama2_70b_lora presets: "the base is stored quantized"].
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from simpar.errors import UserError
 from simpar.models.graph import PRODUCTS, Block, ModelGraph, Operator, Size, Weight, is_row_parallel
 
 TUNED = "tuned"
-"""Fact of a graph that is tuned already."""
+"""Key of the fact that a graph is tuned already."""
 NF4_BYTES = (4.0 + 0.127) / 8.0
 STORED_BYTES = {"bf16": None, "fp8": 1.0, "nf4": NF4_BYTES}
-"""Bytes of an element of a frozen matrix by its dtype; None: as it is computed with."""
+"""Bytes per element of a frozen matrix by its dtype; None: those of the compute dtype."""
 PARTS: dict[str, tuple[str, int]] = {
     "q_proj": ("qkv", -3), "k_proj": ("qkv", -2), "v_proj": ("qkv", -1), "o_proj": ("o_proj", -1),
     "gate_proj": ("mlp_up", -2), "up_proj": ("mlp_up", -1), "down_proj": ("mlp_down", -1),
 }  # fmt: skip
-"""Packed product of every projection, and which of its parts it is, from the last: without a gate there is up alone."""
+"""For every projection, its packed product and its part of it, counted from the last (without a gate, up is alone)."""
 MIXTURES = {"mlp_up": ("expert_up", "shared_up"), "mlp_down": ("expert_down", "shared_down")}
-"""What stands in a mixture for the products of an MLP."""
+"""The products of a mixture that correspond to those of an MLP."""
 LATENT = {"q_proj": ("q_down", "q_up"), "k_proj": ("kv_down", "kv_up"), "v_proj": ("kv_down", "kv_up")}
-"""What stands in latent attention for a projection, each adapted as one."""
+"""The products of latent attention that correspond to a projection; each has one adapter."""
 
 
 def tuned(
     graph: ModelGraph, *, rank: int | None, targets: tuple[str, ...], frozen_layers: int, frozen_dtype: str
 ) -> ModelGraph:
-    """The model with adapters of a rank beside projections, or without them and only its first layers frozen.
+    """The model with adapters of ``rank`` beside the ``targets``, or (rank None) with its first layers frozen.
 
-    Raises UserError for towers, whose adapters are not modelled, and for too many layers.
+    Raises UserError for towers, whose adapters are not modelled, and for more frozen layers than there are.
     """
     if any(block.scope or block.passes for block in graph.blocks.values()):
         raise UserError(f"plan.tuning: {graph.name} has two towers; allowed: decoders")
@@ -71,7 +71,7 @@ def _frozen(block: Block, stored: float | None = None) -> Block:
 
 
 def _frozen_operator(op: Operator, stored: float | None) -> Operator:
-    """The operator without gradients of its weights, which it then keeps no input for."""
+    """The operator with frozen weights, for whose gradients it keeps no input."""
     weights = tuple(_frozen_weight(weight, stored) for weight in op.weights)
     saves = op.saves
     if op.weights and op.kind in PRODUCTS:
@@ -84,7 +84,7 @@ def _frozen_weight(weight: Weight, stored: float | None) -> Weight:
 
 
 def _adapted(block: Block, rank: int, targets: tuple[str, ...], stored: float | None) -> Block:
-    """A block with frozen weights and an adapter behind every product that has targets."""
+    """The block with frozen weights and an adapter behind every product that contains targets."""
     operators: list[Operator] = []
     for op in block.operators:
         operators.append(_frozen_operator(op, stored))
@@ -95,7 +95,7 @@ def _adapted(block: Block, rank: int, targets: tuple[str, ...], stored: float | 
 
 
 def _columns(op: Operator, targets: tuple[str, ...]) -> tuple[Size, ...]:
-    """Outputs of every adapter beside a product: one of each of its parts that is a target."""
+    """Output columns of the adapters beside a product: one for each of its parts that is a target."""
     if any(op.name in LATENT.get(name, ()) for name in targets):
         return (op.columns,)
     parts: list[Size] = [((1, names),) for times, names in op.columns for _ in range(times)]
@@ -107,7 +107,7 @@ def _columns(op: Operator, targets: tuple[str, ...]) -> tuple[Size, ...]:
 
 
 def _adapter(op: Operator, rank: int, columns: tuple[Size, ...]) -> list[Operator]:
-    """Down to the rank, up again, and the sum with the frozen product; every expert has adapters of its own."""
+    """Operators of an adapter: down to the rank, up again, sum with the frozen product; each expert has its own."""
     inner: Size = ((rank, ()),) * len(columns)
     each = ("experts",) if op.kind == "grouped_matmul" else ()
     kind, region = "expert" if each else "matrix", op.region
@@ -132,5 +132,5 @@ def _adapter(op: Operator, rank: int, columns: tuple[Size, ...]) -> list[Operato
 
 
 def _is_matrix(weight: Weight) -> bool:
-    """Whether a weight is one of a product of a layer, those of experts included."""
+    """Whether a weight is the matrix of a product; biases of experts are not."""
     return weight.kind == "matrix" or (weight.kind == "expert" and not weight.name.endswith(".bias"))

@@ -1,4 +1,4 @@
-"""Whether a plan can be: every combination that cannot says why, and what is allowed, in one line."""
+"""Whether a plan is possible: for every combination that is not, an error says in one line why, and what is allowed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check(plan: Plan, target: Target) -> Plan:
 
 
 def keeps_rules(plan: Plan, target: Target, *names: str) -> bool:
-    """Whether a resolved plan with its dp breaks none of some of the rules of :data:`_RULES`."""
+    """Whether a resolved plan with its dp keeps the rules ``names`` of :data:`_RULES`."""
     try:
         for name in names:
             _RULES[name](plan, target)
@@ -64,7 +64,7 @@ def keeps_rules(plan: Plan, target: Target, *names: str) -> bool:
 
 
 def _check_staged(plan: Plan, target: Target) -> Plan:
-    """A plan whose stages have devices of their own; the mesh counts the stages, and ranks of experts within each.
+    """The checked plan whose stages have devices of their own; its mesh has pp stages, and ep and etp inside a stage.
 
     A stage in Megatron's roles is checked as the uniform plan that repeats it.
     """
@@ -93,7 +93,7 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
 
 
 def _check_stage(plan: Plan, target: Target, index: int) -> None:
-    """Raises UserError where the uniform plan that repeats a stage cannot be."""
+    """Raises UserError where the uniform plan that repeats a stage is impossible."""
     try:
         check(plan, target)
     except UserError as error:
@@ -101,9 +101,9 @@ def _check_stage(plan: Plan, target: Target, index: int) -> None:
 
 
 def schedule_of(plan: Plan, training: Training) -> Schedule:
-    """The plan's action table: its own CSV, or the named producer's for the plan's durations of F, I and W.
+    """The plan's action table: its own CSV, or that of its named schedule for the plan's durations of F, I and W.
 
-    ``plan`` has its dp. Raises UserError for a table that cannot run or a shape the schedule does not allow.
+    ``plan`` must have its dp. Raises UserError for a table that cannot run or a shape the schedule does not allow.
     """
     table = _whole_table(plan, training)
     return sliced(table, len(plan.pipeline.slices)) if plan.pipeline.slices else table
@@ -119,7 +119,7 @@ def _whole_table(plan: Plan, training: Training) -> Schedule:
 
 
 def _recompute(plan: Plan, target: Target) -> None:
-    """What is chosen layer by layer is chosen for all of them, and what is recomputed together is on one stage."""
+    """A choice layer by layer covers all layers, and layers that are recomputed together are on one stage."""
     policy, count = plan.memory.recompute, len(target.graph.layers)
     if (chosen := chosen_layers(policy)) is None:
         return
@@ -169,7 +169,7 @@ def _tensor(plan: Plan, target: Target) -> None:
 
 
 def _grid(plan: Plan, target: Target) -> None:
-    """Ranks form the grid, whole sequences go to each, and what grids do not know is left out."""
+    """The ranks form a grid with whole sequences on each; features that grids do not support are off."""
     if plan.tensor_parallel.tp_method == "1d":
         return
     grid, what = grid_of(plan), f"plan.tp_method = {plan.tensor_parallel.tp_method}"
@@ -258,7 +258,7 @@ def _context(plan: Plan, target: Target) -> None:
 
 
 def _experts(plan: Plan, target: Target) -> None:
-    """Experts divide into the ranks that share them, and those into the ranks of a stage."""
+    """Experts divide over ep ranks and their ffn over etp; ep x etp divides the ranks of a stage."""
     mesh, dims, etp = plan.mesh, target.graph.dims, plan.mesh.expert_tensor_parallel
     if not target.graph.is_mixture:
         for axis, size in (("ep", mesh.ep), ("etp", mesh.etp or 1)):
@@ -330,7 +330,7 @@ def _stages(plan: Plan, target: Target) -> None:
 
 
 def _slices(plan: Plan, target: Target) -> None:
-    """Sequences are cut where every token only sees those before it, and every slice divides over its ranks."""
+    """Only causal models are cut into slices of tokens, and every slice divides over its ranks."""
     slices, seq_len = plan.pipeline.slices, target.training.seq_len
     if not plan.runs_slices:
         return
@@ -416,7 +416,7 @@ def _data(plan: Plan, target: Target) -> None:
 
 
 def _whole_matrices(plan: Plan) -> None:
-    """Optimizers with states by shape need to see whole matrices, and their states where they are."""
+    """Optimizers with states by the shape of matrices need whole matrices, which parameter servers do not have."""
     optimizer = plan.numerics.optimizer
     if OPTIMIZERS[optimizer].by_shape and apart(plan):
         raise UserError(

@@ -1,4 +1,4 @@
-"""What recomputation ahead of its backward goes together with."""
+"""Rules for recomputation ahead of its backward (``recompute_early``)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def check_early(plan: Plan) -> None:
-    """What runs ahead of its backward needs a schedule of passes in turn, and parameters that are there.
+    """Recomputation ahead of its backward needs passes one at a time, and parameters that stay on the rank.
 
-    Raises UserError with the first rule that a plan breaks; ``plan`` has its dp.
+    Raises UserError with the first rule that a plan breaks; ``plan`` must have its dp.
     """
     if not plan.memory.recompute_early:
         return

@@ -100,7 +100,7 @@ def relocated(error: ValidationError, data: Mapping[str, Any]) -> ValidationErro
 
 
 def unknown_key(key: str) -> str:
-    """What to say about a key that no plan has."""
+    """The message for a key that no plan has."""
     known = [
         "mesh",
         "micro_batch",

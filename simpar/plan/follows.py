@@ -1,4 +1,4 @@
-"""Choices that follow from others: decided anew when those change, where the plan had said them."""
+"""Fields of a plan that follow from others: when those change, they are left open again and decided anew."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "zero": ("kind", "reshard_after_forward", "offload_gradients"),
     "offload_optimizer": ("offload_gradients",),
 }
-"""By a field of the plan or of its cluster the fields of the plan that follow from it."""
+"""For fields of the plan or its cluster, the fields of the plan that follow from them."""
 IDLE_ALONE = {"tp": "sequence_parallel", "pp": "schedule"}
-"""By a degree the field that says nothing where it is 1."""
+"""For degrees, the field that means nothing where the degree is 1."""
 
 
 def followers(change: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[str, ...]:
-    """Fields to leave open under a change of others, by their flat names; ``before`` are degrees without it."""
+    """Flat names of the fields to leave open under a ``change`` of others; ``before`` are the degrees before it."""
     names = dict.fromkeys(name for key in change for name in FOLLOWS.get(key, ()))
     for axis, name in IDLE_ALONE.items():
         if axis in change and 1 in (change[axis], before.get(axis)):
@@ -33,7 +33,7 @@ def followers(change: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[str
 
 
 def following(change: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """Choices that the plan says and that are left open again: None is "follows from the rest"."""
+    """The plan's stated fields that a ``change`` leaves open again, each with None ("follows from the rest")."""
     said = {name: plan.said(name) for name in followers(change, before={})}
     if said.get("sequence_parallel") is False:  # it follows as well: no sequence is sharded over one rank
         del said["sequence_parallel"]

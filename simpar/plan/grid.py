@@ -1,4 +1,4 @@
-"""Grids of tensor-parallel ranks: sides of squares and cubes, and what of a plan fits them."""
+"""Grids of tensor-parallel ranks for 2-D, 2.5-D and 3-D products: their sides, and which sequences fit them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Grid:
 
     @property
     def sequences(self) -> int:
-        """What the sequences of a microbatch must be a multiple of: attention needs whole ones."""
+        """The number of which the sequences of a microbatch must be a multiple, because attention needs whole ones."""
         return self.side**2 if self.method == "3d" else self.side * self.depth
 
 

@@ -1,4 +1,4 @@
-"""What decides sizes on a rank among the fields of a plan: of one plan, or of many as columns."""
+"""The fields of a plan that decide sizes on a rank, for one plan or for many as columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Flag = bool | NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Layouts:
-    """Columns of layouts, one value each or arrays that broadcast; ``etp`` 0 is the usual one.
+    """Columns of layouts: numbers, or arrays that broadcast; ``etp`` 0 stands for the default.
 
-    ``late``: whether gradients are reduced behind the last backward, so that whole ones are kept until then.
+    ``late``: whether gradients are reduced behind the last backward, so that whole gradients are kept until then.
     """
 
     tp: Numbers
@@ -55,13 +55,13 @@ class Layouts:
 
     @property
     def width(self) -> Ints:
-        """Ranks that share gradients of what is no expert; context-parallel ones count."""
+        """Ranks that sum gradients of everything but experts: dp x cp."""
         width: Ints = np.asarray(self.dp) * np.asarray(self.cp)
         return width
 
     @property
     def expert_tensor_parallel(self) -> Ints:
-        """Ranks that share an expert: as given, else 1 where experts are spread, else those of everything."""
+        """Ranks that share an expert: as given, else 1 with ep > 1, else tp."""
         usual = np.where(np.asarray(self.ep) > 1, 1, self.tp)
         return np.where(np.asarray(self.etp) > 0, self.etp, usual)
 
@@ -77,12 +77,12 @@ class Layouts:
 
     @property
     def expert_shards(self) -> Ints:
-        """Ranks that share one copy of the sharded states of an expert: fewer, because others hold other experts."""
+        """Ranks that share one copy of an expert's sharded states: fewer, because other ranks hold other experts."""
         return np.where(np.asarray(self.zero) > 0, np.maximum(self.expert_copies // self.hsdp, 1), 1)
 
     @property
     def communicators(self) -> Ints:
-        """Kinds of groups that a rank communicates in."""
+        """Number of kinds of groups in which a rank communicates."""
         sizes = (self.tp, self.dp, self.pp, self.cp, self.ep)
         several = sum((np.asarray(size) > 1).astype(np.int64) for size in sizes)
         return np.asarray(several + ((np.asarray(self.ep) > 1) & (self.expert_copies > 1)))

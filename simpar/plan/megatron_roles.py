@@ -1,4 +1,4 @@
-"""Megatron's roles for every operator on a mesh (dp, tp), as a stage with a sharding of its own names them."""
+"""Megatron's roles for every operator on a mesh (dp, tp), in the words of a stage with a sharding of its own."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from simpar.plan.stages import BlockSharding, StagePlan
 
 
 def megatron_sharding(graph: ModelGraph, sequence_parallel: bool) -> dict[str, BlockSharding]:
-    """Every block of a model on a mesh (dp, tp) [Shoeybi et al. 2019, arXiv 1909.08053]."""
+    """The sharding of every block of a model on a mesh (dp, tp) [Shoeybi et al. 2019, arXiv 1909.08053]."""
     stream = "sequence" if sequence_parallel else "replicate"
     blocks = (graph.embedding, *graph.blocks.values(), graph.head)
     return {block.name: _sharding(block, stream, graph) for block in blocks}
 
 
 def in_roles(plan: Plan, graph: ModelGraph) -> Plan:
-    """The checked plan with a role for every operator of stages that have none; roles say sequence parallelism."""
+    """The checked plan with roles for stages that have none; sequence parallelism is then part of the roles."""
     rows = bool(plan.tensor_parallel.sequence_parallel)
     stages = tuple(with_roles(stage, graph, rows) for stage in plan.pipeline.stages or ())
     changed = {
@@ -26,7 +26,7 @@ def in_roles(plan: Plan, graph: ModelGraph) -> Plan:
 
 
 def with_roles(stage: StagePlan, graph: ModelGraph, sequence_parallel: bool) -> StagePlan:
-    """The stage with Megatron's roles where it has none; a mesh of one axis is data-parallel."""
+    """The stage with Megatron's roles if it has none; a mesh of one axis is data-parallel."""
     if stage.sharding:
         return stage
     whole = len(stage.mesh) == 2
@@ -54,7 +54,7 @@ def _sharding(block: Block, stream: str, graph: ModelGraph) -> BlockSharding:
 
 
 def _role(op: Operator, stream: str) -> str:
-    """Heads, ffn and vocabulary are shared out, the stream between them as it is."""
+    """The role on the tp axis: heads, ffn and vocabulary are divided, the stream keeps the state ``stream``."""
     if op.kind == "matmul":
         return "column" if is_column_parallel(op) else "row" if is_row_parallel(op) else "replicate"
     inside = {"attention": "heads", "embedding": "vocabulary", "loss": "vocabulary"}

@@ -83,12 +83,12 @@ class Mesh(BaseModel):
         return int(self.at({axis: coordinates.get(axis, 0) for axis in self.order}))
 
     def at(self, coordinates: Mapping[str, Any]) -> Ints:
-        """Ranks at coordinates along every axis, ints or arrays that broadcast."""
+        """Ranks at coordinates along every axis: ints, or arrays that broadcast."""
         found: Ints = self.grid[tuple(coordinates[axis] for axis in self.order)]
         return found
 
     def at_stage(self, ranks: Any, stage: Any) -> Ints:
-        """The ranks of another pipeline rank with the same other coordinates; arrays that broadcast."""
+        """The ranks with the same coordinates in another pipeline stage; ints, or arrays that broadcast."""
         return self.at({**self.coordinates(ranks), "pp": stage})
 
     @property
@@ -114,7 +114,7 @@ class Mesh(BaseModel):
 
     @property
     def expert_tensor_parallel(self) -> int:
-        """Tensor-parallel ranks of an expert: as given, else 1 where experts are spread, else those of everything."""
+        """Tensor-parallel ranks of an expert: as given, else 1 with ep > 1, else tp."""
         return (1 if self.ep > 1 else self.tp) if self.etp is None else self.etp
 
     @property
@@ -130,7 +130,7 @@ class Mesh(BaseModel):
 
     @property
     def expert_grid(self) -> Ints:
-        """Ranks as int64[pp, edp, ep, etp]: the ranks of a stage, tp fastest, then the others in rank order."""
+        """Ranks as int64[pp, edp, ep, etp]: a stage's ranks, tp fastest, then cp and dp in rank order, folded."""
         others = [axis for axis in self.order if axis in ("cp", "dp")]
         slowest_first = ["pp", *reversed(others), "tp"]
         plane = np.transpose(self.grid, [self.order.index(axis) for axis in slowest_first])

@@ -1,11 +1,11 @@
 """DualPipe on half as many pipeline ranks: a rank and its mirror image are replicas of one another.
 
 In DualPipe microbatches enter at both ends of p ranks, and rank r holds the stages r and p - 1 - r. So does its mirror
-image, which runs the same passes of the other half of the microbatches at the same time: the two are replicas of one
-rank under DualPipeV on p / 2 ranks with two chunks, twice the data parallelism and half the microbatches, but for where
-the ranks are and for a message between the two in the middle of the pipeline, where a V turns on the spot ("cut in
-half" of github.com/deepseek-ai/DualPipe). Costs, memory and Programs are made for that form, of every schedule that
-declares a ``half_is``.
+image, which runs the same passes of the other half of the microbatches at the same time. The two are replicas of one
+rank under DualPipeV on p / 2 ranks, with two chunks, twice the data parallelism and half the microbatches ("cut in
+half" of github.com/deepseek-ai/DualPipe). Two things differ: where the ranks are, and a message between the two ranks
+in the middle of the pipeline, where a V turns on one rank. Costs, memory and Programs are made for the folded form of
+every schedule that declares a ``half_is``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simpar.plan.schedules import SCHEDULES, natural_vpp
 from simpar.units import Ints
 
 FOLDED = {each.name: each.half_is for each in SCHEDULES.values() if each.half_is}
-"""Schedules with two ends, and those that run on half of their ranks."""
+"""Schedules with two ends, each with the schedule that it runs as on half of the ranks."""
 
 
 class MirroredMesh(Mesh):
@@ -31,7 +31,7 @@ class MirroredMesh(Mesh):
 
     @property
     def whole(self) -> Mesh:
-        """The mesh as the plan has it."""
+        """The mesh of the plan, before folding."""
         ends = {"dp": int(self.dp or 2) // 2, "pp": 2 * self.pp}
         return Mesh(tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, order=self.order, **ends)
 
@@ -52,13 +52,16 @@ class MirroredMesh(Mesh):
         }
 
     def opposite(self, ranks: Any) -> Ints:
-        """The mirror images of ranks, int64[n]."""
+        """The mirror image of every rank, int64[n]."""
         found, whole = self.whole.coordinates(ranks), self.whole
         return whole.at({**found, "pp": whole.pp - 1 - found["pp"]})
 
 
 def folded(plan: Plan) -> Plan:
-    """A checked plan as it is costed and lowered: with two ends, that of half the pipeline."""
+    """The plan as it is costed and lowered: that of half the pipeline for schedules with two ends, else unchanged.
+
+    ``plan`` must be checked.
+    """
     half_is = FOLDED.get(plan.schedule)
     if half_is is None:
         return plan
@@ -70,7 +73,7 @@ def folded(plan: Plan) -> Plan:
 
 
 def unfolded(plan: Plan) -> Plan:
-    """The plan that :func:`folded` was given."""
+    """The inverse of :func:`folded`."""
     if not isinstance(plan.mesh, MirroredMesh):
         return plan
     whole = next(name for name, half_is in FOLDED.items() if half_is == plan.schedule)

@@ -1,4 +1,4 @@
-"""What may be offloaded together with what, and what a plan leaves open about it."""
+"""Rules of offloading, and the choices about it that a plan leaves open."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def decided_offload(plan: Plan) -> Offload:
-    """The choice with gradients decided: they leave the device where nothing there accumulates them.
+    """The plan's offload with ``offload_gradients`` decided: gradients leave where the device does not accumulate them.
 
-    That is where ZeRO reduces them after every microbatch, or where there is one rank and no reduction. ``plan`` has
-    its dp.
+    That is where ZeRO reduces them after every microbatch, or where there is one rank and no reduction. ``plan`` must
+    have its dp.
     """
     offload = plan.offload
     if offload.offload_optimizer == "none" or offload.offload_gradients is not None:
@@ -29,15 +29,16 @@ def decided_offload(plan: Plan) -> Offload:
 
 
 def leaves_unasked(zero: Numbers, width: Numbers) -> Flags:
-    """Whether offloaded gradients leave the device as they are made where nothing says so; ``width`` ranks share them.
+    """Whether gradients of offloaded states leave the device as they are made, if the plan leaves that open.
 
-    Where no other pass adds to them: ZeRO reduces them after every microbatch, or nobody does.
+    They do where no other pass adds to them: ZeRO-2 and 3 reduce them after every microbatch, and a single rank
+    (``width`` 1) does not reduce. Numbers or arrays.
     """
     return np.asarray((np.asarray(zero) >= 2) | (np.asarray(width) == 1))
 
 
 def check_offload(plan: Plan) -> None:
-    """Raises UserError with the first rule that a plan breaks; ``plan`` has its dp."""
+    """Raises UserError with the first rule of offloading that a plan breaks; ``plan`` must have its dp."""
     offload, zero, width = plan.offload, plan.data_parallel.zero, _width(plan)
     away = offload.offload_optimizer != "none"
     for name, given in (
@@ -80,5 +81,5 @@ def check_offload(plan: Plan) -> None:
 
 
 def _width(plan: Plan) -> int:
-    """Ranks that share gradients."""
+    """Ranks that sum gradients."""
     return plan.mesh.gradient_ranks

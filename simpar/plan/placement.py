@@ -1,4 +1,4 @@
-"""Placements of tensors on the axes of a logical mesh, the roles operators take, and what a change costs.
+"""Placements of tensors on the axes of a logical mesh, roles of operators, and the collectives between states.
 
 A stage runs on a logical mesh of one or two axes. On every axis a tensor [batch, sequence, features] has a state:
 
@@ -6,13 +6,13 @@ A stage runs on a logical mesh of one or two axes. On every axis a tensor [batch
 |---|---|---|
 | R | all of it | whole on every rank |
 | B, S, F | a slice of the batch, the sequence, the features | the same slice |
-| P | summands of it | whole on every rank |
-| X | all of it | summands |
+| P | a partial sum of it | whole on every rank |
+| X | all of it | a partial sum |
 
-An operator takes one role per axis, which fixes the states that it reads and writes; where the writer's state is not
-the reader's, a collective stands, one in forward and one in backward. Tensor parallelism with and without sequence
-parallelism, data, context and vocabulary parallelism are all paths through this table [Zheng et al. 2022, Alpa, arXiv
-2201.12023, section 4; the sums of gradients as states of their own are DTensor's Partial].
+An operator takes one role per axis, which fixes the states that it reads and writes. Where the writer's state differs
+from the reader's, there is a collective in forward and one in backward (:data:`CONVERSIONS`). Tensor parallelism with
+and without sequence parallelism, data, context and vocabulary parallelism are all paths through this table [Zheng et
+al. 2022, Alpa, arXiv 2201.12023, section 4; partial sums as a state are DTensor's Partial].
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ ROLES: Mapping[str, tuple[Role, ...]] = {
     "dropout": _POINTWISE,
 }
 GENERIC = (BATCH, SEQUENCE, REPLICATE)
-"""Roles of an operator whose kind is not listed: its rows can be shared out, nothing else."""
+"""Roles of an operator whose kind is not listed: its rows can be divided, nothing else."""
 
 _GATHER, _SCATTER, _REDUCE, _EXCHANGE = "all_gather", "reduce_scatter", "all_reduce", "all_to_all"
 CONVERSIONS: Mapping[tuple[str, str], tuple[str, str]] = {
@@ -84,7 +84,7 @@ CONVERSIONS: Mapping[tuple[str, str], tuple[str, str]] = {
 
 
 def roles_of(op: Operator) -> tuple[Role, ...]:
-    """The roles that an operator can take on an axis; features of a norm over the stream stay together."""
+    """The roles that an operator can take on an axis; a norm over the stream needs all features."""
     if op.kind == "norm" and op.region == "tensor":
         return _POINTWISE
     return ROLES.get(op.kind, GENERIC)
@@ -109,7 +109,7 @@ class Transfer:
 
 
 def sharding(states: Sequence[str], mesh: Sequence[Numbers], *, but: int = -1) -> Numbers:
-    """Over how many slices a tensor is spread by all axes (``but`` one)."""
+    """The number of slices into which all axes (except ``but``) cut a tensor."""
     factor: Numbers = 1
     for axis, (state, size) in enumerate(zip(states, mesh, strict=True)):
         if state in SHARDED and axis != but:
@@ -120,9 +120,9 @@ def sharding(states: Sequence[str], mesh: Sequence[Numbers], *, but: int = -1) -
 def transfers(
     before: States, after: States, mesh: Sequence[Numbers]
 ) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]] | None:
-    """Collectives of a change of states, in forward and in backward order; None where there is none.
+    """(Forward, backward) collectives of a change of states, each in order; None where no change leads there.
 
-    Axes that end up sliced change first, so that what is gathered later is already as small as it gets.
+    Axes that end up sliced change first, so that later gathers move as few bytes as possible.
     """
     order = sorted(range(len(mesh)), key=lambda axis: (after[axis] not in SHARDED, axis))
     now = list(before)

@@ -31,9 +31,9 @@ _DRAWS = 1000
 
 @dataclass(frozen=True)
 class Routing:
-    """A token's ``topk`` of ``experts``, chosen evenly among those of ``chosen`` of ``groups`` of them.
+    """A token's ``topk`` of ``experts``, drawn evenly from ``chosen`` of the ``groups`` into which experts are divided.
 
-    By default one of one: everything that a part holds a share of.
+    The default is a single expert.
     """
 
     topk: int = 1
@@ -43,27 +43,27 @@ class Routing:
 
     @staticmethod
     def of_dims(dims: Mapping[str, int]) -> Routing:
-        """That of a model with experts, by its named dims."""
+        """The routing of a mixture, from its named dims."""
         return Routing(
             dims["topk"], dims["num_experts"], dims.get("chosen_groups", 1), dims.get("expert_groups", 1)
         )
 
     @property
     def op(self) -> str:
-        """The name of the collective that dispatches tokens so."""
+        """The name of the collective that dispatches tokens under this routing."""
         return " ".join(["dispatch", *map(str, astuple(self))])
 
     @staticmethod
     def of_op(op: str) -> Routing:
-        """What the name of a dispatch says; the default without numbers."""
+        """The routing in the name of a dispatch; the default for a name without numbers."""
         return Routing(*map(int, op.split()[1:]))
 
     def holds(self, share: float) -> float:
         """Probability that a part with a share of the experts holds any of a token's.
 
         A part of e of n experts holds none of k drawn without replacement with probability C(n - e, k) / C(n, k). With
-        groups n is that of the chosen ones: a part inside a group takes part in chosen / groups of the cases, one of
-        several groups with as many as are chosen of its own (hypergeometric).
+        groups, n counts the experts of the chosen groups: a part inside one group is among them with probability
+        chosen / groups; of a part of several groups, a hypergeometric number is chosen.
         """
         held, pool, in_group = share * self.experts, self.experts, self.experts / self.groups
         if self.groups == 1:
@@ -101,11 +101,11 @@ def fullest_load(routing: Routing, choice: Experts, ep: Any) -> Any:
 
 
 def fullest_arrivals(routing: Routing, load: Any, ranks: Any) -> Any:
-    """Tokens that reach the fullest of ``ranks`` ranks over the mean, each once however many of its experts are there.
+    """Tokens that reach the fullest of ``ranks`` ranks over the mean, where a token is sent to a rank at most once.
 
-    Each of a token's k experts is on a rank of ``load`` times the mean's rows with probability load / ranks, so that
-    it goes there with 1 - (1 - load / ranks)^k: where ranks are few nearly all tokens go to all of them, and only
-    their rows are skewed. Numbers or arrays.
+    Each of a token's k experts is on the rank with ``load`` times the mean rows with probability load / ranks, so the
+    token goes there with 1 - (1 - load / ranks)^k: on few ranks nearly all tokens go to all of them, and only their
+    rows are skewed. Numbers or arrays.
     """
     ranks = np.asarray(ranks, dtype=np.float64)
     arrived, usual = (
@@ -115,12 +115,12 @@ def fullest_arrivals(routing: Routing, load: Any, ranks: Any) -> Any:
 
 
 def fullest_deviation(routing: Routing, choice: Experts, ranks: int) -> float:
-    """Standard deviation of what :func:`fullest_load` is the mean of, between layers and steps; 0 where it is known."""
+    """Standard deviation over layers and steps of the load whose mean is :func:`fullest_load`; 0 if it is fixed."""
     if choice.capacity_factor is not None or not choice.expert_imbalance or ranks == 1:
         return 0.0
     if choice.expert_distribution == "power_law":
         return _fullest_of_power_law(routing, choice.expert_imbalance, ranks)[1]
-    variance = maximum_moments(ranks)[1] - 1.0 / ranks  # without that of the mean: the sum is fixed
+    variance = maximum_moments(ranks)[1] - 1.0 / ranks  # without the mean's variance: loads have a fixed sum
     return choice.expert_imbalance * sqrt(ranks / routing.experts * max(variance, 0.0))
 
 
@@ -134,7 +134,7 @@ def spread(routing: Routing, choice: Experts) -> float:
 def _power_law(routing: Routing, exponent: float, draws: int, seed: int) -> NDArray[np.float64]:
     """Loads of experts over their mean, float64[draws, experts]: density x^-exponent from 1 to ``_SPAN``.
 
-    None has more than every token once.
+    No load exceeds that of an expert chosen by every token: experts / topk.
     """
     uniform = np.random.Generator(np.random.Philox(key=[seed, routing.experts])).random(
         (draws, routing.experts)
@@ -157,17 +157,17 @@ def _fullest_of_power_law(routing: Routing, exponent: float, ranks: int) -> tupl
 
 
 def excess_of_fullest(experts: int, ep: Any, copies: Any, imbalance: tuple[float, float]) -> tuple[Any, Any]:
-    """(Mean, standard deviation) of what the fullest of ``ep`` ranks has in one layer above the mean, in means.
+    """(Mean, standard deviation) of the load of the fullest of ``ep`` ranks in one layer above the mean, in means.
 
-    ``copies`` of tokens fall to a rank in the mean, ``imbalance`` is the (mean, standard deviation) of how unlike the
-    loads of experts are, c: as likely the one above the mean as below it, as models are that are balanced by a loss or
-    without. Counts are multinomial under popularities that spread so: with M the largest of p normals above their mean,
-    the excess is M sqrt(c^2 p / E + 1 / copies). ``ep`` and ``copies`` are numbers or arrays; alone a rank has all
-    tokens, whatever their experts.
+    A rank gets ``copies`` of tokens on average. ``imbalance`` is the (mean, standard deviation) of c, the spread of the
+    experts' loads over their mean; c is one deviation above its mean or one below with equal probability, as in models
+    balanced with and without a loss. Counts are multinomial under these popularities: with p ranks, E experts and M the
+    largest of p standard normals above their mean, the excess is M sqrt(c^2 p / E + 1 / copies). ``ep`` and ``copies``
+    are numbers or arrays; on a single rank the excess is 0.
     """
     ranks, middle = np.asarray(ep, dtype=np.float64), imbalance[0]
     most, variance = _of_maxima(ep)
-    variance = variance - 1.0 / ranks  # without that of the mean: the sum is fixed
+    variance = variance - 1.0 / ranks  # without the mean's variance: loads have a fixed sum
     cases = [
         (middle + way * imbalance[1]) ** 2 * ranks / experts + 1.0 / np.asarray(copies, dtype=np.float64)
         for way in (-1.0, 1.0)
@@ -196,7 +196,7 @@ def sampled_loads(graph: ModelGraph, plan: Plan, seed: int) -> NDArray[np.float6
 
 
 def has_sampled_loads(plan: Plan) -> bool:
-    """Whether expert ranks differ from each other."""
+    """Whether expert ranks have loads of their own, drawn from the seed."""
     choice = plan.experts
     even = choice.capacity_factor is not None or not choice.expert_imbalance or agreed(plan.mesh.ep == 1)
     return not even and choice.expert_load == "sampled"

@@ -42,16 +42,16 @@ class RankDims:
         return RankDims(block.view(self.tensor), block.view(self.sequence), expert)
 
     def of(self, op: Operator) -> Dims:
-        """Dims that an operator's output has."""
+        """The dims in which the sizes of an operator's output are evaluated."""
         if op.region == "tensor":
             return self.tensor
         return self.sequence if op.region == "sequence" or self.expert is None else self.expert
 
 
 def rank_dims(graph: ModelGraph, plan: Plan, training: Training, *, load: float | None = None) -> RankDims:
-    """Dims of one rank under a checked plan; ``load`` is its share of routed tokens (default: the fullest rank's).
+    """Dims of one rank under a checked plan; ``load`` is its routed tokens over the mean (default: the fullest rank's).
 
-    What a plan holds as arrays (a batch of plans) gives arrays.
+    Fields that the plan holds as arrays (a batch of plans) give arrays.
     """
     found = dims_of(graph, Layouts.of(plan), plan, training, load=load)
     expert = None if found.expert is None else _numbers(found.expert)
@@ -59,19 +59,19 @@ def rank_dims(graph: ModelGraph, plan: Plan, training: Training, *, load: float 
 
 
 def _numbers(dims: Dims) -> Dims:
-    """Dims without the arrays that single numbers came in."""
+    """Dims with 0-dimensional arrays turned into numbers."""
     return {name: size if np.ndim(size) else np.asarray(size).item() for name, size in dims.items()}
 
 
 def dims_of(
     graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training, *, load: float | None = None
 ) -> RankDims:
-    """Dims of all regions, of one layout or of many as columns, in place of those of the plan.
+    """Dims of all regions for ``layouts``, one or many as columns, which replace those fields of the plan.
 
     Rows of region "tensor" are whole; those of region "sequence" are divided under sequence parallelism. Under tensor
     parallelism the vocabulary is padded to a multiple of VOCAB_MULTIPLE x tp, as Megatron does; "whole_vocab" is that
-    of all ranks. Experts are the rank's own, their ffn its share; their tokens those of all ranks that share one, times
-    the load.
+    of all ranks. "experts" are the rank's own and "expert_ffn" is its share; in region "expert", rows are those of all
+    ranks that share an expert, and "load" multiplies them.
     """
     copies = plan.tensor_parallel.copies
     tp, cp = np.asarray(layouts.tp) // copies, np.asarray(layouts.cp)
@@ -112,9 +112,9 @@ def _local_size(name: str, size: Numbers, tp: NDArray[np.int64], cp: NDArray[np.
 
 
 def context_dims(choice: ContextParallel, cp: Any) -> dict[str, Any]:
-    """How attention reaches all keys: "blocks" of a ring or ranks "gathered" from, and "ulysses" ranks.
+    """How attention reaches all keys: numbers of "blocks" in a ring, of ranks "gathered" from, and of "ulysses" ranks.
 
-    ``cp`` is an int, or an array of them.
+    ``cp`` is an int or an array.
     """
     heads = choice.degree(cp)
     ring = choice.cp_method != "all_gather"

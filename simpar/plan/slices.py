@@ -1,4 +1,4 @@
-"""By what roles divide the sizes of operators, and whether the slices come out whole."""
+"""The numbers by which roles divide the sizes of operators, and whether the slices come out whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WHOLE = ("head_dim", "batch")
 
 
 def divisors(choices: Sequence[Sequence[Role]], mesh: Sequence[int]) -> dict[str, Ints]:
-    """By what each size is divided under each choice of roles: name -> int64[num_choices]."""
+    """The divisor of each size under each choice of roles: name (in DIVIDED) -> int64[num_choices]."""
     table = {name: np.ones(len(choices), dtype=np.int64) for name in DIVIDED}
     for index, roles in enumerate(choices):
         for role, size in zip(roles, mesh, strict=True):
@@ -27,12 +27,12 @@ def divisors(choices: Sequence[Sequence[Role]], mesh: Sequence[int]) -> dict[str
 
 
 def sized_names(size: Size) -> tuple[str, ...]:
-    """The name in each term that slices divide: the first one that is not a head's width or the batch."""
+    """For each term of a size, the name that slices divide: the first that is neither a head's width nor the batch."""
     return tuple(next((name for name in names if name not in _WHOLE), "") for _, names in size)
 
 
 def divides(op: Operator, dims: Dims, by: Mapping[str, Ints]) -> Flags:
-    """Whether slices come out whole: bool per choice."""
+    """Whether the slices of an operator come out whole: bool[num_choices]."""
     rows = [dims[name] for name in sized_names(op.rows) if name]
     good: Flags = dims["batch"] % by["batch"] == 0
     for size in rows:

@@ -1,4 +1,4 @@
-"""How many layers every pipeline stage has, where a plan does not say."""
+"""The number of layers of every pipeline stage, where a plan leaves it open."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from simpar.plan.plan import Plan
 
 
 def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:
-    """Layers of every stage when the output projection counts with its parameters, as nanotron spreads them.
+    """Layers of every stage as nanotron spreads them, where the output projection counts with its parameters.
 
     A stage is full once the running cost passes its share of the total. Where the head alone fills more than the last
-    stage, nanotron leaves the stages behind it without layers; here each of them but the last takes one from the
-    nearest stage before it that has more, which the head outlasts. None where there are too few.
+    stage, nanotron leaves the last stages without layers; here each of them except the last one takes a layer from the
+    nearest stage before it that has several. None where there are too few layers for that.
     """
     costs = [int(graph.blocks[name].parameters(graph.dims)) for name in graph.layers]
     share = (sum(costs) + int(graph.head.parameters(graph.dims))) / stages
@@ -38,8 +38,8 @@ def stage_layers(plan: Plan, num_layers: int) -> tuple[int, ...]:
 def spread_layers(num_layers: int, stages: int) -> tuple[int, ...]:
     """Layers of every stage, as even as possible.
 
-    A remainder goes to the stages after the first, one each, so that the first and last stage, which also hold
-    embedding and head, are the last to get one (first before last).
+    A remainder goes to the stages behind the first, one layer each; the first stage and then the last, which also hold
+    embedding and head, get one only after all others.
     """
     base, extra = divmod(num_layers, stages)
     order = [*range(1, stages - 1), 0, stages - 1] if stages > 1 else [0]

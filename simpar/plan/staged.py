@@ -1,4 +1,4 @@
-"""Plans whose stages have devices of their own: the uniform plan that a stage repeats, and what stages refuse."""
+"""Plans whose stages have devices of their own: the uniform plan that repeats a stage, and refused combinations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simpar.plan.sync import apart
 
 
 def stage_plan(plan: Plan, index: int) -> Plan:
-    """The uniform plan whose pipeline ranks are all like one stage in Megatron's roles, but for their layers."""
+    """The uniform plan whose stages all have the mesh of one stage in Megatron's roles; layers stay those of each."""
     stages = plan.pipeline.stages or ()
     stage, layers = stages[index], tuple(each.layers for each in stages)
     dp, tp = stage.mesh[0], stage.num_devices // stage.mesh[0]
@@ -32,15 +32,15 @@ def stage_plan(plan: Plan, index: int) -> Plan:
 
 
 def has_tensor_ranks(plan: Plan) -> bool:
-    """Whether layers are spread over ranks in Megatron's roles, in all stages or in one of its own mesh."""
+    """Whether some layers are tensor-parallel in Megatron's roles: under a uniform plan or in a stage of its own."""
     own = (stage for stage in plan.pipeline.stages or () if not stage.sharding)
     return plan.mesh.tp > 1 or any(stage.num_devices > stage.mesh[0] for stage in own)
 
 
 def refuse_staged(plan: Plan) -> None:
-    """Raises UserError for what no stage of its own does, and for what stages say themselves.
+    """Raises UserError for features that stages of their own do not support, and for fields that each stage states.
 
-    Without sequence parallelism is also what resolved plans say whose stages have a role for every operator.
+    ``sequence_parallel`` false is accepted: resolved plans state it where all stages have roles for every operator.
     """
     stages, mesh, data = plan.pipeline.stages or (), plan.mesh, plan.data_parallel
     own, layers = tuple(stage.layers for stage in stages), plan.pipeline.layers
@@ -108,7 +108,7 @@ def divide_batch(plan: Plan, index: int) -> None:
 
 
 def refuse_in_roles(plan: Plan, graph: ModelGraph, cause: str = "a stage has a sharding of its own") -> None:
-    """Raises UserError for what a stage cannot do whose operators have roles of their own, and for which ``cause``."""
+    """Raises UserError, with ``cause``, for features that stages with roles for every operator do not support."""
     data, numerics = plan.data_parallel, plan.numerics
     modes = {stage.recompute for stage in plan.pipeline.stages or () if stage.sharding}
     modes -= {*SIMPLE}

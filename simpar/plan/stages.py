@@ -1,7 +1,7 @@
 """Stages of their own: every pipeline stage with its devices, its logical mesh and a role for every operator.
 
-This is the part of a Plan that goes beyond one layout for all: stages may differ in devices and in sharding, and
-operators of one block may be sharded differently. See :mod:`simpar.plan.placement` for states and roles.
+This part of a Plan goes beyond one layout for all stages: they may differ in devices and in sharding, and operators of
+one block may be sharded differently. See :mod:`simpar.plan.placement` for states and roles.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StagePlan(_Part):
         return prod(self.mesh)
 
     def holds(self, device: int) -> bool:
-        """Whether a device is one of them."""
+        """Whether a device belongs to the stage."""
         return 0 <= device - self.first_device < self.num_devices
 
     def roles(self, block: Block) -> dict[str, tuple[Role, ...]]:
@@ -115,7 +115,7 @@ def check_stages(
 ) -> None:
     """Raises UserError with the first rule that stages break on a model and a number of devices.
 
-    A ``microbatch`` are so many sequences of so many tokens.
+    ``microbatch`` is (sequences, tokens of each).
     """
     shape = shape_dims(graph, microbatch[1], batch=microbatch[0])
     layers = sum(stage.layers for stage in stages)
@@ -160,7 +160,7 @@ def _check_block(stage: StagePlan, block: Block, where: str) -> None:
 
 
 def _check_sizes(stage: StagePlan, block: Block, dims: Dims, where: str) -> None:
-    """Slices come out whole."""
+    """Raises UserError unless the slices of all operators and streams come out whole."""
     for name, roles in stage.roles(block).items():
         if not divides(block.operator(name), dims, divisors([roles], stage.mesh)).all():
             words = ", ".join(role.name for role in roles)
@@ -179,7 +179,7 @@ def _check_sizes(stage: StagePlan, block: Block, dims: Dims, where: str) -> None
 
 
 def _check_ways(stage: StagePlan, block: Block, graph: ModelGraph, where: str) -> None:
-    """Between what one operator writes and another reads stands a change of states that there is."""
+    """Raises UserError where a tensor is written in a state that cannot be changed into the one it is read in."""
     roles, own = stage.roles(block), stage.sharding[block.name]
     written = {MEMORY: own.stream("memory"), INPUT: own.stream("input")}
     if block is graph.embedding:

@@ -1,4 +1,4 @@
-"""How replicas of the model cooperate from step to step: the names, and what each of them needs.
+"""How replicas of the model cooperate from step to step: the names of schemes, and what each of them needs.
 
 ``SCHEMES`` is the table: to add a scheme, add its line here and its file in :mod:`simpar.replicas`. Replicas are
 the copies of the model's states: data-parallel ranks, or with ZeRO the shard groups that ``hsdp`` counts.
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scheme:
-    """What a scheme takes: parameter servers ("may", "must" or "no"), a period in local steps, a bound.
+    """What a scheme takes: parameter servers ("may", "must" or "no"), a period in local steps, a bound on staleness.
 
-    ``sync_every`` and ``staleness`` are the natural values; None where the scheme has no such thing.
+    ``sync_every`` and ``staleness`` are the defaults; None where the scheme has no such field.
     """
 
     servers: str = "no"
@@ -46,7 +46,7 @@ def apart(plan: Plan) -> bool:
 
 
 def problem(data: DataParallel) -> str | None:
-    """The first thing that does not go together, in words; None if all does."""
+    """The error message for the first field that does not go with the scheme; None if all do."""
     scheme = SCHEMES[data.sync]
     takers = {
         "sync_every": [name for name, other in SCHEMES.items() if other.sync_every],
@@ -66,7 +66,7 @@ def problem(data: DataParallel) -> str | None:
 
 
 def decided(data: DataParallel, num_nodes: int) -> DataParallel:
-    """The section with the scheme's natural values where the plan leaves them open; a server a node."""
+    """The section with the scheme's defaults where the plan leaves them open; by default one server per node."""
     scheme = SCHEMES[data.sync]
     values = {"sync_every": scheme.sync_every, "staleness": scheme.staleness}
     values["servers"] = num_nodes if scheme.servers == "must" else None

@@ -1,4 +1,4 @@
-"""Which operators, in which roles, run on torch as they are; everything else is refused in one line."""
+"""Which operators run on torch in which roles; everything else is refused in one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refuse_roles(stages: tuple[StagePlan, ...], graph: ModelGraph) -> None:
 
 
 def why_no_copies(graph: ModelGraph, parts: int) -> str | None:
-    """Why heads of attention are not divided into so many parts; None where they are."""
+    """Why the heads of attention cannot be divided into ``parts``; None where they can."""
     kv_heads = graph.dims["kv_heads"]
     if kv_heads % parts == 0:
         return None
@@ -37,7 +37,7 @@ def why_no_copies(graph: ModelGraph, parts: int) -> str | None:
 
 
 def _reason(op: Operator, roles: tuple[Role, ...], mesh: tuple[int, ...], graph: ModelGraph) -> str | None:
-    """Why an operator does not run in its roles; None where it does."""
+    """Why torch does not run an operator in its roles; None where it does."""
     if op.kind not in KINDS or "qk_dim" in graph.dims:
         return f"a real run places no operators of kind {op.kind}, nor latent attention, one by one{allowed(KINDS)}"
     parts = prod(size for role, size in zip(roles, mesh, strict=True) if role.divides == "columns")

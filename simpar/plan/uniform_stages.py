@@ -1,4 +1,4 @@
-"""A uniform plan written as stages, with a role for every operator, and stages that are one layout written as that."""
+"""A uniform plan written as stages with a role for every operator, and equal stages written as a uniform plan."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DATA, ROWS, WHOLE = "data parallelism", "tensor and sequence parallelism", "tens
 
 
 def as_stages(plan: Plan, graph: ModelGraph, *, roles: bool = True) -> Plan:
-    """The plan with stages of mesh (dp, tp); ``plan`` is resolved and checked.
+    """The plan with stages of mesh (dp, tp); ``plan`` must be resolved and checked.
 
-    With ``roles`` every operator has its role, which says the same for tensor, sequence, data and pipeline parallelism
-    of dense models; without, stages are Megatron's whatever the model. Both have one chunk a rank.
+    With ``roles`` every operator has its role, which expresses the same tensor, sequence, data and pipeline parallelism
+    of dense models; without, stages are in Megatron's roles, for any model. Both have one chunk per rank.
     """
     mesh, dp = plan.mesh, plan.mesh.replicas
     sequence_parallel = bool(plan.tensor_parallel.sequence_parallel)
@@ -46,10 +46,10 @@ def as_stages(plan: Plan, graph: ModelGraph, *, roles: bool = True) -> Plan:
 
 
 def as_uniform(plan: Plan, graph: ModelGraph) -> Plan:
-    """The same layout without stages of their own; the inverse of :func:`as_stages` for a checked plan.
+    """The same layout as a uniform plan; the inverse of :func:`as_stages` for a checked plan.
 
-    Layers may differ from stage to stage, nothing else. Raises UserError with the first stage and operator that one
-    layout for all does not express.
+    Stages may differ in their number of layers only. Raises UserError with the first stage and operator that a uniform
+    plan does not express.
     """
     stages = in_roles(plan, graph).pipeline.stages or ()
     found = [_axes(index, stage, graph) for index, stage in enumerate(stages)]
@@ -88,7 +88,7 @@ def as_uniform(plan: Plan, graph: ModelGraph) -> Plan:
 
 
 def _recompute(stages: tuple[StagePlan, ...]) -> str:
-    """One policy where all stages have it, else layer by layer."""
+    """The policy of all stages where it is the same, else one by layer."""
     policies = {stage.recompute for stage in stages}
     if len(policies) == 1:
         return policies.pop()
@@ -96,7 +96,7 @@ def _recompute(stages: tuple[StagePlan, ...]) -> str:
 
 
 def _axes(index: int, stage: StagePlan, graph: ModelGraph) -> tuple[str, ...]:
-    """What each axis of a stage's mesh is: data, or tensor parallelism with or without sequence parallelism."""
+    """The kind of each axis of a stage's mesh: data, or tensor parallelism with or without sequence parallelism."""
     blocks = (graph.embedding, *graph.blocks.values(), graph.head)
     shown = {ROWS: megatron_sharding(graph, True), WHOLE: megatron_sharding(graph, False)}
     found = []
@@ -127,7 +127,7 @@ def _differences(
     stage: StagePlan, axis: int, blocks: Iterable[Block], graph: ModelGraph,
     usual: Mapping[str, BlockSharding], column: bool,
 ) -> Iterator[str]:  # fmt: skip
-    """Operators and ends of blocks that say something else on an axis than a column of Megatron's sharding."""
+    """Operators and ends of blocks whose role on an axis differs from that in a column of Megatron's sharding."""
     for block in (each for each in blocks if each.name in stage.sharding):
         own, other = stage.sharding[block.name], usual[block.name]
         for name, words in own.operators.items():

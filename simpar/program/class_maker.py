@@ -1,4 +1,4 @@
-"""Rank classes of a plan: who may be alike, templates and ordered actions, what they wait for, and the step's tail."""
+"""Rank classes of a plan: which ranks may be alike, their templates, ordered actions, waits, and the step's tail."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pipeline_ranks(plan: Plan, ranks: Ints) -> Ints:
 
 
 def rank_colours(plan: Plan, cluster: Cluster, perturbation: Perturbation, *, uneven_context: bool) -> Ints:
-    """Ranks start equal when they run the same work at the same speed; unfolded, every rank is its own."""
+    """Initial colours int64[world], equal for ranks with the same work at the same speed; unfolded, all differ."""
     mesh, world = plan.mesh, np.arange(cluster.world_size)
     colour, colours = pipeline_ranks(plan, world), mesh.pp
     if uneven_context:
@@ -63,12 +63,12 @@ def rank_colours(plan: Plan, cluster: Cluster, perturbation: Perturbation, *, un
 
 @dataclass(frozen=True)
 class _Order:
-    """What a pipeline rank does in turn, its actions and then the tail of the step.
+    """The n - 1 actions of a pipeline rank in order, and the tail of the step as the n-th entry.
 
-    ``keys`` are letters, virtual stages and flags in the order in which they come,
-    ``key`` int64[n - 1] the one of every action; of all, int64[n], ``stage`` and ``microbatch`` (-1: of the tail) and
-    the ``first_layer`` of the stage. An arrival waits for the action ``awaited`` int64[n] (-1: none) of a stage: of
-    each of ``ways``, pairs of a stage and that it waits for (-1: none), the one that ``way`` int64[n] says.
+    ``keys`` are the distinct (letter, virtual stage, flags) in order of appearance, ``key`` int64[n - 1] is that of
+    every action. ``stage``, ``microbatch`` (both -1 for the tail) and ``first_layer`` (of the stage) are int64[n].
+    ``ways`` are the distinct pairs (stage, stage that it waits for or -1), ``way`` int64[n] is that of every entry; its
+    arrival waits for action number ``awaited`` int64[n] (-1: none) of the latter stage's rank.
     """
 
     keys: list[Key]
@@ -83,10 +83,11 @@ class _Order:
 
 @dataclass
 class _Family:
-    """Templates of classes whose collectives take the same, under the prices of the one that it began with.
+    """Templates shared by classes whose collectives take equally long, priced for the first such class.
 
-    ``long`` says that templates go step by step, because collectives inside may be disturbed. ``made`` are those of the
-    actions of a pipeline rank, and which is whose, also by whether it has the device that one process works through.
+    ``long``: templates are written step by step, because others may disturb their collectives. ``made`` has, by
+    pipeline rank and by whether it is the first device of a single process, the templates and which of them each action
+    uses.
     """
 
     builder: ActionBuilder
@@ -97,13 +98,13 @@ class _Family:
     _joined: dict[tuple[Any, ...], Template] = field(default_factory=dict)
 
     def prepare(self, keys: Iterable[Key]) -> None:
-        """Make the templates of some actions of virtual stages of which none is like another."""
+        """Make the templates of some actions, whose virtual stages are each the first of those alike."""
         for key in keys:
             if key not in self._passes:
                 self._passes[key] = self.builder.template(key, self.pricing)
 
     def template(self, key: Key, gathers: tuple[CollectiveUse, ...], messages: tuple[Node, ...]) -> Template:
-        """The action's template behind what it gathers first, with messages behind its exit; equal ones are one."""
+        """The action's template, with gathers in front and messages behind its exit; equal ones are made once."""
         if (key, gathers, messages) not in self._joined:
             template = flatten(self._passes[key]) if self.long else self._passes[key]
             self._joined[key, gathers, messages] = followed(received(template, gathers), messages)
@@ -114,10 +115,10 @@ class _Family:
 class ClassMaker:
     """Templates and ordered actions of each rank class.
 
-    ``builders`` are those of the pipeline ranks: of a uniform plan the same for all, else of stages with meshes of
-    their own, which ``boundaries`` join. ``middle_count`` microbatches are one op behind the first
-    (:mod:`simpar.program.emission.microbatches`). What was made is kept: families of templates by builder, slowdown and
-    whether they go step by step; builders by stage, context and expert coordinates and devices that ranks differ in.
+    ``builders`` has one for every pipeline rank: the same for all in a uniform plan; else those of stages with meshes
+    of their own, which ``boundaries`` join. ``middle_count`` microbatches behind the first are one op
+    (:mod:`simpar.program.emission.microbatches`). The private fields are caches: families of templates by builder,
+    slowdown and ``long``; builders by shared builder, context and expert coordinate, and device.
     """
 
     job: Job
@@ -140,7 +141,7 @@ class ClassMaker:
         return {(letter, first): builder.template((letter, 0, first), pricing) for letter, first in keys}
 
     def _builder(self, class_id: int) -> ActionBuilder:
-        """What builds the templates of a class."""
+        """The builder of a class's templates: shared, or for its own context or expert coordinate or device."""
         shared, plan = self.builders[int(self.stage_of_class[class_id])], self.job.plan
         rank = self.network.layout.representative_rank[class_id]
         device = int(self.network.cluster.device_of(rank))
@@ -170,7 +171,7 @@ class ClassMaker:
 
     @cached_property
     def alike(self) -> list[Ints]:
-        """Classes by what they run: the actions of those of one entry, ascending, differ in whom they wait for only."""
+        """Classes grouped by what they run: within an entry (ascending), actions differ only in whom they wait for."""
         network, layout, mesh = self.network, self.network.layout, self.job.plan.mesh
         ranks, factors = layout.representative_rank, self.perturbation.slow_ranks
         columns = [
@@ -211,10 +212,10 @@ class ClassMaker:
         return ClassActions(templates, index, microbatch, order.stage, *sources, first_layer)
 
     def _order(self, rank: int) -> _Order:
-        """What every class of a pipeline rank does in turn.
+        """The order of actions that all classes of a pipeline rank share.
 
-        Forwards wait for that of the stage before, backwards for the stage behind; that of the last stage follows its
-        own forward.
+        Forwards wait for the forward of the stage before, backwards for the gradient of the stage behind; a backward of
+        the last stage waits for its own forward.
         """
         if rank not in self._orders:
             columns, num = self.schedule.ranks[rank], self.schedule.num_stages
@@ -242,14 +243,14 @@ class ClassMaker:
         return self._orders[rank]
 
     def _ordered(self, class_id: int, order: _Order) -> tuple[tuple[Template, ...], Ints]:
-        """Templates, and the index of every action's: of whole sequences, or slice by slice; the tail is the last."""
+        """Templates, and the index of every action's template (those of slices apart); the tail's is the last."""
         makers, tail = self._slice_makers or (self,), self._tail(class_id)
         slices = order.microbatch[:-1] % len(makers)
         mine = [_distinct(order.key[slices == each])[0] for each in range(len(makers))]
         keys = [[order.keys[at] for at in each] for each in mine]
         found = [maker._templates(class_id, each) for maker, each in zip(makers, keys, strict=True)]
         known = tuple(id(each) for each in (order, tail, *(templates for templates, _ in found)))
-        if known not in self._known:  # classes that run the same share what they are made of
+        if known not in self._known:  # classes that run the same share these objects
             starts = np.cumsum([0, *(len(templates) for templates, _ in found)]).tolist()
             table = np.zeros((len(makers), len(order.keys)), dtype=np.int64)
             for number, (_, index) in enumerate(found):
@@ -272,11 +273,11 @@ class ClassMaker:
     def _join_pairs(
         self, class_id: int, actions: _Order, pairs: Ints, columns: tuple[int, Ints, Ints, Ints]
     ) -> list[Template]:
-        """Let forwards at ``pairs`` and the backwards behind them run together, where nothing lies between them.
+        """Let forwards at ``pairs`` and the backwards behind them run together, where no collective lies between them.
 
-        The forward's place holds both passes and waits for the inputs of both, the backward's hands its gradient
-        on. Returns their templates behind the first of ``columns``, the number of others; changes the rest of them: by
-        action template and sources (two columns each, those of all classes and what they wait for).
+        The forward's entry then holds both passes and waits for the inputs of both; the backward's only hands its
+        gradient on. ``columns`` are the number of other templates and three arrays by action that are changed in place:
+        template, source class and source action. Returns the pairs' templates, numbered behind the others.
         """
         alone, order, source_class, source_action = columns
         pricing, known, templates = self._pricing(class_id), dict[tuple[Key, Key], int](), list[Template]()
@@ -296,9 +297,9 @@ class ClassMaker:
         return templates
 
     def _templates(self, class_id: int, keys: Sequence[Key]) -> tuple[list[Template], dict[Key, int]]:
-        """Templates of the actions, and which is whose; classes whose collectives take the same share them.
+        """Templates of the actions, and the index of each key's; shared by classes whose collectives take equally long.
 
-        Of a single process, one rank has the device that everything passes through.
+        Under a single process, templates of the first device, through which everything passes, differ from others.
         """
         family, builder = self._family(class_id, keys), self.builders[0]
         one_process, alike = builder.sync.single_process, family.builder.alike
@@ -362,7 +363,7 @@ class ClassMaker:
         return all(self.network.secluded[group] for group in groups if group >= 0)
 
     def _sends(self, letter: str, stage: int) -> tuple[Node, ...]:
-        """The messages to the neighbouring stage, in turn; forward sends ahead, B and I send back."""
+        """The messages of an action to the neighbouring stage: a forward sends ahead, B and I send back."""
         target = stage + 1 if letter == "F" else stage - 1
         if letter == "W" or not 0 <= target < self.schedule.num_stages:
             return ()
@@ -384,7 +385,7 @@ class ClassMaker:
         return tuple(replace(node, collective=use) for use in uses)
 
     def _message(self, stage: int, target: int) -> tuple[float, int]:
-        """Bytes of a message from one stage to the next or the one before, and how many a rank sends."""
+        """(Bytes of one message between neighbouring stages, number of messages that a rank sends)."""
         if self.boundaries:
             return self.boundaries.message(stage, target)
         builder, lower = self.builders[0], min(stage, target)
@@ -392,7 +393,7 @@ class ClassMaker:
         return float(send_bytes(builder.view, builder.pieces[lower][-1].block)), 1
 
     def _gathers(self, letter: str, stage: int) -> tuple[CollectiveUse, ...]:
-        """What a pass gathers from the pieces that its ranks received."""
+        """The collectives that put together the pieces that the ranks of a pass received."""
         source = stage - 1 if letter == "F" else stage + 1
         if letter == "W" or not self.boundaries or not 0 <= source < self.schedule.num_stages:
             return ()
@@ -423,9 +424,9 @@ class ClassMaker:
         return tail
 
     def _sources(self, classes: Ints, order: _Order) -> tuple[Ints, Ints]:
-        """Whom arrivals wait for: classes int64[classes, n, k] (-1: nobody) and their actions int64[n, k].
+        """What arrivals wait for: classes int64[classes, n, k] (-1: none) and their actions int64[n, k].
 
-        The last column is free for a pair's other pass.
+        The last of the k columns stays free for the other pass of a pair.
         """
         nobody = np.full((len(classes), 1), -1)
         senders = [self._senders(classes, *way) if way[1] >= 0 else nobody for way in order.ways]
@@ -436,7 +437,7 @@ class ClassMaker:
         return table[:, order.way], np.repeat(order.awaited[:, None], width, axis=1)
 
     def _senders(self, classes: Ints, stage: int, source: int) -> Ints:
-        """Classes of the ranks of a stage that send to the representatives of some, or these: int64[classes, k]."""
+        """Classes of ranks of stage ``source`` that send to the representatives of ``classes``: int64[classes, k]."""
         layout, mesh = self.network.layout, self.job.plan.mesh
         ranks = layout.representative_rank[classes]
         if isinstance(mesh, MirroredMesh) and self._turns(stage, source):
@@ -457,9 +458,9 @@ class ClassMaker:
 
     @cached_property
     def _positions(self) -> Ints:
-        """Position on its rank of what hands an activation (0) or a gradient (1: B or I) over.
+        """Position, on its rank, of the action that hands an activation (0: F) or a gradient (1: B or I) over.
 
-        int64[2, stages, microbatches].
+        int64[2, stages, microbatches], -1 for none.
         """
         ranks = self.schedule.ranks
         count = 1 + max(int(columns.microbatch.max(initial=0)) for columns in ranks)
@@ -472,6 +473,6 @@ class ClassMaker:
 
 
 def _distinct(values: Ints) -> tuple[list[int], Ints]:
-    """Distinct values in the order in which they come, and which of them every value is, int64[n]."""
+    """Distinct values in order of appearance, and the index int64[n] of every value among them."""
     distinct = by_appearance(values)
     return values[distinct.representative].tolist(), distinct.class_of

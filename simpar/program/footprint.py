@@ -1,4 +1,4 @@
-"""What every class of ranks holds at its worst: states, the simulated peak, allocator and context; and its host."""
+"""Peak memory of every class of ranks: states, the simulated peak, allocator and context; and memory of the host."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from simpar.units import Numbers
 class Footprint:
     """Memory of one class of ranks in one simulated step of a job.
 
-    ``overhead_bytes`` (context and communicators) lie outside the allocator, which grows no further than the device, of
-    ``capacity_bytes``, lets it; ``held_outputs_bytes`` are freed, but in use by another stream. ``experts_bytes`` is
-    (mean, standard deviation) of what the fullest rank holds of routed tokens beyond that, ``risk`` is of all else.
+    ``overhead_bytes`` (context and communicators) lie outside the allocator, which has the rest of ``capacity_bytes``;
+    ``held_outputs_bytes`` are freed, but in use by another stream. ``experts_bytes`` is (mean, standard deviation) of
+    the routed tokens on the fullest rank beyond those that are predicted; ``risk`` covers all other errors.
     """
 
     job: Job
@@ -54,16 +54,16 @@ class Footprint:
 
     @property
     def peaks_between(self) -> bool:
-        """Whether most is held between two steps: the copies that the gather of updated parameters leaves."""
+        """Whether memory peaks between two steps, by the copies that the gather of updated parameters leaves."""
         return bool(self.static.total_bytes > self.static.resident_bytes + self.use.peak_bytes)
 
     @property
     def moving_bytes(self) -> int:
-        """Most that comes and goes above what is resident: at the simulated peak, or copies between two steps."""
+        """The most bytes above the resident ones: at the simulated peak, or in copies between two steps."""
         return max(self.use.peak_bytes, int(self.static.total_bytes - self.static.resident_bytes))
 
     def most_moving_bytes(self, probability: float = AS_PREDICTED) -> float:
-        """The most that may come and go on the device, so that it fits with some probability."""
+        """The most bytes that may come and go while the class still fits on its device with some probability."""
         limit_bytes, habits = self.capacity_bytes - self.overhead_bytes, self.job.stack.memory.allocator
         static = float(self.static.resident_bytes)
 
@@ -112,18 +112,18 @@ class Footprint:
 
     @property
     def parts_bytes(self) -> Parts:
-        """What it needs, by what makes that more or less."""
+        """The bytes that it needs, split by source of error."""
         inside = float(self.static.resident_bytes), float(self.moving_bytes)
         return Parts(*inside, self.overhead_bytes, *self.experts_bytes)
 
     @property
     def fit_causes(self) -> dict[str, float]:
-        """What part every cause has in what must stay free for this class to fit."""
+        """The share of every source of error in the memory that must stay free for this class to fit."""
         return self.risk.shares(self.parts_bytes)
 
     @property
     def fit_probability(self) -> float:
-        """How probable it is that this class fits into its device."""
+        """The probability that this class fits on its device."""
         return self.risk.fit_probability(self.capacity_bytes, self.needed_bytes, self.parts_bytes)
 
     def needed_at(self, probability: float) -> float:
@@ -132,21 +132,21 @@ class Footprint:
 
     @property
     def held_interval_bytes(self) -> tuple[float, float]:
-        """What the device shows as used at the peak, in nine of ten cases: no more than it has, if it fits."""
+        """The range of :attr:`held_bytes` in nine of ten cases; it ends at the device's memory where the class fits."""
         low, high = self.reserved_interval_bytes
         return self.overhead_bytes + low, self.overhead_bytes + high
 
     @property
     def reserved_interval_bytes(self) -> tuple[float, float]:
-        """What the allocator reports as its peak, in nine of ten cases: no more than is left to it, if it fits."""
+        """The range of the allocator's reported peak in nine of ten cases; it ends at what the allocator may have."""
         low, high = self.risk.reserved_interval_bytes(self.reserved_bytes, self.parts_bytes)
         most = max(self.capacity_bytes - self.overhead_bytes, self.reserved_bytes)
         return min(low, most), min(high, most)
 
     def fullness(self, share: float, probability: float = AS_PREDICTED) -> float:
-        """What it takes of the device with some probability, up to 1 where it fits.
+        """The part of the device that the class takes with some probability: at most 1 where it fits.
 
-        Of the device the process may report no more than a share.
+        ``share`` is the largest part of the device that the process may report as used.
         """
         reported_bytes = self.held_bytes / share if share < 1.0 else 0.0
         return max(self.needed_at(probability), reported_bytes) / self.capacity_bytes
@@ -177,22 +177,23 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
 
 
 def on_fullest_device(held: Sequence[Footprint]) -> list[Footprint]:
-    """The classes on the kind of device of which the largest share is needed: those that peaks are reported of."""
+    """The classes on the kind of device that is fullest relative to its memory; peaks are reported for these."""
     capacity = max(held, key=lambda one: one.needed_bytes / one.capacity_bytes).capacity_bytes
     return [one for one in held if one.capacity_bytes == capacity]
 
 
 def _held_up(lowered: Lowered, stage: int, cluster: Cluster) -> bool:
-    """Whether late members of collectives hold up the host of a stage so much that its device waits for it."""
+    """Whether late members of collectives hold up the host of a stage for so long that its device waits for it."""
     if not cluster.state.get("member_us") or not lowered.job.stack.memory.allocator.held_outputs:
         return False
     return lowered.maker.waits_for_host(lowered.stage_of_class.tolist().index(stage))
 
 
 def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:
-    """What the fullest rank of a stage may hold of routed tokens beyond what is predicted: mean, standard deviation.
+    """(Mean, standard deviation) in bytes of routed tokens on the fullest rank of a stage beyond the prediction.
 
-    By the moment of its schedule, as the search does for columns; of tables that follow from durations, by the table.
+    Taken at the schedule's moment, as the search does for arrays of layouts; greedy and custom schedules by their
+    table.
     """
     builder, graph = lowered.maker.builders[stage], lowered.job.graph
     if not graph.is_mixture:
@@ -215,7 +216,7 @@ def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class HostUse:
-    """The fullest node: bytes of all its ranks together, and what it has."""
+    """The fullest node: host bytes of all its ranks together, and the capacities of its memory and drives."""
 
     node: HostMemory
     capacity_bytes: float
@@ -250,7 +251,7 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
 
 
 def _activations(lowered: Lowered, stage: int) -> float:
-    """Highest sum of offloaded activations along the passes of a pipeline rank; the last block keeps its own."""
+    """Peak bytes of offloaded activations along a pipeline rank's passes; a stage's last block keeps its own."""
     builder, share = lowered.maker.builders[stage], lowered.job.plan.offload.offload_activations
     if not share:
         return 0.0

@@ -1,14 +1,13 @@
-"""Jitter: the kernels of every pass of every rank a little slower or faster, the same under the same seed.
+"""Jitter: kernels of every pass of every rank are a little slower or faster, the same way under the same seed.
 
-One factor a pass (an action of the schedule: one microbatch through one stage; or the step's tail) and rank, lognormal
-with mean 1: what varies is clocks, power and the host, which change slower than kernels follow one another. Ranks that
-communicate inside blocks (tensor, context, expert parallel) meet several times a layer. Where one of them is slower
-through a whole pass, the others wait for it at the next collective: with equal kernels between two collectives, the
-slowest rank decides at each of them. So a *unit* of such ranks of one class, not a rank, has a timeline of its own,
-and the largest factor of its ranks. Folding simulates one rank for all that behave alike; under independent jitter no
-two units do, so the step is lowered again with a colour for every unit. Collectives are not touched. No factor is below
-``least``, at which the kernels of a step would need the peak of the devices: a wide distribution does not make them
-faster than that.
+Every pass (an action of the schedule: one microbatch through one stage; or the step's tail) of every rank has one
+factor, lognormal with mean 1: exp(sigma z - sigma^2 / 2) for a standard normal z. Clocks, power and the host vary, and
+these change more slowly than kernels follow one another. Ranks that communicate inside blocks (tensor, context, expert
+parallel) meet several times per layer. With equal kernels between two collectives, the rank that is slowest in a pass
+decides at each of them. Such ranks of one class are therefore a *unit* with one timeline and the largest factor of its
+ranks. Folding simulates one rank for all that behave alike; under independent jitter no two units do, so the step is
+lowered again with a colour for every unit. Collectives are not touched. No factor is below ``least``, with which the
+kernels of a step would run at the peak of the devices, however wide the distribution.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MANTISSA_BITS = 53
 
 
 def units_of(lowered: Lowered) -> Ints:
-    """Number of the unit of every rank, int64[world], class by class: those of a class that meet inside blocks."""
+    """Number of every rank's unit, int64[world]: ranks of one class that meet inside blocks form a unit."""
     of_rank, kinds = lowered.layout.class_of_rank, lowered.maker.network.block_kinds
     world = len(of_rank)
     part = connected(world, [kind.groups for kind in lowered.maker.network.kinds if kind.name in kinds])
@@ -38,7 +37,7 @@ def units_of(lowered: Lowered) -> Ints:
 
 
 def connected(count: int, groups: Sequence[Ints]) -> Ints:
-    """Number of the connected part of every one of ``count`` things, joined by groups int64[G, N] of them."""
+    """Connected component of each of ``count`` nodes, int64[count], where ``groups`` int64[G, N] join their members."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -52,7 +51,7 @@ def connected(count: int, groups: Sequence[Ints]) -> Ints:
 
 
 def num_ops(lowered: Lowered, units: Ints) -> int:
-    """Ops of a step in which every unit has those of its class."""
+    """Number of ops of a step in which every unit has its own copy of its class's ops."""
     first = np.unique(units, return_index=True)[1]
     each = np.bincount(lowered.layout.class_of_rank[first])
     return int(each[lowered.program.ops.class_id].sum())
@@ -60,9 +59,9 @@ def num_ops(lowered: Lowered, units: Ints) -> int:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The part of every op that jitter touches: ``time_ns`` int64[num_ops] of kernels, in the pass ``action``.
+    """The part of every op that jitter touches: ``time_ns`` int64[num_ops] of kernels, in pass number ``action``.
 
-    ``on_device`` bool[num_ops] is false where the host launches beside the device.
+    ``on_device`` bool[num_ops] is false for launches by the host beside the device.
     """
 
     time_ns: Ints
@@ -91,7 +90,7 @@ class Kernels:
 
 
 def kernel_ns(node: Node) -> int:
-    """How long kernels, and gaps between launches, keep the compute stream of a node busy."""
+    """Nanoseconds for which kernels, and gaps between launches, keep the compute stream of a node busy."""
     if node.collective is not None:
         return 0
     if not node.segments:
@@ -130,7 +129,7 @@ class Jitter:
 
     @staticmethod
     def of(lowered: Lowered, units: Ints, *, at_peak_s: float = 0.0) -> Jitter:
-        """The kernels of all units of a folded step, which take ``at_peak_s`` a step at the least."""
+        """The jitter of a folded step, whose kernels on a rank take at least ``at_peak_s`` seconds per step."""
         every = lowered.apart(units)
         kernels, class_id = Kernels.of(every), every.program.ops.class_id
         busiest_ns = np.bincount(class_id, kernels.time_ns * kernels.on_device).max(initial=1.0)
@@ -138,7 +137,7 @@ class Jitter:
         return Jitter(every.program, units, units[every.layout.representative_rank][class_id], kernels, least)
 
     def ops(self, sigma: float, seed: int) -> OpTable:
-        """The ops under one seed; a kernel that drains over shared cores has more or less to drain."""
+        """The ops under one seed: kernels with scaled durations, or with scaled work where they share cores."""
         table, time_ns, action = self.program.ops, self.kernels.time_ns, self.kernels.action
         touched = np.flatnonzero(time_ns)
         factor = slowest(self.units, int(action.max(initial=-1)) + 1, sigma, seed)

@@ -27,7 +27,7 @@ from simpar.units import Indices, Ints
 
 @dataclass(frozen=True)
 class Lowered:
-    """A Program with the way back: classes, templates behind every slot, and which op each slot became."""
+    """A Program and its origin: rank classes, the template of every slot, and the op that each slot became."""
 
     program: Program
     job: Job
@@ -39,14 +39,14 @@ class Lowered:
     stage_of_class: Ints
 
     def apart(self, colours: Ints) -> Lowered:
-        """The same step where only ranks of one colour, int64[world], may be alike, however many ops it has."""
+        """The step lowered again, where only ranks of one colour, int64[world], may be alike; any number of ops."""
         maker = replace(self.maker, network=self.maker.network.apart(colours))
         return Outline.of(maker, most_ops=inf).lowered()
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A step of which everything is decided, before its ops are written out: ``actions`` of every class."""
+    """A step that is decided completely, before its ops are written out; ``actions`` are those of every class."""
 
     maker: ClassMaker
     emitter: Emitter
@@ -71,7 +71,7 @@ class Outline:
         return len(self.emitter)
 
     def digest(self) -> bytes | None:
-        """Steps with the same digest take the same, op by op, and change memory alike; None where nothing tells it."""
+        """Steps with equal digests agree in time and memory, op by op; None for ranks that share cores."""
         network = self.maker.network
         if network.contention and are_shared(network.cluster):
             return None
@@ -90,7 +90,7 @@ class Outline:
 
 
 class How(TypedDict, total=False):
-    """What makes ranks differ, and two ways to write a step: see :func:`outline`."""
+    """Options of :func:`outline`: what makes ranks differ, and two simplifications of the Program."""
 
     perturbation: Perturbation | None
     collapse: bool
@@ -103,12 +103,12 @@ def lower(job: Job, cluster: Cluster, schedule: Schedule, **how: Unpack[How]) ->
 
 
 def outline(job: Job, cluster: Cluster, schedule: Schedule, **how: Unpack[How]) -> Outline:
-    """Decide everything about one step but its ops.
+    """Decide everything about one step except its ops.
 
-    ``schedule`` is the plan's action table; ``collapse`` (usual) merges the serial steps of a block into one op where
-    nothing outside can touch them (exact; see :mod:`simpar.program.blocks.segments`). Without ``contention`` every
-    collective has its links to itself: a lower bound, and much smaller where tensor-parallel traffic shares links.
-    Many microbatches without a pipeline become few ops where that is exact
+    ``schedule`` is the plan's action table; ``collapse`` (the default) merges the serial steps of a block into one op
+    where nothing outside can delay them (exact; see :mod:`simpar.program.blocks.segments`). Without ``contention``
+    every collective has its links to itself: a lower bound, with far fewer ops where tensor-parallel traffic shares
+    links. Many microbatches without a pipeline become few ops where that is exact
     (:mod:`simpar.program.emission.microbatches`). Raises UserError for too many ops.
     """
     perturbation, cluster, plan = how.get("perturbation") or Perturbation(), cluster.in_training, job.plan

@@ -1,11 +1,11 @@
-"""Plans whose stages have devices and meshes of their own: builders, process groups, and what crosses between stages.
+"""Plans whose stages have devices and meshes of their own: builders, process groups, and messages between stages.
 
-Between stages of the same mesh and states every device hands its share to the one in its place, as in a uniform plan.
-Between others the boundary tensor is cut into equal pieces, as many as the finer of the two has devices (their least
-common multiple where neither divides the other): every sender sends its pieces in turn, every receiver waits for all
-of its own, then gathers along the axes on which it needs the whole; which device gets which piece inside a stage is a
-matter of its fast links and not counted [Zheng et al. 2022, arXiv 2201.12023, section 6: cross-mesh resharding with
-local all-gather].
+Between stages with equal meshes and states, every device sends its share to the device in the same place, as in a
+uniform plan. Otherwise the boundary tensor is cut into equal pieces, as many as the larger stage has devices (the least
+common multiple of both numbers where neither divides the other). Every sender sends its pieces in turn; every receiver
+waits for all of its own, then gathers along the axes on which it needs the whole tensor. Which device of a stage gets
+which piece is left to the stage's fast links and not counted [Zheng et al. 2022, arXiv 2201.12023, section 6:
+cross-mesh resharding with local all-gather].
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from simpar.units import US, Ints
 
 
 def stage_builders(job: Job, cluster: Cluster, schedule: Schedule) -> tuple[ActionBuilder, ...]:
-    """The builder of every stage: that of the uniform plan that repeats it, or one for roles of its own."""
+    """The builder of every stage: that of the uniform plan that repeats it, or one for operators in given roles."""
     found: list[ActionBuilder] = []
     for index, stage in enumerate(job.plan.pipeline.stages or ()):
         if stage.sharding:
@@ -66,10 +66,10 @@ def axis_groups(stage: StagePlan, axes: tuple[int, ...]) -> Ints:
 
 
 def messages(sender: StagePlan, receiver: StagePlan) -> list[Ints]:
-    """The messages of one boundary in turn, each as (sender, receiver) of all devices: int64[senders, 2].
+    """The messages of one boundary, one after the other, each as (sender, receiver) pairs int64[senders, 2].
 
-    Piece p goes from device p modulo the senders to device p modulo the receivers: wherever whole nodes talk, pieces
-    keep to their rail.
+    Piece p goes from device p modulo the senders to device p modulo the receivers, so that pieces stay on their rail
+    where whole nodes communicate.
     """
     pieces = lcm(sender.num_devices, receiver.num_devices)
     source = np.arange(sender.num_devices)
@@ -86,7 +86,7 @@ def messages(sender: StagePlan, receiver: StagePlan) -> list[Ints]:
 
 
 def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) -> list[GroupKind]:
-    """Every kind of process group of a plan with stages of their own; stages name theirs alike."""
+    """Every kind of process group of a plan with stages of their own; kinds of different stages may share a name."""
     kinds: list[GroupKind] = []
     for builder, stage in zip(builders, stages, strict=True):
         if isinstance(builder, RolesBuilder):
@@ -107,7 +107,7 @@ def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) 
         GroupKind(name, np.concatenate(pairs), ("send",), directed=True) for name, pairs in hops.items()
     ]
     if builders[0].job.graph.tied_embeddings and len(stages) > 1:
-        # pairs of a device of the first and one of the last stage, as many as the smaller has devices
+        # pairs of a device of the first stage and one of the last, as many as the smaller stage has devices
         both = stages[0], stages[-1]
         count = np.arange(min(stage.num_devices for stage in both))
         there = [stage.first_device + count * stage.num_devices // len(count) for stage in both]
@@ -116,13 +116,13 @@ def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) 
 
 
 def message_kind(delta: int, number: int) -> str:
-    """Name of the point-to-point groups of the messages with a number that go ``delta`` pipeline ranks ahead."""
+    """Name of the point-to-point groups of the ``number``-th messages that go ``delta`` pipeline ranks ahead."""
     return hop_kind(delta) + (f".{number}" if number else "")
 
 
 @dataclass(frozen=True)
 class Boundaries:
-    """What crosses between neighbouring stages with meshes of their own."""
+    """Messages between neighbouring stages with meshes of their own, and the gathers behind them."""
 
     job: Job
     builders: tuple[ActionBuilder, ...]
@@ -152,7 +152,7 @@ class Boundaries:
         return ("B", "S" if tensor.sequence_parallel else "R")[: len(own.mesh)]
 
     def _is_even(self, stage: int, target: int) -> bool:
-        """Whether every device hands its own share to the one in its place, as in a uniform plan."""
+        """Whether every device sends its own share to the device in the same place, as in a uniform plan."""
         states = self._states(stage, target)
         return self.stages[stage].mesh == self.stages[target].mesh and states[0] == states[1]
 
@@ -164,9 +164,9 @@ class Boundaries:
         return float(block.output_elements(block.view(shape))) * width
 
     def message(self, stage: int, target: int) -> tuple[float, int]:
-        """Bytes of one message from one stage to another, and how many of them a device sends.
+        """(Bytes of one message from one stage to another, number of messages that a device sends).
 
-        What ranks hold in copies goes whole, or in slices where the stack says so (scatter-gather).
+        Ranks with equal copies send them whole, or in slices where the stack does so (scatter-gather).
         """
         devices = self.stages[stage].num_devices
         pieces = lcm(devices, self.stages[target].num_devices)
@@ -176,7 +176,7 @@ class Boundaries:
         return self._whole_bytes(min(stage, target)) / pieces, count
 
     def gathers(self, source: int, stage: int) -> tuple[CollectiveUse, ...]:
-        """What a stage that needs whole rows gathers, in turn, from the pieces that its devices received."""
+        """The all-gathers, one after the other, that put received pieces together where a stage needs whole rows."""
         if self._is_even(source, stage):
             return ()
         mesh, states, found = self.stages[stage].mesh, self._states(source, stage)[1], list[CollectiveUse]()

@@ -11,5 +11,5 @@ from simpar.replicas.staleness import MeanStep
 
 
 def rounds(setting: Setting) -> MeanStep:
-    """Nobody waits for anybody; replicas only share links and servers."""
+    """No replica waits for another; they only share links and servers."""
     return meet(setting, lambda _: None)

@@ -26,7 +26,7 @@ LOCAL, AVERAGE, OUTER = (
 def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> MeanStep:
     """Simulate rounds of ``sync_every`` local steps, an all-reduce of ``size_bytes`` and an update of ``outer_s``.
 
-    The all-reduce begins when the last replica arrives and keeps all of them.
+    The all-reduce begins when the last replica arrives, and all replicas wait until it ends.
     """
     period = int(setting.plan.data_parallel.sync_every or 1)
     replicas = len(setting.replicas)
@@ -70,7 +70,7 @@ def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> MeanSt
 
 
 def average_s(setting: Setting, size_bytes: float) -> float:
-    """Seconds of the all-reduce across replicas, all shards of the model at once on the links they share."""
+    """Seconds of the all-reduce across replicas, with all shards of the model at once on the links that they share."""
     of_rank = setting.replicas.of_rank
     groups = np.argsort(of_rank, kind="stable").reshape(len(setting.replicas), -1).T
     shard_bytes = size_bytes / len(groups)

@@ -13,5 +13,5 @@ from simpar.replicas.staleness import MeanStep
 
 
 def rounds(setting: Setting) -> MeanStep:
-    """A clock for all after every push; nothing is ever stale."""
+    """All replicas wait for each other after every push, so nothing is ever stale."""
     return replace(meet(setting, lambda exchange: exchange.wait_for_clock(0)), staleness=None)

@@ -20,7 +20,7 @@ from simpar.report.waits import OTHER_REPLICAS, Waited
 
 
 def cooperate(context: Context, noise_tokens: float | None = None, *, with_timeline: bool = True) -> Result:
-    """The result of one local step, with the means over many local steps of all replicas in its place.
+    """The result of one local step, with times replaced by means over many local steps of all replicas.
 
     Memory, timeline and critical path are those of the local step. ``noise_tokens`` is the
     noise scale of gradients (None: by :func:`simpar.replicas.efficiency.noise_scale_tokens`).
@@ -45,7 +45,7 @@ def cooperate(context: Context, noise_tokens: float | None = None, *, with_timel
 
 
 def _speed(speed: Speed, step_s: float, stretch: float) -> Speed:
-    """The same work in another time, a local step ``stretch`` times as long."""
+    """The speed at ``step_s`` per step, where a local step is ``stretch`` times as long as the simulated one."""
     factor = speed.step_time_s / step_s
     rates = ("tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "tflops_per_device")
     changed = {name: getattr(speed, name) * factor for name in rates}
@@ -54,7 +54,7 @@ def _speed(speed: Speed, step_s: float, stretch: float) -> Speed:
 
 
 def _breakdown(local: TimeBreakdown, mean: MeanStep, stretch: float) -> TimeBreakdown:
-    """Parts of a replica's local step at the mean speed of all, then messages, then waiting; they sum to the step."""
+    """Parts of the local step, stretched to the mean, then messages, then waiting; they sum to the step."""
     parts = {name: value * stretch for name, value in local.model_dump().items()}
     parts["optimizer"] += mean.outer_s
     parts["exposed_dp"] += mean.exchange_s
@@ -63,9 +63,9 @@ def _breakdown(local: TimeBreakdown, mean: MeanStep, stretch: float) -> TimeBrea
 
 
 def _why(result: Result, mean: MeanStep, stretch: float) -> Why:
-    """For whom a rank of the mean replica waits, in its own step and for others, and how sure the mean step is.
+    """What a rank of the mean replica waits for, in its own step and for other replicas, and how sure the step is.
 
-    No run shows how far an exchange is off: it counts as sure as the local step, so that both share one factor.
+    No measured run shows the error of an exchange: it is taken to be as sure as the local step, with the same factor.
     """
     inside = [one.model_copy(update={"seconds": one.seconds * stretch}) for one in result.waiting]
     others = [Waited(cause=OTHER_REPLICAS, seconds=mean.waiting_s)] if mean.waiting_s else []
@@ -80,7 +80,7 @@ def _why(result: Result, mean: MeanStep, stretch: float) -> Why:
 def _communication(
     result: Result, setting: Setting, mean: MeanStep, stretch: float
 ) -> dict[str, Communication]:
-    """What a local step moves at the mean speed of all; and, as data-parallel, what the exchange adds."""
+    """Communication of a local step, stretched to the mean, plus that of the exchange as data-parallel."""
     local = {
         kind: one.model_copy(update={"busy_s": one.busy_s * stretch, "exposed_s": one.exposed_s * stretch})
         for kind, one in result.communication.items()
@@ -89,7 +89,7 @@ def _communication(
 
 
 def _exchange(inside: Communication | None, setting: Setting, mean: MeanStep) -> Communication:
-    """Data-parallel traffic inside the step, and what each rank's share of the exchange adds."""
+    """Data-parallel traffic inside the step, plus each rank's share of the exchange."""
     ranks = len(setting.replicas.of_rank) / len(setting.replicas)
     how = "push and pull" if mean.server_memory_bytes else "all_reduce of parameters"
     return Communication(
@@ -101,9 +101,9 @@ def _exchange(inside: Communication | None, setting: Setting, mean: MeanStep) ->
 
 
 def _bill(context: Context, setting: Setting, mean: MeanStep) -> Bill:
-    """Rent and energy of the mean step: every replica runs its kernels once in a step of its own, and else waits.
+    """Rent and energy of the mean step: every replica runs its kernels once per step of its own, and waits otherwise.
 
-    Servers are not in the bill. An outer update streams through memory.
+    Servers are not in the bill. An outer update counts as memory-bound.
     """
     kernels_s = context.accounts.kernels_s() + np.array([0.0, mean.outer_s])
     replica = setting.replicas.of_rank[context.lowered.layout.representative_rank]
@@ -113,7 +113,7 @@ def _bill(context: Context, setting: Setting, mean: MeanStep) -> Bill:
 def _statistics(
     setting: Setting, mean: MeanStep, speed: Speed, noise_tokens: float | None
 ) -> Efficiency | None:
-    """The stated model where there is one: none for DiLoCo, whose outer optimizer no bound of this kind describes."""
+    """Statistical efficiency by the stated model; None for DiLoCo, whose outer optimizer no such bound describes."""
     job, data = setting.lowered.job, setting.plan.data_parallel
     replicas = len(setting.replicas)
     batch = job.training.tokens_per_step / replicas

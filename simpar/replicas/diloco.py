@@ -12,11 +12,11 @@ from simpar.replicas.setting import Setting
 from simpar.replicas.staleness import MeanStep
 from simpar.units import DTYPE_BYTES
 
-READ, WRITTEN = 3, 2  # fp32 values a parameter, beside the parameters as they are computed with
+READ, WRITTEN = 3, 2  # fp32 values per parameter, beside the copy in the compute dtype
 
 
 def rounds(setting: Setting) -> MeanStep:
-    """An all-reduce of the change in fp32, and an update of what each rank holds."""
+    """An all-reduce of the change in fp32, and an outer update of the parameters that each rank holds."""
     wide = DTYPE_BYTES["fp32"]
     job = setting.lowered.job
     ranks = len(setting.replicas.of_rank) / len(setting.replicas)

@@ -1,4 +1,4 @@
-"""Statistical efficiency: how much a sample is worth under a scheme, by a stated model of noisy gradients.
+"""Statistical efficiency: the worth of a sample under a scheme, by a stated model of noisy gradients.
 
 Steps to a target are S(B) = S_min (1 + N / B) for a batch of B tokens and a noise scale of N [McCandlish et al. 2018,
 arXiv 1812.06162, eq. 2.7]. Updates that meet parameters of another time need more of them: with staleness the 1
@@ -48,7 +48,7 @@ def of_local_steps(steps: int, replicas: int, batch_tokens: float, noise_tokens:
 
 
 def efficiency(model: str, value: float, noise_tokens: float, tokens_per_s: float) -> Efficiency:
-    """The figures of a report."""
+    """The figures of a report: the model's name, the efficiency, the noise scale, and effective tokens per second."""
     return Efficiency(
         model=model,
         noise_scale_tokens=noise_tokens,

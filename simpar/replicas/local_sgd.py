@@ -11,5 +11,5 @@ from simpar.replicas.staleness import MeanStep
 
 
 def rounds(setting: Setting) -> MeanStep:
-    """An all-reduce of the parameters as they are computed with."""
+    """An all-reduce of the parameters in the dtype in which they are sent."""
     return meet(setting, size_bytes=setting.parameter_bytes)

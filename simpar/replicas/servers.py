@@ -1,10 +1,10 @@
-"""Parameter servers: replicas push gradients and pull parameters over shared links; whoever is late sets no pace.
+"""Parameter servers: replicas push gradients and pull parameters over shared links.
 
 Parameters are spread evenly over S servers, each a host outside the replicas' nodes with one network card of the
 cluster and its hosts' memory. A push sends every server its part at once and ends when the update is applied: it
 drains through the replica's cards, the servers' cards and their memory, all shared max-min fairly. S servers with
 equal loads are one link class with 1/S of every message on it. On a single machine servers are processes of the host,
-behind its PCIe links. A replica computes, pushes and pulls in turn; nothing of the exchange is hidden behind compute.
+behind its PCIe links. A replica computes, pushes and pulls in turn; no part of the exchange is hidden behind compute.
 
 Sources: Li et al. 2014 (OSDI), the parameter server; the traffic of an update is that of the optimizer's states.
 """
@@ -63,7 +63,7 @@ class Roads:
 
 
 def meet(setting: Setting, gate: Gate, *, engine: str = "auto") -> MeanStep:
-    """Simulate many local steps of all replicas with servers between them; ``gate`` adds what they wait for."""
+    """Simulate many local steps of all replicas with servers between them; ``gate`` adds the scheme's waits."""
     steps = steps_of(len(setting.replicas))
     exchange = exchange_of(setting, steps)
     gate(exchange)
@@ -74,12 +74,12 @@ def meet(setting: Setting, gate: Gate, *, engine: str = "auto") -> MeanStep:
 
 
 def steps_of(replicas: int) -> int:
-    """How many local steps of every replica are simulated."""
+    """The number of local steps of every replica to simulate."""
     return int(np.clip(MOST_OPS // (3 * replicas), FEWEST_STEPS, MOST_STEPS))
 
 
 def exchange_of(setting: Setting, steps: int) -> Exchange:
-    """The Program of ``steps`` local steps of every replica, without what they wait for."""
+    """The Program of ``steps`` local steps of every replica, without the waits of a scheme."""
     build = ProgramBuilder()
     replicas = len(setting.replicas)
     roads = _roads(build, setting)
@@ -122,14 +122,14 @@ def update_bytes(setting: Setting) -> float:
 
 
 def _roads(build: ProgramBuilder, setting: Setting) -> Roads:
-    """Links of every node that holds a rank, of the servers, and the way of each replica over them."""
+    """Add the links of all nodes with ranks and of the servers, and the routes of each replica over them."""
     cluster, replicas = setting.cluster, setting.replicas
     servers = float(setting.plan.data_parallel.servers or 1)
     out, host = cluster.profile.scale_out, cluster.profile.host
     per_node = cluster.profile.devices_per_node
     card = out.nic_bandwidth if out else host.pcie_bandwidth
     node = out.nic_bandwidth * out.nics_per_node if out else host.pcie_bandwidth * per_node
-    if out is None:  # processes of the one host: its memory is all they have, however many they are
+    if out is None:  # servers are processes of the one host and share its memory, whatever their number
         card, servers = host.memory_bandwidth, 1.0
     up = np.array([build.add_link(f"node {n} out", node) for n in range(cluster.nodes)])
     down = np.array([build.add_link(f"node {n} in", node) for n in range(cluster.nodes)])
@@ -149,14 +149,14 @@ def _roads(build: ProgramBuilder, setting: Setting) -> Roads:
 
 
 def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> MeanStep:
-    """Rates and where the time of a local step goes, averaged over all steps while everybody is still running.
+    """Rates and parts of a local step, averaged over all steps while every replica is still running.
 
-    Of every replica the steps after its warm-up and before the first of all replicas has finished count.
+    Steps of a replica count after its warm-up and until the first of all replicas has finished.
     """
     finish, start = timing.finish_ns, timing.start_ns
     took, ended = finish - start, finish[exchange.pull]
     last = (ended <= ended[:, -1].min()).sum(axis=1) - 1  # int64[replicas]
-    last = np.maximum(last, 1)  # one so slow that it finished nothing else still has its first steps
+    last = np.maximum(last, 1)  # a replica so slow that it finished nothing more still has its first steps
     first = np.maximum(1, np.rint(WARM_UP * (last + 1)).astype(np.int64))
     steps = np.arange(ended.shape[1])
     counted = (steps >= first[:, None]) & (steps <= last[:, None])
@@ -181,12 +181,12 @@ def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> MeanStep:
 
 
 def _mean(columns: Ints, counted: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Mean of every row over what counts."""
+    """Mean of every row over its counted entries."""
     return np.asarray((columns * counted).sum(axis=1) / counted.sum(axis=1), dtype=np.float64)
 
 
 def _busy(setting: Setting, steps_per_s: float) -> dict[str, float]:
-    """Share of the capacity in use, by kind of link; of the replicas' network the busiest node."""
+    """Share of the capacity in use, by kind of link; for the replicas' network that of the busiest node."""
     cluster, profile = setting.cluster, setting.cluster.profile
     out, host = profile.scale_out, profile.host
     servers = float(setting.plan.data_parallel.servers or 1) if out else 1.0

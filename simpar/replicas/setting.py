@@ -1,4 +1,4 @@
-"""What every scheme starts from: replicas with their local steps, what they exchange, and over which links."""
+"""The input of every scheme: replicas with their local steps, the bytes that they exchange, and the cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simpar.units import DTYPE_BYTES, Indices, Ints, to_ns
 
 @dataclass(frozen=True)
 class Replicas:
-    """Local steps: ``local_ns`` int64[replicas] without jitter, and lognormal factors of ``sigma`` keyed by seed.
+    """Local steps: ``local_ns`` int64[replicas] without jitter, and lognormal factors with ``sigma``, keyed by seed.
 
     ``of_rank`` int64[world] is the replica of every rank.
     """
@@ -73,7 +73,7 @@ class Setting:
 
     @cached_property
     def num_parameters(self) -> float:
-        """Parameters of one replica: what the ranks of one pipeline and their tensor-parallel shards hold."""
+        """Parameters of one replica: those of all ranks of one pipeline, times the tensor-parallel degree."""
         builder = self.lowered.maker.builders[0]
         held = [builder.held_parameters(stage) for stage in range(self.plan.mesh.pp)]
         return sum(sum(each.values()) for each in held) * self.plan.mesh.tp
@@ -90,12 +90,12 @@ class Setting:
 
     @property
     def served_bytes(self) -> float:
-        """Bytes that servers keep a parameter: itself in fp32, and its optimizer states."""
+        """Bytes that servers keep per parameter: its fp32 value and its optimizer states."""
         return DTYPE_BYTES["fp32"] + moment_bytes(self.plan.numerics)
 
 
 def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation: Perturbation) -> Setting:
-    """Read the replicas' local steps from one simulated step; slow ranks slow their replica, jitter is drawn here."""
+    """Read the replicas' local steps from one simulated step; slow ranks slow their replica, jitter is drawn later."""
     job, program, layout = lowered.job, lowered.program, lowered.layout
     classes, ops = program.stream_class[program.streams.owners()], program.streams.item
     of_class = _last(classes, ops, timing, layout.num_classes)
@@ -107,10 +107,10 @@ def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation:
 
 
 def _last(owner: Ints, ops: Indices, timing: Timing, count: int) -> Indices:
-    """Of the ops of every owner, numbered below ``count``, the one that finishes last: int32[count]."""
+    """For every owner (numbered below ``count``), its op that finishes last: int32[count]."""
     order = np.argsort(timing.finish_ns[ops], kind="stable")
     found = np.zeros(count, dtype=np.int32)
-    found[owner[order]] = ops[order]  # what is written last stays
+    found[owner[order]] = ops[order]  # the last one written stays
     return found
 
 

@@ -1,4 +1,4 @@
-"""What comes out of many local steps: the mean step, its parts, and how stale parameters were."""
+"""The outcome of many local steps: the mean step, its parts, and the staleness of parameters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MOST_BARS = 256
 
 @dataclass(frozen=True)
 class MeanStep:
-    """Means over replicas and local steps: s of a whole step, of its local part, of messages; the rest is waiting.
+    """Means over replicas and local steps: seconds of a whole step, its local part, its messages; the rest is waiting.
 
-    ``own_step_s`` float64[replicas] is the mean step of each; ``outer_s`` is the outer update's part of the local part.
-    ``exchanged_bytes`` is per replica and local step, ``busy`` the share of time that links are used.
+    ``own_step_s`` float64[replicas] is the mean step of each; ``outer_s`` is the outer update's share of the local
+    part. ``exchanged_bytes`` is per replica and local step, ``busy`` the used share of the links' capacity by kind.
     """
 
     step_s: float
@@ -33,9 +33,9 @@ class MeanStep:
 
     @property
     def waiting_s(self) -> float:
-        """What a replica spends on neither its own step nor messages."""
+        """Seconds that a replica spends on neither its own step nor messages."""
         rest = self.step_s - self.local_s - self.exchange_s
-        return max(0.0, float(to_seconds(to_ns(rest))))  # below the clock's resolution it is rounding
+        return max(0.0, float(to_seconds(to_ns(rest))))  # a rest below the clock's resolution is rounding
 
 
 def staleness(pushed: Ints, read: Ints, begun: Ints, first: int) -> Staleness:
@@ -43,15 +43,15 @@ def staleness(pushed: Ints, read: Ints, begun: Ints, first: int) -> Staleness:
 
     Arguments int64[replicas, steps] in ns: end of every push (the update is applied), start of every pull (the
     parameters are read), start of every local step. The gradient of step c was computed with the parameters that
-    the pull after step c - 1 read; every other replica's update applied since then makes it one staler, those of
-    the same instant included. Updates after the first replica has finished are not counted: the others find the
-    servers too quiet.
+    the pull after step c - 1 read; every update of another replica applied since then, those of the same instant
+    included, adds 1 to its staleness. Updates after the first replica has finished are not counted, because servers
+    are less loaded then.
     """
     applied = np.sort(pushed.ravel())
     own, seen = pushed[:, first:], read[:, first - 1 : -1]
     between = np.searchsorted(applied, own, "right") - np.searchsorted(applied, seen, "right") - 1
     counted = between[own <= pushed[:, -1].min()]
-    all_passed = pushed.max(axis=0)  # when the slowest has pushed every clock
+    all_passed = pushed.max(axis=0)  # for every step, when the slowest replica has pushed it
     ahead = np.arange(pushed.shape[1]) - np.searchsorted(all_passed, begun, "right")
     return summary(counted, int(ahead.max(initial=0)))
 

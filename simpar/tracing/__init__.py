@@ -1,1 +1,1 @@
-"""How does a torch module become a graph of operators? Traced without weights, mapped, cut into blocks."""
+"""From a torch module to a graph of operators: it is traced without weights, read, and cut into blocks."""

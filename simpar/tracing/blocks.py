@@ -1,4 +1,4 @@
-"""One segment as a block of operators whose sizes have names."""
+"""One segment of a trace as a block: operators whose sizes are polynomials in named dims."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REGIONS = {"matmul": "tensor", "attention": "tensor", "embedding": "tensor", "l
 
 @dataclass
 class Sharing:
-    """Parameters that a block already owns, and the token table."""
+    """Parameters that earlier blocks own (by their calls), and the token table: parameter, rows, whether tied."""
 
     owned: set[str] = field(default_factory=set)
     table: str = ""
@@ -31,7 +31,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Traced:
-    """A block, the dims that it names, and why it has no tensor parallelism ("" where it has)."""
+    """A block, the dims that it names, and why it cannot be tensor-parallel ("" where it can)."""
 
     operators: tuple[Operator, ...]
     dims: Mapping[str, int]
@@ -44,7 +44,8 @@ class Traced:
 class BlockReader:
     """Turns one segment into a block.
 
-    ``place`` is "embedding", "layer" or "head"; ``arriving`` the width of what comes in (0 in front).
+    ``place`` is "embedding", "layer" or "head"; ``arriving`` is the width of the stream that enters the segment (0 for
+    the first one).
     """
 
     name: str
@@ -88,7 +89,7 @@ class BlockReader:
         return self.made.get(self.segment.output) or self.values[self.segment.output]
 
     def _dims(self) -> dict[str, int]:
-        """The block's own dims: its stream's width and length (none where it is the training's)."""
+        """The block's own dims: the width of its stream, and its length where that is not the training's."""
         main = self._main
         hidden = self.arriving if self.place == HEAD else _width(main)
         found = {"hidden": hidden, **self.roles.dims}
@@ -108,7 +109,7 @@ class BlockReader:
         return self.roles.names.get(draft.name, "").startswith("cross_")
 
     def _name_all(self) -> None:
-        """Names by role; the rest by kind."""
+        """Name operators by their roles, and the others by their kinds."""
         roles = self.roles
         for draft in roles.drafts:
             if self.segment.memory in draft.outputs:
@@ -165,14 +166,14 @@ class BlockReader:
         return MEMORY if value == self.segment.memory and value != self.segment.arrives else INPUT
 
     def _saved(self, what: str, reader: Draft) -> str:
-        """A saved tensor's name; the memory is kept once, by the block that makes it."""
+        """A saved tensor's name; "" for the memory (another tower's output), which the block that makes it keeps."""
         if what in ("stats", "mask", "lse"):
             return what
         name = self._input(what, reader)
         return "" if name == MEMORY and what not in self.made else name
 
     def _rows(self, rows: Size, draft: Draft) -> Size:
-        """Rows by the block's own sequence, or the memory's."""
+        """Rows in terms of the block's own sequence, or of the memory's."""
         length = self.dims.get("seq")
         memory = self.roles.names[draft.name] == MEMORY or (
             bool(self.segment.memory) and self.segment.memory in draft.inputs and self._is_memory_wide(rows)
@@ -214,7 +215,7 @@ class BlockReader:
         return latent_mask(found) if "qk_dim" in self.dims else found
 
     def _keys(self, draft: Draft, rows: Size) -> tuple[str, int | None, bool]:
-        """The dim that counts the keys of a query; windows that do not slide where sequences are cut up."""
+        """The dim that counts a query's keys; where sequences are cut into separate pieces, their length and True."""
         core = draft.core
         assert core is not None, "called for core attention"
         if self._crosses(draft):
@@ -231,7 +232,7 @@ class BlockReader:
         )
 
     def _weights(self, draft: Draft, columns: Size, contraction: Size) -> tuple[Weight, ...]:
-        """Parameters by kind, with named sizes where they are those of the product."""
+        """Parameters by kind, their sizes in the product's named dims where these multiply to them."""
         name = self.roles.names[draft.name]
         if draft.kind == "grouped_matmul":
             return expert_weights(name, draft, contraction, columns)
@@ -246,7 +247,7 @@ class BlockReader:
         return tuple(found)
 
     def _split(self, draft: Draft, kind: str) -> list[tuple[bool, list[Piece]]]:
-        """Pieces of a kind: the block's own, and those that an earlier block owns. A tied head keeps its table."""
+        """Pieces of a kind: (False, the block's own), (True, an earlier block's). A tied head's table is its own."""
         own: list[Piece] = []
         shared: list[Piece] = []
         for piece in draft.pieces:
@@ -277,7 +278,7 @@ class BlockReader:
         )
 
     def _end(self, operators: list[Operator]) -> list[Operator]:
-        """The block's output as its last operator."""
+        """A sum that makes the block's output its last operator; none where it is already."""
         draft = self.made.get(self.segment.output)
         if draft is not None and self.roles.names[draft.name] == operators[-1].name:
             return []
@@ -286,7 +287,7 @@ class BlockReader:
         return [Operator("pass", "add", rows, self._size(_width(self._main)), "sequence", inputs=(source,))]
 
     def _passes(self) -> Size:
-        """Elements that travel on beside the output."""
+        """Number of elements that travel to the next block beside the output."""
         total: Size = ()
         for value in self.segment.carried:
             draft = self.values[value]
@@ -296,7 +297,7 @@ class BlockReader:
 
 
 def _without_passes_on(drafts: list[Draft], output: str) -> list[Draft]:
-    """The drafts of a head without caps of its logits: the loss reads and writes these in any case."""
+    """The drafts of a head without softcaps of its logits, which the loss reads and writes in any case."""
     logits = {value for draft in drafts if draft.name == output for value in draft.outputs}
     found = []
     for draft in drafts:
@@ -313,12 +314,12 @@ def _width(draft: Draft) -> int:
 
 
 def as_block(name: str, traced: Traced, scope: str) -> Block:
-    """The block under its name."""
+    """The block under a name, in a scope of dims."""
     return Block(name, traced.operators, scope, traced.passes)
 
 
 def joined_passes(traced: Traced, passes: Size) -> Traced:
-    """The block with what its likes let pass."""
+    """The block with the values that blocks equal to it pass on."""
     return replace(traced, passes=passes)
 
 

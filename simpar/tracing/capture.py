@@ -1,8 +1,8 @@
 """From the user's function to calls with symbolic sizes: torch.export on the meta device, at two shapes.
 
-Nothing is allocated and nothing is computed: modules are built on the meta device and traced under fake tensors. Two
-traces that differ in batch and sequence tell which sizes follow which. Only constants (masks made inside ``forward``)
-are evaluated, so that causal masks and windows are known.
+Nothing is allocated or computed: modules are built on the meta device and traced with fake tensors. Two traces of
+different batch and sequence tell which sizes depend on which. Only constants (masks made inside ``forward``) are
+evaluated, so that causal masks and windows are known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simpar.tracing.masks import Constants
 from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, Mask, Node, Ref, Shape, length
 
 LONGEST = 6144
-"""Traced tokens at most: masks are evaluated, which takes memory with their square."""
+"""Most tokens of a traced sequence: masks are evaluated, and their memory grows with its square."""
 _RANK = {CONSTANT: 0, INDEX: 1, WEIGHTS: 2, DATA: 3}
 _TABLE_OPS = ("embedding", "index", "index_select", "gather")
 
@@ -34,7 +34,7 @@ class Capture:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one trace, wrapped graphs laid open: ``args`` in the order of its schema, and as ``given``."""
+    """One call of one trace, nested graphs inlined: ``args`` in the order of its schema, and as ``given``."""
 
     name: str
     op: str
@@ -46,7 +46,10 @@ class Call:
 
 
 def capture(name: str, seq_len: int) -> Capture:
-    """Trace what ``module:function`` makes for sequences of ``seq_len`` tokens. Raises UserError."""
+    """Trace the module that ``module:function`` returns, for sequences of ``seq_len`` tokens.
+
+    Raises UserError where it cannot be made or exported, or its example inputs do not fit.
+    """
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -57,7 +60,7 @@ def capture(name: str, seq_len: int) -> Capture:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """No garbage collections, which take a quarter of the time of a trace: its graph is kept whole in any case."""
+    """Without garbage collection, which takes a quarter of a trace's time and can free none of its graph."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -82,7 +85,7 @@ def _captured(name: str, seq_len: int) -> Capture:
 
 
 def _made(name: str) -> Any:
-    """The user's module, whose own errors become one line."""
+    """The user's module; an error in their code becomes a UserError of one line."""
     try:
         return own_model(name)
     except UserError:
@@ -116,7 +119,7 @@ class _Examples:
 
     @staticmethod
     def of(name: str, inputs: Any, seq_len: int) -> _Examples:
-        """As given: a tensor, a tuple of them, or a dict by name; without any, tokens int64[batch, seq]."""
+        """From the user's inputs: a tensor, a tuple, or a dict by name; without any, tokens int64[batch, seq]."""
         import torch
 
         if inputs is None:
@@ -140,7 +143,7 @@ class _Examples:
         return _Examples(positional, named, (Shape(2, long), Shape(3, short)), bool(tokens), int(tokens))
 
     def at(self, shape: Shape) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs at a shape: token numbers of the sequence's length get the length asked for."""
+        """The inputs at a shape: integer tensors [batch, seq] get its length, the others keep their sizes."""
         return tuple(self._at(t, shape) for t in self.positional), {
             key: self._at(t, shape) for key, t in self.named.items()
         }
@@ -156,14 +159,14 @@ class _Examples:
 
 @dataclass
 class _Trace:
-    """Calls of one export, and what its placeholders are."""
+    """Calls of one export; its placeholders are parameters, buffers and inputs."""
 
     program: Any
     calls: list[Call] = field(default_factory=list)
 
     @staticmethod
     def of(name: str, module: Any, examples: _Examples, shape: Shape) -> _Trace:
-        """Export at a shape. Raises UserError where torch cannot."""
+        """The export at a shape. Raises UserError where torch cannot export the module."""
         import logging
 
         import torch
@@ -182,7 +185,7 @@ class _Trace:
         return trace
 
     def _walk(self, module: Any, bound: dict[str, Any], prefix: str) -> Any:
-        """Calls of a graph, with wrapped graphs (autocast, no_grad) in place of their wrapper."""
+        """Add the calls of a graph, nested graphs (of autocast, no_grad) in place of their wrapper; its result."""
         here = dict(bound)
         result: Any = None
         for node in module.graph.nodes:
@@ -216,7 +219,7 @@ class _Trace:
         op = node.op if node.op == "placeholder" else _op_name(node.target)
         self.calls.append(Call(name, op, args, node.meta.get("val"), owners, node.target, (given, named)))
         if op.endswith("_") and not op.endswith("__") and args and isinstance(node.args[0], type(node)):
-            here[node.args[0].name] = Ref(name)  # changed in place: whoever reads it later reads this
+            here[node.args[0].name] = Ref(name)  # changed in place: later readers read this
         return Ref(name)
 
     def _argument(self, value: Any, here: Mapping[str, Any]) -> Any:
@@ -228,7 +231,7 @@ class _Trace:
 
 
 def _in_order(target: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Arguments by position, defaults where nothing is given."""
+    """Arguments in the order of the schema, with its defaults for those not given."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         return (*given, *named.values())
@@ -245,7 +248,7 @@ def _is_graph(value: Any) -> bool:
 
 
 def _picks(node: Any, here: Mapping[str, Any]) -> bool:
-    """Whether a call takes one result of a graph laid open."""
+    """Whether a call picks one of the results of an inlined graph."""
     if node.op != "call_function" or getattr(node.target, "__name__", "") != "getitem":
         return False
     return isinstance(here.get(node.args[0].name), list)
@@ -276,7 +279,7 @@ def _joined(name: str, traces: list[_Trace], examples: _Examples, identities: Ma
             one.name, one.op, one.args, shape, sizes, kind, one.owners, floating, _seen(one, nodes, constants)
         )  # fmt: skip
     used = {ref for node in nodes.values() for ref in node.refs}
-    found: dict[int, str] = {}  # a tied parameter has several names, of which the graph reads one
+    found: dict[int, str] = {}  # a tied parameter has several names; the graph reads one of them
     for each, path in sorted(signature.inputs_to_parameters.items(), key=lambda item: item[0] not in used):
         found.setdefault(identities[path], each)
     return Capture(nodes, {each: nodes[each].sizes for each in found.values()})
@@ -301,7 +304,7 @@ def _sizes(name: str, one: Call, two: Call, shapes: tuple[Shape, Shape]) -> tupl
 def _kind(
     call: Call, nodes: Mapping[str, Node], parameters: set[str], inputs: set[str], floating: bool
 ) -> str:
-    """What a call depends on."""
+    """What a call depends on: nothing, token numbers, parameters, or the batch."""
     if call.op == "placeholder":
         if call.name in parameters:
             return WEIGHTS
@@ -313,7 +316,7 @@ def _kind(
 
 
 def _seen(call: Call, nodes: Mapping[str, Node], constants: Constants) -> Mask | None:
-    """What the masks among a call's arguments show, where it is a core attention or hides scores."""
+    """The keys seen under the mask among a call's arguments, where it is core attention or masks scores."""
     if call.op == "scaled_dot_product_attention":
         refs = Node("", "", call.args[3:4], None, (), "").refs
         return next((found for ref in refs for found in _masks(ref, nodes, constants)), None)
@@ -326,7 +329,7 @@ def _seen(call: Call, nodes: Mapping[str, Node], constants: Constants) -> Mask |
 
 
 def _masks(ref: str, nodes: Mapping[str, Node], constants: Constants) -> Iterator[Mask]:
-    """Masks that a mask is made of, nearest first; "where" and sums carry theirs already."""
+    """Masks that a mask is made of, nearest first; those of "where" and of sums are read there already."""
     node = nodes[ref]
     if node.kind == CONSTANT:
         found = constants.mask(ref, hides=False)

@@ -1,4 +1,4 @@
-"""Pointwise calls that run as one pass, and which kind of operator they are."""
+"""Pointwise calls that run as one pass over memory, and which kind of operator they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simpar.tracing.raw_operators import Draft, Piece
 class Cluster:
     """Neighbouring pointwise calls of one module; ``sources`` are the values it reads from elsewhere.
 
-    A sum of two streams is ``closed``: nothing joins it.
+    A sum of two streams is ``closed``: no call joins it.
     """
 
     path: str
@@ -25,14 +25,14 @@ class Cluster:
     tables: bool = False
 
     def takes(self, node: Node) -> bool:
-        """Whether a call is of the same module, or of the one around an activation."""
+        """Whether a call belongs to the same module, or to the one around it while nothing is reduced here."""
         if node.path == self.path:
             return True
         around = self.path.rpartition(".")[0] == node.path
         return around and not any(known.base(each.op) in known.REDUCTIONS for each in self.nodes)
 
     def add(self, node: Node, values: tuple[str, ...], pieces: tuple[Piece, ...], table: bool) -> None:
-        """One more call."""
+        """Add a call."""
         inside = {each.name for each in self.nodes}
         self.sources += [value for value in values if value not in inside and value not in self.sources]
         self.nodes.append(node)
@@ -40,7 +40,7 @@ class Cluster:
         self.tables = self.tables or (table and known.base(node.op) in ("mul", "addcmul"))
 
     def absorb(self, other: Cluster) -> None:
-        """The calls of a cluster that turns out to be part of this one."""
+        """Take in the calls of a cluster that turns out to be part of this one."""
         inside = {each.name for each in (*self.nodes, *other.nodes)}
         self.nodes = [*self.nodes, *other.nodes]
         self.sources = [s for s in dict.fromkeys([*self.sources, *other.sources]) if s not in inside]
@@ -49,7 +49,7 @@ class Cluster:
 
 
 def classify(cluster: Cluster, rows: Size, columns: int) -> list[Draft]:
-    """The cluster as an operator; sums of several things that nothing else touches are residual sums."""
+    """The cluster as an operator; one that only sums several streams is a residual sum."""
     ops = {known.base(node.op) for node in cluster.nodes}
     last = cluster.nodes[-1]
     sources = tuple(cluster.sources)
@@ -71,12 +71,12 @@ def classify(cluster: Cluster, rows: Size, columns: int) -> list[Draft]:
 
 
 def _is_gated(cluster: Cluster, ops: set[str]) -> bool:
-    """A product of an activated tensor with another one, or with the other half of the same."""
+    """Whether it multiplies an activated tensor with another one, or with the other half of the same."""
     return "glu" in ops or (len(cluster.sources) > 1 and "mul" in ops) or _halves(cluster)
 
 
 def _halves(cluster: Cluster) -> bool:
-    """Whether the last product multiplies two different views of one source."""
+    """Whether a product multiplies a value made here with a view that the first call does not read."""
     for node in cluster.nodes:
         if known.base(node.op) == "mul" and len(node.refs) > 1:
             inside = {each.name for each in cluster.nodes}

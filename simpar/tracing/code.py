@@ -1,4 +1,4 @@
-"""Models that are Python functions of the user's: ``module:function``. The only place where simpar runs their code."""
+"""Models that are the user's Python functions, ``module:function``: the only place where simpar runs their code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_code(model: str) -> bool:
 
 
 def own_model(name: str) -> Any:
-    """What the user's ``module:function`` makes; modules are also looked for in the folder one works in.
+    """What the user's ``module:function`` returns; modules are also looked for in the working directory.
 
     Raises UserError where it cannot be found.
     """
@@ -36,13 +36,13 @@ def own_model(name: str) -> Any:
 
 
 def own_module(name: str) -> Any:
-    """The module alone, without the example inputs that may come with it. Raises UserError."""
+    """The module that ``module:function`` returns, without example inputs. Raises UserError where it is not found."""
     made = own_model(name)
     return made[0] if isinstance(made, tuple) else made
 
 
 def consented(model: Any, source: str, given: Mapping[str, Any]) -> None:
-    """Files do not get to run code: the command line must name the same function. Raises UserError."""
+    """Raise UserError if a file names code as its model and the command line does not name the same function."""
     if isinstance(model, str) and is_code(model) and given.get("model") != model:
         raise UserError(
             f"{source}: model = {model}: is code, and files do not get to run code; "

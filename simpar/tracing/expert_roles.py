@@ -1,4 +1,4 @@
-"""Which operators of a block are those of a mixture of experts, and how their sizes are called."""
+"""Which operators of a block belong to a mixture of experts, and the names of their sizes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 ROUTED: Size = term("batch", "seq", "topk", "load")
 ROUTED_KINDS = ("dispatch", "grouped_matmul", "clamp")
 NAMES = ("experts", "num_experts", "topk", "expert_ffn", "shared_ffn", "ffn")
-"""Dims that a layer with experts or without has beside those of all layers."""
+"""Dims that only layers with experts, or only layers without, have."""
 
 
 def mixture_roles(roles: Roles, made: Mapping[str, Draft]) -> None:
-    """Names and sizes of the operators of mixtures; several of one block share theirs."""
+    """Name the operators of mixtures and their sizes; several mixtures of a block share the dims."""
     by_kind = {draft.kind: draft for draft in reversed(roles.drafts)}
     if "router" not in by_kind:
         return
@@ -55,21 +55,21 @@ def mixture_roles(roles: Roles, made: Mapping[str, Draft]) -> None:
 
 
 def _made_by(made: Mapping[str, Draft], draft: Draft) -> str:
-    """The kind of operator that makes what a draft reads first."""
+    """Kind of the operator that makes a draft's first input ("" where none does)."""
     return made[draft.inputs[0]].kind if draft.inputs and draft.inputs[0] in made else ""
 
 
 def expert_weights(name: str, draft: Draft, contraction: Size, columns: Size) -> tuple[Weight, ...]:
-    """The stacks of matrices of a grouped product, and of biases where it has them."""
+    """The stacked matrices of a grouped product, one per expert, and its biases where it has them."""
     sizes = {"weight": times(term("experts"), contraction, columns), "bias": times(term("experts"), columns)}
     pieces = zip(sizes.items(), draft.pieces, strict=False)
     return tuple(Weight(f"{name}.{leaf}", size, "expert") for (leaf, size), _ in pieces)
 
 
 def without_shared_gate(drafts: list[Draft]) -> list[Draft]:
-    """The drafts with the score of a shared expert as a weight of its product, as fused kernels compute it.
+    """The drafts with the gate of a shared expert folded into its up product as one more weight.
 
-    It is a product of one column whose sigmoid multiplies the expert's output [Qwen2, arXiv 2407.10671].
+    The gate is a product of one column whose sigmoid multiplies the expert's output [Qwen2, arXiv 2407.10671].
     """
     made = makers(drafts)
     if all(draft.kind != "router" for draft in drafts):

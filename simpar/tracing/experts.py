@@ -1,7 +1,7 @@
-"""Mixtures of experts in a trace: from the router's product to the weighted sum of what its experts made.
+"""Mixtures of experts in a trace: from the router's product to the weighted sum of the experts' outputs.
 
-The calls between (scores, the best of them, sorting tokens by expert and back) are what a router, a dispatch and a
-combine stand for. Experts are two grouped products: of a stack of matrices each with the rows of its tokens.
+The calls between (scores, top-k, sorting tokens by expert and back) become three operators: router, dispatch and
+combine. The experts are two grouped products, each of a stack of matrices, one per expert, with their tokens' rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simpar.tracing.nodes import CONSTANT, WEIGHTS, Node, divided
 from simpar.tracing.raw_operators import Draft, Piece
 
 GROUPED = frozenset(["grouped_mm_fallback", "_grouped_mm", "grouped_mm"])
-"""Grouped products of torch, and of transformers where torch has none."""
+"""Grouped products of torch, and the one that transformers falls back on where torch has none."""
 SUMS = frozenset(["sum", "index_add", "scatter_add"])
 PICKS = frozenset(["index", "index_select", "gather"])
 Pieces = Callable[[Node], tuple[Piece, ...]]
@@ -24,9 +24,9 @@ Pieces = Callable[[Node], tuple[Piece, ...]]
 
 @dataclass(frozen=True)
 class Mixture:
-    """One mixture: its router's product, what it reads, both grouped products, the sum at its end, the calls between.
+    """One mixture: the router's product, its input, both grouped products, the final sum, the calls between.
 
-    Tokens are ``hidden`` wide, what enters the product down is ``narrow``.
+    Tokens are ``hidden`` wide; the input of the down product is ``narrow`` wide.
     """
 
     router: Node
@@ -55,7 +55,7 @@ def mixtures(nodes: Mapping[str, Node]) -> Iterator[Mixture]:
 
 
 def _source(nodes: Mapping[str, Node], name: str) -> Node:
-    """The call behind views."""
+    """The call that a chain of views looks at."""
     node = nodes[name]
     while known.base(node.op) in known.VIEWS and node.refs:
         node = nodes[node.refs[0]]
@@ -89,7 +89,7 @@ def _mixture(nodes: Mapping[str, Node], readers: Mapping[str, list[Node]], up: N
 
 
 def _next(readers: Mapping[str, list[Node]], start: Node, wanted: Callable[[Node], bool]) -> Node | None:
-    """The nearest call behind one that is wanted."""
+    """The nearest call after ``start``, along its readers, that is ``wanted``; None where there is none."""
     waiting, seen = [start], {start.name}
     while waiting:
         node = waiting.pop(0)
@@ -103,7 +103,7 @@ def _next(readers: Mapping[str, list[Node]], start: Node, wanted: Callable[[Node
 
 
 def _before(nodes: Mapping[str, Node], end: Node, source: str) -> list[Node]:
-    """What the sum depends on of what depends on the batch, from behind the source on, in order."""
+    """The calls on data that lead from the source (not included) to the final sum, in order."""
     found, waiting = {end.name}, [end]
     while waiting:
         for ref in waiting.pop().refs:
@@ -116,7 +116,7 @@ def _before(nodes: Mapping[str, Node], end: Node, source: str) -> list[Node]:
 
 
 def drafts_of(mixture: Mixture, source: str, pieces: Pieces) -> list[Draft]:
-    """Its operators, of which the first is the router; it reads the value ``source``."""
+    """The operators of a mixture, the router first, which reads the value ``source``."""
     router, up, end = mixture.router, mixture.up, mixture.end
     experts, hidden, wide, narrow = router.sizes[-1], mixture.hidden, up.sizes[-1], mixture.narrow
     tokens, rows = divided(router.numel, experts), divided(up.numel, wide)
@@ -149,7 +149,7 @@ def drafts_of(mixture: Mixture, source: str, pieces: Pieces) -> list[Draft]:
 
 
 def _shared_out(held: Sequence[Piece], mixture: Mixture) -> tuple[list[Piece], list[Piece], list[Piece]]:
-    """Parameters of the product up, of the product down, and what is left: by their sizes."""
+    """Parameters of the up product, of the down product, and the others, told apart by their sizes."""
     experts, rest = mixture.router.sizes[-1], list(held)
     found: list[list[Piece]] = []
     for contraction, columns in ((mixture.hidden, mixture.up.sizes[-1]), (mixture.narrow, mixture.hidden)):

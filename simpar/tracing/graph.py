@@ -1,4 +1,4 @@
-"""From the blocks of a traced module to the ModelGraph of all of it."""
+"""From the blocks of a traced module to its ModelGraph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simpar.tracing.segments import Segment
 
 @lru_cache(maxsize=8)
 def trace_model(name: str, seq_len: int) -> ModelGraph:
-    """The graph of the torch module that a function of the user's returns. Raises UserError."""
+    """The graph of the torch module that the user's ``module:function`` returns. Raises UserError."""
     from simpar.tracing.capture import capture
     from simpar.tracing.reading import read_drafts
     from simpar.tracing.segments import segments
@@ -50,7 +50,7 @@ def _columns(segment: Segment) -> int:
 
 
 def _table(chain: Sequence[Segment]) -> Sharing:
-    """The largest table that tokens are looked up in."""
+    """The largest embedding table, as the one of the tokens."""
     tables = [draft for segment in chain for draft in segment.drafts if draft.kind == "embedding"]
     if not tables:
         return Sharing()
@@ -61,13 +61,13 @@ def _table(chain: Sequence[Segment]) -> Sharing:
 
 @dataclass
 class _Scopes:
-    """Dims of the model, and of blocks that name other sizes."""
+    """Dims of the model, and by scope those of blocks with other sizes."""
 
     dims: dict[str, int]
     own: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def of(self, traced: Traced, *, is_layer: bool) -> str:
-        """The scope that has a block's dims; a new one where none has."""
+        """The scope whose dims are a block's ("" is the model's); a new one where none fits."""
         if _fits(traced.dims, self.dims):
             return ""
         for name, dims in self.own.items():
@@ -82,12 +82,12 @@ class _Scopes:
 
 
 def _fits(wanted: Mapping[str, int], dims: Mapping[str, int]) -> bool:
-    """Whether dims say what a block wants, and no length of their own where it has the training's."""
+    """Whether a scope has the dims that a block needs, and a sequence length of its own just if the block has."""
     return all(dims.get(key) == size for key, size in wanted.items()) and ("seq" in wanted) == ("seq" in dims)
 
 
 def _assembled(name: str, traced: list[Traced]) -> ModelGraph:
-    """Equal layers as one block; the dims of most parameters are the model's."""
+    """The graph of all blocks: equal layers are one block, and the commonest layers' dims are the model's."""
     vocab, tied = traced[0].dims["vocab"], bool(traced[0].dims["tied"])
     traced[0] = replace(
         traced[0], dims={k: v for k, v in traced[0].dims.items() if k not in ("vocab", "tied")}
@@ -120,7 +120,7 @@ def _block_name(layer: Traced) -> str:
 
 
 def _like(layers: list[Traced]) -> list[Traced]:
-    """Layers that differ only in what they let pass let the most pass: the last of a row passes nothing on."""
+    """The layers, those that differ only in the values passed on with the most of them (the last passes on none)."""
     most: dict[str, Traced] = {}
     for layer in layers:
         key = repr((layer.operators, sorted(layer.dims.items())))
@@ -133,7 +133,7 @@ def _like(layers: list[Traced]) -> list[Traced]:
 
 
 def _model_dims(traced: list[Traced]) -> dict[str, int]:
-    """The dims of the kind of layer that most of the model consists of, of the training's length if any is."""
+    """The dims of the layers that do most of the products; layers of the training's length come first."""
     counts: dict[tuple[tuple[str, int], ...], int] = {}
     for layer in traced[1:-1]:
         key = tuple(sorted(layer.dims.items()))
@@ -142,7 +142,7 @@ def _model_dims(traced: list[Traced]) -> dict[str, int]:
     found = dict(max(long.items(), key=lambda item: item[1])[0])
     for name in ("seq", "context"):
         found.pop(name, None)
-    for key in counts:  # layers with experts and layers without share what they have in common
+    for key in counts:  # layers with and without experts share the dims that they have in common
         found = {**{name: size for name, size in key if name in EXPERT_DIMS}, **found}
     hidden = found["hidden"]
     return {"heads": 1, "kv_heads": 1, "head_dim": hidden, "ffn": hidden, "positions": 0, **found}

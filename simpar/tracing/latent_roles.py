@@ -1,8 +1,8 @@
 """Latent attention in a trace [DeepSeek-AI 2024, arXiv 2405.04434, section 2.1], found by the widths of its products.
 
-Keys and values come out of one product that reads a normed latent; the product that makes the latent makes a key, too,
-that all heads share and that alone is rotated. What stands between (parts taken out, rotated, put together) is what the
-model's own operators of rotation and copy stand for.
+One product makes keys and values from a normed latent. The product that makes the latent also makes a key that all
+heads share, the only one that is rotated. The calls between products and core (slices, rotation, concatenation) become
+a rotation of the shared key, one of all heads' queries and keys, and a copy of the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SOFT = ("rope", "copy", "add", "activation")
 
 @dataclass(frozen=True)
 class Latent:
-    """Drafts by role, and the widths."""
+    """One latent attention: its drafts by role, and the dims of its widths."""
 
     core: Draft
     query: Draft
@@ -35,7 +35,7 @@ class Latent:
 
 
 def latents(drafts: list[Draft]) -> tuple[list[Draft], list[Latent]]:
-    """All latent attentions, and the drafts with three operators between the products and the core of each."""
+    """The drafts with three operators in place of the calls before each latent core, and all latent attentions."""
     found = []
     for draft in drafts:
         latent = _latent(drafts, draft) if draft.core is not None else None
@@ -75,7 +75,7 @@ def _latent(drafts: list[Draft], draft: Draft) -> Latent | None:
 
 
 def _reached(made: Mapping[str, Draft], draft: Draft) -> list[Draft]:
-    """The products behind copies and rotations in front of an attention."""
+    """The products that an attention reads through copies and rotations."""
     found: dict[str, Draft] = {}
     waiting = [*draft.inputs]
     seen = set(waiting)
@@ -92,7 +92,7 @@ def _reached(made: Mapping[str, Draft], draft: Draft) -> list[Draft]:
 
 
 def _plain(drafts: list[Draft], latent: Latent) -> list[Draft]:
-    """The drafts with a rotation of the shared key, one of all heads, and a copy of the values."""
+    """The drafts with a rotation of the shared key, one of all heads' queries and keys, and a copy of the values."""
     query, down, up, core = latent.query, latent.down, latent.up, latent.core
     behind = {value for each in (query, down, up) for value in each.outputs}
     gone: set[str] = set()
@@ -117,7 +117,7 @@ def _plain(drafts: list[Draft], latent: Latent) -> list[Draft]:
 
 
 def latent_roles(roles: Roles, found: Latent) -> None:
-    """Names and sizes of the operators of one latent attention but its output projection."""
+    """Name the operators of one latent attention and their sizes, without its output projection."""
     roles.dims |= found.dims
     core = found.core.name
     both: Size = (*term("heads", "plain_dim"), *term("heads", "value_dim"))
@@ -147,5 +147,5 @@ def latent_roles(roles: Roles, found: Latent) -> None:
 
 
 def latent_mask(found: Attention) -> Attention:
-    """The core of latent attention, whose keys and values differ in width and belong to one head each."""
+    """Core attention with the named widths of latent attention: keys and values differ in width, one pair per head."""
     return replace(found, key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))

@@ -1,4 +1,4 @@
-"""A model by what users call it: a name, a file, or ``module:function``."""
+"""Load a model by catalogue name, by file, or by ``module:function``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def load_model(name: str, *, seq_len: int = DEFAULT_SEQ_LEN) -> ModelGraph:
     """
     if not is_code(name):
         return load_known(name)
-    from simpar.tracing.graph import trace_model  # the reader of modules, which a shipped model does not need
+    from simpar.tracing.graph import trace_model  # late: models of the catalogue need no tracing
 
     return trace_model(name, seq_len)

@@ -1,4 +1,4 @@
-"""Constants of a trace evaluated for real, to see what masks hide."""
+"""Constants of a trace, evaluated to see which keys their masks hide."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Constants:
         self._by_name = {call.name: call for call in self.calls}
 
     def mask(self, name: str, *, hides: bool) -> Mask | None:
-        """What a constant mask [..., queries, keys] shows: true (or near 0) is seen, with ``hides`` the reverse.
+        """Which keys a constant mask [..., queries, keys] lets be seen: those of true, or near 0 in a float mask.
 
-        None where its values are unknown (a buffer made with the module) or it is no mask of a known form. Layers share
-        masks, which are looked at once.
+        ``hides`` reverses a boolean mask. None where the values are unknown (a buffer made with the module) or the form
+        is neither full, causal nor a causal window. Each mask is read once, as layers share them.
         """
         if (name, hides) not in self.masks:
             self.masks[name, hides] = self._mask(name, hides=hides)
@@ -93,4 +93,4 @@ class Constants:
 
 
 class _Unknown(Exception):
-    """A value that only the real module has."""
+    """A value that cannot be evaluated: it needs the real module's tensors, or is too large."""

@@ -23,7 +23,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths that a graph is traced with."""
+    """Batch size and sequence length of one trace."""
 
     batch: int
     seq: int
@@ -41,7 +41,7 @@ class Mask:
 class Node:
     """One call.
 
-    ``shape`` are its dims as polynomials in batch and seq (None: no tensor), ``sizes`` those of the longer trace.
+    ``shape`` is its dims as polynomials in batch and seq (None: no tensor), ``sizes`` its dims in the longer trace.
     ``kind`` says what it depends on: nothing ("constant"), token numbers ("index"), parameters alone ("weights") or
     the batch ("data"). ``owners`` are the modules around it, outermost first, as (path, class). ``mask`` is what a
     constant mask shows.
@@ -59,7 +59,7 @@ class Node:
 
     @property
     def refs(self) -> tuple[str, ...]:
-        """Names of the calls it reads, in order."""
+        """Names of the calls that it reads, in order."""
         return tuple(_refs(self.args))
 
     @property
@@ -69,7 +69,7 @@ class Node:
 
     @property
     def path(self) -> str:
-        """The innermost module."""
+        """Path of the innermost module around the call ("" at the top)."""
         return self.owners[-1][0] if self.owners else ""
 
 
@@ -96,17 +96,20 @@ def _product(left: Size, right: Size) -> Size:
 
 
 def whole(size: Size) -> int | None:
-    """The number that a polynomial without names is."""
+    """The value of a polynomial without names; None where it has some."""
     return size[0][0] if len(size) == 1 and not size[0][1] else None
 
 
 def divided(size: Size, by: int) -> Size:
-    """A polynomial over a whole number that divides it."""
+    """A polynomial divided by a whole number, which must divide every coefficient."""
     return tuple((coefficient // by, names) for coefficient, names in size)
 
 
 def length(first: int, second: int, shapes: tuple[Shape, Shape]) -> Size:
-    """The polynomial in batch and seq behind one dim that two traces show. Raises UserError where none fits."""
+    """The polynomial of one dim that is ``first`` and ``second`` in two traces. Raises UserError where none fits.
+
+    Tried in order: a constant c; c times batch, seq, batch seq, seq^2 or batch seq^2; a seq + b.
+    """
     if first == second:
         return ((first, ()),)
     one, two = shapes

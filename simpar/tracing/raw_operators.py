@@ -12,7 +12,7 @@ INPUT_VALUE = ""
 
 @dataclass(frozen=True)
 class Piece:
-    """A parameter, or a slice of one, that a draft owns: the call that reads it, its parameter, its elements."""
+    """A parameter (or slice) of a draft: the call that reads it, the parameter's name, its number of elements."""
 
     node: str
     parameter: str
@@ -39,8 +39,9 @@ class Core:
 class Draft:
     """One operator: a call, or several that run as one.
 
-    ``rows`` are polynomials in batch and seq. ``inputs`` are values (names of calls), ``outputs`` the values it
-    makes, ``saves`` values, "stats", "mask" or "lse". ``contraction`` is 0 where it is no product.
+    ``rows`` is a polynomial in batch and seq. ``inputs`` and ``outputs`` are values (names of calls); ``saves`` are
+    values kept for backward, or "stats", "mask", "lse". ``contraction`` is 0 for operators other than products;
+    ``table`` is the number of rows of an embedding table.
     """
 
     name: str
@@ -58,12 +59,12 @@ class Draft:
 
     @property
     def is_heavy(self) -> bool:
-        """Whether it holds what a layer is made of: a product, core attention, a table."""
+        """Whether it is a product, core attention or a table lookup."""
         return self.kind in ("matmul", "attention", "embedding")
 
 
 def merged(drafts: list[Draft], groups: list[list[str]]) -> list[Draft]:
-    """The drafts with those of every group as one, in place of its first: sums of columns, all weights."""
+    """The drafts with every group (by names) merged in place of its first: columns add up, weights are joined."""
     by_name = {draft.name: draft for draft in drafts}
     heads: dict[str, Draft] = {}
     gone: set[str] = set()

@@ -1,4 +1,4 @@
-"""Calls to drafts: views disappear, pointwise neighbours become one pass, eager attention becomes core attention."""
+"""From calls to drafts: views vanish, pointwise neighbours become one pass, eager attention core attention."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Reader:
         return self.captured.nodes
 
     def run(self) -> list[Draft]:
-        """All drafts, clusters where their last member stands."""
+        """All drafts in order, each cluster in place of its last member."""
         for node in self.nodes.values():
             if known.base(node.op) in ("matmul", "bmm") and self._is_data(node.args[1]):
                 self._note_eager(node)
@@ -73,7 +73,7 @@ class _Reader:
         return self._with_unread(drafts)
 
     def _mixtures(self) -> dict[str, list[Draft]]:
-        """Operators of every mixture, by the calls in whose place they stand."""
+        """Operators of every mixture, by the call in whose place they stand."""
         found: dict[str, list[Draft]] = {}
         for mixture in mixtures(self.nodes):
             router, *rest = drafts_of(mixture, self.value(mixture.source), self._pieces)
@@ -138,7 +138,7 @@ class _Reader:
                 return name
 
     def _is_view(self, node: Node) -> bool:
-        """Whether a call is another look at a tensor: a view, a constant part of it, or it times one number."""
+        """Whether a call only views a tensor: a view, a constant slice, or a product with one number."""
         op = known.base(node.op)
         if op in known.VIEWS:
             return True
@@ -159,14 +159,14 @@ class _Reader:
         return tuple(dict.fromkeys(found)) or (INPUT_VALUE,)
 
     def _pieces(self, node: Node, at: tuple[int, ...] | None = None) -> tuple[Piece, ...]:
-        """Parameters (or slices of them) among some arguments."""
+        """Parameters (or slices) among a call's arguments, or among those at positions ``at``."""
         args = node.args if at is None else tuple(node.args[i] for i in at if i < len(node.args))
         refs = Node("", "", args, None, (), "").refs
         found = {leaf.node: leaf for ref in refs for leaf in self._leaves(ref)}
         return tuple(found.values())
 
     def _leaves(self, ref: str) -> Iterator[Piece]:
-        """Parameters behind a value that depends on parameters alone."""
+        """Parameters that a value is made of which depends on parameters alone."""
         node = self.nodes[ref]
         if node.kind != WEIGHTS:
             return
@@ -185,7 +185,7 @@ class _Reader:
                 yield replace(leaf, kind="embedding") if table else leaf
 
     def _parameter(self, ref: str) -> str:
-        """The one parameter behind views of it; empty where there is more than views."""
+        """The parameter that a chain of views looks at; "" where anything but views stands between."""
         node = self.nodes[ref]
         while node.op != "placeholder":
             sources = [each for each in node.refs if self.nodes[each].kind == WEIGHTS]
@@ -195,7 +195,7 @@ class _Reader:
         return str(node.name)
 
     def _with_unread(self, drafts: list[Draft]) -> list[Draft]:
-        """Parameters that no call reads, or that several attentions share, go to the first draft."""
+        """The drafts, the first with the parameters that no call reads or that several attentions share."""
         if not drafts:
             raise UserError(f"model = {self.name}: computes nothing from its inputs; allowed: {ALLOWED_OPS}")
         readers = Counter(piece.node for draft in drafts if draft.core for piece in draft.pieces)
@@ -309,7 +309,7 @@ class _Reader:
         )  # fmt: skip
 
     def _heads(self, node: Node, query: Node) -> int:
-        """Heads of a tensor [..., heads, rows, width], looked at before they are expanded."""
+        """Heads of a tensor [..., heads, rows, width], before key-value heads are expanded to the query's number."""
         heads, name = prod(node.sizes[1:-2]), node.name
         if len(node.sizes) == 3:  # batch and heads are one dim
             heads = max(1, node.sizes[0] // max(1, self._batch(node)))
@@ -328,7 +328,7 @@ class _Reader:
     # eager attention
 
     def _note_eager(self, node: Node) -> None:
-        """softmax(q k) v written out: everything between the two products belongs to core attention."""
+        """Note softmax(q k^T) v written out: the calls from one product to the other are core attention."""
         found = self._scores(node.args[0].name) if self._is_data(node.args[0]) else None
         if found is None:
             return
@@ -339,7 +339,7 @@ class _Reader:
             self.taken.update(self._beside(scores, between, node.name))
 
     def _beside(self, scores: str, between: list[str], end: str) -> set[str]:
-        """The product of scores, the calls between it and the values, and what these read of it (its largest ones)."""
+        """The product of the scores, the calls to the values' product, and others on the scores (their maximum)."""
         names = list(self.nodes)
         found = {scores, *between}
         for name in names[names.index(scores) : names.index(end)]:
@@ -349,7 +349,7 @@ class _Reader:
         return found
 
     def _scores(self, name: str) -> tuple[str, list[str], bool] | None:
-        """The product behind weights of attention, the calls between, and whether a softmax is among them."""
+        """(Product of the scores, calls from it to ``name``, whether a softmax is among them), or None."""
         between: list[str] = []
         softmax = False
         while True:
@@ -377,13 +377,13 @@ class _Reader:
         dropout = any(known.base(each.op) in known.DROPOUTS and self._drops(each) for each in between)
         value = self.nodes[node.args[1].name]
         core = self._core(node, (query, flipped, value), mask or Mask(), dropout=dropout)
-        sinks = [each for each in between if known.base(each.op) == "cat"]  # a logit a head that no key has
+        sinks = [each for each in between if known.base(each.op) == "cat"]  # a logit per head without a key
         return replace(core, pieces=tuple(piece for each in sinks for piece in self._pieces(each)))
 
     # pointwise
 
     def _pointwise(self, node: Node) -> Cluster:
-        """Join the cluster that feeds this call within the same module, else begin one."""
+        """Join the cluster in the same module that feeds this call, else begin one."""
         values = self._values(node)
         feeding = [self.member[value] for value in values if value in self.member]
         open_ones = [c for c in feeding if c.takes(node) and not c.closed]
@@ -404,7 +404,7 @@ class _Reader:
         return cluster
 
     def _inside(self, node: Node) -> bool:
-        """Whether a call only arranges parts of one open cluster and of what that was made from."""
+        """Whether a call reads only parts of one open cluster of its module and of that cluster's sources."""
         values = self._values(node)
         here = {v: c for v in values if (c := self.member.get(v)) and c.path == node.path and not c.closed}
         if len({id(cluster) for cluster in here.values()}) != 1:
@@ -413,7 +413,7 @@ class _Reader:
         return all(value in here or value in sources for value in values)
 
     def _related(self, values: tuple[str, ...]) -> bool:
-        """Whether summands are of one piece: parts of a cluster, or a cluster and what it was made from."""
+        """Whether two summands belong together: parts of one cluster, a cluster and its source, or of equal sources."""
         clusters = [self.member.get(value) for value in values]
         first, second = clusters[0], clusters[1]
         if first is not None and first is second and not first.closed:
@@ -440,7 +440,7 @@ ALLOWED_OPS = (
 
 
 def _turned(dims: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Dims with the last two exchanged."""
+    """Dims with the last two swapped."""
     return (*dims[:-2], *reversed(dims[-2:]))
 
 
@@ -449,7 +449,7 @@ def _kind_of(node: Node) -> str:
 
 
 def _rows(node: Node) -> tuple[Size, int]:
-    """Rows and columns of a tensor: its last dim where that is a number."""
+    """Rows and columns of a tensor: columns are its last dim where that is a number, else 1."""
     if not node.shape:
         return ((1, ()),), 1
     last = whole(node.shape[-1])

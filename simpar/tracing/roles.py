@@ -1,4 +1,4 @@
-"""Which products of a block are columns and rows of attention and MLP: read off the data flow, not off names."""
+"""Which products of a block are column- and row-parallel in attention and MLP: by data flow, not by names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HEAD_DIM = ("head_dim",)
 
 @dataclass
 class Roles:
-    """Names and sizes of a block's drafts, its own dims, and why it has no tensor parallelism ("" where it has).
+    """Names and sizes of a block's drafts, its own dims, and why it cannot be tensor-parallel ("" where it can).
 
-    ``covers`` says for a product in front of attention which draft behind it hands on all of its columns.
+    ``covers`` maps a product in front of attention to the draft after it (rotation, norm) that attention reads instead.
     """
 
     drafts: list[Draft]
@@ -34,7 +34,7 @@ class Roles:
     refusal: str = ""
 
     def name(self, draft: Draft, wanted: str) -> None:
-        """Give a draft a name, once; a second one of that name gets a number."""
+        """Name a draft unless it has a name; a name already in use gets a number."""
         if draft.name in self.names:
             return
         taken = set(self.names.values())
@@ -70,7 +70,10 @@ def find_roles(drafts: Sequence[Draft], memory: str, output: str = "", live: Set
 
 
 def _summed(drafts: list[Draft], live: Set[str]) -> list[Draft]:
-    """A sum of a sum that nothing else reads as one sum, as of branches side by side; ``live`` is read elsewhere."""
+    """The drafts with nested sums (of parallel branches) as one, where no other draft reads the inner sum.
+
+    ``live`` are values that other blocks read.
+    """
     readers = Counter(value for draft in drafts for value in draft.inputs)
     found: dict[str, Draft] = {}
     for draft in drafts:
@@ -88,7 +91,7 @@ def _summed(drafts: list[Draft], live: Set[str]) -> list[Draft]:
 
 
 def _turned(drafts: list[Draft]) -> list[Draft]:
-    """Halves of one tensor that are rotated one by one and put together, as one rotation."""
+    """The drafts with one rotation in place of a concatenation of separately rotated parts of one tensor."""
     found: dict[str, Draft] = {}
     for draft in drafts:
         made = makers(list(found.values()))
@@ -107,7 +110,7 @@ def _is_sum(draft: Draft) -> bool:
 
 
 def _joined(drafts: list[Draft]) -> list[Draft]:
-    """Products that read one tensor for one attention, or for one gate, as one product; their rotations too."""
+    """The drafts with products on one tensor for one attention or one gate merged, and their rotations likewise."""
     made = dict(makers(drafts))
     groups: dict[tuple[str, str, str], list[str]] = {}
     for draft in drafts:
@@ -128,7 +131,7 @@ def _joined(drafts: list[Draft]) -> list[Draft]:
 
 
 def _path(value: str, made: dict[str, Draft]) -> Iterator[Draft]:
-    """Drafts from a value back to the product (or whatever else) that it comes from."""
+    """Drafts from a value back to the first that is not unary, such as its product."""
     seen = 0
     while value in made and seen < 32:
         draft = made[value]
@@ -147,7 +150,7 @@ def _readers(roles: Roles, draft: Draft) -> list[Draft]:
 
 
 def _behind(roles: Roles, made: dict[str, Draft], draft: Draft) -> tuple[list[Draft], Draft | None]:
-    """Unary drafts behind one, and the single product that reads the last of them."""
+    """Unary drafts after one, and the only product that reads the last of them (None where there is none)."""
     between: list[Draft] = []
     readers = _readers(roles, draft)
     while len(readers) == 1 and readers[0].kind in _UNARY and _has_one_source(readers[0], made):
@@ -158,7 +161,7 @@ def _behind(roles: Roles, made: dict[str, Draft], draft: Draft) -> tuple[list[Dr
 
 
 def _widths(core: Core) -> tuple[Size, Size, Size]:
-    """Columns of queries, keys, values by heads."""
+    """Columns of queries, keys and values in heads and head widths."""
     same = core.key_dim == core.value_dim
     key = (1, HEAD_DIM) if same else (core.key_dim, ())
     value = (1, HEAD_DIM) if same else (core.value_dim, ())
@@ -206,7 +209,7 @@ def _attention(roles: Roles, made: dict[str, Draft], draft: Draft, memory: str) 
     for path in paths:
         for each in path[:-1]:
             roles.inner.add(each.name)
-            if path[-1].name in roles.columns:  # what is not rotated or normed passes through
+            if path[-1].name in roles.columns:  # columns that are neither rotated nor normed pass through
                 roles.columns[each.name] = roles.columns[path[-1].name]
                 roles.rows[each.name] = path[-1].rows
                 roles.covers.setdefault(path[-1].name, path[0].name)
@@ -217,7 +220,7 @@ def _attention(roles: Roles, made: dict[str, Draft], draft: Draft, memory: str) 
 
 
 def _output(roles: Roles, made: dict[str, Draft], draft: Draft, *, prefix: str) -> None:
-    """The product behind an attention."""
+    """Name the output projection after an attention, and the drafts between."""
     between, product = _behind(roles, made, draft)
     if product is None or product.contraction != draft.columns:
         roles.refusal = roles.refusal or "an attention without a product behind it"
@@ -230,7 +233,10 @@ def _output(roles: Roles, made: dict[str, Draft], draft: Draft, *, prefix: str) 
 
 
 def _kv_heads(core: Core, products: list[Draft]) -> int:
-    """Key-value heads: those that one product for all three has columns for, had they been copied behind it."""
+    """Key-value heads; copies made after a fused product are not counted.
+
+    Its columns are (heads + 2 kv_heads) head_dim, from which kv_heads follows.
+    """
     if len(products) != 1 or core.key_dim != core.value_dim:
         return core.kv_heads
     held, rest = divmod(products[0].columns - core.heads * core.key_dim, 2 * core.key_dim)
@@ -238,7 +244,7 @@ def _kv_heads(core: Core, products: list[Draft]) -> int:
 
 
 def _shares(paths: list[list[Draft]], widths: tuple[Size, Size, Size]) -> dict[str, Size]:
-    """Columns that an attention takes from each product in front of it."""
+    """Columns of each product in front of an attention, by its name; empty where they cannot be told."""
     products = [path[-1].name for path in paths if path and path[-1].kind == "matmul"]
     distinct = list(dict.fromkeys(products))
     query, key, value = widths
@@ -259,7 +265,7 @@ def _value(size: Size, dims: dict[str, int]) -> int:
 
 
 def _mlp(roles: Roles, made: dict[str, Draft], draft: Draft, output: str) -> None:
-    """A product, an activation, a product that contracts what it made."""
+    """Name an MLP: a product, an activation, and a product that contracts its columns."""
     sources = {made[value].name if value in made else "" for value in draft.inputs}
     if len(sources) != 1 or "" in sources:
         return
@@ -293,7 +299,7 @@ def _mlp(roles: Roles, made: dict[str, Draft], draft: Draft, output: str) -> Non
 
 
 def _norms_and_sums(roles: Roles, made: dict[str, Draft]) -> None:
-    """Names of what stands around the branches."""
+    """Name the norms and residual sums around the branches."""
     branch = {"qkv": "attention", "q": "attention", "cross_q": "cross", "mlp_up": "mlp", "router": "mlp"}
     ends = {
         "o_proj": "attention",

@@ -13,10 +13,11 @@ Owners = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """Drafts of one block: ``group`` is the list it belongs to (empty between lists).
+    """Drafts of one block: ``group`` is the path of its module list ("" between lists).
 
-    ``output`` is the value that the next segment continues with, ``carried`` values that travel on beside it, of
-    which ``memory`` is the one that attention reads ("" where none).
+    ``arrives`` is the output of the segment before, ``output`` the value that the next segment continues with.
+    ``carried`` are values that later segments read besides; ``memory`` is the one that attention reads in them ("" for
+    none).
     """
 
     group: str
@@ -28,7 +29,10 @@ class Segment:
 
 
 def segments(name: str, drafts: Sequence[Draft]) -> list[Segment]:
-    """At least three segments in order, each continuing with one value of the one before. Raises UserError."""
+    """The drafts cut into segments in order, each continuing with one value of the one before.
+
+    Raises UserError where there are fewer than three, or one does not read the one before.
+    """
     lists = _lists(drafts)
     keys = [_key(draft.owners, lists) for draft in drafts]
     if not any(keys):
@@ -71,7 +75,7 @@ def _lists(drafts: Sequence[Draft]) -> dict[str, bool]:
 
 
 def _key(owners: Owners, lists: Mapping[str, bool]) -> str:
-    """The member that a draft belongs to: of the outermost list, or of one inside it that is uniform."""
+    """Path of the list member that a draft belongs to: of the innermost uniform list, else of the outermost."""
     key = ""
     for path, _ in owners:
         parent, _, last = path.rpartition(".")
@@ -90,7 +94,7 @@ def _parts(drafts: Sequence[Draft], keys: Sequence[str]) -> list[tuple[str, list
 
 
 def _with_weight(parts: list[tuple[str, list[Draft]]]) -> list[tuple[str, list[Draft]]]:
-    """Parts without a product, attention or table go with the part behind them, the last with the one before."""
+    """The parts, those without a product, attention or table joined to the next one (the last to the one before)."""
     found: list[tuple[str, list[Draft]]] = []
     waiting: list[Draft] = []
     for key, drafts in parts:
@@ -105,7 +109,7 @@ def _with_weight(parts: list[tuple[str, list[Draft]]]) -> list[tuple[str, list[D
 
 
 def _chained(name: str, parts: list[tuple[str, list[Draft]]]) -> list[Segment]:
-    """What crosses every boundary: one value that the next part continues with, and what travels beside it."""
+    """The parts as segments, with the values that cross each boundary. Raises UserError where a part is not read."""
     home = {value: at for at, (_, drafts) in enumerate(parts) for draft in drafts for value in draft.outputs}
     last_use: dict[str, int] = {}
     for at, (_, drafts) in enumerate(parts):
@@ -138,7 +142,7 @@ def _starts_anew(drafts: list[Draft]) -> bool:
 
 
 def _is_memory(value: str, found: Sequence[Segment]) -> bool:
-    """Whether keys and values of an attention come from a value of another segment."""
+    """Whether an attention in another segment makes its keys and values from this value."""
     for segment in found:
         if value in {out for draft in segment.drafts for out in draft.outputs}:
             continue

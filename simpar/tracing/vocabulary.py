@@ -1,4 +1,4 @@
-"""ATen operators by what they cost: nothing, a pass over memory, a product. What is in no list is refused."""
+"""ATen operators by their cost: none, a pass over memory, a product. Operators in no list are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VIEWS = _words(
     unsafe_chunk identity
     """
 )
-"""Other looks at the same elements, and casts and copies that compilers fold into their neighbours."""
+"""Views of the same elements, and casts and copies that compilers fold into their neighbours."""
 
 POINTWISE = _words(
     """
@@ -31,7 +31,7 @@ POINTWISE = _words(
     linalg_vector_norm norm div_ complex polar real imag
     """
 )
-"""Passes over memory; neighbours in one module are one pass."""
+"""Elementwise passes over memory; neighbours in one module run as one pass."""
 
 COPIES = _words(
     """
@@ -62,7 +62,7 @@ NONLINEAR = _words(
 
 
 def base(op: str) -> str:
-    """The operator behind one that changes its argument in place."""
+    """The name of an operator without the underscore of its in-place variant."""
     return op[:-1] if op.endswith("_") and not op.endswith("__") else op
 
 

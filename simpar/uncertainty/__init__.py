@@ -1,1 +1,1 @@
-"""How sure a prediction is: what measured runs support it, the interval of its step time, the risk of its memory."""
+"""How sure a prediction is: the measured runs that support it, its step time's interval, its memory's risk."""

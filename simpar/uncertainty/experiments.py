@@ -1,8 +1,9 @@
-"""What measuring a layout is worth before a decision: by how much the one chosen afterwards is expected to be faster.
+"""What measuring layouts is worth before a decision: by how much the layout chosen afterwards is expected to be faster.
 
-With a measured step the layout with the shortest expected one is chosen. Its gain on average is the value of
+After a measurement the layout with the shortest expected step is chosen. The mean gain of that is the value of
 information (the knowledge gradient with correlated beliefs: Frazier, Powell and Dayanik, INFORMS Journal on Computing
-21, 2009), here for sets of layouts, of which each is the cheapest of those that gain about as much.
+21, 2009). Here sets of layouts are built one by one, each time with the cheapest of the layouts that gain about as much
+as the best.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from simpar.uncertainty.joint import JointErrors
 from simpar.units import Floats
 
 AS_MUCH = 0.5
-"""Of the gain of the layout that tells most: a cheaper one that gains so much is taken in its place."""
+"""Share of the largest gain: a cheaper layout that gains at least this share is measured instead."""
 NOTHING = 1e-4
 """A gain, as a share of a step, that is not worth a run."""
 
@@ -25,8 +26,8 @@ NOTHING = 1e-4
 class Decision:
     """Layouts among which one is chosen, and those that may be measured before.
 
-    ``step_s`` float64[candidates] are predicted steps of the first of those that ``errors`` are of; ``options`` are
-    those of them that may be measured, at ``costs`` float64[options] of any unit.
+    ``step_s`` float64[candidates] are predicted steps of the candidates, which are the first layouts of ``errors``;
+    ``options`` are indices of the layouts that may be measured, at ``costs`` float64[options] in any unit.
     """
 
     step_s: Floats
@@ -37,8 +38,8 @@ class Decision:
     def worth_measuring(self, most: int) -> list[tuple[int, float]]:
         """Options (their index) in the order to measure them, each with the gain expected of all up to it.
 
-        At most so many; fewer where nothing that is left tells more. A gain is the share of a step by which the layout
-        chosen afterwards is expected to be faster than the one that would be chosen now.
+        At most ``most`` options; fewer where further ones gain nothing. A gain is the share of a step by which the
+        layout chosen afterwards is expected to be faster than the one that would be chosen now.
         """
         found: list[tuple[int, float]] = []
         gained = 0.0
@@ -57,7 +58,7 @@ class Decision:
         return found
 
     def _gain(self, chosen: Sequence[int]) -> float:
-        """What measuring some options gains."""
+        """The expected gain of measuring some options."""
         candidates, measured = len(self.step_s), [self.options[at] for at in chosen]
         expected = np.log(self.step_s) + self.errors.mean[:candidates]
         told = self.errors.told_by(measured)[:candidates]

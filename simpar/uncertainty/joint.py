@@ -1,9 +1,9 @@
-"""Errors of layouts together, and what measuring some of them says of the others.
+"""Joint errors of layouts, and what measuring some of them tells about the others.
 
-They err as in :mod:`simpar.uncertainty.ties`: by parts of a step that all share, and each by something of its own, of
-which a layout has KIN in common with itself on another number of nodes; beside that all by one common factor, which
-changes no order but hides in every measurement. A measured step moves what
-is expected of another layout as far as the two err together (a regression on it), and so much less is left to chance.
+Errors are those of :mod:`simpar.uncertainty.ties`: errors of the parts of a step, which all layouts share, and an error
+of each layout's own, of whose variance KIN is shared with the same layout on other numbers of nodes. In addition all
+layouts share one factor, which changes no order but is part of every measurement. A measured step shifts the expected
+error of another layout by a regression, as far as the two err together, and reduces its variance accordingly.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from simpar.uncertainty.ties import DRAWS, SEED, covariance, drawn_together
 from simpar.units import Floats
 
 NOISE = 0.01
-"""By how much the logarithm of a measured step scatters when it is measured again."""
+"""Standard deviation of the logarithm of a measured step when it is measured again."""
 KIN = 0.6
-"""Of the variance of a layout's own error: what it shares with the same layout on more or fewer nodes.
+"""Share of the variance of a layout's own error that the same layout on more or fewer nodes has too.
 
 Errors of one layout on different numbers of devices correlate by 0.66 over the development tables and by 0.76 in a grid
 of A100 runs (those of other layouts of the same model by 0.05), by 0.20 in the Ultra-Scale Playbook, whose network
 changed from job to job (benchmarks/kin_errors.py).
 """
 NINE_OF_TEN = 1.645
-"""Standard deviations of a normal distribution from its middle to the ends of what nine of ten lie in."""
+"""Standard deviations between the middle of a normal distribution and the ends of its central nine tenths."""
 
 
 @dataclass(frozen=True)
 class JointErrors:
     """Errors, log(measured / predicted), of some layouts.
 
-    ``mean`` float64[layouts] is expected of each, ``draws`` float64[layouts, DRAWS] are what they may differ from that,
-    ``spread`` float64[layouts, layouts] is the covariance of that.
+    ``mean`` float64[layouts] are the expected errors, ``draws`` float64[layouts, DRAWS] drawn deviations from them, and
+    ``spread`` float64[layouts, layouts] is the covariance of these deviations.
     """
 
     mean: Floats
@@ -45,10 +45,10 @@ class JointErrors:
 
     @classmethod
     def of(cls, shares: Floats, kin: Sequence[str], layout_spread: float, common: float) -> JointErrors:
-        """Before anything is measured, by what part float64[layouts, parts] of a step every part of it takes.
+        """The errors before anything is measured; ``shares`` float64[layouts, parts] are the parts' shares of a step.
 
-        Those of one ``kin`` are the same on different numbers of nodes. ``layout_spread`` is that of a layout's
-        certainty, ``common`` the standard deviation of what all err by.
+        Layouts with one ``kin`` are the same on different numbers of nodes. ``layout_spread`` is that of a layout's
+        certainty, ``common`` the standard deviation of the error that all layouts share.
         """
         names = sorted(set(kin))
         family = np.array([[each == name for name in names] for each in kin], dtype=np.float64)
@@ -59,18 +59,18 @@ class JointErrors:
         return cls(np.zeros(len(shares)), draws, covariance(shares, layout_spread, together) + common**2)
 
     def told_by(self, seen: Sequence[int]) -> Floats:
-        """How much of the measured errors of some layouts each is expected to share, float64[layouts, seen]."""
+        """Regression coefficients of all errors on the measured errors of layouts ``seen``: float64[layouts, seen]."""
         among = self.spread[np.ix_(seen, seen)] + NOISE**2 * np.eye(len(seen))
         return np.asarray(np.linalg.solve(among, self.spread[:, seen].T).T)
 
     def measured(self, seen: Sequence[int]) -> Floats:
-        """What measuring some layouts shows in every draw, as far as it was not expected, float64[seen, DRAWS]."""
+        """The unexpected part of measured errors of the layouts ``seen`` in every draw: float64[seen, DRAWS]."""
         random = np.random.Generator(np.random.Philox(key=SEED + 2))
         noise = NOISE * random.standard_normal((len(seen), DRAWS // 2))
         return np.asarray(self.draws[seen] + np.hstack([noise, -noise]))
 
     def after(self, seen: Sequence[int], errors: Floats) -> JointErrors:
-        """What is left once some layouts were measured, with these errors float64[seen]."""
+        """The errors that remain once the layouts ``seen`` were measured with ``errors`` float64[seen]."""
         told = self.told_by(seen)
         return JointErrors(
             self.mean + told @ (errors - self.mean[seen]),
@@ -81,7 +81,7 @@ class JointErrors:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a layout before it is measured: its ``kin``, and what its step is made up of."""
+    """What is known of a layout before it is measured: its ``kin``, and the shares of the parts of its step."""
 
     kin: str
     shares: Mapping[str, float]
@@ -90,7 +90,7 @@ class Known:
 def joint_errors(
     layouts: Mapping[str, Known], measured: Sequence[MeasuredLayout], layout_spread: float, common: float
 ) -> JointErrors:
-    """Errors of layouts by name, in their order, after those of them and of others that were measured."""
+    """Errors of ``layouts``, in their order, given those of them and of other layouts that were ``measured``."""
     everything = dict(layouts)
     for one in measured:
         everything.setdefault(one.layout, Known(one.kin, one.shares))
@@ -107,7 +107,7 @@ def joint_errors(
 
 
 def common_spread(interval_s: tuple[float, float], layout_spread: float) -> float:
-    """The standard deviation of what layouts err by together: what their own errors leave of the interval of a step."""
+    """Standard deviation of the error that all layouts share: a step interval's spread less their own errors."""
     low_s, high_s = interval_s
     whole = log(high_s / low_s) / (2 * NINE_OF_TEN)
     own = float(covariance(np.zeros((1, 1)), layout_spread, np.ones((1, 1)))[0, 0])

@@ -1,8 +1,8 @@
-"""The risk of memory: how far what a rank needs may be from what is predicted, by cause, and whether it still fits.
+"""The risk of memory: how far a rank's need may be from the prediction, by cause, and whether it still fits.
 
-A need is taken for normally distributed around its prediction. Causes are independent of each other: gaps of the
-allocator and workspaces that nobody lists grow with what comes and goes, communicators with all that lies outside the
-allocator, what a stack keeps unseen with all that it holds, and tokens of experts with what is routed to the fullest
+A need is taken to be normally distributed around its prediction. Its causes are independent of each other: gaps of the
+allocator and unlisted workspaces grow with the bytes that come and go, communicators with all bytes outside the
+allocator, unknown tensors of a stack with all bytes inside it, and tokens of experts with those routed to the fullest
 rank. Sizes are scalars or arrays.
 """
 
@@ -22,20 +22,20 @@ from simpar.units import Numbers
 
 NORMAL = NormalDist()
 SOME, MANY = 3, 30
-"""Runs that show the memory of a stack: from so many on its habits are known a little, and well."""
+"""Numbers of runs with known memory from which on a stack's habits are known a little, and well."""
 AS_PREDICTED = 0.5
-"""The probability with which a layout fits that needs all of its device, leaving out that predictions err."""
+"""Probability to fit of a layout whose predicted need is all of its device; it means taking predictions as exact."""
 ROUNDS = 24
-"""After so many the risk of what moves and what may move agree: to a byte with WANTED, to a hundred with 99 %."""
+"""Rounds after which the risk and the most that may move agree: to a byte with WANTED, to a hundred bytes with 99 %."""
 WANTED = 0.95
-"""How probable it should be that a layout fits, unless something else is asked for."""
+"""The default probability with which a layout should fit."""
 
 
 class Parts(NamedTuple):
-    """Bytes of a need, scalars or arrays: what stays in the allocator, comes and goes there, and lies outside it.
+    """Bytes of a need, scalars or arrays: those that stay in the allocator, come and go there, and lie outside it.
 
-    ``experts_mean_bytes`` and ``experts_bytes`` are the mean and the standard deviation of what the fullest rank holds
-    of routed tokens beyond what is predicted (:mod:`simpar.cost.memory.routed`).
+    ``experts_mean_bytes`` and ``experts_bytes`` are the mean and the standard deviation of routed tokens on the fullest
+    rank beyond the predicted ones (:mod:`simpar.cost.memory.routed`).
     """
 
     static_bytes: Numbers
@@ -49,7 +49,7 @@ class Parts(NamedTuple):
 class MemoryRisk:
     """How a rank's need spreads around its prediction: errors by cause, and those that depend on its stack.
 
-    ``habits`` is the spread of what the stack keeps, ``communicators`` that of what lies outside the allocator.
+    ``habits`` is the spread of the tensors that the stack keeps, ``communicators`` that of bytes outside the allocator.
     """
 
     errors: MemoryErrors
@@ -60,12 +60,14 @@ class MemoryRisk:
     def of(
         stack: str, table: Table, own: Sequence[OwnRuns] = (), *, has_few_channels: bool = False
     ) -> MemoryRisk:
-        """That of a stack, by how many runs show its memory: published ones, and those that it was learnt from.
+        """The risk under a stack, by how many runs show its memory: published runs, and those it was learnt from.
 
-        Where links are slow communicators have few channels, whose buffers are what the stack says, or less.
+        With ``has_few_channels`` (slow links) a communicator's buffers are at most what the stack states, so that
+        its bytes count as known.
 
-        The user's ``own`` count like those, unless they were further off where they were left out: what their number
-        makes it counts as ``table.learned.weight`` layouts, as for step times. None make it larger.
+        The user's ``own`` runs count like published ones; the spread that their number gives is pooled with their
+        left-out errors, as ``table.learned.weight`` layouts among them, and is never below that which it gives nor
+        above the spread without them.
         """
         published, peaks = table.memory_runs.get(stack, 0), sum(one.peaks for one in own)
         knows_outside = has_few_channels or stack in table.refused
@@ -82,16 +84,16 @@ class MemoryRisk:
 
     @staticmethod
     def of_runs(count: int, errors: MemoryErrors, knows_outside: bool) -> MemoryRisk:
-        """That of a stack whose memory so many runs show, and whether it is known what lies outside the allocator.
+        """The risk under a stack whose memory ``count`` runs show; ``knows_outside``: bytes outside the allocator too.
 
-        Peaks do not show that: runs that ran out of memory do.
+        These are known from runs that ran out of memory; logged peaks do not show them.
         """
         known, hardly, unknown = errors.habits
         habits = known if count >= MANY else hardly if count >= SOME else unknown
         return MemoryRisk(errors, habits, errors.communicators[0 if knows_outside else 1])
 
     def causes(self, parts: Parts) -> dict[str, tuple[Numbers, Numbers]]:
-        """By cause the (mean, standard deviation) of what is needed beyond what is predicted, in bytes."""
+        """By cause, the (mean, standard deviation) in bytes of the need beyond the prediction."""
         errors = self.errors
         return {
             "allocator": (errors.bias * parts.moving_bytes, errors.allocator * parts.moving_bytes),
@@ -101,12 +103,12 @@ class MemoryRisk:
         }
 
     def excess_bytes(self, parts: Parts) -> tuple[Numbers, Numbers]:
-        """The (mean, standard deviation) of what is needed beyond what is predicted, for all causes together."""
+        """The (mean, standard deviation) in bytes of the need beyond the prediction, for all causes together."""
         means, deviations = zip(*self.causes(parts).values(), strict=True)
         return sum(means), np.sqrt(sum(each**2 for each in deviations))
 
     def needed_bytes(self, probability: float, needed_bytes: Numbers, parts: Parts) -> Numbers:
-        """What a rank needs no more than with some probability; never less than what is predicted."""
+        """The bytes that a rank's need does not exceed with some probability; never less than the prediction."""
         if probability == AS_PREDICTED:
             return needed_bytes
         mean, deviation = self.excess_bytes(parts)
@@ -116,10 +118,11 @@ class MemoryRisk:
     def most_moving_bytes(
         self, probability: float, parts: Parts, room: Callable[[Numbers], Numbers], rounds: int = ROUNDS
     ) -> Numbers:
-        """The most that may come and go beside the other ``parts``, so that a rank fits with some probability.
+        """The most bytes that may come and go beside the other ``parts`` while a rank fits with some probability.
 
-        ``room`` says what may as predicted where some bytes are to stay free. What is at risk grows with what moves, by
-        far less than that: an odd number of ``rounds`` ends above the answer, an even one below it.
+        ``room(free_bytes)`` is the most that may as predicted, if some bytes stay free. The bytes to keep free grow
+        with those that move, but much more slowly, so the fixed point is iterated: an odd number of ``rounds`` ends
+        above the answer, an even one below it.
         """
         found = room(0.0)
         for _ in range(0 if probability == AS_PREDICTED else rounds - 1):
@@ -129,14 +132,14 @@ class MemoryRisk:
         return found
 
     def fit_probability(self, capacity_bytes: float, needed_bytes: float, parts: Parts) -> float:
-        """How probable it is that a rank fits into its device."""
+        """The probability that a rank fits on its device."""
         mean, deviation = self.excess_bytes(parts)
         return NORMAL.cdf(float(capacity_bytes - needed_bytes - mean) / max(float(deviation), 1.0))
 
     def shares(self, parts: Parts) -> dict[str, float]:
-        """What part every cause has in what must stay free for a rank to fit with WANTED; causes without any left out.
+        """Share of every cause in the bytes that must stay free to fit with WANTED; causes without a share left out.
 
-        A deviation counts as its square over that of all together, so that the parts add up.
+        A deviation counts with its square over that of all causes together, so that the shares add up to 1.
         """
         _, whole = self.excess_bytes(parts)
         scale = NORMAL.inv_cdf(WANTED) / max(float(whole), 1.0)
@@ -148,11 +151,11 @@ class MemoryRisk:
         return {name: part / total for name, part in found.items() if total and part / total > 0.0}
 
     def spread(self, parts: Parts) -> float:
-        """The standard deviation of what the allocator reserves, over it."""
+        """The relative standard deviation of the bytes that the allocator reserves."""
         _, deviation = self.excess_bytes(parts._replace(outside_bytes=0.0))
         return float(deviation) / max(float(parts.static_bytes + parts.moving_bytes), 1.0)
 
     def reserved_interval_bytes(self, reserved_bytes: float, parts: Parts) -> tuple[float, float]:
-        """Between which the reserved peak lies in nine of ten cases."""
+        """(Low, high) bytes between which the reserved peak lies in nine of ten cases."""
         spread, middle = self.spread(parts), reserved_bytes + float(parts.experts_mean_bytes)
         return middle * exp(self.errors.low * spread), middle * exp(self.errors.high * spread)

@@ -1,8 +1,8 @@
-"""Runs of the user's that a profile was learnt from, and how far predictions of others like them may be off.
+"""A user's runs from which a profile was learnt, and how far predictions of other layouts like them may be off.
 
-What a profile was learnt from says more of layouts like those than what other people published: each was also
-predicted from the others alone, and these errors are what the next layout may be off by. The spread that published
-runs give beforehand counts as some of them.
+Such runs tell more about similar layouts than published runs of others: each was also predicted from the others alone,
+and these errors show how far the next layout may be off. The spread that published runs give beforehand counts as a
+number of such layouts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from simpar.uncertainty.table import LearnedErrors
 
 
 class OwnRuns(BaseModel):
-    """Layouts of one kind that a profile was learnt from, on the ``cluster`` profile that was learnt with it.
+    """Layouts with the same traits from which a profile was learnt, on the ``cluster`` profile learnt with it.
 
-    ``error`` is the root mean square of log(measured / predicted) of each, predicted from the others alone;
-    ``peak_error`` that of the peak memory of the ``peaks`` of them whose memory was learnt from.
+    ``error`` is the root mean square of log(measured / predicted), each layout predicted from the others alone;
+    ``peak_error`` is that of peak memory, for the ``peaks`` layouts whose memory was learnt from.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -35,15 +35,15 @@ class OwnRuns(BaseModel):
 
     @property
     def evidence(self) -> Evidence:
-        """The same as measured runs of one source."""
+        """These layouts as measured runs of one source."""
         return Evidence(self.cluster, "", self.layouts, self.traits)
 
 
 class MeasuredLayout(BaseModel):
-    """A layout that a profile was learnt from, on the ``cluster`` profile that was learnt with it.
+    """A layout from which a profile was learnt, on the ``cluster`` profile learnt with it.
 
-    ``layout`` names it and ``kin`` the same on any number of nodes (:mod:`simpar.report.layouts`), ``shares`` say what
-    its step is made up of, ``error`` is what is left of log(measured / predicted) with what was learnt.
+    ``layout`` names it, ``kin`` names it for any number of nodes (:mod:`simpar.report.layouts`). ``shares`` are those
+    of the parts of its step, ``error`` is log(measured / predicted) with the learnt profile.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -58,15 +58,15 @@ class MeasuredLayout(BaseModel):
 
 
 def like(traits: Traits, runs: Sequence[OwnRuns]) -> list[OwnRuns]:
-    """Those runs that share everything with a prediction."""
+    """The runs that share all aspects with a prediction."""
     return [own for own in runs if all(shares(traits, own.traits) for shares, _ in ASPECTS.values())]
 
 
 def after(known: StepTimeError, runs: Sequence[OwnRuns], errors: LearnedErrors) -> StepTimeError:
-    """The error of a prediction that was like some runs, once these are learnt from.
+    """The error of a prediction like some runs, after learning from these.
 
-    The spread of before counts as ``errors.weight`` layouts. A bias is gone: the interval is symmetric. Layouts of one
-    job differ by what they differed by, and by no more than all.
+    The earlier spread counts as ``errors.weight`` layouts. Bias is learnt away, so the interval is symmetric. The
+    spread between layouts of one job stays as it was, but is at most the whole spread.
     """
     layouts = sum(own.layouts for own in runs)
     if not layouts:

@@ -1,4 +1,4 @@
-"""The interval of a step time: where 90 of 100 measured runs lie that nothing was fitted to, by what supports them."""
+"""The interval of a step time: it holds 90 of 100 measured runs outside every fit, by the support of the prediction."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from simpar.uncertainty.support import ASPECTS, FEW, SEVERAL, Support
 from simpar.uncertainty.table import TimeErrors
 
 THRESHOLDS = (1, 2, SEVERAL)
-"""Below so many pairs of source and family errors are larger each time."""
+"""Numbers of pairs of source and family; errors are larger below each of them."""
 CONDITIONS = ("mixture", "spread", "long", "bits8", "bits4")
 """Traits that make errors larger by themselves."""
 
 
 def lacks(support: Support) -> dict[str, bool]:
-    """What makes a prediction less sure, by the names of ``TimeErrors.lacking``."""
+    """Whether each condition that makes a prediction less sure holds, by the names of ``TimeErrors.lacking``."""
     traits = support.traits
     found = {
         f"{aspect}<{least}": support.shared[aspect] < least for aspect in ASPECTS for least in THRESHOLDS
@@ -47,9 +47,9 @@ class StepTimeError:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval, over the prediction."""
+        """Half the width of the interval, relative to the prediction."""
         return (exp(self.high) - exp(self.low)) / 2
 
     def interval_s(self, step_time_s: float) -> tuple[float, float]:
-        """Seconds between which the measured step lies in nine of ten cases."""
+        """(Low, high) seconds between which the measured step lies in nine of ten cases."""
         return step_time_s * exp(self.low), step_time_s * exp(self.high)

@@ -1,7 +1,7 @@
-"""What measured runs support a prediction: how many sources and families of models share what it is of.
+"""The measured runs that support a prediction: how many sources and families of models share its traits.
 
-Errors of runs that nothing was fitted to depend on that more than on anything else: a model that one stack trained on
-one kind of device says little of another stack, and nothing of another kind of device.
+Errors of runs outside every fit depend on this more than on anything else: a model that one stack trained on one kind
+of device tells little about another stack, and nothing about another kind of device.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from simpar.units import number_of
 
 LONG = 16384
-"""Tokens of a sequence beyond which it is a long one."""
+"""Number of tokens beyond which a sequence counts as long."""
 FEW = 10
 """Runs of a stack below which its parameters are hardly known."""
 SEVERAL = 4
-"""Sources and families from which on more of them make errors no smaller."""
+"""Number of sources and families beyond which more of them do not make errors smaller."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What decides how well a prediction is known: names as in the profiles, bits of the widest products.
+    """The traits that decide how sure a prediction is: names as in the profiles, bits of the widest products.
 
     ``spread`` says that ranks of different scale-up domains exchange tokens for experts, ``long`` that sequences have
     more than LONG tokens.
@@ -64,14 +64,14 @@ ASPECTS: dict[str, tuple[Shares, str]] = {
     "spread": (lambda one, two: two.spread or not one.spread, "experts over several domains"),
     "long": (lambda one, two: two.long or not one.long, "sequences of more than 16,384 tokens"),
 }
-"""What a prediction (the first) may share with a run, and the words for runs that share it."""
+"""By aspect: whether a prediction (first argument) shares it with a run, and the words for runs that share it."""
 
 
 @dataclass(frozen=True)
 class Support:
-    """Distinct pairs of source and family by what they share with a prediction (ASPECTS), and ``all`` of it.
+    """Numbers of distinct pairs of source and family that share each aspect of a prediction, or ``all`` aspects.
 
-    ``runs`` are those of its stack, of any number of sources.
+    ``runs`` is the number of runs of its stack, whatever their sources.
     """
 
     traits: Traits
@@ -80,7 +80,7 @@ class Support:
     runs: int
 
     def missing(self) -> Iterator[str]:
-        """What no measured run, or those of one source and family alone, show, in words."""
+        """In words, the aspects that no measured run shows, or only those of one source and family."""
         traits = self.traits
         kind = "mixture" if traits.mixture else "dense"
         for aspect, (_, words) in ASPECTS.items():
@@ -98,7 +98,7 @@ class Support:
 
 
 def support_of(traits: Traits, evidence: Sequence[Evidence]) -> Support:
-    """How many pairs of source and family share each aspect of a prediction."""
+    """The support of a prediction: how many pairs of source and family share each of its aspects."""
     shared = {
         aspect: _pairs(each for each in evidence if shares(traits, each.traits))
         for aspect, (shares, _) in ASPECTS.items()

@@ -19,13 +19,13 @@ class _Part(BaseModel):
 
 
 class TimeErrors(_Part):
-    """Errors of step times of runs that nothing was fitted to.
+    """Errors of step times of runs outside every fit.
 
-    The spread of log(measured / predicted) is ``base`` with all the support there can be; what is missing multiplies it
-    by exp of the sum of ``lacking``, by aspect and how many pairs there are at most. ``low`` and ``high`` are the 5th
-    and the 95th percentile in such spreads, ``layout`` the part of a spread in which layouts of one model on one
-    cluster differ: the rest they have in common. No spread is below that of the runs themselves which parameters were
-    fitted to, ``seen`` by stack and device where there are many.
+    The spread of log(measured / predicted) is ``base`` with full support; missing support multiplies it by exp of the
+    sum of ``lacking``, whose keys are aspects and numbers of pairs. ``low`` and ``high`` are the 5th and 95th
+    percentile of errors in units of the spread; ``layout`` is the part of a spread by which layouts of one model on one
+    cluster differ, and the rest is common to them. A spread is never below that of the fitted runs themselves, which is
+    ``seen`` by stack and device where there are many.
     """
 
     base: float = Field(gt=0)
@@ -37,15 +37,15 @@ class TimeErrors(_Part):
 
 
 class MemoryErrors(_Part):
-    """Errors of memory, each a standard deviation in shares of what causes it.
+    """Errors of memory, each a standard deviation as a share of the bytes that cause it.
 
-    ``allocator`` of what comes and goes (blocks that cannot be reused, workspaces that are not listed),
-    ``communicators`` of what lies outside the allocator, of a stack that ran out of memory in published runs and of
-    another, ``imbalance`` (mean, standard deviation) how unlike the loads
-    of experts are where nobody says it, ``habits`` of all that the allocator holds: what a stack keeps
-    that is not known, with many, some and no runs that show its memory. ``bias`` is the part of
-    what comes and goes by which needs are overestimated (negative) or underestimated; ``low`` and ``high`` are the 5th
-    and 95th percentile of log(measured / predicted) of reserved peaks in their spreads.
+    ``allocator`` is relative to bytes that come and go (blocks that cannot be reused, unlisted workspaces);
+    ``communicators`` to bytes outside the allocator, for a stack that ran out of memory in published runs and for
+    others; ``habits`` to all bytes in the allocator: unknown tensors of a stack with many, some and no runs that show
+    its memory. ``imbalance`` is the (mean, standard deviation) of the spread of experts' loads where a plan states
+    none. ``bias`` is the share of bytes that come and go by which needs are overestimated (negative) or underestimated;
+    ``low`` and ``high`` are the 5th and 95th percentile of log(measured / predicted) of reserved peaks, in units of
+    their spreads.
     """
 
     bias: float
@@ -58,10 +58,10 @@ class MemoryErrors(_Part):
 
 
 class LearnedErrors(_Part):
-    """How errors of step times become those of a learnt profile (``benchmarks/learning_curve.py``).
+    """Constants for the errors of step times under a learnt profile (``benchmarks/learning_curve.py``).
 
-    The spread that published runs give counts as ``weight`` layouts that were learnt from; nine in ten errors lie
-    within ``high`` of the spreads that come out.
+    The spread that published runs give counts as ``weight`` learnt layouts; nine in ten errors are within ``high``
+    times the resulting spread.
     """
 
     weight: float = Field(gt=0)
@@ -69,7 +69,7 @@ class LearnedErrors(_Part):
 
 
 class Table(_Part):
-    """All of it, with where it comes from. ``refused`` are stacks of published runs some of which ran out of memory."""
+    """The whole table and its provenance. ``refused`` are stacks with published runs that ran out of memory."""
 
     provenance: str
     time: TimeErrors

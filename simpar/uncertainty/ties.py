@@ -1,12 +1,12 @@
-"""Near ties: how probable it is that each of several layouts is the best, and what choosing it loses on average.
+"""Near ties: the probability that each of several layouts is the best, and the mean loss from choosing it.
 
-What all layouts of a job have wrong in common changes no order. Otherwise every part of a step (kernels, exposed
-collectives, bubble, ...) errs by a factor of its own that all layouts share, so that layouts whose steps are made up
-alike err together; and each layout errs a little by itself. One time in FAR all of these errors are FURTHER times as
-large: a measured pair is far off more often than a normal distribution has it.
+An error that all layouts of a job have in common changes no order. Beside it, every part of a step (kernels, exposed
+collectives, bubble, ...) has an error factor that all layouts share, so that layouts with similar shares of these parts
+err together; and each layout has a small error of its own. In one of FAR draws all these errors are FURTHER times as
+large, because measured pairs are far off more often than under a normal distribution.
 
-The constants are those under which layouts of runs that nothing was fitted to differ as they were measured to, and the
-predicted faster one of two was the faster one as often as said (``benchmarks/near_ties.py``).
+With these constants, layouts of runs outside every fit differ as they were measured to, and the predicted faster one of
+two was the faster one as often as stated (``benchmarks/near_ties.py``).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from numpy.typing import NDArray
 from simpar.units import Floats
 
 PART = 8.0
-"""The standard deviation of a part's error, in ``layout_spread``, as if a step were that part alone."""
+"""Standard deviation of a part's error in units of ``layout_spread``, for a step that consists of that part alone."""
 OWN = 0.8
-"""That of a layout's own error."""
+"""Standard deviation of a layout's own error in the same unit."""
 FAR, FURTHER = 5, 4.0
 DRAWS = 1 << 14
-"""Errors that are drawn, each with its opposite: probabilities are right to 0.4 %."""
+"""Number of drawn errors, half of them the opposites of the others; probabilities are accurate to 0.4 %."""
 SEED = 7
 TIED = 1 / 3
-"""Layouts that are so probably the best, over the likeliest one, cannot be told apart from it."""
+"""A layout is tied with the likeliest best one if its probability to be the best is at least this share of that."""
 MOST_BEHIND, CLOSE = 2.0, 1e-4
-"""No layout that takes so many times as long is tied; and how closely the longest that are tied are known."""
+"""A layout that takes this many times as long is never tied; and the relative accuracy of the longest tied step."""
 ALIKE, ALIKE_SHARE = 0.001, 0.05
-"""Differences of expected regrets that tell nothing apart: as shares of a step, and of the least regret."""
+"""Differences of expected regrets that do not count: as a share of a step, and of the least regret."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How each of several layouts stands among them, in their order, each float64[layouts].
+    """The standing of each of several layouts, in their order: float64[layouts] each.
 
-    ``best_probability`` is that of having the shortest step of all, ``expected_regret`` the share by which its step is
-    longer than the shortest on average.
+    ``best_probability`` is the probability of the shortest step of all, ``expected_regret`` the mean share by which its
+    step is longer than the shortest.
     """
 
     best_probability: Floats
@@ -48,11 +48,11 @@ class Standing:
 
     @property
     def tied(self) -> NDArray[np.bool_]:
-        """Those that cannot be told apart: about as probably the best as the likeliest."""
+        """Which layouts are tied with the likeliest best one: bool[layouts]."""
         return np.asarray(self.best_probability >= TIED * self.best_probability.max())
 
     def choice(self, complexity: Sequence[tuple[int, ...]]) -> int:
-        """Of those that are tied the one with the least expected regret; of those as good the least ``complexity``."""
+        """Index of the tied layout of least expected regret; among equally good ones, the least ``complexity``."""
         tied = np.flatnonzero(self.tied)
         least = self.expected_regret[tied].min()
         as_good = [
@@ -62,10 +62,10 @@ class Standing:
 
 
 def standing(step_s: Floats, parts_s: Floats, layout_spread: float) -> Standing:
-    """How layouts stand: predicted seconds float64[layouts], of every part of their steps float64[layouts, parts].
+    """The standing of layouts with predicted steps ``step_s`` float64[layouts] and parts ``parts_s`` [layouts, parts].
 
-    ``layout_spread`` is that of their certainty. Layouts that are alike in all of it err together, and share the
-    probability of being the best. Neither their order nor anything but the input changes what comes out.
+    ``layout_spread`` is that of their certainty. Layouts with equal steps and parts err together, and share the
+    probability of being the best. The result depends on the input alone, and not on the order of layouts.
     """
     seconds = np.column_stack([step_s, parts_s])
     distinct, which, count = np.unique(seconds, axis=0, return_inverse=True, return_counts=True)
@@ -76,24 +76,24 @@ def standing(step_s: Floats, parts_s: Floats, layout_spread: float) -> Standing:
 
 
 def standing_of(logs: Floats, count: NDArray[np.int_] | int = 1) -> Standing:
-    """How layouts stand by draws of the logarithms of their steps float64[layouts, draws], ``count`` of each."""
+    """Standing of layouts from drawn logarithms of their steps float64[layouts, draws]; ``count`` per layout."""
     behind = logs - logs.min(axis=0)
     best = (behind == 0.0).mean(axis=1)
     return Standing(best / best.sum() / count, np.expm1(behind).mean(axis=1))
 
 
 def drawn_errors(shares: Floats, layout_spread: float) -> Floats:
-    """DRAWS errors of layouts, by what part their steps have more of than a common reference; float64[layouts, DRAWS].
+    """Drawn errors of layouts, float64[layouts, DRAWS]; the second half are the opposites of the first.
 
-    ``shares`` are float64[layouts, parts]. The second half are the opposites of the first.
+    ``shares`` float64[layouts, parts] are the parts' shares of a step, less those of a common reference.
     """
     return drawn_together(shares, layout_spread, np.eye(len(shares)))
 
 
 def drawn_together(shares: Floats, layout_spread: float, together: Floats) -> Floats:
-    """The same where layouts share some of what each has of its own: ``together`` float64[layouts, causes].
+    """As :func:`drawn_errors`, where layouts share parts of their own errors: ``together`` float64[layouts, causes].
 
-    A row is what part a layout has in every cause; the squares of each add up to 1.
+    A row has the weights of a layout's causes, whose squares add up to 1.
     """
     random = np.random.Generator(np.random.Philox(key=SEED))
     common = random.standard_normal((shares.shape[1], DRAWS // 2))
@@ -104,16 +104,16 @@ def drawn_together(shares: Floats, layout_spread: float, together: Floats) -> Fl
 
 
 def covariance(shares: Floats, layout_spread: float, together: Floats) -> Floats:
-    """That of the errors that :func:`drawn_together` draws, float64[layouts, layouts]."""
+    """Covariance of the errors that :func:`drawn_together` draws, float64[layouts, layouts]."""
     squared_size = (FAR - 1 + FURTHER**2) / FAR
     alike = PART**2 * shares @ shares.T + OWN**2 * together @ together.T
     return np.asarray(squared_size * layout_spread**2 * alike)
 
 
 def limit_s(step_s: Floats, parts_s: Floats, layout_spread: float) -> float:
-    """Seconds up to which one more layout, made up like the likeliest to be the best, would be tied with it.
+    """Seconds up to which one more layout, with the likeliest best one's shares of parts, would be tied with it.
 
-    Input as of :func:`standing`. One that is made up in another way may take longer, and be tied all the same.
+    Arguments as for :func:`standing`. A layout with other shares may take longer and still be tied.
     """
     likeliest = int(np.argmax(standing(step_s, parts_s, layout_spread).best_probability))
     low, high = 1.0, MOST_BEHIND

@@ -13,8 +13,9 @@ from simpar.cost.collectives.traffic import Edges
 class Algorithm(ABC):
     """One algorithm.
 
-    ``OPS`` is what it can do, ``PROTOCOLS`` go from low latency to full bandwidth, ``RATES`` name the parameters that
-    hold its shares of ports and of NICs. Of several equally fast ones that of the lowest ``RANK`` is taken.
+    ``OPS`` are the collectives that it can do, ``PROTOCOLS`` go from low latency to full bandwidth, ``RATES`` name the
+    parameters with its shares of ports and of NICs. Of equally fast algorithms the one with the lowest ``RANK`` is
+    taken.
     """
 
     NAME: ClassVar[str]
@@ -40,12 +41,12 @@ class Algorithm(ABC):
         return self.RATES
 
     def rate_cap(self, _op: str, _shape: Shape, _values: Mapping[str, float]) -> float | None:
-        """Bytes of size a second that it never exceeds, whatever the links, by the parameters' values; None: any."""
+        """The most bytes of size per second, whatever the links, from the values of parameters; None: no cap."""
         return None
 
     @abstractmethod
     def hops(self, op: str, shape: Shape) -> dict[str, float]:
-        """How often each latency parameter counts."""
+        """How often each latency parameter counts: parameter name -> hops in sequence."""
 
     @abstractmethod
     def loads(self, op: str, placement: Placement) -> Edges:
@@ -58,10 +59,10 @@ def rounds(op: str) -> float:
 
 
 def named(op: str) -> str:
-    """The operation without what follows its name: of a dispatch, how tokens are routed."""
+    """The bare name of an operation; that of a dispatch is followed by numbers of its routing."""
     return op.partition(" ")[0]
 
 
 def is_exchange(op: str) -> bool:
-    """Whether every member sends something else to every other."""
+    """Whether every member sends different data to every other."""
     return named(op) in ("all_to_all", "dispatch")

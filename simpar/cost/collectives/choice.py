@@ -82,7 +82,7 @@ def collective(
 
 
 def _by_shape(groups: Ints, cluster: Cluster) -> Iterator[tuple[Placement, Home]]:
-    """Groups of equal shape together, and where they are at home; none where a group is one rank."""
+    """Groups by shape, each with the part of the cluster that holds them; none where groups are single ranks."""
     for home in cluster.homes(groups) if groups.shape[-1] > 1 else ():
         placed = place(home.ranks, home.cluster)
         number = placed.shape_number
@@ -93,7 +93,7 @@ def _by_shape(groups: Ints, cluster: Cluster) -> Iterator[tuple[Placement, Home]
 
 
 def _moved(edges: Edges, home: Home) -> Edges:
-    """Edges of the groups of a home, numbered as they were asked for."""
+    """The edges of a home's groups, with the group and link numbers of the whole cluster."""
     links = edges.link_id if home.links is None else home.links[edges.link_id]
     return Edges(home.index[edges.group_index], links, edges.coefficient)
 
@@ -104,13 +104,13 @@ def _lines(op: str, placed: Placement, algorithm: str) -> list[Line]:
 
 
 def offers(op: str, group: Ints, cluster: Cluster) -> list[Line]:
-    """What the library considers for an op on one group int64[N], whatever the size; a cluster is asked once."""
+    """The lines that the library considers for an op on one group int64[N], at any size; kept on the cluster."""
     known = cluster.known.get((op, group.tobytes()))
     return cast("list[Line]", known) if known else offers_and_loads(op, group, cluster)[0]
 
 
 def offers_and_loads(op: str, group: Ints, cluster: Cluster) -> tuple[list[Line], dict[str, Edges]]:
-    """What the library considers for an op on one group int64[N], and by algorithm what :func:`link_loads` says."""
+    """The lines that the library considers for an op on one group int64[N], and :func:`link_loads` by algorithm."""
     if op in host.LINKS:
         return [host.line(op, int(group[0]), cluster)], {host.NAME: host.loads(op, group[:1], cluster)}
     choose(named(op), OPS, "collective")
@@ -126,15 +126,15 @@ def offers_and_loads(op: str, group: Ints, cluster: Cluster) -> tuple[list[Line]
 
 
 def fastest(found: Sequence[Line], size_bytes: float) -> Line:
-    """The line that the library takes at a size."""
+    """The line that the library chooses at a size: the fastest."""
     return min(found, key=lambda line: line.time_s(size_bytes))
 
 
 def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
-    """By algorithm that the library may choose: bytes on links per byte of size, before any efficiency.
+    """Bytes on links per byte of size, before any efficiency, by algorithm that the library may choose.
 
-    For groups int64[G, N] at once; ``group_index`` counts rows. Loads of a translated group are the translated
-    loads, as long as no member leaves its place in its NIC, node, domain and leaf.
+    For groups int64[G, N] at once; ``group_index`` counts rows. A group moved by an offset has the loads moved by the
+    same offset, as long as every member keeps its place within its NIC, node, domain and leaf. Raises UserError.
     """
     if op in host.LINKS:
         return {host.NAME: host.loads(op, groups[:, 0], cluster)}
@@ -147,7 +147,7 @@ def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
 
 
 def shape_numbers(groups: Ints, cluster: Cluster) -> Ints:
-    """Groups int64[G, N] with equal numbers have lines of equal latency."""
+    """A number for each of the groups int64[G, N]: where it is equal, so are the latencies of their lines."""
     found, beyond = np.zeros(len(groups), dtype=np.int64), 0
     for home in cluster.homes(groups):
         number = place(home.ranks, home.cluster).shape_number
@@ -164,7 +164,7 @@ def collective_time_s(
     *,
     algorithm: str = "auto",
 ) -> NDArray[np.float64]:
-    """Seconds of a collective alone on an undamaged cluster, for an array of sizes.
+    """Seconds of a collective alone on an undamaged cluster, for an array of sizes in bytes.
 
     ``shape`` is a Shape or (number of domains, members in each). Raises UserError.
     """
@@ -177,9 +177,9 @@ def collective_time_s(
 
 
 def occupied_s_per_byte(op: str, cluster: Cluster) -> float:
-    """Seconds a byte of the whole tensor for which an operation slows the kernels beside it.
+    """Seconds per byte of the whole tensor for which a collective slows down the kernels beside it.
 
-    Its copies hold multiprocessors and memory bandwidth by the byte, so a collective that waits for a NIC disturbs
-    the kernels beside it less than one at the scale-up rate: its share is the time that its bytes take at that rate.
+    Its copies hold multiprocessors and memory bandwidth in proportion to bytes, so a collective that waits for a NIC
+    disturbs kernels for only part of its duration: the time that its bytes would take at the scale-up rate.
     """
     return rounds(op) / cluster.profile.scale_up.bandwidth

@@ -24,9 +24,10 @@ DEVICES_OF_SOCKET = 4  # of PCIe nodes: what one socket, or its switch, has lane
 
 @dataclass(frozen=True)
 class Candidate:
-    """An algorithm on a group before any fitted parameter: hops in sequence, raw links' seconds per byte.
+    """An algorithm on a group before any fitted parameter: hops in sequence, and seconds per byte of the raw links.
 
-    ``on_bridge`` counts the groups that share the bridge between the halves of a PCIe node, 0 where none crosses it.
+    ``mesh_share`` is the part of a mesh port that the group's links make up. ``on_bridge`` counts the groups that share
+    the bridge between the sockets of a PCIe node, 0 where this one does not cross it.
     """
 
     op: str
@@ -43,7 +44,7 @@ class Candidate:
 class Line:
     """Time of one algorithm and protocol on a shape: ``latency_s + size * seconds_per_byte``.
 
-    ``port_share`` and ``nic_share`` are what it reaches of the bandwidth of ports and NICs.
+    ``port_share`` and ``nic_share`` are the shares that it reaches of the bandwidth of ports and NICs.
     """
 
     algorithm: str
@@ -59,14 +60,14 @@ class Line:
         return self.latency_s + size_bytes * self.seconds_per_byte
 
     def share(self, of_port: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """What it reaches of the bandwidth of ports and other links."""
+        """The share of bandwidth that it reaches on each link: ports where ``of_port``, else links of the network."""
         return np.where(of_port, self.port_share, self.nic_share)
 
 
 def candidates(op: str, placed: Placement, algorithm: str = "auto") -> list[Candidate]:
     """The algorithms to consider for the first group of a placement.
 
-    Links count as undamaged: the library chooses before it knows what is degraded. Raises UserError where the
+    Links count as undamaged: the library chooses without knowing what is degraded. Raises UserError where the
     algorithm that is asked for cannot serve the group.
     """
     first = placed.take(slice(0, 1))
@@ -103,7 +104,7 @@ def unit_loads(op: str, placed: Placement, algorithm: Algorithm) -> Edges:
 
 
 def candidate(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) -> Candidate:
-    """An algorithm on a single group that loads links so."""
+    """The candidate of an algorithm on a single group, whose ``loads`` are those of :func:`unit_loads`."""
     cluster = placed.cluster
     per_byte = loads.coefficient / cluster.nominal_capacity(loads.link_id)
     port = is_port(loads.link_id, cluster)
@@ -122,9 +123,9 @@ def candidate(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) ->
 
 
 def _on_bridge(shape: Shape, per_node: int) -> int:
-    """Groups that cross between the sockets of a node beside each other, this one included; 0: it does not cross.
+    """Groups that cross between the sockets of a node at the same time, this one included; 0 where it does not cross.
 
-    A node has two, of at least DEVICES_OF_SOCKET: all devices of a smaller one, or of part of one, are on one.
+    A node has two sockets with lanes for at least DEVICES_OF_SOCKET devices each; smaller nodes are on one socket.
     """
     if shape.per_domain == 1:
         return 0
@@ -151,10 +152,11 @@ def _shares(candidate: Candidate, values: Mapping[str, float]) -> tuple[float, f
 
 
 def _bridge_share(candidate: Candidate, values: Mapping[str, float]) -> float:
-    """Share of a port at which data cross between the sockets of a PCIe node beside the other groups that do.
+    """Share of a port that the crossing between the sockets of a PCIe node allows, other groups crossing as well.
 
-    A ring crosses with one flow each way. Of an all-to-all every member of one half sends to every one of the other:
-    n^2/4 flows, which carry n/4 of what a member sends.
+    A ring crosses with one flow each way. In an all-to-all of n, every member of one half sends to every member of the
+    other: n^2/4 flows, which carry n/4 of what a member sends. f flows together reach host_bridge_share x f / (f +
+    host_bridge_flows) of a port.
     """
     members = candidate.shape.per_domain
     exchange = is_exchange(candidate.op)
@@ -173,7 +175,7 @@ def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
     travel_us = sum(values[key] * count for key, count in candidate.hops.items())
     late_us = values["far_member_us" if candidate.shape.num_domains > 1 else "member_us"]
     late_s = candidate.shape.members * late_us * US
-    # late members wait for each other once a gibibyte, as tests of that size show
+    # late members delay a collective once per gibibyte: it was measured in tests of that size
     caps = [
         cap
         for cap in (
@@ -186,7 +188,7 @@ def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
     wait_us = values["peer_wait_us"] if candidate.op == "send" else 0.0
     found = []
     for protocol in algorithm.PROTOCOLS:
-        # bandwidth and hops of the low-latency protocols are given over those of Simple
+        # bandwidth and hops of the low-latency protocols are relative to those of Simple
         share, hop = values.get(f"{protocol}_efficiency", 1.0), values.get(f"{protocol}_hop_factor", 1.0)
         latency_us = values["base_us"] + wait_us + late_s / US + travel_us * hop
         per_byte = max(slope / share, 1 / cap if cap else 0.0)
@@ -196,5 +198,5 @@ def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
 
 
 def envelope_s(found: Sequence[Line], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Time of the best line at every size."""
+    """Seconds of the best line at every size in bytes."""
     return np.asarray(np.min([line.latency_s + sizes * line.seconds_per_byte for line in found], axis=0))

@@ -22,19 +22,19 @@ _NICS = ("nic_efficiency", "exchange_nic_efficiency")
 _SCALE, _GATHERS = ("nic_scale_loss",), ("gather_scale_loss",)
 _LEAST = 1e-4
 _TESTED_BYTES = float(GIB)
-"""What jobs measure their bandwidths with."""
+"""Size of the collectives with which jobs measure their bandwidths."""
 
 
 def calibrated(cluster: Cluster, measured: Mapping[str, float]) -> Cluster:
     """The cluster in the state that a job found it in.
 
     ``measured`` holds bus bandwidths in bytes/s of all_reduce, reduce_scatter or all_gather over all devices
-    ("all_reduce") or within a node ("intra_all_reduce"), for a gibibyte. One factor on the shares of
-    ports reproduces the node, one on the shares of NICs (of two nodes) or on what is lost at scale (of more) the
-    whole; all_reduce decides where several are given, since tests of the others often copy as well: beyond two
-    nodes gathers get a loss of their own, less the copying that the test inside a node shows. A bandwidth beyond
-    what latency and links allow gives the fastest state. Raises UserError for an unknown name or a value that is
-    not positive.
+    ("all_reduce") or within a node ("intra_all_reduce"), for a gibibyte. One factor on the shares of ports reproduces
+    the test within a node. Another one, on the shares of NICs (two nodes) or on the loss at scale (more nodes),
+    reproduces the test over all devices. Where several collectives are given, all_reduce decides, because tests of the
+    others often include copies; beyond two nodes gathers get a loss of their own, from which the copying that the test
+    inside a node shows is excluded. A bandwidth beyond what latency and links allow gives the fastest state. Raises
+    UserError for an unknown name or a value that is not positive.
     """
     for name, value in measured.items():
         choose(name, MEASURES, "measured bandwidth")
@@ -47,7 +47,7 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float]) -> Cluster:
         inside, whole = {**inside, **whole}, {}
     node = _matched(_disturbed(cluster, inside), inside, 1, _PORTS)
     if not whole or node.state.get("member_us"):
-        return node  # late members: the test over all devices shows how late, not how wide the links are
+        return node  # the test over all devices shows how late members are, and not the bandwidth of links
     if domains == 2:
         return _matched(node, whole, domains, _NICS)
     return _at_scale(node, inside, whole, domains)
@@ -56,7 +56,7 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float]) -> Cluster:
 def _at_scale(
     node: Cluster, inside: Mapping[str, float], whole: Mapping[str, float], domains: int
 ) -> Cluster:
-    """The cluster with what it lacks lost on the way between many nodes: two find each other as the profile says."""
+    """The cluster whose lack of bandwidth is a loss at scale; two nodes reach each other as the profile says."""
     found = _matched(node, whole, domains, _SCALE)
     if found.state["nic_scale_loss"] == 0.0:
         found = _matched(found, whole, domains, _NICS)
@@ -72,12 +72,12 @@ def _at_scale(
 
 
 def _seconds(op: str, bus_bytes_per_s: float, members: int) -> float:
-    """Time of a collective from its bus bandwidth."""
+    """Seconds of a collective from its bus bandwidth, as nccl-tests define it."""
     return _TESTED_BYTES * (2.0 if op == "all_reduce" else 1.0) * (members - 1) / members / bus_bytes_per_s
 
 
 def _disturbed(cluster: Cluster, inside: Mapping[str, float]) -> Cluster:
-    """The cluster in the worst of its profile's bad states that an all-reduce inside a node shows."""
+    """The cluster in its profile's broken or disturbed state, if an all-reduce inside a node was that slow."""
     measured = inside.get("all_reduce")
     for known in (cluster.profile.jobs.broken, cluster.profile.jobs.disturbed):
         if known is not None and measured is not None and measured < known.below:
@@ -93,7 +93,7 @@ def _matched(
     *,
     beside_s: float = 0.0,
 ) -> Cluster:
-    """The cluster with one factor on some parameters, so that the first measurement less ``beside_s`` is met."""
+    """The cluster with one factor on the parameters ``names`` that meets the first measurement less ``beside_s``."""
     if not measured:
         return cluster
     op, bus_bytes_per_s = next(iter(measured.items()))
@@ -117,7 +117,7 @@ def _matched(
 
 
 def _solve(time_s: Callable[[float], float], target_s: float, *, high: float) -> float:
-    """The factor at which a falling time meets its target, by bisection of the logarithm."""
+    """The factor at which a time that falls with it meets its target, by bisection of the logarithm."""
     low = _LEAST
     for _ in range(60):
         middle = math.sqrt(low * high)

@@ -84,7 +84,7 @@ def _merged(items: tuple[tuple[str, float], ...], name: str) -> Mapping[str, flo
 def parameters(cluster: Cluster) -> Mapping[str, float]:
     """Parameters of a cluster: defaults, overridden by its profile, overridden by its measured state.
 
-    Groups that span the parts of a mixed cluster have the worse value of them. Raises UserError for an unknown name
+    Groups that span the parts of a mixed cluster have the worst value of these. Raises UserError for an unknown name
     or a value out of range.
     """
     if cluster.is_mixed:
@@ -106,7 +106,7 @@ def _channels(cluster: Cluster) -> dict[str, float]:
 
 
 def _worst(cluster: Cluster) -> Mapping[str, float]:
-    """The longest times and the smallest shares of all parts; steps between parts take their latency on top."""
+    """The longest times and smallest shares of all parts; network steps take the latency between parts on top."""
     every = [parameters(part) for part in cluster.parts]
     longer = ("_us", "_loss", "_hop_factor")
     found = {key: (max if key.endswith(longer) else min)(each[key] for each in every) for key in PARAMETERS}

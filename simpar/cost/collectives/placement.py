@@ -16,9 +16,9 @@ from simpar.units import Ints
 class Shape:
     """What the cost of a group depends on.
 
-    ``num_domains`` scale-up domains (nodes, or NVLink racks) hold at most ``per_domain`` and at least
-    ``smallest`` of its ``members``. Neighbours are ``stride`` ranks apart inside a domain, and domains
-    ``domain_stride`` domains apart. ``node_fill`` is 1 where the group takes whole nodes, 0 where one device.
+    Each of its ``num_domains`` scale-up domains (nodes, or NVLink racks) holds at most ``per_domain`` and at least
+    ``smallest`` of its ``members``. Neighbours in a domain are ``stride`` ranks apart, and its domains are every
+    ``domain_stride``-th one. ``node_fill`` is 1 where the group takes whole nodes, 0 where one device per node.
     """
 
     num_domains: int

@@ -66,12 +66,12 @@ def messages(cluster: Cluster, sources: Ints, targets: Ints, volume: float) -> E
 
 
 def is_port(links: Ints, cluster: Cluster) -> Flags:
-    """Which links are scale-up ports; they come before the network's."""
+    """Which links are scale-up ports; their numbers come before those of the network's links."""
     return links < int(cluster.nic_tx(np.zeros(1, dtype=np.int64))[0])
 
 
 def member_edges(links: Ints, load: ArrayLike) -> Edges:
-    """One edge a member: its load on the link of links int64[G, N]."""
+    """One edge per member: its ``load`` (broadcast to [G, N]) on its link of ``links`` int64[G, N]."""
     groups, members = links.shape
     loads = np.broadcast_to(np.asarray(load, dtype=np.float64), links.shape)
     return Edges(np.repeat(np.arange(groups), members), links.ravel(), loads.ravel())

@@ -1,4 +1,4 @@
-"""From tensors to what a process holds: the caching allocator, bytes that another stream has not released, context.
+"""From tensors to what a process holds: the caching allocator, blocks that another stream still uses, context.
 
 PyTorch keeps freed blocks for later. What stays for the whole step packs well; what moves leaves gaps, more of
 them where passes of different microbatches alternate. Before it gives up, the allocator returns its cached blocks,
@@ -22,14 +22,14 @@ from simpar.units import MIB, Flags, Numbers
 
 _SEGMENT = 2 * MIB
 FULL_QUEUE = 3.0
-"""Microbatches in flight beyond two after which a host that is held up has filled its queue while the device waits."""
+"""Microbatches in flight beyond two from which on a held-up host fills its queue while the device waits."""
 MANY_CHANNELS = ("nvswitch", "mesh")
 """Kinds of links for which communicators open many channels."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Bytes of the allocator at its peak: ``needed`` cannot be less, ``reserved`` is what it reports of later steps."""
+    """Bytes of the allocator at its peak: the least that it needs, and what it reports as reserved in later steps."""
 
     needed_bytes: Numbers
     reserved_bytes: Numbers
@@ -46,9 +46,9 @@ def reserve(
 ) -> Reservation:
     """What the allocator needs and reserves; sizes are scalars or arrays.
 
-    ``static_bytes`` stay all step, ``moving_bytes`` is the highest total of the rest, ``alternates`` whether
-    passes of several microbatches do, ``held_bytes`` are freed but in use by another stream, ``limit_bytes`` are
-    what the device leaves: blocks beyond it are given back.
+    ``static_bytes`` stay for the whole step, ``moving_bytes`` is the highest total of the rest; ``alternates``: whether
+    passes of several microbatches alternate; ``held_bytes`` are freed but in use by another stream; ``limit_bytes`` is
+    what the device has for the allocator: cached blocks beyond it are given back.
     """
     needed = _segments(static_bytes + moving_bytes * (1.0 + habits.least_gaps(alternates)))
     usual = _segments(_segments(static_bytes + moving_bytes * (1.0 + habits.gaps(alternates))) + held_bytes)
@@ -59,7 +59,7 @@ def reserve(
 def most_moving_bytes(
     static_bytes: Numbers, limit_bytes: float, habits: AllocatorHabits, *, alternates: bool
 ) -> float:
-    """The most that may come and go beside what stays, so that no more than a limit is needed."""
+    """The most bytes that may come and go beside ``static_bytes`` while the need stays within the limit."""
     whole = np.floor(limit_bytes / _SEGMENT) * _SEGMENT
     return float((whole - static_bytes) / (1.0 + habits.least_gaps(alternates)))
 
@@ -72,10 +72,10 @@ def overhead_bytes(communicators: Numbers, stack: Stack, cluster: Cluster) -> Nu
 
 
 def memory_risk(stack: Stack, cluster: Cluster) -> MemoryRisk:
-    """How far needs under a stack on a cluster may be from what is predicted.
+    """How far the memory needed under a stack on a cluster may be from the prediction.
 
-    Communicators have as many channels as the links in a domain are worth [maintainers in NVIDIA/nccl issue 986]. On
-    several kinds of nodes it is the least of theirs.
+    Communicators open as many channels as the links in a domain can use [maintainers in NVIDIA/nccl issue 986]; a
+    cluster with several kinds of nodes has few channels if one kind has.
     """
     few = any(part.profile.scale_up.kind not in MANY_CHANNELS for part in cluster.parts)
     return MemoryRisk.of(stack.known_as, shipped(), stack.own_runs, has_few_channels=few)
@@ -92,9 +92,9 @@ def held_outputs_bytes(
 ) -> float:
     """Freed outputs of row-parallel products that a communication stream still uses on a pipeline rank.
 
-    The host launches ahead of the device until the queue of launches is full, whatever they work on, so that as many
-    outputs wait in it, of ``partial_sum_bytes`` each. A host that is ``held_up`` by collectives gets ahead only while
-    the device waits for its first gradient, which more stages behind it make longer.
+    The host launches ahead of the device until the queue of launches is full. The number of outputs that wait in the
+    queue therefore does not depend on their size, ``partial_sum_bytes``. A host that is ``held_up`` by collectives gets
+    ahead only while the device waits for its first gradient, which takes longer the more stages are behind.
     """
     habits = stack.memory.allocator
     if not habits.held_outputs:

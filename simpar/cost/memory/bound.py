@@ -1,10 +1,11 @@
-"""A lower bound of the simulated peak of pipeline ranks, for arrays of layouts at once: what search drops rows with.
+"""A lower bound of the simulated peak of pipeline ranks, for arrays of layouts at once, by which a search drops rows.
 
-At a moment of the schedule (:mod:`simpar.cost.memory.moments`) so many forwards are in flight and one forward or
-backward runs. What is certainly there then is summed: what the forwards saved, the workspace of the last layer of the
-chunk or of the head, parameters that came for it and for the layer after it, its gradient. What depends on how long
-transfers take (gradients that still wait for their reduction, copies on their way to the host) is left out, so the
-Program never holds less at its peak, and exactly as much where nothing of that kind is.
+At a moment of the schedule (:mod:`simpar.cost.memory.moments`) a known number of forwards is in flight while one
+forward or backward runs. The bound sums what is certainly there at that moment: saved tensors of these forwards, the
+workspace of the chunk's last layer or of the head, parameters gathered for it and for the layer after it, and its
+gradient. Bytes that depend on the duration of transfers (gradients that still wait for their reduction, copies on their
+way to the host) are left out. The peak of the Program is therefore never below the bound, and equals it where there are
+no such bytes.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from simpar.units import Flags, Floats, Ints, Numbers
 Kind = tuple[str, str]
 """Name of a block of layers, and how it is recomputed."""
 SLACK = 2.0**-30
-"""Relative; sizes of the Program are rounded to whole bytes one by one."""
+"""Relative; the Program rounds each size to whole bytes."""
 
 
 @dataclass(frozen=True)
 class Flight:
     """What pipeline ranks of layouts hold and have in flight at their moments, arrays [..., places, layouts].
 
-    ``counts`` are layers held and ``flying`` layers in flight by kind, ``deepest`` the most microbatches of one;
-    ``embeddings`` and ``heads`` are held and in flight. ``last`` are numbers of kinds (-1: none): of the last layer of
-    the chunk that runs forward, and of the one that runs backward. ``ends`` say whether those chunks hold the head,
-    ``neighbours`` whether the backward's has a layer before its last, ``splits`` whether its weights come later.
+    By kind of layer, ``counts`` are layers held and ``flying`` layers in flight (times microbatches); ``deepest`` is
+    the largest number of microbatches in flight of any chunk. ``embeddings`` and ``heads`` are pairs: held, in flight.
+    The next two are pairs as well, for the chunk that runs forward and the one that runs backward: ``last`` is the kind
+    of its last layer (-1: none), ``ends`` whether it holds the head. Of the chunk that runs backward, ``neighbours`` is
+    whether it has a layer before its last, ``splits`` whether its weight gradients are a later pass.
     """
 
     kinds: tuple[Kind, ...]
@@ -70,10 +72,10 @@ def _in_flight(
     layers: tuple[Ints, Ints, Ints],
     table: Schedule | None,
 ) -> tuple[Ints | Flags, ...]:
-    """Columns of a :class:`Flight`, in its order, of one rank of a (schedule, ranks, chunks): [..., layouts].
+    """Columns of a :class:`Flight`, in its order, of one rank of ``pipe`` (schedule, ranks, chunks): [..., layouts].
 
-    ``layers`` are numbers of their kinds, how many of each kind [kinds, layers + 1] come before one, and bounds of
-    virtual stages among them; a single layout may have its very ``table``.
+    ``layers`` are the kind of every layer, how many layers of each kind [kinds, layers + 1] come before it, and the
+    layers at which virtual stages begin. ``table`` is the action table itself, which only a single layout can have.
     """
     (schedule, ranks, chunks), (codes, before, bounds) = pipe, layers
     at = fullest_moment(table, rank) if table else moment(schedule, rank, ranks, microbatches, chunks)
@@ -106,9 +108,10 @@ def flights(
 ) -> Flight:
     """Flights of some ranks of every layout.
 
-    ``schedules`` are names, the number of every layout's, and the very table of a single layout or None; ``pipes`` pp,
-    vpp and microbatches, int64[layouts]; ``layers_of`` gives layers of every virtual stage by (pp, vpp); ``places`` are
-    ranks: whole numbers from the first one on (as far as there are so many), or shares of the way to the last (1.0).
+    ``schedules`` are the names, the index of each layout's name among them (int64[layouts]), and the action table of a
+    single layout, else None. ``pipes`` are pp, vpp and microbatches, each int64[layouts]; ``layers_of`` gives the
+    layers of every virtual stage by (pp, vpp). ``places`` name pipeline ranks: an int counts from the first one (at
+    most to the last), a float is a share of the way to the last (1.0).
     """
     pp, vpp, microbatches = pipes
     kinds = [(name, of_layer(recompute, layer)) for layer, name in enumerate(graph.layers)]
@@ -145,10 +148,11 @@ def held_of(graph: ModelGraph, flight: Flight) -> Held:
 
 @dataclass(frozen=True)
 class ParameterBytes:
-    """Bytes a parameter that data parallelism and offloading bring to a pass, arrays over layouts.
+    """Bytes per parameter that data parallelism and offloading bring to a pass, arrays over layouts.
 
-    ``gathered`` and ``gathered_experts`` come for a pass (0: nothing comes), ``ahead`` for the layer after it;
-    ``gradient`` are whole ones that a backward makes, ``sent`` those that wait for their way to the host.
+    ``gathered`` and ``gathered_experts`` arrive for a pass (0 where nothing does), ``ahead`` for the layer after it;
+    ``gradient`` and ``gradient_experts`` are whole gradients that a backward makes, ``sent`` those that wait for their
+    transfer to the host.
     """
 
     gathered: Floats
@@ -191,10 +195,10 @@ def least_moving_bytes(
     habits: tuple[Plan, Stack],
     expand: Ints,
 ) -> tuple[Floats, Floats]:
-    """(bytes that forwards in flight have saved, bytes beside them), float64 over layouts.
+    """(bytes that forwards in flight have saved, bytes of the running pass beside them), float64 over layouts.
 
-    ``dims`` are those of the distinct ranks, and ``expand`` the index of every layout's among them. The plan must be
-    resolved.
+    ``dims`` hold only distinct values, and ``expand`` int64[layouts] is the index of each layout among them.
+    ``habits`` are the resolved plan and the stack.
     """
     plan, stack = habits
     away = plan.offload.offload_activations

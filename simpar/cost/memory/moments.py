@@ -1,9 +1,10 @@
-"""Moments of a pipeline rank at which much is in flight whatever passes last: what a bound of its peak looks at.
+"""Moments of a pipeline rank at which much is in flight however long passes take; memory bounds look at these moments.
 
-A schedule fixes how many forwards of each of its chunks a rank has run when its first backward begins, or at least how
-many. Then all they saved is there beside the workspace of a forward or a backward. For orders that are fixed (GPipe,
-1F1B, interleaved, breadth-first, ZB-V, DualPipeV) that is as much as there ever is, or one chunk less. Greedy schedules
-depend on the durations of passes: counted is what any durations leave, forwards before the first gradient can be back.
+A schedule fixes how many forwards of each of its chunks a rank has run when its first backward begins, or at least a
+minimum of them. All that these forwards saved is then there, beside the workspace of a forward or a backward. Under
+fixed orders (GPipe, 1F1B, interleaved, breadth-first, ZB-V, DualPipeV) that is as much as there ever is, or one chunk
+less. Greedy schedules depend on the durations of passes: only those forwards are counted that run under any durations,
+because no gradient can be back before them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from simpar.plan.schedules.producer import NONE, Moment
 from simpar.units import Ints
 
 SATURATED = 4
-"""Microbatches a pipeline rank behind which peaks of a table do not grow."""
+"""Microbatches per pipeline rank beyond which the peaks of a table do not grow."""
 
 
 def moment(schedule: str, rank: int, num_ranks: int, microbatches: Ints, vpp: int) -> Moment:
@@ -32,9 +33,9 @@ def moment(schedule: str, rank: int, num_ranks: int, microbatches: Ints, vpp: in
 
 
 def fullest_moment(table: Schedule, rank: int) -> Moment:
-    """The moment of a rank at which most is in flight in the very table that it runs, of one layout.
+    """The moment at which most is in flight on a rank, in the action table of a single layout.
 
-    What a forward saved is there until a B or a W of its microbatch.
+    What a forward saved is held until the B or W of its microbatch.
     """
     columns, stages = table.ranks[rank], held_stages(table, rank)
     chunk = np.searchsorted(stages, columns.stage)
@@ -50,7 +51,7 @@ def fullest_moment(table: Schedule, rank: int) -> Moment:
 
 
 def stages_of(schedule: str, rank: int, num_ranks: int, vpp: int) -> tuple[int, ...]:
-    """Virtual stages of a rank by chunk: round the ranks, or down and up a V."""
+    """Virtual stages of a rank by chunk: every ``num_ranks``-th one, or the two of a V."""
     if declared(schedule).v_shaped:
         return rank, 2 * num_ranks - 1 - rank
     return tuple(chunk * num_ranks + rank for chunk in range(vpp))
@@ -70,7 +71,7 @@ def most_in_flight(plan: Plan, training: Training, rank: int) -> int:
 
 
 def short_schedule(plan: Plan, training: Training) -> Schedule:
-    """The plan's table with no more microbatches than change its peak; an action table as it is given."""
+    """The plan's table with only as many microbatches as can change its peak; a custom action table stays as it is."""
     if plan.schedule == CUSTOM:
         return schedule_of(plan, training)
     microbatches = min(plan.num_microbatches(training.global_batch), SATURATED * plan.mesh.pp)

@@ -1,9 +1,9 @@
-"""Bytes of tokens that a rank's experts are sent, and how far they may be from what is predicted.
+"""Bytes of the tokens routed to a rank's experts, and how far they may be from the prediction.
 
-Without a capacity factor the router decides what a rank holds of routed tokens: their copies, and what grouped products
-save and make of them. Loads of layers are independent, those of microbatches are alike (the popularity of experts
-lasts), so a rank with many layers is less uneven than one layer is. Everything is linear in the load, and evaluated as
-the sizes of tensors are, for arrays of layouts at once.
+Without a capacity factor the router decides how many routed tokens a rank holds: their copies, and what grouped
+products save and compute. Loads of layers are independent of each other, those of microbatches are alike (popular
+experts stay popular), so over many layers a rank's load is less uneven than in one. All bytes are linear in the load;
+they are evaluated like the sizes of tensors, for arrays of layouts at once.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def experts_risk_bytes(
     expand: Ints,
     imbalance: tuple[float, float],
 ) -> tuple[Numbers, Numbers]:
-    """(Mean, standard deviation) of what the fullest rank holds of routed tokens beyond what is predicted, in bytes.
+    """(Mean, standard deviation) in bytes of the routed tokens on the fullest rank beyond those that are predicted.
 
-    Arguments as of :func:`simpar.cost.memory.bound.least_moving_bytes`; ``imbalance`` (mean, standard deviation) is
-    what is known of the experts where the plan says nothing. Where it says how unlike they are, the prediction is that
-    of a rank that is fullest in every layer, and the mean is zero. So are both in dense models, where a capacity factor
-    pads, and on a rank that holds all experts.
+    Arguments are those of :func:`simpar.cost.memory.bound.least_moving_bytes`; ``imbalance`` (mean, standard deviation)
+    is what is known of experts in general. A plan with an imbalance of its own is predicted for a rank that is fullest
+    in every layer, so the mean is zero. Both are zero in dense models, where a capacity factor pads, and on a rank that
+    holds all experts.
     """
     plan = habits[0]
     if dims.expert is None or plan.experts.capacity_factor is not None:
@@ -55,7 +55,10 @@ def experts_risk_bytes(
 def _routed_bytes(
     graph: ModelGraph, flight: Flight, dims: RankDims, habits: tuple[Plan, Stack], expand: Ints
 ) -> Floats:
-    """Bytes of a load of 1 in every layer, added up as independent deviations are, beside the largest workspace."""
+    """Bytes per unit of load: layers add up as independent deviations do (root of the sum of squares).
+
+    sqrt(sum over kinds of held x (kept / held)^2 + workspace^2), where ``kept`` are the bytes of all layers of a kind.
+    """
     plan, stack = habits
     assert dims.expert is not None, "only mixtures route tokens"
     more = replace(dims, expert={**dims.expert, "load": dims.expert["load"] + 1.0})

@@ -1,4 +1,4 @@
-"""What a rank holds besides what its passes bring and take: the terms of its account, exact to the byte.
+"""What a rank holds whatever pass runs: the terms of its static memory, exact to the byte.
 
 | scheme | bytes a parameter (bf16 compute, fp32 AdamW with master weights, bf16 gradients) |
 |---|---|
@@ -28,13 +28,13 @@ from simpar.plan.plan import Plan
 from simpar.units import DTYPE_BYTES, Flags, Ints, Numbers
 
 ALWAYS, PASSES, BETWEEN = "always", "passes", "between"
-"""When a term is alive: the whole step, from its first forward to its last backward, or from its end to its begin."""
+"""When a term is alive: always, from a step's first forward to its last backward, or from there to the next forward."""
 _FLAT_ALIGNMENT = 128
 
 
 @dataclass(frozen=True)
 class Term:
-    """``elements`` of ``width`` bytes each, of a category, and when they are there."""
+    """``elements`` of ``width`` bytes each in a category; ``alive`` is ALWAYS, PASSES or BETWEEN."""
 
     category: str
     name: str
@@ -55,7 +55,7 @@ class StaticMemory:
     terms: tuple[Term, ...]
 
     def bytes_of(self, category: str | None, *alive: str) -> Numbers:
-        """Bytes of a category (None: of all) that are there at some times (none given: all the time)."""
+        """Bytes of a category (None: of all) with one of these lifetimes (by default, ALWAYS)."""
         at = alive or (ALWAYS,)
         terms = (term for term in self.terms if term.alive in at and category in (None, term.category))
         total = sum((term.size_bytes for term in terms), start=np.float64(0.0))
@@ -74,7 +74,11 @@ class StaticMemory:
 
 @dataclass(frozen=True)
 class Part:
-    """Parameters that some ranks share: how many a rank works with, how many are its shard, bytes of their moments."""
+    """Parameters with one sharding group.
+
+    ``elements`` is how many of them a rank works with, ``shard`` how many are its share; ``moments_bytes`` are the
+    moments of all ``elements``.
+    """
 
     elements: Numbers
     shard: Numbers
@@ -83,7 +87,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Held:
-    """Blocks of one pipeline rank with how often it holds each, embedding and head among them."""
+    """Blocks of one pipeline rank and how often it holds each, embedding and head included."""
 
     blocks: tuple[tuple[Block, Numbers], ...]
     embedding: Numbers
@@ -99,9 +103,9 @@ class Held:
 def parts_terms(
     parts: Sequence[Part], plan: Plan, stack: Stack, layouts: Layouts, *, residual_bytes: Numbers = 0.0
 ) -> tuple[Term, ...]:
-    """Terms of the parameters of a resolved plan that a rank is responsible for, and of what training them takes.
+    """Terms of a rank's parameters under a resolved plan: with gradients, optimizer states and buffers.
 
-    ``residual_bytes`` are the whole rows of one microbatch's residual stream.
+    ``residual_bytes`` is the size of one microbatch's residual stream with all rows.
     """
     widths, zero = parameter_widths(plan, stack), np.asarray(layouts.zero)
     shards, fsdp = layouts.shards, plan.data_parallel.kind == "fsdp"
@@ -137,7 +141,7 @@ def weight_terms(
     states_bytes: Numbers,
     buckets: Numbers,
 ) -> tuple[Term, ...]:
-    """Terms of so many parameters, gradients and gradients with a bucket apart on a rank, and bytes of its states."""
+    """Terms of weights from numbers of elements: parameters, gradients, gradients with separate buckets; and states."""
     widths = parameter_widths(plan, stack)
     return (
         Term("parameters", "stored", stored, widths.stored),
@@ -148,9 +152,9 @@ def weight_terms(
 
 
 def buffer_terms(plan: Plan, stack: Stack, *, copied: Numbers, rows_bytes: Numbers) -> tuple[Term, ...]:
-    """Terms of library workspaces, of buffers for gathered rows, and of so many parameters that gathers copy.
+    """Terms of library workspaces, of buffers for gathered rows, and of flat copies for gathers of parameters.
 
-    Those that follow the update copy the parameters of the rank's shard, and all that they make.
+    A gather behind the update copies the rank's shard and all that it produces: ``copied`` elements.
     """
     habits, width = stack.memory, parameter_widths(plan, stack).stored
     return (
@@ -161,7 +165,7 @@ def buffer_terms(plan: Plan, stack: Stack, *, copied: Numbers, rows_bytes: Numbe
 
 
 def _states(parts: Sequence[Part], widths: Widths, zero: Ints, plan: Plan) -> Numbers:
-    """Bytes of optimizer states: what a parameter has on average, for every one of the rank's share."""
+    """Bytes of optimizer states: the mean per parameter, times the rank's share of them."""
     total: Numbers = 0.0
     for part in parts:
         mean = np.asarray(part.moments_bytes) / np.maximum(part.elements, 1)
@@ -193,7 +197,7 @@ def held_memory(
 
 
 def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers) -> list[Part]:
-    """What all ranks of a stage hold, and its experts; ``tied`` elements are counted twice by the blocks."""
+    """Two parts: everything but experts, and experts; ``tied`` elements, which two blocks hold, are counted once."""
     fsdp, shards = plan.data_parallel.kind == "fsdp", (layouts.shards, layouts.expert_shards)
     elements: list[Numbers] = [0, 0]
     shard: list[Numbers] = [0, 0]
@@ -217,7 +221,7 @@ def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers) 
 
 
 def _with_table(part: Part, elements: Numbers, plan: Plan, layouts: Layouts) -> Part:
-    """A part with so many more elements of the table of words: those that other tensor-parallel ranks have too."""
+    """A part with more elements of the token table: those that a rank holds beside its own slice of the vocabulary."""
     moments = elements * moment_bytes(plan.numerics, other=True)
     shard = -(-elements // np.asarray(layouts.shards))
     return Part(part.elements + elements, part.shard + shard, part.moments_bytes + moments)
@@ -230,9 +234,9 @@ def flat_shard(elements: Numbers, shards: Numbers) -> Numbers:
 
 
 def _weights(block: Block, dims: Dims, expert_shards: Numbers) -> Iterator[tuple[Numbers, Numbers, bool]]:
-    """(dim that is cut, elements, of experts or not) of all that is trained; a projection's first dim is its output.
+    """(size of the dim that is cut, elements, whether of experts) of all trained weights; projections cut outputs.
 
-    Experts are stacked: they are cut one from another, and where there are more shards than experts by their outputs
+    Experts are stacked: they are cut one from another and, where there are more shards than experts, by their outputs
     [torchtitan, ``apply_fsdp``: ``Shard(1)`` beyond as many ranks as experts].
     """
     own = block.view(dims)
@@ -251,7 +255,7 @@ def _weights(block: Block, dims: Dims, expert_shards: Numbers) -> Iterator[tuple
 
 
 def _casts(held: Held, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts) -> Term:
-    """Copies of weights of a rank's blocks, see :func:`cast_term`."""
+    """The term of narrow copies of a rank's weights, see :func:`cast_term`."""
     matrices: Numbers = 0.0
     for block, count in held.blocks:
         own = block.view(dims)
@@ -264,14 +268,14 @@ def _casts(held: Held, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts) -
 
 
 def is_cast(op: Operator) -> bool:
-    """Whether an operator reads its weights in the dtype of products."""
+    """Whether an operator is a product, which reads its weights in the dtype of products."""
     return op.kind in ("matmul", "grouped_matmul")
 
 
 def cast_term(plan: Plan, stack: Stack, matrices: Numbers, *, sharded: Flags | bool) -> Term:
-    """Copies of matrices that products read narrower than they are stored, where no gather brings them so."""
+    """The term of narrow copies of matrices stored wider than products read them, unless a gather narrows them."""
     widths = parameter_widths(plan, stack)
-    # 8-bit products cast anew every time
+    # 8-bit products cast their weights each time instead
     casts = (
         stack.memory.cast_weights and not plan.numerics.products.is_cast and widths.stored > widths.compute
     )
@@ -280,7 +284,7 @@ def cast_term(plan: Plan, stack: Stack, matrices: Numbers, *, sharded: Flags | b
 
 
 def _frozen(graph: ModelGraph, held: Held, dims: Dims, widths: Widths, layouts: Layouts) -> Numbers:
-    """Bytes of weights that are not trained: as they are computed with, or packed; in shards where parameters are."""
+    """Bytes of frozen weights, in the compute dtype or packed; sharded under ZeRO-3."""
     width = widths.compute
     total: Numbers = 0.0
     twice = graph.tied_embeddings * graph.embedding.still * held.ends_meet

@@ -18,7 +18,7 @@ from simpar.units import DTYPE_BYTES, Flags, Numbers
 
 @dataclass(frozen=True)
 class Widths:
-    """Bytes a parameter: as stored, its gradient, as computed with, and of states other than moments."""
+    """Bytes per parameter: as stored, of its gradient, as computed with, of states other than moments, of moments."""
 
     stored: float
     gradient: float
@@ -28,21 +28,21 @@ class Widths:
 
     @property
     def states(self) -> float:
-        """Bytes of all optimizer states of a parameter of a matrix inside layers."""
+        """Bytes of all optimizer states per parameter of a matrix inside layers."""
         return self.moments + self.master
 
 
 def parameter_widths(plan: Plan, stack: Stack) -> Widths:
-    """Bytes a parameter on devices and their hosts: :func:`kept_widths`, less what servers of parameters keep."""
+    """Bytes per parameter on devices and their hosts: :func:`kept_widths` without what parameter servers keep."""
     kept = kept_widths(plan, stack)
     return replace(kept, master=0.0, moments=0.0) if plan.data_parallel.servers else kept
 
 
 def kept_widths(plan: Plan, stack: Stack) -> Widths:
-    """Bytes a parameter under a resolved plan; stacks may store parameters in fp32 whatever they compute in.
+    """Bytes per parameter under a resolved plan; stacks may store parameters in fp32 whatever they compute in.
 
-    ``master`` are a copy in fp32 and what DiLoCo's outer optimizer keeps: where the round began and a momentum, both in
-    fp32 [Douillard et al. 2023, arXiv 2311.08105, algorithm 1].
+    ``master`` is an fp32 copy and what DiLoCo's outer optimizer keeps: the parameters at the beginning of a round and a
+    momentum, both in fp32 [Douillard et al. 2023, arXiv 2311.08105, algorithm 1].
     """
     numerics, whole = plan.numerics, DTYPE_BYTES["fp32"]
     compute = numerics.products.handed_bytes
@@ -68,9 +68,10 @@ def keeps_parameters(plan: Plan, stack: Stack, pp: Numbers, zero: Numbers) -> Fl
 
 
 def kept_gradients(plan: Plan, zero: Numbers, width: Numbers) -> Numbers:
-    """Share of the gradients that has a place of its own on the device; ``width`` ranks share them.
+    """Share of the gradients that is kept on the device; ``width`` ranks reduce them together.
 
-    What is offloaded leaves as it is made where it is asked to, or unasked.
+    Gradients of offloaded states leave as they are made where the plan asks for it, or where it leaves that open and
+    nothing on the device accumulates them.
     """
     asked = plan.offload.offload_gradients
     sent = leaves_unasked(zero, width) if asked is None else np.asarray(asked)

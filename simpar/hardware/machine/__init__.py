@@ -1,1 +1,1 @@
-"""What is this machine? What clusters say of themselves, read into a profile that is like a shipped one."""
+"""What is this machine? Files in which clusters describe themselves, read into a profile that is like a shipped one."""

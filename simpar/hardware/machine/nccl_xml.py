@@ -30,12 +30,12 @@ ENCODING = {2.5: 0.8, 5.0: 0.8}
 
 
 def is_topology(text: str) -> bool:
-    """Whether a text is such a file."""
+    """Whether a text looks like a topology file of NCCL."""
     return re.search(r"<(system|gpu|cpu)\b", text[:100_000]) is not None and text.lstrip().startswith("<")
 
 
 def read_topology(text: str, file: str) -> Reading:
-    """What a node is made of. Raises UserError for what is no such file or no plain XML."""
+    """The facts about a node in a topology file. Raises UserError for other files and for XML that is not plain."""
     root = _parsed(text, file)
     found = Reading(KIND, file)
     hosts = Counter(cpu.get("host_hash", "") for cpu in root.iter("cpu") for _ in cpu.iter("gpu"))
@@ -87,7 +87,7 @@ def _number(element: ElementTree.Element, key: str, file: str) -> int:
 
 
 def _device(found: Reading, root: ElementTree.Element) -> None:
-    """Which device it is, by the PCI id of what holds it."""
+    """Note which device it is, by the PCI id of the element that holds it."""
     ids = {pci.get("device", "") for pci in root.iter("pci") if pci.find("gpu") is not None}
     names = {DEVICES.get(each.lower()) for each in ids}
     if len(ids) == 1 and None not in names:
@@ -97,7 +97,7 @@ def _device(found: Reading, root: ElementTree.Element) -> None:
 
 
 def _cards(found: Reading, root: ElementTree.Element, hosts: int) -> None:
-    """The fastest cards of a node; slower ones carry something else."""
+    """Note the fastest cards of a node; slower ones serve other traffic."""
     cards = list(root.iter("net"))
     speeds = Counter(_number(card, "speed", found.file) for card in cards)
     if not cards:
@@ -118,7 +118,7 @@ def _cards(found: Reading, root: ElementTree.Element, hosts: int) -> None:
 
 
 def _links(found: Reading, devices: Sequence[ElementTree.Element]) -> None:
-    """NVLinks, where every device has as many and they lead to one kind of thing."""
+    """Note the NVLinks, if every device has equally many and all lead to switches or all to devices."""
     counts = {
         sum(_number(link, "count", found.file) for link in device.findall("nvlink")) for device in devices
     }
@@ -138,7 +138,7 @@ def _links(found: Reading, devices: Sequence[ElementTree.Element]) -> None:
 
 
 def _all_joined(devices: Sequence[ElementTree.Element]) -> bool:
-    """Whether every device has as many links to each of the others."""
+    """Whether every device has equally many links to each of the others."""
     pairs = [
         Counter(
             link.get("target") for link in device.findall("nvlink") for _ in range(int(link.get("count", 0)))
@@ -149,7 +149,7 @@ def _all_joined(devices: Sequence[ElementTree.Element]) -> bool:
 
 
 def _pcie(found: Reading, root: ElementTree.Element) -> None:
-    """Devices below one PCIe switch, and the rate of their links."""
+    """Note the number of devices below one PCIe switch, and the rate of their links."""
     shares = {sum(1 for _ in top.iter("gpu")) for top in _highest(root)} - {0}
     if len(shares) == 1:
         found.say("host.devices_per_switch", shares.pop(), MORE)
@@ -163,13 +163,13 @@ def _pcie(found: Reading, root: ElementTree.Element) -> None:
 
 
 def _highest(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
-    """PCI devices right below a processor: switches, and devices that hang on it themselves."""
+    """PCI devices directly below a processor: switches, and directly attached devices."""
     for cpu in root.iter("cpu"):
         yield from cpu.findall("pci")
 
 
 def _rate_gb_per_s(pci: ElementTree.Element) -> float | None:
-    """Bytes a second of a link by its clock and width, in GB/s; None where the file says neither."""
+    """Rate of a link in GB/s from its clock and width; None where the file has neither."""
     clock = re.match(r"(\d+(?:\.\d+)?) GT/s", pci.get("link_speed", ""))
     if clock is None or not pci.get("link_width", "0").isdigit():
         return None

@@ -1,4 +1,4 @@
-"""From what files tell of a cluster to a profile that says what it is like."""
+"""From files about a cluster to a profile that is like a shipped one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = (topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE)
 
 @dataclass(frozen=True)
 class Imported:
-    """A profile as its file has it: what was read, from where, and what was not; ``num_nodes`` that the files name."""
+    """A profile as its file has it, the facts behind it, sentences on what was not read, and the number of nodes."""
 
     data: dict[str, Any]
     facts: dict[str, Fact]
@@ -41,7 +41,7 @@ class Imported:
     num_nodes: int | None
 
     def text(self) -> str:
-        """The file: what could not be read stands above it."""
+        """The text of the profile's file; comments at its top say what could not be read."""
         head = [f"# not read: {line}\n" for line in self.unread]
         return "".join(head) + yaml_text(self.data)
 
@@ -49,11 +49,11 @@ class Imported:
 def import_profile(
     paths: Sequence[str], name: str, *, like: str | None = None, partition: str | None = None, folder: Path
 ) -> Imported:
-    """One profile from all files, which describe the same cluster; it will lie in ``folder``.
+    """One profile, to be written to ``folder``, from files that all describe the same cluster.
 
-    Left out, ``like`` is the shipped profile with the same device, as many of them and the same fabric, where there is
-    just one. Raises UserError for a file that is none of the known ones, files that contradict each other, and where
-    it is open what the cluster is like.
+    By default ``like`` is the shipped profile with the same device, number of devices and fabric, if there is exactly
+    one. Raises UserError for a file of an unknown kind, for files that contradict each other, and where no single
+    shipped profile is like the cluster.
     """
     readings = _read(paths, partition)
     facts, unread = joined(readings)
@@ -88,7 +88,7 @@ def import_profile(
 
 
 def _read(paths: Sequence[str], partition: str | None) -> list[Reading]:
-    """Every file by what it is; the tree after the nodes, of which it takes those with GPUs. Raises UserError."""
+    """Every file read by its kind; a topology tree last, because it counts only nodes with GPUs. Raises UserError."""
     texts = {path: files.read_text(path, most=MOST_BYTES) for path in paths}
     found: list[Reading] = []
     trees: list[str] = []
@@ -111,7 +111,7 @@ def _read(paths: Sequence[str], partition: str | None) -> list[Reading]:
 
 
 def _devices(readings: Sequence[Reading]) -> tuple[str, ...]:
-    """Devices that every file that names one may mean. Raises UserError where there is none."""
+    """The devices that agree with all files that name one. Raises UserError where there is none."""
     named = [reading for reading in readings if reading.devices]
     left = [
         device
@@ -160,7 +160,7 @@ def _only_one(devices: Sequence[str], facts: dict[str, Fact], readings: Sequence
 
 
 def _scale_up(links: Links, device: str, facts: dict[str, Fact], unread: list[str]) -> None:
-    """Bandwidth of a device by its links, and whether switches or the links themselves join all of them."""
+    """Note the bandwidth of a device from its links, and whether switches or the links themselves join all devices."""
     rate, most = NVLINK.get(device.partition("-")[0], (None, 0))
     others = int(facts["devices_per_node"].value) - 1 if "devices_per_node" in facts else 0
     if rate is None:
@@ -181,7 +181,7 @@ def _scale_up(links: Links, device: str, facts: dict[str, Fact], unread: list[st
 
 
 def _other_fabric(base: str, profile: ClusterProfile, facts: dict[str, Fact], unread: list[str]) -> None:
-    """Where devices are linked otherwise than in the base: its constants of collectives are of another fabric."""
+    """Note where devices are linked differently than in the base, whose constants of collectives then do not apply."""
     kind = facts.get("scale_up.kind")
     if kind is None or kind.value == profile.scale_up.kind:
         return
@@ -194,7 +194,7 @@ def _other_fabric(base: str, profile: ClusterProfile, facts: dict[str, Fact], un
 
 
 def _as_base(profile: ClusterProfile, facts: dict[str, Fact], devices: Sequence[str]) -> list[str]:
-    """What decides much, and is in no file."""
+    """Important fields that no file gives, and that are therefore taken from the base."""
     fields = ["scale_up.bandwidth", "host.memory_bytes", *(WITH_NETWORK if profile.scale_out else ())]
     return [*(["device"] if len(devices) != 1 else []), *(key for key in fields if key not in facts)]
 
@@ -213,7 +213,7 @@ def _document(name: str, like: str, facts: dict[str, Fact], readings: Sequence[R
 
 
 def _beside(base: str, folder: Path) -> str:
-    """A file that is named from here, as one named from the folder of the profile."""
+    """The name of a file relative to the folder of the profile."""
     return os.path.relpath(base, folder) if is_file(base) else base
 
 
@@ -223,7 +223,7 @@ def _num_nodes(readings: Sequence[Reading]) -> int | None:
 
 
 def name_of(output: str) -> str:
-    """The name of a profile by that of its file. Raises UserError where that is the name of a shipped one."""
+    """The name of a profile, from that of its file. Raises UserError where a shipped profile has this name."""
     name = Path(output).stem
     if name in files.bundled("clusters"):
         raise UserError(f"-o {printable(output)}: {name} is a shipped profile; call yours otherwise (--name)")

@@ -1,4 +1,4 @@
-"""What one file tells of a cluster: fields of a profile, how its devices are linked, and what could not be read."""
+"""The content of one file about a cluster: fields of a profile, links of its devices, and what could not be read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from simpar.errors import UserError
 
 LEAST, MORE, MOST = 1, 2, 3
-"""How sure a fact is: where files disagree the surer one counts, and among equals there is no choosing."""
+"""How sure a fact is: where files disagree, the surer one counts; equally sure ones are an error."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A value as a profile's file has it, the file that told it, and how sure it is."""
+    """A value as profiles write it, the file that it is from, and how sure it is."""
 
     value: int | str
     file: str
@@ -24,7 +24,7 @@ class Fact:
 class Links:
     """NVLinks of every device: to all others together (``per_device``), through switches or from device to device.
 
-    ``switched`` is None where the file does not say; then ``per_device`` are those that any two devices see.
+    ``switched`` is None where the file does not tell; ``per_device`` is then the number of links between two devices.
     """
 
     file: str
@@ -34,10 +34,10 @@ class Links:
 
 @dataclass
 class Reading:
-    """One file: ``facts`` by dotted field of a profile, ``devices`` that it may have, by name of a shipped one.
+    """One file: ``facts`` by dotted field of a profile, and names of the shipped ``devices`` that it may have.
 
-    ``nodes`` are the names of the nodes that the facts are of, None where the file names none; ``unread`` are
-    sentences.
+    ``nodes`` are the names of the nodes described, None where the file names none; ``unread`` are sentences about what
+    could not be read.
     """
 
     kind: str
@@ -49,14 +49,14 @@ class Reading:
     unread: list[str] = field(default_factory=list)
 
     def say(self, key: str, value: int | str, sure: int = MOST) -> None:
-        """A field of the profile that the file tells."""
+        """Note the value of a profile's field."""
         self.facts[key] = Fact(value, self.file, sure)
 
 
 def joined(readings: Sequence[Reading]) -> tuple[dict[str, Fact], list[str]]:
-    """The facts of all files, and what is left out because a surer file says otherwise.
+    """(The facts of all files, sentences on facts left out because a surer file disagrees).
 
-    Raises UserError where two files that are as sure say different things of a field.
+    Raises UserError where two equally sure files disagree on a field.
     """
     found: dict[str, Fact] = {}
     unread = []

@@ -19,7 +19,7 @@ from simpar.plain import printable
 NODES, TREE = "scontrol show nodes", "topology.conf"
 MOST_HOSTS = 200_000
 MAKES = ("rtx", "tpu", "cpu")
-"""First words of devices that alone name none."""
+"""First words of device names that do not name a device on their own."""
 _MIG = re.compile(r"\d+g\.\d+gb")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))??(?::(?P<count>\d+))?(?:\(.*)?$")
 
@@ -38,9 +38,9 @@ def is_tree(text: str) -> bool:
 
 
 def read_nodes(text: str, file: str, partition: str | None = None) -> Reading:
-    """Devices and memory of the nodes with GPUs, of one partition where it is named. Raises UserError.
+    """Devices and memory of the nodes with GPUs, in one partition if it is named. Raises UserError.
 
-    Nodes with other GPUs are another kind of nodes: then a partition has to be named.
+    Where nodes have different GPUs, a partition must be named.
     """
     nodes = [
         _fields(record) for record in re.split(r"(?m)^(?=NodeName=)", text) if record.startswith("NodeName=")
@@ -126,7 +126,7 @@ def devices_called(name: str) -> tuple[str, ...]:
 
 
 def _agrees(word: str, own: Sequence[str]) -> bool:
-    """Whether a size or a form that a name says is that of a device; a device that says none may be it."""
+    """Whether a memory size or form factor in a name agrees with a device; one without such a word always agrees."""
     said = [each for each in own if each.endswith("gb")] if word.endswith("gb") else [
         re.sub(r"\d+$", "", each) for each in own if each.startswith(("sxm", "pcie"))
     ]  # fmt: skip
@@ -134,7 +134,7 @@ def _agrees(word: str, own: Sequence[str]) -> bool:
 
 
 def read_tree(text: str, file: str, nodes: frozenset[str] | None = None) -> Reading:
-    """Nodes below a leaf switch, of those named where some are. Raises UserError for a line that is not understood."""
+    """Nodes below a leaf switch, among ``nodes`` if given. Raises UserError for a line that is not understood."""
     found = Reading(TREE, file)
     leaves, above, blocks = _tree(text, file)
     kept = {
@@ -213,7 +213,7 @@ def hosts_of(text: str, place: str) -> Iterator[str]:
 
 
 def _ranges(text: str, place: str) -> Iterator[str]:
-    """Numbers of "01-03,7", as wide as they are written."""
+    """The numbers of "01-03,7", with their leading zeros."""
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
         if match is None or int(match[2] or match[1]) - int(match[1]) not in range(MOST_HOSTS):

@@ -72,7 +72,7 @@ def _cells(lines: Sequence[str], file: str) -> tuple[Matrix, list[str]]:
 
 
 def _cards(found: Reading, matrix: Matrix, devices: Sequence[str], cards: Sequence[str]) -> None:
-    """Cards that a device reaches without its host, where every device has as many."""
+    """Note the cards that a device reaches without its host, if every device has equally many."""
     near: dict[str, list[str]] = {}
     for device in devices:
         reached = {level: [card for card in cards if matrix[device][card] == level] for level in NEAR}
@@ -95,7 +95,7 @@ def _cards(found: Reading, matrix: Matrix, devices: Sequence[str], cards: Sequen
 
 
 def _links(found: Reading, matrix: Matrix, devices: Sequence[str]) -> None:
-    """NVLinks where every pair of devices has as many."""
+    """Note the NVLinks, if every pair of devices has equally many."""
     counts = set()
     for device in devices:
         for other in devices:

@@ -1,7 +1,7 @@
-"""Families of models, each in a file that declares all that is asked of it; to add one, add a file with ``FAMILIES``.
+"""Families of models, each in a file that declares everything about it; to add one, add a file with ``FAMILIES``.
 
-Older ones stand in tables: readers in :mod:`simpar.models.hf_config` and beside it, details in ``hf_details``, names of
-weights in ``runtime/hf_weights``.
+Older families are in tables: readers in :mod:`simpar.models.hf_config` and beside it, details in ``hf_details``, names
+of weights in ``runtime/hf_weights``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a family of models declares: how its config is read, and all else that is asked of it."""
+"""What a family of models declares: the reader of its config, its details, names of its weights, a tiny config."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from simpar.models.details import Details
 class ModelFamily:
     """A family: ``kinds`` are its values of ``model_type``, ``read`` makes a graph of its ``config.json``.
 
-    ``details`` are those of configs that do not say them; ``scaled_by_root``: embeddings are multiplied with the root
-    of the hidden size. Its weights have the names of another family, ``weights_like``, but for modules of ``layer`` and
-    ``ends``, theirs by ours (:class:`simpar.runtime.hf_weights.Names`). ``tiny`` is a config that has all of it, so
-    small that a test trains it.
+    ``details`` are defaults for configs that do not state them; ``scaled_by_root``: embeddings are multiplied by the
+    root of the hidden size. Its weights have the names of another family, ``weights_like``, except for the modules in
+    ``layer`` and ``ends`` (simpar's name -> the family's, see :class:`simpar.runtime.hf_weights.Names`). ``tiny`` is a
+    config with all features of the family, small enough to be trained in a test.
     """
 
     kinds: tuple[str, ...]

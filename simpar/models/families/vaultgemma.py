@@ -1,7 +1,7 @@
 """VaultGemma: Gemma 2 without the norms behind attention and MLP [transformers, models/vaultgemma].
 
-Every other layer sees a window; scores and logits have soft caps; embeddings are multiplied with the root of the hidden
-size, as Gemma's.
+Every other layer has a sliding window; scores and logits have soft caps; embeddings are multiplied by the root of the
+hidden size, as in Gemma.
 """
 
 from __future__ import annotations

@@ -20,18 +20,18 @@ OPTIMIZERS = _listed()
 USUAL = next(each.name for each in OPTIMIZERS.values() if each.usual)
 """The optimizer of plans that name none."""
 BY_VALUE = ", ".join(each.name for each in OPTIMIZERS.values() if not each.by_shape)
-"""Those that update value by value, whatever the shapes of matrices, in words."""
+"""Names of the optimizers that update value by value, whatever the shapes of matrices, as one text."""
 IN_TORCH = tuple(each.name for each in OPTIMIZERS.values() if each.in_torch)
-"""Those that ``torch.optim`` has, hence the runtime and the exporters."""
+"""Optimizers that ``torch.optim`` has, and hence the runtime and the exporters."""
 
 MOMENTUM = ", ".join(
     name for name in IN_TORCH if "momentum" in (OPTIMIZERS[name].in_torch or InTorch("")).options
 )
-"""Those of torch that take a momentum, in words."""
+"""Names of torch's optimizers that take a momentum, as one text."""
 
 
 def in_torch(name: str) -> InTorch:
-    """What ``torch.optim`` has of an optimizer that it has; plans with another are refused before they run."""
+    """The ``torch.optim`` class of an optimizer in IN_TORCH; plans with another one are refused before they run."""
     found = OPTIMIZERS[name].in_torch
     assert found is not None, name
     return found

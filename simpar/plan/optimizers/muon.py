@@ -8,9 +8,9 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def newton_schulz(rows: float, columns: float) -> tuple[Work, ...]:
-    """One matrix in bf16: with n <= m five times n m n, n n n and n n m products.
+    """The work for one n x m matrix, n <= m, in bf16: five steps of three products, 4 n^2 m + 2 n^3 FLOP each.
 
-    Each step also passes over the matrix (3 m n) and its Gram matrix (4 n n).
+    Each step also passes over values of the matrix (3 m n) and of its Gram matrix (4 n n).
     """
     n, m = sorted((rows, columns))
     return (

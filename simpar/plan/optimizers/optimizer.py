@@ -21,8 +21,8 @@ class Work:
     """Products of one step for some equal pieces of a matrix, in the ``precision`` where the device computes in it.
 
     ``products`` are sizes m, n, k of (m x k)(k x n), each run ``pieces`` times in a batch; ``passed_values`` are read
-    or written beside them by so many ``kernels``; ``decomposition_flop`` are eigendecompositions and the like, in
-    fp32. All of it is ``repeated``.
+    or written beside them by so many ``kernels``; ``decomposition_flop`` are those of eigendecompositions and the like,
+    in fp32. All of this is done ``repeated`` times.
     """
 
     products: tuple[tuple[float, float, float], ...]
@@ -36,9 +36,9 @@ class Work:
 
 @dataclass(frozen=True)
 class ByMatrix:
-    """What an optimizer does with whole matrices r x c inside layers; it leaves other parameters to AdamW.
+    """The work of an optimizer on whole matrices r x c inside layers; it leaves other parameters to AdamW.
 
-    ``work(r, c)`` is that of one step; ``fp32_values(r, c)`` are kept beside the moments.
+    ``work(r, c)`` is that of one step; ``fp32_values(r, c)`` is the number of values kept beside the moments.
     """
 
     work: Callable[[float, float], Sequence[Work]]
@@ -47,7 +47,7 @@ class ByMatrix:
 
 @dataclass(frozen=True)
 class InTorch:
-    """The class of ``torch.optim`` that runs it; what that is given of the run, and the states it keeps by name.
+    """The class of ``torch.optim`` that runs an optimizer, the options that it is given, and the names of its states.
 
     ``counts_steps``: whether it corrects its states by the number of steps.
     """
@@ -62,11 +62,11 @@ class InTorch:
 class Optimizer:
     """An optimizer; ``summary`` says what it is, with its source.
 
-    ``moments`` are values that it keeps for a parameter of matrices inside layers, ``others`` for every other;
-    ``width_bytes`` theirs where it is not the plan's ``moment_dtype``. ``factored``: it keeps a row and a column of
-    second moments for a matrix instead. ``gradient_passes`` are more reads of the gradient than one. ``on_host``:
-    processors run it, value by value. ``month`` of publication ("" for what is older than arXiv) orders lists behind
-    the ``usual`` one, which plans mean that name none.
+    ``moments`` is the number of values kept per parameter of matrices inside layers, ``others`` per other parameter;
+    ``width_bytes`` is the size of such a value where it is not that of the plan's ``moment_dtype``. ``factored``: a row
+    and a column of second moments are kept per matrix instead. ``gradient_passes`` are reads of the gradient beyond the
+    first. ``on_host``: processors of a host can run it, value by value. Lists are ordered by ``month`` of publication
+    ("" for older than arXiv), behind the ``usual`` one, which is that of plans that name none.
     """
 
     name: str

@@ -19,7 +19,7 @@ def _sides(size: Numbers) -> list[tuple[Numbers, Numbers]]:
 
 
 def _factors(rows: Numbers, columns: Numbers) -> Numbers:
-    """Two factors and their inverse roots for every block of at most 1,024 x 1,024."""
+    """Values of two factors and their inverse roots, 2 (r^2 + c^2) for every block r x c of at most 1,024 x 1,024."""
     row_sides, column_sides = _sides(rows), _sides(columns)
     both = sum(r * r * n for r, n in row_sides) * sum(n for _, n in column_sides)
     both += sum(c * c * n for c, n in column_sides) * sum(n for _, n in row_sides)
@@ -27,7 +27,7 @@ def _factors(rows: Numbers, columns: Numbers) -> Numbers:
 
 
 def _work(rows: float, columns: float) -> list[Work]:
-    """One matrix in fp32: both factors updated, both roots applied, and a hundredth of a root."""
+    """The work for one matrix in fp32: both factors updated, both roots applied, a hundredth of computing the roots."""
     blocks = [
         (float(r), float(c), float(down * along))
         for r, down in _sides(rows)

@@ -20,12 +20,12 @@ TURNS = 3
 
 
 def _bases(rows: Numbers, columns: Numbers) -> Numbers:
-    """A factor and a basis of every side that has them."""
+    """Values of a factor and a basis for every side that has them: 2 side^2."""
     return sum(2.0 * np.where(np.asarray(side) <= LARGEST_SIDE, side, 0) ** 2 for side in (rows, columns))
 
 
 def _work(rows: float, columns: float) -> list[Work]:
-    """One matrix in fp32: per side its share of the turns, its factor, and a tenth of a turn of its basis."""
+    """The work for one matrix in fp32, per side: its part of the turns, its factor, a tenth of turning its basis."""
     found = []
     for side, other in ((rows, columns), (columns, rows)):
         if side <= LARGEST_SIDE:

@@ -33,12 +33,12 @@ def declared(name: str) -> Producer:
 
 
 def usual_schedule(chunks: int = 1) -> str:
-    """The schedule of plans that name none, for so many chunks a rank."""
+    """The schedule of plans that name none, for that number of chunks per rank."""
     return next(each.name for each in SCHEDULES.values() if each.usual and (each.chunks > 1) == (chunks > 1))
 
 
 def same_memory(name: str) -> tuple[str, ...]:
-    """A schedule and others of its chunks, searched by default, that promise to keep no more than it in flight."""
+    """Schedules searched by default, with as many chunks as ``name``, that promise no more in flight than it does."""
     one, many = declared(name), (8, 64)  # ranks and microbatches, enough for a pipeline to fill
     most = one.promise.most_in_flight(*many)
     alike = [
@@ -48,7 +48,7 @@ def same_memory(name: str) -> tuple[str, ...]:
 
 
 def meant_by(name: str) -> str:
-    """``; did you mean 'zb-h1' or 'zb-v'?`` for a word that no schedule is called by; nothing for another."""
+    """``; did you mean 'zb-h1' or 'zb-v'?`` for a word that hints at several schedules; "" for other words."""
     names = " or ".join(repr(each.name) for each in SCHEDULES.values() if _bare(name) in each.names.hints)
     return f"; did you mean {names}?" if names else ""
 
@@ -61,7 +61,7 @@ def known_name(name: str) -> str | None:
 
 
 def natural_vpp(name: str) -> int:
-    """Chunks a rank has under a schedule when nobody says otherwise. Raises UserError for an unknown name."""
+    """The default number of chunks per rank of a schedule. Raises UserError for an unknown name."""
     return declared(name).chunks
 
 
@@ -76,11 +76,11 @@ def describe() -> dict[str, str]:
 
 
 def at_work(name: str, num_ranks: int) -> Producer:
-    """What a schedule comes to on so many ranks: the usual one on one, where nothing is pipelined.
+    """The producer in effect for a schedule on ``num_ranks`` ranks: the usual one on a single rank.
 
-    There every framework runs the backward of a microbatch behind its forward, whatever schedule a plan names. Chunks
-    and slices of tokens are passes of their own even there, and two ends need two ranks. Raises UserError for an
-    unknown name.
+    There nothing is pipelined, and every framework runs the backward of a microbatch behind its forward, whatever
+    schedule a plan names. Schedules of several chunks, of token slices and with two ends keep their own tables. Raises
+    UserError for an unknown name.
     """
     named = declared(name)
     own = named.chunks > 1 or named.sliced or named.half_is

@@ -3,7 +3,7 @@
 F is a forward, B a full backward, I an input-gradient pass, W a weight-gradient pass of one virtual stage for
 one microbatch; texts such as ``2F0`` and the CSV (a line a rank) are those of torch.distributed.pipelining. A
 forward and a backward that run together are neighbours in the list, the first one flagged; the text of such a
-pair is ``(2F4;5B0)OVERLAP_F_B``. Whoever ignores the flag runs them one after the other, which is always
+pair is ``(2F4;5B0)OVERLAP_F_B``. A runtime that ignores the flag runs them one after the other, which is always
 possible.
 """
 
@@ -24,7 +24,8 @@ Bools = NDArray[np.bool_]
 LETTERS = "FBIW"
 F, B, I, W = range(4)  # noqa: E741 - the letters of the literature
 CHANGE_IN_FLIGHT = (1, -1, 0, -1)
-"""Of the forwards that wait for their backward, by code: what an I leaves is still needed for the weight gradient."""
+"""By code, the change in the number of forwards that wait for their backward. An I changes nothing, because the saved
+tensors are still needed for the weight gradient."""
 _ACTION = re.compile(r"(\d{1,6})([FBIW])(\d{1,6})")
 _PAIR = re.compile(r"\((.*);(.*)\)OVERLAP_F_B")
 
@@ -224,10 +225,10 @@ def verify(schedule: Schedule, *, memory_cap: int | None = None) -> None:
 
 
 def waits_for(schedule: Schedule) -> Ints:
-    """For every action, rank after rank, the index of the action it waits for, or -1: int64[num_actions].
+    """For every action, rank after rank, the index of the action for which it waits, or -1: int64[num_actions].
 
-    A forward waits for the stage before, a B or an I for the B or I of the stage behind (the last one for its
-    own forward), a W for its I. Whatever else must come first follows from these and the order on the rank.
+    A forward waits for the forward of the stage before, a B or an I for the B or I of the stage behind (in the last
+    stage for its own forward), a W for its I. All other precedences follow from these and the order on the rank.
     """
     return _Flat.of(schedule).waits_for(schedule)
 

@@ -1,8 +1,8 @@
 """Greedy list scheduling; ZB-H1 and ZB-H2, one rule with two memory caps [Qi et al., arXiv 2401.10241].
 
-A backward is split into I (input gradient) and W (weight gradient). The pipeline is simulated, messages
-taking no time; each rank chooses as it goes, and its choices are the table. A rule is given the state of the pipeline,
-a rank and the time and names an action that can start now, or none: then the rank waits.
+A backward is split into I (input gradient) and W (weight gradient). The pipeline is simulated with messages that take
+no time; each rank chooses its actions as it goes, and its choices are the table. A rule gets the state of the pipeline,
+a rank and the time, and names an action that can start now, or none: the rank then waits.
 
 In ZB-H1 and ZB-H2, forwards (while fewer than the cap are in flight) and input gradients take turns; a weight
 gradient runs when neither can. The cap is the same on every rank: a rank further down holds back weight
@@ -43,10 +43,10 @@ def zb_h2(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How ranks choose, with at most ``cap`` forwards in flight on each; remembered by identity.
+    """How ranks choose, with at most ``cap`` forwards in flight on each; caches know a rule by its identity.
 
-    ``order`` int64[2 * stages * m] are the forwards and input gradients of every rank as it should run them, by the
-    numbers of actions and rank after rank; without an order the two take turns.
+    ``order`` int64[2 * stages * m] has the preferred order of forwards and input gradients, as numbers of actions, rank
+    after rank; without an order the two take turns.
     """
 
     cap: int
@@ -59,13 +59,14 @@ def _turns(cap: int) -> Rule:
 
 
 class Pipeline(NamedTuple):
-    """A simulated pipeline of S stages and m microbatches. All of a kind and stage run in order of microbatches.
+    """A simulated pipeline of S stages and m microbatches; actions of one kind and stage run in order of microbatches.
 
-    ``stages`` int64[S] are those of every rank, the last one first, rank after rank; those of rank r begin at
-    ``first[r]``, its actions at 3 m ``first[r]``. ``ready_at`` float64[2 S (m + 1)] is when the input of an F or I
-    (action x (m + 1) + microbatch) is there, ``done`` int64[3 S] how many of each action have started, ``actions``
-    int64[3 S m] the table. By rank: forwards in flight, actions ``written``, those before which every I has had its W
-    (``paid``), and passes taken off the rule's order; ``early`` int64[S] are I that ran ahead of it.
+    ``stages`` int64[S] are those of every rank, rank after rank, a rank's last stage first. Those of rank r begin at
+    ``first[r]``, its actions at 3 m ``first[r]``. ``ready_at`` float64[2 S (m + 1)] is the time at which the input of
+    an F or I arrives (index: action x (m + 1) + microbatch); ``done`` int64[3 S] counts started actions by number;
+    ``actions`` int64[3 S m] is the table. By rank: forwards ``in_flight``; ``written`` and ``paid``, positions in the
+    table up to which actions are written and every I has had its W; ``taken``, passes taken off the rule's order.
+    ``early`` int64[S] counts the I of each stage that ran ahead of that order.
     """
 
     rank_of_stage: Ints
@@ -100,8 +101,8 @@ class Pipeline(NamedTuple):
 def list_schedule(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs) -> Schedule:
     """The table of ``m`` microbatches with durations ``costs`` of F, I and W of one stage.
 
-    A table made for equal durations often does better than one made for the true ones, whose choices are
-    greedy: both are tried, the quicker one is returned. Raises UserError for a duration that is not positive.
+    Choices are greedy, so a table made for equal durations is often faster than one made for the true durations: both
+    are tried, the faster one is returned. Raises UserError for a duration that is not positive.
     """
     if min(costs) <= 0:
         raise UserError(f"schedule {name}: durations of F, I, W = {costs}; allowed: above 0")
@@ -117,7 +118,7 @@ def list_schedule(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule,
 
 @lru_cache(maxsize=64)
 def _even_table(rank_of_stage: tuple[int, ...], m: int, rule: Rule) -> Ints:
-    """The table for equal durations, the same for all costs."""
+    """The table for equal durations, as numbers of actions; it is the same whatever the costs."""
     return simulate(rank_of_stage, m, rule, UNIT)[0]
 
 
@@ -125,7 +126,7 @@ def _even_table(rank_of_stage: tuple[int, ...], m: int, rule: Rule) -> Ints:
 def begun(
     name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs, forwards: int
 ) -> Schedule:
-    """The table for ``costs`` up to the time when the first stage has begun so many forwards."""
+    """The table for ``costs`` up to the time at which the first stage has begun ``forwards`` forwards."""
     pipeline = Pipeline.idle(rank_of_stage, m, rule.order)
     RUN(pipeline, m, rule.cap, costs, forwards)
     begins = 3 * m * pipeline.first[:-1]
@@ -135,7 +136,7 @@ def begun(
 
 
 def simulate(rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs) -> tuple[Ints, float]:
-    """Run the pipeline; numbers of actions of every rank, rank after rank, and the makespan."""
+    """Run the pipeline: (numbers of actions int64[3 stages m], rank after rank; makespan in units of ``costs``)."""
     pipeline = Pipeline.idle(rank_of_stage, m, rule.order)
     makespan = RUN(pipeline, m, rule.cap, costs, m + 1)
     assert (pipeline.done == m).all(), "a rule waits for ever"
@@ -143,7 +144,7 @@ def simulate(rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs) -
 
 
 def _by_rank(actions: Ints, rank_of_stage: tuple[int, ...], ends: Ints) -> tuple[RankActions, ...]:
-    """Columns of every rank of a table of numbers; where the actions of each end."""
+    """Columns of every rank of a table of action numbers; ``ends`` are the positions where the ranks' actions end."""
     num = len(rank_of_stage)
     microbatch = np.empty(len(actions), dtype=np.int32)
     counts = np.bincount(actions, minlength=3 * num)
@@ -158,9 +159,9 @@ def _by_rank(actions: Ints, rank_of_stage: tuple[int, ...], ends: Ints) -> tuple
 
 
 def _run(state: Pipeline, m: int, cap: int, seconds: Costs, most: int) -> float:
-    """Run an idle pipeline by a rule; when its last rank found nothing more to do.
+    """Run an idle pipeline by a rule and return the time at which it ends.
 
-    That is its end, or where its first stage has begun the ``most`` forwards that it may.
+    It ends when no rank has anything left to do, or when the first stage has begun ``most`` forwards.
     """
     num, rank_of_stage, ready_at, done = len(state.stages), state.rank_of_stage, state.ready_at, state.done
     asleep = [True] * (len(state.first) - 1)
@@ -198,14 +199,14 @@ def _run(state: Pipeline, m: int, cap: int, seconds: Costs, most: int) -> float:
 
 
 def _target(action: int, num: int) -> int:
-    """The F or I whose input an action of ``num`` stages makes."""
+    """The F or I whose input an action of ``num`` stages produces, or NONE."""
     if action < num:
         return action + 1 if action + 1 < num else 2 * num - 1
     return action - 1 if num < action < 2 * num else NONE
 
 
 def _choice(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
-    """The action that a rank starts now: an F or I by the rule, else the W that it has owed longest."""
+    """The action that a rank starts now: an F or I by the rule, else the W that it has owed longest, else NONE."""
     ordered = len(state.order) > 0
     action = _in_order(state, m, cap, rank, now) if ordered else _in_turn(state, m, cap, rank, now)
     if action != NONE:
@@ -220,7 +221,7 @@ def _choice(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
 
 
 def _ready(state: Pipeline, m: int, kind: int, rank: int, now: float) -> int:
-    """The F or I that can start now; of several, the one of the last stage."""
+    """The F or I (``kind`` 0 or 1) that can start now, or NONE; of several, the one of the last stage."""
     stages, done, ready_at = state.stages, state.done, state.ready_at
     for at in range(state.first[rank], state.first[rank + 1]):
         action = int(kind * len(stages) + stages[at])
@@ -230,7 +231,7 @@ def _ready(state: Pipeline, m: int, kind: int, rank: int, now: float) -> int:
 
 
 def _next_arrival(state: Pipeline, m: int, rank: int, now: float) -> float:
-    """When the next input that is on its way arrives."""
+    """The time at which the next input that is on its way arrives; NEVER without any."""
     stages, done, ready_at, earliest = state.stages, state.done, state.ready_at, NEVER
     for at in range(state.first[rank], state.first[rank + 1]):
         for action in (stages[at], len(stages) + stages[at]):
@@ -241,7 +242,7 @@ def _next_arrival(state: Pipeline, m: int, rank: int, now: float) -> float:
 
 
 def _in_turn(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
-    """An F after anything else than an F, an I after an F, as far as they can start."""
+    """F and I in turn: an I after an F, an F after anything else, as far as they can start; else NONE."""
     num, begun = len(state.stages), 3 * m * state.first[rank]
     gradient = _ready(state, m, 1, rank, now)
     after_forward = state.written[rank] > begun and state.actions[state.written[rank] - 1] < num
@@ -252,7 +253,7 @@ def _in_turn(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
 
 
 def _in_order(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
-    """The next pass of the order; while it cannot start, an I out of turn."""
+    """The next pass of the rule's order; while that cannot start, an I out of turn; else NONE."""
     num, taken, early = len(state.stages), state.taken, state.early
     end, wanted = 2 * m * state.first[rank + 1], NONE
     while taken[rank] < end:
@@ -274,7 +275,7 @@ def _in_order(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
 
 
 def _makespan(state: Pipeline, m: int, seconds: Costs) -> float:
-    """When the order of an idle pipeline, all of a table, ends: every rank as early as its inputs let it."""
+    """The time at which the order of an idle pipeline (a whole table) ends if every action starts when it can."""
     num, ranks, order, ready_at, done = (
         len(state.stages),
         len(state.first) - 1,
@@ -314,7 +315,7 @@ MAKESPAN = Loop(_makespan, _target)
 
 
 def _first_back(rank: int, p: int, _vpp: int, m: Ints) -> Moment:
-    """Forwards that run before the first gradient can be back, whatever passes last."""
+    """Forwards that run before the first gradient can be back, however long passes take."""
     return moment([p - rank], 0, m)
 
 

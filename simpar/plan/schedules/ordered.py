@@ -1,4 +1,4 @@
-"""Schedules that are an order and a warm-up count: naive, GPipe, 1F1B, interleaved, breadth-first."""
+"""Schedules given by a fixed order and a warm-up count: naive, GPipe, 1F1B, interleaved, breadth-first."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def breadth_first(p: int, m: int, vpp: int) -> Schedule:
 
 
 def alternate(warmup: int, total: int) -> tuple[Ints, Ints, Ints]:
-    """Codes of warm-up Fs, then F and B in turn, then the remaining Bs; running F and B indices, int64[2 total]."""
+    """(Codes, indices of Fs, indices of Bs), int64[2 total] each: warm-up Fs, F and B in turn, then remaining Bs."""
     steady = total - warmup
     code = np.concatenate([np.full(warmup, F), np.tile([F, B], steady), np.full(warmup, B)]).astype(np.int64)
     forward = np.cumsum(code == F) - 1
@@ -76,17 +76,17 @@ def alternate(warmup: int, total: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _in_groups(p: Any, m: Any) -> Any:
-    """Whether microbatches go through the chunks in whole groups."""
+    """Whether microbatches make whole groups of p, which go through the chunks together."""
     return m % p == 0
 
 
 def _warmup(rank: int, p: int, vpp: int) -> int:
-    """Forwards of an interleaved rank before its first backward follows one."""
+    """Warm-up forwards of an interleaved rank, before F and B take turns."""
     return 2 * (p - rank - 1) + (vpp - 1) * p if vpp > 1 else p - rank - 1
 
 
 def _first_of_groups(rank: int, p: int, vpp: int, m: Ints) -> Moment:
-    """Forwards go through the chunks in groups of as many microbatches as there are ranks."""
+    """The moment of interleaved ranks: forwards go through the chunks in groups of p microbatches."""
     total = np.minimum(_warmup(rank, p, vpp) + 1, m * vpp)
     groups, rest = np.divmod(total, p * vpp)
     flying = groups[:, None] * p + np.clip(rest[:, None] - np.arange(vpp) * p, 0, p)

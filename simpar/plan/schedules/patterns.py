@@ -60,13 +60,13 @@ def v_half(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:
 def _beginnings(
     name: str, pattern: Callable[[int], Pattern], p: int, m: int, costs: Costs, forwards: int
 ) -> list[Schedule]:
-    """The tables of which V-Min or V-Half takes one, until the first stage has begun so many forwards."""
+    """The candidate tables of V-Min or V-Half, up to the time at which the first stage has begun ``forwards``."""
     rule = _rule(pattern(p), p, m)
     return [begun(name, v_placement(p), m, rule, each, forwards) for each in dict.fromkeys((UNIT, costs))]
 
 
 def _first_up(pattern: Callable[[int], Pattern], rank: int, p: int, _vpp: int, m: Ints) -> Moment:
-    """Forwards down that the pattern has before the first one up, which no gradient precedes."""
+    """The moment at the first forward up, before any gradient: forwards down that the pattern has before it."""
     (down, *_), (up, *_), *_ = pattern(p).times(rank, p)
     return moment([-(-(up - down) // INTERVAL), 1], 1, m, turns=True)
 
@@ -90,7 +90,7 @@ def _rule(pattern: Pattern, p: int, m: int) -> Rule:
 
 
 def _order(passes: list[tuple[int, int, int]], p: int, m: int) -> Ints:
-    """Numbers of the passes of m microbatches of a rank, one pattern every six units, by time."""
+    """Action numbers of a rank's passes over m microbatches in order of time, one pattern every six units."""
     time, code, stage = np.array(passes).T
     repeated = (time[:, None] + INTERVAL * np.arange(m)).ravel()
     chosen = np.argsort(repeated, kind="stable") // m

@@ -1,7 +1,7 @@
-"""What a pipeline schedule declares: how its tables are made, and all that anyone asks of them.
+"""What a pipeline schedule declares: how its tables are made, and everything that other modules need to know of them.
 
-A file of this folder holds a tuple ``PRODUCERS``. Plans, searches, memory, targets of exports and tests read the
-entries; none of them knows a schedule by its name.
+A file of this folder holds a tuple ``PRODUCERS``. Plans, searches, memory bounds, exports and tests read the entries;
+none of them knows a schedule by its name.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from simpar.plan.schedules.actions import B, Ints, Schedule, W
 
 NONE = -1
 EVERY = 2**62
-"""More microbatches than there are: all of a step."""
+"""More microbatches than any step has, to stand for all of them."""
 Costs = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Forwards in flight by chunk of a rank, int64[layouts, chunks], at a moment when a backward begins.
+    """A moment of a rank at which a backward begins: ``flying`` int64[layouts, chunks] are forwards in flight.
 
-    ``forward`` is the chunk of the last of them, ``backward`` that of the backward, -1 where it does not count;
-    ``splits``: whether the backward's weight gradients are a pass of their own.
+    ``forward`` int64[layouts] is the chunk of the last forward, ``backward`` the chunk of the backward; -1 where a
+    memory bound must not count the pass. ``splits``: the backward's weight gradients are a pass of their own.
     """
 
     flying: Ints
@@ -39,10 +39,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Names:
-    """What else a schedule is called, in small letters and digits alone.
+    """Other names of a schedule, in small letters and digits only.
 
-    ``aliases`` are names of this one only; ``hints`` words for several, or for ones like it, that are asked back about.
-    ``pattern`` is a regular expression of words in published tables.
+    ``aliases`` mean this schedule alone; ``hints`` are words for several schedules, or for similar ones, which errors
+    answer with a question. ``pattern`` is a regular expression for words in published tables.
     """
 
     aliases: tuple[str, ...] = ()
@@ -52,12 +52,12 @@ class Names:
 
 @dataclass(frozen=True)
 class Promise:
-    """What is published of a schedule of p ranks and m microbatches, with its natural chunks.
+    """Published properties of a schedule on p ranks with m microbatches and its default chunks.
 
-    ``month`` as arXiv has it ("2018-11"; "" for what nobody published): schedules are listed in this order.
-    ``most_in_flight(p, m)`` are chunks of activations that a rank keeps at most, reached from 3 p microbatches on;
-    ``bubble(p, m)`` the makespan beyond a rank's work in passes of a chunk, for F = I = W, p > 1 (p > 3 under patterns
-    of V) and m >= 2 p.
+    ``month`` is that of publication ("2018-11"; "" if unpublished) and orders lists of schedules.
+    ``most_in_flight(p, m)`` is the largest number of chunks of activations on a rank, reached from 3 p microbatches on.
+    ``bubble(p, m)`` is the makespan minus a rank's work, in passes of a chunk, for F = I = W, p > 1 (p > 3 for V-Half
+    and V-Min) and m >= 2 p.
     """
 
     month: str
@@ -66,7 +66,7 @@ class Promise:
 
 
 def any_shape(p: Any, m: Any) -> Any:
-    """Any number of ranks and microbatches."""
+    """``allows`` of schedules for any number of ranks and microbatches: all True."""
     return np.ones(np.broadcast_shapes(np.shape(p), np.shape(m)), dtype=bool)
 
 
@@ -74,17 +74,16 @@ def any_shape(p: Any, m: Any) -> Any:
 class Producer:
     """A schedule: ``make(p, m)`` gives the table of p ranks and m microbatches.
 
-    It also takes the chunks of a rank as ``vpp`` where there may be any number of them, and ``costs``, durations of F,
-    I and W, where it looks at them; the first line of its docstring says what it is. ``chunks`` are those of a rank
-    when nobody says otherwise. ``first_backward(rank, p, vpp, m)`` is the :class:`Moment` of a rank at its first
-    backward, however long passes take, for m int64[layouts]. ``allows(p, m)`` says elementwise for which numbers there
-    is a table.
+    ``make`` also takes ``vpp`` where a rank may have any number of chunks, and ``costs``, durations of F, I and W,
+    where the table depends on them; the first line of its docstring describes the schedule. ``chunks`` is the default
+    number per rank. ``first_backward(rank, p, vpp, m)`` is the :class:`Moment` of a rank at its first backward, however
+    long passes take, for m int64[layouts]. ``allows(p, m)`` says elementwise for which numbers there is a table.
 
-    ``usual``: meant by plans that name no schedule but have as many chunks. ``searched``: by default, when named, or
-    never, as every other one is better. ``sliced``: runs slices of tokens. ``half_is``: the schedule of half as many
-    ranks that does what this one does from both ends, where every rank holds two stages. ``beginnings(p, m, costs,
-    forwards)``: the tables of which this one takes one, until the first stage has begun so many forwards; for greedy
-    schedules whose beginnings tell early that they fall behind.
+    ``usual``: it is the schedule of plans that name none, for its number of chunks. ``searched``: by default, when
+    named, or never, because every other one is better. ``sliced``: it runs slices of tokens. ``half_is``: the schedule
+    on half as many ranks to which this one, with two ends and two stages per rank, folds. ``beginnings(p, m, costs,
+    forwards)``: the tables among which this one chooses, up to the time at which the first stage has begun that many
+    forwards; for greedy schedules whose beginnings show early that they fall behind.
     """
 
     name: str
@@ -123,12 +122,12 @@ class Producer:
 
     @property
     def splits(self) -> bool:
-        """Whether it runs gradients of inputs and of weights apart, in some backwards at least."""
+        """Whether at least some backwards are split into input gradients and weight gradients."""
         return bool((self._small[0] == W).any())
 
     @property
     def splits_all(self) -> bool:
-        """Whether it does so in all backwards."""
+        """Whether all backwards are split so."""
         return self.splits and not (self._small[0] == B).any()
 
     @property
@@ -142,15 +141,15 @@ class Producer:
         return self._small[2]
 
     def describe(self) -> str:
-        """What it is, in a sentence."""
+        """A sentence that describes the schedule."""
         return (inspect.getdoc(self.make) or "").splitlines()[0]
 
 
 def moment(most: Sequence[int], last: int, microbatches: Ints, *, turns: bool = False) -> Moment:
-    """The moment with ``most`` forwards of every chunk in flight, as far as there are microbatches.
+    """The moment with ``most`` forwards of every chunk in flight, limited by the number of ``microbatches``.
 
-    ``last`` is the chunk of the last of them. Where the pipeline ``turns``, that may come behind the first gradient if
-    microbatches are too few.
+    ``last`` is the chunk of the last forward. In a V (``turns``) with too few microbatches, that forward may come
+    behind the first gradient and is not counted.
     """
     number = np.asarray(microbatches)
     late = (number < most[-1]) & turns

@@ -45,11 +45,11 @@ def _sliced_rank(rank: RankActions, count: int) -> RankActions:
 
 
 def fastest_slices(times: Floats, stages: int, microbatches: int) -> tuple[int, ...]:
-    """Lengths, in units, of the slices of a sequence with the shortest pipeline.
+    """Lengths, in units, of the slices of a sequence that make the pipeline shortest.
 
-    ``times[a, b]`` float64[n + 1, n + 1] are the seconds of the slice from unit a to unit b on the slowest stage. The
-    pipeline takes microbatches x sum(t) + (stages - 1) x max(t): for every bound on the slowest slice, the least sum by
-    dynamic programming; bounds are tried from below until no larger one can win.
+    ``times[a, b]`` float64[n + 1, n + 1] is the time in seconds of the slice from unit a to unit b on the slowest
+    stage. The pipeline takes microbatches x sum(t) + (stages - 1) x max(t). For every bound on the slowest slice, the
+    least sum is found by dynamic programming; bounds are tried in ascending order until no larger one can win.
     """
     units = len(times) - 1
     candidates = np.unique(times[np.triu_indices(units + 1, 1)])
@@ -76,7 +76,7 @@ def pipeline_s(times: Floats, lengths: tuple[int, ...], stages: int, microbatche
 
 
 def least_sum(times: Floats, bound: float = np.inf) -> tuple[float, tuple[int, ...]]:
-    """The slices of least total time, none slower than ``bound``; none at all where that cannot be."""
+    """(Seconds, lengths) of the slices of least total time, none slower than ``bound``; (inf, ()) if impossible."""
     units = len(times) - 1
     best, start = np.full(units + 1, np.inf), np.zeros(units + 1, dtype=np.int64)
     best[0] = 0.0

@@ -26,9 +26,10 @@ LOSS_SUMS = 3
 
 @dataclass(frozen=True)
 class BlockView(ABC):
-    """A block on a rank: states of its tensors, kernel times, and what operators run of their own.
+    """A block on a rank: states of its tensors, kernel times, and collectives that belong to single operators.
 
-    ``job`` is on the rank's device; each tensor-parallel collective holds up its host ``late_s``.
+    ``job`` has the kernel model of the rank's device. Each tensor-parallel collective holds up the rank's host for
+    ``late_s`` seconds.
     """
 
     job: Job
@@ -62,20 +63,21 @@ class BlockView(ABC):
         return 1
 
     def issue_s(self, block: Block, kernels: Iterable[Numbers], collectives: int) -> Numbers:
-        """Seconds of the host for so many kernels of each operator of the block, or a part of it, and collectives."""
+        """Seconds of the host to launch the ``kernels`` of each operator of a block (or a part), and collectives."""
         launch = self.job.stack.launch
         each_s = launch.host_time_per_collective_s + self.late_s
         return launches(block, kernels, launch.graphs) * launch.host_time_per_kernel_s + collectives * each_s
 
     def share_keys(self, steps: StepList, op: Operator, collective: str) -> None:  # noqa: B027
-        """What moves for keys and values (or their gradients) of a sequence that attention has in slices: nothing."""
+        """Add the collective that shares keys and values, or their gradients, among slices of a sequence: none here."""
 
     def attention(
         self, steps: StepList, op: Operator, time: OperatorTime, kind: str, *, alone: bool = False
     ) -> None:
-        """Core attention with what moves for it as ``kind`` forward, recompute or input_gradient.
+        """Add core attention with its collectives, as ``kind`` forward, recompute or input_gradient.
 
-        Gradients of the keys of other slices go home; ``alone`` ahead of its backward it has what it needs.
+        In backward, gradients of keys of other slices are sent back to their ranks. ``alone``: recomputed right ahead
+        of its backward, it needs no collective of its own.
         """
         backward = kind == "input_gradient"
         if not alone:
@@ -92,7 +94,7 @@ class BlockView(ABC):
 
 
 def loss_sums(group: str, rows: Numbers) -> CollectiveUse:
-    """What cross entropy over a shared vocabulary sums for so many rows."""
+    """The sums of cross entropy over ranks that share the vocabulary, for ``rows`` rows."""
     return CollectiveUse(group, "all_reduce", DTYPE_BYTES["fp32"] * rows, LOSS_SUMS)
 
 
@@ -104,7 +106,7 @@ class RankBlock(BlockView):
 
     @staticmethod
     def of(block: Block, view: RankView) -> RankBlock:
-        """The block with the dims of its tower."""
+        """The block on the rank of a view, with the dims of its tower."""
         return RankBlock(view.job, block, view.late_s, view.of_block(block))
 
     @cached_property
@@ -114,7 +116,7 @@ class RankBlock(BlockView):
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """Where rows of the stream are gathered, and summands summed."""
+        """Where rows of the stream are gathered and partial sums are reduced."""
         if not self.view.has_tensor_ranks:
             return ()
         last = self.block.operators[-1]
@@ -128,7 +130,7 @@ class RankBlock(BlockView):
         return "S" if self.view.sequence_parallel else "R"
 
     def _reads(self, op: Operator, written: States) -> States:
-        """Summands are read as a sum, the stream whole by operators of region "tensor"; the rest as it is."""
+        """Partial sums are read as their sum; operators of region "tensor" read the stream whole; the rest as it is."""
         if written == ("P",):
             return (self._stream,)
         whole = op.region == "tensor" and written == (self._stream,)
@@ -140,7 +142,7 @@ class RankBlock(BlockView):
         return ("F",) if op.region == "tensor" else (self._stream,)
 
     def _size_bytes(self, tensor: str, reader: Operator | None) -> Numbers:
-        """Bytes of all rows of a tensor: what an operator writes, or of the stream what another one reads of it."""
+        """Bytes of all rows of a tensor: an operator's output, or what ``reader`` reads of the stream."""
         for op in self.block.operators:
             if op.name == tensor:
                 return self.view.elements(op) * self.view.compute_bytes
@@ -161,7 +163,7 @@ class RankBlock(BlockView):
         return self.view.tensor_parallel
 
     def rounds(self, op: Operator) -> int:
-        """How often the kernels of an operator are launched: once a ring block for attention."""
+        """How often the kernels of an operator are launched: attention once per block of a ring."""
         return int(self.view.tensor["blocks"]) if op.kind == "attention" else 1
 
     def loss_sums(self, op: Operator) -> list[CollectiveUse]:

@@ -1,8 +1,8 @@
-"""Where a tensor is read in other states than it was written in: there the collectives of a block stand.
+"""The collectives of a block: one stands wherever a tensor is read in a state other than it was written in.
 
-The states are those of :mod:`simpar.plan.placement`. Megatron's tensor parallelism is one assignment of them: what
-operators of region "tensor" read they need whole, a contraction over a sharded dim leaves summands, and the stream
-between them is sliced under sequence parallelism [Korthikanti et al. 2022, arXiv 2205.05198, section 4.2].
+The states are those of :mod:`simpar.plan.placement`. Megatron's tensor parallelism is one assignment of them: operators
+of region "tensor" need their inputs whole, a contraction over a sharded dim leaves partial sums, and the stream between
+them is sliced under sequence parallelism [Korthikanti et al. 2022, arXiv 2205.05198, section 4.2].
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from simpar.units import Numbers, floats
 
 @dataclass(frozen=True)
 class Change:
-    """Tensors that one operator needs in other states than they were written in; bytes of the whole of one.
+    """Tensors that an operator needs in other states than they were written in; ``size_bytes`` is one whole tensor's.
 
-    Several are summands that their ``reader`` adds up before they are summed over ranks. ``reader`` is the first
-    operator that needs them so, "" behind the last one. ``sums_gradient``: its backward sums gradients that the
-    readers left as summands, beside the reader's weight gradient.
+    Several tensors are partial sums that their ``reader`` adds up before they are summed over ranks. ``reader`` is the
+    first operator that needs the new states ("": the end of the block). ``sums_gradient``: in backward, partial sums of
+    the gradient are summed over ranks, beside the reader's weight gradient.
     """
 
     tensors: tuple[str, ...]
@@ -43,9 +43,9 @@ class Change:
 class Flow:
     """States of the tensors of a block on a mesh.
 
-    ``outside`` are the states of what comes from other blocks (data that every rank loads as it needs it is not among
-    it), ``ends`` those in which tensors of the block leave it. ``reads`` are the states in which an operator needs
-    a tensor that was written in some, ``size_bytes`` the size of the whole of a tensor for its first reader.
+    ``outside`` are the states of tensors from other blocks (without data that every rank loads itself), ``ends`` those
+    in which tensors leave the block. ``reads(op, written)`` are the states in which an operator needs a tensor written
+    in other ones, ``size_bytes(tensor, reader)`` is the size of a whole tensor as its first reader sees it.
     """
 
     mesh: tuple[Numbers, ...]
@@ -59,7 +59,7 @@ class Flow:
 def changes(block: Block, flow: Flow) -> tuple[Change, ...]:
     """Changes of states inside a block and at its end, in the order of their first readers.
 
-    A tensor is changed once for all that read it in the same states.
+    A tensor changes once for all readers that need it in the same states.
     """
     written, known = dict(flow.outside), set[tuple[str, States]]()
     found: list[Change] = []
@@ -83,7 +83,7 @@ def changes(block: Block, flow: Flow) -> tuple[Change, ...]:
 def _together(
     wanted: Sequence[tuple[str, States]], written: Mapping[str, States]
 ) -> Iterator[tuple[tuple[str, ...], States]]:
-    """Tensors that change by themselves, and summands that change as one."""
+    """Tensors that change one by one, and partial sums that change together."""
     sums: dict[tuple[States, States], list[str]] = {}
     for name, states in wanted:
         if "P" in written[name]:

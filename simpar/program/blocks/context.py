@@ -1,8 +1,9 @@
 """Steps of attention under context parallelism: what moves between the ranks, and beside which kernels.
 
 A ring sends the next block of keys and values while the kernels of the present one run; in backward the gradient of
-a block follows it round the ring, one hop behind. All ranks of a ring hop together, as one permute. Collected keys
-and the heads of Ulysses are exchanged in front of the kernels and after them. See :mod:`simpar.cost.context`.
+a block follows it round the ring, one hop behind. All ranks of a ring hop together, as one permute. Keys that are
+gathered, and the heads of Ulysses, are exchanged in front of the kernels and behind them. See
+:mod:`simpar.cost.context`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def splits_context(view: RankView) -> bool:
 
 
 def attention(steps: StepList, op: Operator, view: RankView, kind: str) -> None:
-    """Attention with everything that moves for it; ``kind`` is forward, recompute or input_gradient.
+    """Add attention with its collectives; ``kind`` is forward, recompute or input_gradient.
 
-    Of the latter, gradients of gathered keys and values go home.
+    In the last of these, gradients of gathered keys and values are reduce-scattered to their ranks.
     """
     split, backward = _Attention.of(op, view), kind == "input_gradient"
     inputs, output = ("query", "key", "value"), ("output",)
@@ -61,20 +62,20 @@ class _Attention:
         return _Attention(op, view, split, sizes)
 
     def exchange_heads(self, steps: StepList, *tensors: str) -> None:
-        """Ulysses: one all-to-all a tensor, heads for tokens or back."""
+        """Ulysses: one all-to-all per tensor, heads for tokens or back."""
         for tensor in tensors if self.view.tensor["ulysses"] > 1 else ():
             self._move(steps, tensor, CollectiveUse(HEADS, "all_to_all", self.bytes_of[tensor]))
 
     def share_keys(self, steps: StepList, op: str) -> None:
-        """All keys, then all values, where they are collected, or their gradients."""
+        """Collectives of all keys, then of all values, or of their gradients, where they are gathered."""
         for tensor in ("key", "value") if self.split.gathered > 1 else ():
             self._move(steps, tensor, CollectiveUse(RING, op, self.bytes_of[tensor] * self.split.gathered))
 
     def blocks(self, steps: StepList, kind: str, *, backward: bool) -> None:
-        """Block after block; the next one arrives meanwhile.
+        """Kernels of one block after the other, while the next block arrives.
 
-        In backward the gradient of a block travels on once the block's kernels have added to it. A masked block takes
-        no time but keeps ranks in step.
+        In backward, the gradient of a block travels on once the block's kernels have added to it. A masked block takes
+        no time, but its hops keep ranks in step.
         """
         model = self.view.job.kernels
         times = block_times_s(self.op, self.view.tensor, model, self.split, backward=backward)

@@ -5,10 +5,10 @@
 | dispatch | all-to-all of every copy of every token | all-gather of what arrived |
 | combine | all-to-all back | reduce-scatter of partial sums |
 
-Without expert parallelism tokens are gathered before they are copied. Backward mirrors it. The fullest rank sets the
-time of an exchange. Run beside the compute of another microbatch, an exchange is only waited for at the end of the
-block, and kernels do without the multiprocessors that it holds [Megatron Core's token dispatcher; DeepSeek-AI 2024,
-arXiv 2412.19437, section 3.2].
+Without expert parallelism tokens are gathered before they are copied. Backward mirrors forward. The fullest rank sets
+the time of an exchange. With ``ep_overlap`` an exchange runs beside the compute of another microbatch: it is waited for
+only at the end of the block, and kernels do without the multiprocessors that it holds [Megatron Core's token
+dispatcher; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2].
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MOVES = ("dispatch", "combine")
 
 @dataclass(frozen=True)
 class Exchange:
-    """What moves between the ranks that share a mixture; sizes in bytes."""
+    """Steps of tokens that move between the ranks that share a mixture; ``kind`` is that of their kernels."""
 
     view: RankView
     kind: str
 
     def run(self, steps: StepList, op: Operator, time: OperatorTime, *, backward: bool) -> None:
-        """Dispatch or combine; the gradients of a combine travel like a dispatch, and the other way round."""
+        """Add a dispatch or a combine; gradients of a combine travel like a dispatch, and the other way round."""
         outward = (op.kind == "dispatch") != backward
         kernel_s = time.backward_input_s if backward else time.forward_s
         view, name = self.view, f"{op.name}.{'gradient_' if backward else ''}"
@@ -63,7 +63,7 @@ class Exchange:
         return self.view.job.plan.mesh.expert_tensor_parallel
 
     def _count_tokens(self, steps: StepList) -> None:
-        """The device idles until the host knows the sizes of what it launches next."""
+        """Add the wait in which the device idles until the host knows the sizes of the next kernels."""
         if self._host_asks:
             steps.add(Step("token counts", "host", COMPUTE, self.view.job.stack.experts.sync_s))
 
@@ -74,12 +74,12 @@ class Exchange:
 
     @property
     def _sizes_found_late(self) -> bool:
-        """Whether the host has to ask for sizes: a cap makes them known, a captured step leaves them on the device."""
+        """Whether the host must read sizes from the device: not with a capacity factor, nor in a captured step."""
         job = self.view.job
         return job.plan.experts.capacity_factor is None and "step" not in job.stack.launch.graphs
 
     def _between_ranks(self, steps: StepList, name: str, size_bytes: Numbers) -> None:
-        """One all-to-all of the copies of a rank's own tokens; overlapped, only exchanges wait for exchanges."""
+        """Add one all-to-all of the copies of a rank's own tokens; overlapped, it waits for earlier exchanges alone."""
         choice = self.view.job.plan.experts
         if self._sizes_found_late and choice.token_dispatch == "per_expert":
             steps.host_s += self.view.job.stack.experts.exchange_host_s
@@ -97,6 +97,6 @@ class Exchange:
             steps.add(step)
 
     def _slices(self, steps: StepList, name: str, op: str, size_bytes: Numbers) -> None:
-        """Among the ranks that share an expert, if several do: copies that arrived, or tokens that none copied."""
+        """Add a collective among the ranks that share an expert, if several do."""
         if agreed(self._sharers > 1):
             steps.add(Step.moving(f"{name}{op}", CollectiveUse(SLICES, op, size_bytes)))

@@ -1,6 +1,6 @@
 """Tensor parallelism on grids of ranks: 2-D (SUMMA), 2.5-D and 3-D products.
 
-For a product C = A B of activations A (M x K) and weights B (K x N), bytes that one rank takes part in:
+For a product C = A B of activations A (M x K) and weights B (K x N), the sizes of the collectives of one rank:
 
 | method | ranks | forward | input gradient | weight gradient |
 |---|---|---|---|---|
@@ -50,7 +50,7 @@ def grid_kinds(grid: Grid, groups: Ints) -> list[GroupKind]:
 
 @dataclass(frozen=True)
 class Product:
-    """Whole sizes of C = A B: rows M, columns N, contraction K, and bytes of an element."""
+    """Global sizes of C = A B: rows m, columns n, contraction k; ``width`` is bytes per element."""
 
     m: Numbers
     n: Numbers
@@ -59,7 +59,7 @@ class Product:
 
 
 def moves(grid: Grid, product: Product, what: str) -> tuple[list[CollectiveUse], list[CollectiveUse]]:
-    """Collectives before and after a product: forward, input_gradient or weight_gradient."""
+    """(Collectives before, collectives after) one product; ``what``: forward, input_gradient or weight_gradient."""
     square = grid.side**2
     a, b, c = (
         first * second * product.width
@@ -101,12 +101,12 @@ class GridSteps:
 
     @cached_property
     def dims(self) -> Dims:
-        """Whole sizes of the block with the shape of one microbatch."""
+        """Global dims of the block with the shape of one microbatch."""
         job = self.view.job
         return self.block.view(shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch))
 
     def product(self, op: Operator) -> Product | None:
-        """Whole sizes of an operator that is a product with weights; looking rows up costs the table only."""
+        """Global sizes of an operator with a weight matrix, else None; an embedding communicates its table only."""
         width = self.view.view.compute_bytes
         if op.kind == "embedding":
             table = sum(floats(evaluate(weight.size, self.dims)) for weight in op.weights)
@@ -152,7 +152,7 @@ class GridSteps:
             steps.add(_step(op, use))
 
     def _panelled(self, steps: StepList, op: Operator, use: CollectiveUse) -> None:
-        """A broadcast of panels; overlapped, all but the first travel beside the product."""
+        """Add a broadcast of panels; overlapped, all but the first travel beside the product."""
         if not self.view.job.plan.tensor_parallel.overlap or use.count == 1:
             steps.add(_step(op, use))
             return
@@ -160,7 +160,7 @@ class GridSteps:
         steps.add_beside(_step(op, replace(use, count=use.count - 1)))
 
     def _sums(self, steps: StepList, op: Operator, count: int) -> None:
-        """Statistics of the rows of activations on one rank, which are spread as sequences are."""
+        """Add the sum of ``count`` fp32 statistics for every row of activations on a rank."""
         rows = floats(self.dims["batch"]) * floats(self.dims["seq"]) / float(self.grid.sequences)
         steps.add(_step(op, CollectiveUse(ROW, "all_reduce", DTYPE_BYTES["fp32"] * rows, count)))
 

@@ -1,7 +1,7 @@
-"""What a pass through a block is made of: kernels and collectives in order, with what they wait for.
+"""What a pass through a block is made of: kernels and collectives in order, with their dependencies.
 
-A phase is that of one plan, or of a batch of plans that differ in sizes only: then durations and sizes are arrays, and
-what stands before what is the same for all of them.
+A phase belongs to one plan, or to a batch of plans that differ in sizes only: then durations and sizes are arrays, and
+the order of steps is the same for all of them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BLOCK_STREAMS = (COMPUTE, TENSOR, CONTEXT, EXPERT)
 class CollectiveUse:
     """One call of a collective: which process group, which operation, bytes of the whole tensor, how often.
 
-    A count below one is the part of a call that several share. Of a batch, or of many ranks, sizes and counts are
-    arrays.
+    A count below one is this use's part of a call that several share. Sizes and counts are arrays for a batch of plans
+    or for many ranks.
     """
 
     group: str
@@ -44,8 +44,8 @@ class CollectiveUse:
 class Step:
     """A kernel (``duration_s`` on the device) or a collective of one block; ``after`` are earlier positions.
 
-    ``sms`` is the share of the device's multiprocessors that a collective holds where kernels run beside it. ``layer``
-    is said where the step belongs to another layer than the segment that it stands in.
+    ``sms`` is the share of the device's multiprocessors that a collective holds while kernels run beside it. ``layer``
+    is given where the step belongs to another layer than its segment.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Step:
         return Step(name, stream, stream, collective=use)
 
     def behind(self, after: tuple[int, ...]) -> Step:
-        """The same step with other positions to wait for; made so often that :func:`replace` is too slow."""
+        """The same step with other positions to wait for; called so often that :func:`replace` would be too slow."""
         moved = object.__new__(Step)
         moved.__dict__.update(self.__dict__, after=after)
         return moved
 
     def of(self, index: int) -> Step:
-        """The step of one of a batch."""
+        """The step of one plan of a batch."""
         use = self.collective
         one = replace(use, size_bytes=_one(use.size_bytes, index)) if use else None
         return replace(self, duration_s=_one(self.duration_s, index), collective=one)
@@ -84,8 +84,8 @@ class Step:
 class StepList:
     """Steps under construction; the next serial step waits for everything in ``frontier``.
 
-    Steps in ``beside`` run next to the coming serial step, and what follows waits for them too. ``host_s`` is the
-    host's time for them beyond launches; ``shared`` and ``in_turns`` as in :class:`Phase`.
+    Steps in ``beside`` run next to the coming serial step, and the steps behind that wait for them too. ``host_s`` is
+    the host's time beyond launches; ``shared`` and ``in_turns`` are those of :class:`Phase`.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -117,8 +117,8 @@ class StepList:
 class Phase:
     """Steps of one pass through a block and ``issue_s``, the host's time to launch all its kernels.
 
-    ``shared``: kernels run beside its exchanges of tokens. ``in_turns``: the host launches while the device idles, and
-    waits while it works.
+    ``shared``: kernels run beside its exchanges of tokens. ``in_turns``: host and device take turns, so that their
+    times add up.
     """
 
     steps: tuple[Step, ...]
@@ -132,7 +132,7 @@ class Phase:
         return [step.collective for step in self.steps if step.collective is not None]
 
     def of(self, index: int) -> Phase:
-        """The phase of one of a batch."""
+        """The phase of one plan of a batch."""
         return replace(
             self, steps=tuple(step.of(index) for step in self.steps), issue_s=_one(self.issue_s, index)
         )
@@ -152,7 +152,7 @@ class Phase:
 
 
 def _one(value: Numbers, index: int) -> float:
-    """One number of an array, or the number that all of a batch have."""
+    """The number of one plan of a batch, or the single number that all have."""
     return float(np.broadcast_to(value, np.shape(value) or (index + 1,))[index])
 
 

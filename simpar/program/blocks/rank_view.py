@@ -1,7 +1,7 @@
 """What one rank sees of the job: local sizes, kernel times and habits of the stack, resolved from the plan.
 
-One plan is a batch of one: of several that differ in sizes only (tensor- and expert-parallel degrees, sequences of a
-microbatch), the plan of the job holds these as arrays, and so does all that follows from them here.
+The plan of a job may stand for a batch of plans that differ in sizes only (tensor- and expert-parallel degrees,
+sequences per microbatch): it then holds these sizes as arrays, and everything computed from them here is an array too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANY = -1
 class Job:
     """Everything that is decided before lowering: model, shape, plan (checked), stack and kernel model.
 
-    ``others`` are the kernel models of the devices of a mixed cluster behind the first kind.
+    ``others`` are the kernel models of a mixed cluster's devices of other kinds than the first.
     """
 
     graph: ModelGraph
@@ -38,7 +38,7 @@ class Job:
     others: tuple[KernelModel, ...] = ()
 
     def on(self, device: int) -> Job:
-        """The job as the ranks with the device of that index run it."""
+        """The job as run on the kind of device with that index (0: the first)."""
         return replace(self, kernels=self.others[device - 1], others=()) if device else self
 
 
@@ -46,9 +46,9 @@ class Job:
 class RankView:
     """Sizes and times of one tensor-parallel rank. Bytes are per microbatch.
 
-    ``late_s`` is what every tensor-parallel collective holds up the host on disturbed nodes. ``fullest_load`` is that
-    of the expert rank with the most tokens. ``context_rank`` is the context-parallel coordinate where ranks differ by
-    it (contiguous chunks under a causal mask), else ANY.
+    ``late_s`` is the time for which every tensor-parallel collective holds up the host on disturbed nodes.
+    ``fullest_load`` is the load of the expert rank with the most tokens, over the mean. ``context_rank`` is the
+    context-parallel coordinate where ranks differ by it (contiguous chunks under a causal mask), else ANY.
     """
 
     job: Job
@@ -88,7 +88,7 @@ class RankView:
 
     @cached_property
     def routing(self) -> Routing:
-        """Where the experts of a token may be."""
+        """How a token chooses its experts."""
         return Routing.of_dims(self.job.graph.dims)
 
     @property
@@ -98,13 +98,13 @@ class RankView:
 
     @cached_property
     def routed_bytes(self) -> Numbers:
-        """Bytes of all copies of the rank's own tokens, as many as the fullest rank receives."""
+        """Bytes of all copies of the rank's own tokens, scaled up to what the fullest rank receives."""
         tokens = self.sequence["batch"] * self.sequence["seq"] * self._copies
         return floats(tokens) * self.job.graph.expert_hidden * self.compute_bytes * self._fullest_share
 
     @cached_property
     def sent_bytes(self) -> Numbers:
-        """The same of what goes out to the experts, which some stacks cast to the dtype of products first."""
+        """Bytes of these copies on their way to the experts: some stacks cast them to the dtype of products first."""
         products = self.job.plan.numerics.products
         if not products.scales or not self.job.stack.experts.sends_cast:
             return self.routed_bytes
@@ -112,7 +112,7 @@ class RankView:
 
     @property
     def _fullest_share(self) -> Numbers:
-        """What the fullest rank receives over the mean; padding to a capacity travels as it is computed."""
+        """Tokens that the fullest rank receives over the mean; padding to a capacity is sent as well as computed."""
         choice = self.job.plan.experts
         if choice.token_dispatch == "per_expert" or choice.capacity_factor is not None:
             return self.fullest_load
@@ -166,7 +166,7 @@ class RankView:
 
     @property
     def table_elements(self) -> Numbers:
-        """Parameters of the table of words here, which the output projection may share."""
+        """Parameters of the token table on this rank, which the output projection may share."""
         return floats(evaluate(self.job.graph.embedding.operators[0].weights[0].size, self.tensor))
 
     @property

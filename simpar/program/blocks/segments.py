@@ -2,8 +2,8 @@
 
 A segment starts with its streams idle and ends joined, so its inner times are constant offsets: one op of the
 whole duration stands for it, and adding the offsets back is exact because sums of integers are associative.
-That is the collapse of time; :mod:`simpar.program.structure.flatten` keeps the steps apart where a collective crosses
-a contended link or joins ranks of different classes, and in the uncollapsed programs that tests compare against.
+:mod:`simpar.program.structure.flatten` keeps the steps apart where a collective crosses a contended link or joins ranks
+of different classes, and in the uncollapsed Programs that tests compare against.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Priced = Callable[[CollectiveUse], int]  # solo duration in ns
 LAUNCH = "launch"
 """Name of a segment's last step where the host launches longer than the device works."""
 TURN = "launch in turn"
-"""The same where it launches while the device idles."""
+"""Its name where host and device take turns."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
 
 
 def launched_ns(phase: Phase, device_ns: Time, issue_ns: Time) -> Time:
-    """How long a phase takes whose steps alone take the device so long, and its launches the host.
+    """Duration of a phase, in ns, from the time of its steps on the device and that of its launches on the host.
 
-    Both work side by side, unless the phase has them take turns; numbers, or arrays of one shape.
+    The longer of the two, or their sum where host and device take turns; numbers, or arrays of one shape.
     """
     return device_ns + issue_ns if phase.in_turns else np.maximum(device_ns, issue_ns)
 
@@ -79,8 +79,8 @@ def launched_ns(phase: Phase, device_ns: Time, issue_ns: Time) -> Time:
 def schedule(steps: Sequence[Step], durations: Sequence[Time]) -> tuple[list[Time], list[Time]]:
     """Starts and finishes of steps by rule 1 of the Program.
 
-    A step waits for its dependencies and for the step before on its stream. Durations are integers, or arrays of them
-    for phases of one structure.
+    A step waits for its dependencies and for the step before it on its stream. Durations are integers, or arrays of
+    them for a batch of phases with one structure.
     """
     free: dict[str, Time] = {}
     starts: list[Time] = []
@@ -104,19 +104,20 @@ def latest(times: Sequence[Time], none: Time) -> Time:
 
 
 def slowed_beside(excess: float, busy_ns: int | Floats, compute_ns: float | Floats) -> float | Floats:
-    """How many times longer kernels take while collectives hold SMs and memory bandwidth for ``busy_ns``.
+    """Factor on kernels of ``compute_ns`` beside which collectives hold SMs and memory bandwidth for ``busy_ns``.
 
-    ``excess`` applies for the share of the kernels' own time ``compute_ns`` that is covered; scalars, or arrays of one
-    shape. Source: measured overlap slowdowns, arXiv 2507.03114.
+    1 + excess x min(1, busy / compute): the slowdown applies to the covered share of the kernels' own time. Scalars, or
+    arrays of one shape. Source: measured overlap slowdowns, arXiv 2507.03114.
     """
     return 1.0 + excess * np.minimum(1.0, busy_ns / np.where(compute_ns > 0, compute_ns, np.inf))
 
 
 def without_held(phase: Phase, prices_ns: Sequence[Time], kernels_s: Sequence[Numbers]) -> Numbers:
-    """How many times longer the kernels of a phase take without the multiprocessors that exchanges beside them hold.
+    """Factor on the kernels of a phase that lack the multiprocessors held by exchanges beside them.
 
-    A collective that holds a share s of them for t takes s t from the kernels, whose rate falls to 1 - s at worst.
-    ``prices_ns`` of collectives and ``kernels_s`` of kernels are those of all steps: numbers, or arrays of one shape.
+    A collective that holds a share s of them for a time t takes s t from the kernels, whose rate falls to 1 - s at
+    worst: min(1 + sum(s t) / kernels, 1 / (1 - s)). ``prices_ns`` and ``kernels_s`` have an entry for every step (0 for
+    steps of the other kind): numbers, or arrays of one shape.
     """
     most = max((step.sms for step in phase.steps), default=0.0) if phase.shared else 0.0
     if not most:
@@ -129,9 +130,9 @@ def without_held(phase: Phase, prices_ns: Sequence[Time], kernels_s: Sequence[Nu
 def _parts(
     steps: Sequence[Step], starts: Sequence[int], finishes: Sequence[int], duration: int
 ) -> dict[str, int]:
-    """Nanoseconds by kind: of kernels, and of the collectives that run while the compute stream is idle.
+    """Nanoseconds of a segment by kind: of kernels, and of the collectives for which the compute stream idles.
 
-    Walking back from the end of a gap, the collective that started last before it is what the gap waits for.
+    A gap is walked back from its end; at each instant it is put down to the running collective that started last.
     """
     parts: dict[str, int] = {}
     waits = [(s, f, step.kind) for step, s, f in zip(steps, starts, finishes, strict=True) if step.collective]
@@ -156,12 +157,12 @@ def _add_gap(parts: dict[str, int], waits: Sequence[tuple[int, int, str]], begin
 
 
 def waits_for_host(segment: Segment) -> bool:
-    """Whether the host launches longer than the device works: the last step is what it launches behind that."""
+    """Whether the host launches for longer than the device works; the last step is then the rest of the launches."""
     return bool(segment.steps) and segment.steps[-1].name == LAUNCH
 
 
 def varying_ns(segment: Segment) -> int:
-    """How long kernels, and gaps between launches, keep the compute stream busy: what varies with a rank's speed."""
+    """Nanoseconds of kernels and launch gaps on the compute stream: the part that varies with a rank's speed."""
     return sum(
         int(finish - start)
         for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True)

@@ -1,9 +1,9 @@
 """From a block of operators to the steps one rank executes: kernels, tensor-parallel collectives, host gaps.
 
-The collectives are not listed anywhere: they follow from the graph. A tensor that is read in other states than it was
-written in is changed by a collective in front of its first reader, and its gradient by another behind it
-(:mod:`simpar.program.blocks.changes`). Ranks of a uniform plan and of stages with meshes of their own differ in the
-states only, so they share this walk [Korthikanti et al. 2022, arXiv 2205.05198, section 4.2].
+The collectives are not listed anywhere: they follow from the graph. A tensor that is read in a state other than it was
+written in is changed by a collective in front of its first reader, and its gradient by another one behind that reader's
+backward (:mod:`simpar.program.blocks.changes`). Ranks of uniform plans and of stages with meshes of their own differ
+only in these states, so they share this walk [Korthikanti et al. 2022, arXiv 2205.05198, section 4.2].
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from simpar.units import Numbers, agreed
 NOTHING = Phase(())
 _GRADIENTS = ("input_gradient", "weight_gradient")
 Half = Literal["both", "input", "weight"]
-"""What a walk back through a block makes: all gradients, those of inputs, or those of weights."""
+"""What a backward walk through a block computes: all gradients, those of inputs, or those of weights."""
 
 
 @dataclass(frozen=True)
 class BlockSteps:
-    """The phases of one block: forward, full backward (F, B) and its two halves (I, W), walked when asked for.
+    """The phases of one block: forward, full backward (F, B) and its two halves (I, W), made when asked for.
 
-    Backwards begin with what runs once more in them, ``first``; ``again`` is what runs once more ahead of them, where
-    the plan has it apart.
+    Backwards begin with the recomputation ``first``; ``again`` is the recomputation of plans that run it ahead of the
+    backward (``recompute_early``).
     """
 
     forward: Phase
@@ -53,12 +53,12 @@ class BlockSteps:
 
     @cached_property
     def input_gradient(self) -> Phase:
-        """Gradients of inputs, which the stage before waits for."""
+        """Gradients of inputs, for which the stage before waits."""
         return self.first.then(self.walk("input"))
 
     @cached_property
     def weight_gradient(self) -> Phase:
-        """Gradients of weights, whenever there is time."""
+        """Gradients of weights, for which no other pass waits."""
         return self.walk("weight")
 
 
@@ -102,12 +102,12 @@ class _Walk:
 
     @cached_property
     def _made(self) -> Mapping[str, tuple[Change, ...]]:
-        """Changes by what they change; summands change with the last of them."""
+        """Changes by the tensor that they change; several partial sums change with the last of them."""
         ordered = sorted(self.view.changes, key=lambda change: change.tensors[-1])
         return {name: tuple(some) for name, some in groupby(ordered, key=lambda change: change.tensors[-1])}
 
     def again(self, recompute: str, *, operators: bool) -> Phase:
-        """What runs forward once more: all, what chosen modules hold, or a share of every operator."""
+        """The recomputation: of everything, of the chosen modules' operators, or of a share of every operator."""
         block, times = self.view.block, self.view.times
         if is_full(recompute):
             return self.forward("recompute", times)
@@ -170,7 +170,7 @@ class _Walk:
         return Phase(tuple(sequence.steps), issue_s, sequence.shared, sequence.in_turns)
 
     def _ahead(self, sequence: StepList, reader: str, change: Change) -> None:
-        """What a change moves in forward, in front of its first reader."""
+        """Add the forward collectives of a change, in front of its first reader."""
         for transfer in change.forward:
             if transfer.op == "all_gather" and change.sums_gradient:
                 self._gather(sequence, f"{reader}.all_gather", change, transfer)
@@ -181,7 +181,7 @@ class _Walk:
                 sequence.add(self._move(name, change, transfer))
 
     def _gradient_arrives(self, sequence: StepList, tensor: str) -> None:
-        """Gradients that come in other states than their producer works in, summed ones aside."""
+        """Add the collectives of gradients that arrive in other states than their producer needs, sums excepted."""
         for change in self._made.get(tensor, ()):
             name = f"{tensor}.gradient_gather" if change.reader else "output.all_gather"
             for transfer in () if change.sums_gradient else change.backward:
@@ -191,7 +191,7 @@ class _Walk:
                     sequence.add(self._move(f"{tensor}.gradient_{transfer.op}", change, transfer))
 
     def _gather(self, sequence: StepList, name: str, change: Change, transfer: Transfer) -> None:
-        """An all-gather; decomposed, the product that follows starts with the first of as many chunks as ranks."""
+        """Add an all-gather; overlapped, the product behind it starts with the first of as many chunks as ranks."""
         step = self._move(name, change, transfer)
         if not self.view.job.plan.tensor_parallel.overlap:
             sequence.add(step)
@@ -202,7 +202,7 @@ class _Walk:
         sequence.add_beside(_resized(step, f"{name}.rest", step.collective.size_bytes - chunk))
 
     def _reduce_product(self, sequence: StepList, name: str, change: Change, transfer: Transfer) -> None:
-        """Summands of row-parallel products, scattered; decomposed, all but the last chunk go beside the product."""
+        """Add the reduce-scatter of a row-parallel product; overlapped, all but its last chunk run beside it."""
         step, product = self._move(name, change, transfer), sequence.steps[-1] if sequence.steps else None
         alone = product is not None and not product.collective and (product.name,) == change.tensors
         if product is None or not alone or not self.view.job.plan.tensor_parallel.overlap:
@@ -237,7 +237,7 @@ class _Walk:
     def _weight_gradient(
         self, sequence: StepList, op: Operator, time: OperatorTime, waits: tuple[int, ...]
     ) -> int:
-        """The gradient of an operator's weights, and what adds it to the sum; the place of the last of them."""
+        """Add the gradient of an operator's weights and the kernels that sum it up; the position of the last one."""
         own = time.backward_weight_s - sum(time.sums_s.values())
         parts = {op.name: own} | {f"{op.name}.{name}": seconds for name, seconds in time.sums_s.items()}
         kernels = [(name, seconds) for name, seconds in parts.items() if agreed(seconds > 0)]
@@ -247,7 +247,7 @@ class _Walk:
         return waits[-1]
 
     def _gather_again(self, sequence: StepList, op: Operator, *, beside: bool) -> int | None:
-        """Only the slice of a gathered input is kept: the weight gradient needs all of it again."""
+        """Gather an input of which only the slice was kept once more, for the weight gradient; its position or None."""
         if not op.weights or not self.view.job.stack.overlap.regather_input:
             return None
         last = None
@@ -260,7 +260,7 @@ class _Walk:
         return last
 
     def _sum_gradients(self, sequence: StepList, op: Operator) -> tuple[int, ...]:
-        """Sums of what the readers left as summands, closed by the first reader."""
+        """Add the sums over ranks of gradients that readers left as partial sums; the first reader does it."""
         found: list[int] = []
         for change in self._read.get(op.name, ()):
             for transfer in change.backward if change.sums_gradient else ():

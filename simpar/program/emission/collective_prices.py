@@ -1,8 +1,8 @@
-"""Prices of collectives: what they take on a process group, for one size or arrays, in integers of the Program.
+"""Prices of collectives: their time on a process group, for one size or arrays, in the integers of the Program.
 
-A price is one process group with every line that the automatic choice of an algorithm is the lowest of. Groups of a
-class that share a link slow each other down in a Program; a price leaves that out, so it is a lower bound, and what
-the Program has where a group has its links to itself.
+A price has, for one process group, all lines among which the automatic choice of an algorithm takes the lowest. In a
+Program, groups of a class that share a link slow each other down. A price leaves that out: it is a lower bound, and
+equals the Program where a group has its links to itself.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from simpar.units import Floats, Ints, Numbers, to_ns
 
 
 def is_tensor_parallel(kind: str) -> bool:
-    """Whether groups of a kind serve the collectives inside blocks: "tp", or "tp_..." of a stage's own mesh."""
+    """Whether a kind of groups is tensor-parallel: "tp", or "tp_..." on grids and on meshes of single stages."""
     return kind.split("_")[0] == TENSOR
 
 
 @dataclass(frozen=True)
 class Added:
-    """What comes on top of the lines of a library: seconds by call and by byte.
+    """What a stack adds to the lines of a library: seconds per call and per byte.
 
-    ``message_s`` agrees on every message, ``dispatch_s`` prepares every tensor-parallel collective;
-    ``quantise_s_per_byte``, by operation, makes parameters or gradients narrower than they are.
+    ``message_s`` per pipeline message, to agree on its shapes; ``dispatch_s`` per tensor-parallel collective, to
+    prepare it; ``quantise_s_per_byte``, by operation, to narrow parameters or gradients and widen them again.
     """
 
     message_s: float = 0.0
@@ -48,7 +48,7 @@ class Added:
         return Added(stack.launch.message_s, stack.launch.dispatch_s, quantise_s_per_byte or {})
 
     def of_call(self, op: str, kind: str) -> tuple[float, float]:
-        """Seconds a call, and seconds a byte, of an operation on a group of a kind."""
+        """(Seconds per call, seconds per byte) of an operation on a group of a kind."""
         call_s = self.message_s if op == "send" else self.dispatch_s * is_tensor_parallel(kind)
         copies = kind.split("_")[0] in (DENSE, EXPERTS) and not kind.endswith("_replicate")
         return call_s, self.quantise_s_per_byte.get(op, 0.0) if copies else 0.0
@@ -57,27 +57,30 @@ class Added:
 def calls_ns(
     latency_s: Numbers, added: tuple[float, float], size_bytes: Numbers, count: Numbers
 ) -> int | Ints:
-    """Nanoseconds of ``count`` calls before their bytes drain: latency of the line and what is added to it."""
+    """Nanoseconds of ``count`` calls without draining their bytes: latencies, and what is ``added`` to them."""
     per_call, per_byte = added
     took_ns: int | Ints = to_ns(count * (latency_s + per_call + per_byte * size_bytes))
     return took_ns
 
 
 def occupied_ns(took_ns: ArrayLike, size_bytes: Numbers, count: Numbers, s_per_byte: float) -> Ints:
-    """How long calls that take so long slow the kernels beside them: less than that where they wait for a NIC."""
+    """Nanoseconds for which calls slow the kernels beside them: at most their duration, less if they wait for a NIC."""
     return np.asarray(np.minimum(took_ns, to_ns(count * size_bytes * s_per_byte)))
 
 
 def on_time(cluster: Cluster, kind: str) -> Cluster:
-    """The cluster as the price of a kind sees it.
+    """The cluster on which collectives of a kind are priced: without late members if the kind is tensor-parallel.
 
-    Who is late to a tensor-parallel collective holds up the host that launches it, not the device.
+    There they hold up the host that launches the collective, and not the device.
     """
     return cluster.punctual if is_tensor_parallel(kind) else cluster
 
 
 def in_first_domain(ranks: Ints, cluster: Cluster) -> Ints:
-    """The same group int64[N] in the first domain, where domains are alike: it does not meet leaves that bind."""
+    """The group int64[N] moved to begin in the first domain, where that costs the same.
+
+    Groups stay in mixed clusters, and where they span domains and leaf switches bind.
+    """
     size = cluster.domain_size
     first, last = int(ranks.min()) // size, int(ranks.max()) // size
     if cluster.is_mixed or (cluster.leaves_bind and first != last):
@@ -87,11 +90,11 @@ def in_first_domain(ranks: Ints, cluster: Cluster) -> Ints:
 
 @dataclass(frozen=True)
 class Price:
-    """Lines of one operation on one group: the lowest is taken, and drains at its ``rate``.
+    """Lines of one operation on one group: the lowest one is taken, and drains at its ``rate``.
 
-    ``slope_s`` are seconds a byte that the operation takes of each of its ``links`` whichever line is taken;
-    ``added_s`` comes on top of every call, ``added_s_per_byte`` of every byte (quantising it); ``occupied`` are seconds
-    a byte that kernels beside it are slowed. ``private`` says that all links that can bind are those of its members
+    ``slope_s`` are the seconds per byte for which the operation uses each of its ``links`` under any line (the least of
+    all); ``added_s`` comes on top of every call, ``added_s_per_byte`` (quantising) of every byte; ``occupied`` are the
+    seconds per byte for which kernels beside it are slowed. ``private``: all links that can bind belong to its members
     alone.
     """
 
@@ -106,7 +109,7 @@ class Price:
     private: bool = True
 
     def slopes_s(self, links: Ints) -> Floats:
-        """Seconds a byte that the operation takes of some links, zero of those that it does not use."""
+        """Seconds per byte for which the operation uses each of ``links``; zero for links that it does not use."""
         if not len(self.links):
             return np.zeros(len(links))
         at = np.minimum(np.searchsorted(self.links, links), len(self.links) - 1)
@@ -137,9 +140,9 @@ FREE = Price(np.zeros(0), np.zeros(0), _NONE, _NONE, np.zeros(0))
 
 @dataclass
 class Prices:
-    """Prices on a cluster inside a training step, by operation and group, each made once.
+    """Prices on a cluster inside a training step, by operation and group; each is made once.
 
-    ``added`` is what a stack adds to calls.
+    ``added`` is what the stack adds to calls.
     """
 
     cluster: Cluster
@@ -153,7 +156,7 @@ class Prices:
 
     @cached_property
     def own(self) -> Ints:
-        """The links of rank 0 alone: out of its port and into it, out of its NIC and into it."""
+        """Links that belong to rank 0 alone: out of and into its port, out of and into its NIC."""
         return self.ends(0, 0)
 
     @cached_property
@@ -161,7 +164,7 @@ class Prices:
         return on_time(self.cluster, TENSOR)
 
     def ends(self, source: int, target: int) -> Ints:
-        """The links of two ranks alone: out of the port of one and into that of the other, and so of their NICs."""
+        """Links that belong to two ranks alone: out of the port of the one, into that of the other; then NICs."""
         cluster, ranks = self.cluster, np.array([source, target])
         ports, nics = (cluster.port_tx, cluster.port_rx), (cluster.nic_tx, cluster.nic_rx)
         return np.array([end(ranks)[at] for ends in (ports, nics) for at, end in enumerate(ends)])
@@ -208,7 +211,7 @@ def _price(op: str, ranks: Ints, cluster: Cluster) -> Price:
 
 
 def _are_own(links: Ints, ranks: Ints, cluster: Cluster) -> bool:
-    """Whether links belong to some ranks and to nobody else, but for those that cannot bind."""
+    """Whether all of ``links`` that can bind belong to ``ranks`` alone."""
     links = links[cluster.can_bind(links)]
     of_devices = cluster.is_of_device[cluster.block_of(links)].all()
     return bool(of_devices and np.isin(cluster.owner_of(links), ranks).all())

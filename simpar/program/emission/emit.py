@@ -27,13 +27,13 @@ from simpar.program.structure.templates import BUFFERS, Node, Template
 from simpar.units import Flags, Indices, Ints
 
 MOST_OPS = 8_000_000
-"""Of all classes: with about 0.25 kB each in all that is made of them, 2 GB."""
+"""Ops of all classes together; an op takes about 0.25 kB in everything made from it, which gives 2 GB."""
 _AT_MOST: ContextVar[float] = ContextVar("most ops of a Program that is built now", default=inf)
 
 
 @contextmanager
 def at_most(ops: int) -> Iterator[None]:
-    """Programs of more ops than that are refused inside the block, before they are built."""
+    """Inside the ``with`` block, Programs of more than ``ops`` ops are refused before they are built."""
     token = _AT_MOST.set(ops)
     try:
         yield
@@ -43,11 +43,12 @@ def at_most(ops: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ClassActions:
-    """The ordered actions of rank classes that are alike.
+    """The n ordered actions of rank classes that are alike.
 
-    ``template`` int64[n] indexes ``templates``; ``source_class`` int64[classes, n, k] (-1: nobody) and
-    ``source_action`` int64[n, k] name up to k actions whose exits the arrival nodes of each of them wait for.
-    ``first_layer`` int64[n] is added to the layers that a template names: templates of stages that are alike are one.
+    ``template`` int64[n] indexes ``templates``. The arrival nodes of an action wait for the exits of up to k other
+    actions: number ``source_action`` int64[n, k] of the class ``source_class`` int64[classes, n, k] (-1: none).
+    ``first_layer`` int64[n] is added to the layers that a template names, because stages that are alike share
+    templates.
     """
 
     templates: tuple[Template, ...]
@@ -72,7 +73,7 @@ class Slots:
         """The slots of a class: classes are added in order of their id."""
         ends = np.array(
             [class_id, class_id + 1], dtype=self.class_id.dtype
-        )  # of another type it would copy all
+        )  # with another dtype, searchsorted would copy the whole column
         return slice(*np.searchsorted(self.class_id, ends).tolist())
 
 
@@ -80,8 +81,8 @@ class Slots:
 class _Table:
     """One template in columns.
 
-    ``ops`` int64[6, nodes] are its nodes, a row for each of ``_OPS``, ``rows`` int64[columns, rows] what hangs on
-    nodes, by name, ``uses`` where its collectives stand.
+    ``ops`` int64[6, nodes] has a row for each of ``_OPS``. ``rows``, by name, are int64[columns, rows] of what belongs
+    to nodes: dependencies, streams, memory and so on. ``uses`` are the nodes of each collective.
     """
 
     ops: Ints
@@ -90,23 +91,23 @@ class _Table:
 
 
 _Read = tuple[Ints, Ints]
-"""Values, and of every slot which of them it has."""
+"""Values, and for every slot the index of its value."""
 _OF_ACTIONS = ("template", "microbatch", "stage", "source_class", "source_action", "first_layer")
 _OPS = ("node", "group", "fixed_ns", "work_bytes", "route", "rate_cap_bytes_per_s")
 _FLOWS = _OPS[1:]
-"""Columns that a collective has from the groups of its class."""
+"""Columns that a collective gets from its process group."""
 _LARGE = ("fixed_ns", "work_bytes", "rate_cap_bytes_per_s")
 """Columns that 32 bits do not hold."""
 _WIDTH = {"dependency": 2, "stream": 2, "memory": 4, "arrival": 1, "awaits": 4, "frees": 2}
 _NODES = {"dependency": 2, "stream": 1, "memory": 1, "arrival": 1, "awaits": 2, "frees": 1, "exit": 1}
-"""Kinds of rows that hang on nodes, or on actions: their columns, and how many of the first of these name nodes."""
+"""By kind of row: how many columns it has, and how many of the first ones name nodes."""
 
 
 class Emitter:
     """Collects the slots of all classes.
 
-    ``streams`` fixes the order of stream names within a class; streams that no collective of the job uses are not
-    among them and left out of the nodes' lists.
+    ``streams`` fixes the order of stream names within a class. Streams that are not among them, because no collective
+    of the job uses them, are left out of the nodes' lists.
     """
 
     def __init__(self, streams: Sequence[str], network: Network, most_ops: float | None = None) -> None:
@@ -121,9 +122,10 @@ class Emitter:
         self._begins = np.zeros(network.layout.num_classes + 1, dtype=np.int64)
 
     def add(self, classes: Ints, actions: ClassActions) -> None:
-        """Append the slots of classes that are alike; slots stand in order of the ids of their classes.
+        """Append the slots of classes that are alike; slots are ordered by the ids of their classes.
 
-        Raises TooManyOps where all together are more than ``most_ops``: MOST_OPS or those of :func:`at_most`.
+        Raises TooManyOps where there are more than ``most_ops`` in all: by default MOST_OPS, or as :func:`at_most`
+        says.
         """
         lengths = np.array([len(template.nodes) for template in actions.templates])
         self._begins[classes + 1] = lengths[actions.template].sum()
@@ -140,7 +142,7 @@ class Emitter:
         return int(self._begins.sum())
 
     def digest(self) -> bytes:
-        """A digest of what :meth:`finish` reads: with the same, steps are the same op by op but for names of links."""
+        """A digest of what :meth:`finish` reads; steps with equal digests differ at most in the names of links."""
         network, layout = self.network, self.network.layout
         found = hashlib.sha256(
             repr((tuple(self._streams), [group.members for group in layout.groups])).encode()
@@ -200,7 +202,7 @@ class Emitter:
         return program, slots, op
 
     def _columns(self) -> dict[str, Any]:
-        """Columns of all slots by name; what else hangs on them is kept by class for :meth:`_joined`."""
+        """Columns of all slots by name; their rows (dependencies and so on) are kept by class for :meth:`_joined`."""
         names = ("class_id", "action", "label", "microbatch", "stage", *_OPS)
         columns = {
             name: np.empty(self._begins[-1], dtype=np.int64 if name in _LARGE else np.int32) for name in names
@@ -236,9 +238,9 @@ class Emitter:
     def _shared_columns(
         self, actions: ClassActions, tables: Sequence[_Table]
     ) -> tuple[Ints, dict[str, _Read], dict[str, Ints]]:
-        """What classes with the same actions share: of every slot its place among the nodes of all templates.
+        """What classes with the same actions share: (node of every slot, values of columns, rows by name).
 
-        And what its columns are read from, and rows that hang on slots, which are counted from the first of the class.
+        Nodes are numbered through all templates. In the rows, slots are counted from the first one of the class.
         """
         row, action = _tiling([table.ops for table in tables], actions.template)
         lengths = np.array([table.ops.shape[1] for table in tables])
@@ -261,7 +263,7 @@ class Emitter:
         return row, read | {name: (values, row) for name, values in zip(_OPS, ops, strict=True)}, rows
 
     def _waits(self, op: Indices) -> tuple[Indices, Indices]:
-        """Ops that wait, and what each waits for: earlier nodes of its action, and the exits of others."""
+        """(Waiting op, op that it waits for): earlier nodes of the same action, and the exits of other actions."""
         owner, exits = self._joined("exit")
         _, slot, source_class, source_action = self._joined("arrival")
         real = source_class >= 0
@@ -270,7 +272,7 @@ class Emitter:
         return op[np.append(waiting, slot[real])], op[np.append(waited_for, sources)]
 
     def _joined(self, name: str, dtype: type[np.signedinteger[Any]] = np.int32) -> list[Any]:
-        """Rows of a name of all classes in turn: the class of each and their columns, with slots counted over all."""
+        """Rows of one name, class after class: the class of every row, then its columns, with slots of the Program."""
         counts, parts = (
             np.zeros_like(self._begins),
             [(classes, rows.pop(name)) for classes, rows in self._parts],
@@ -287,7 +289,7 @@ class Emitter:
         return [owner, *joined]
 
     def _label(self, actions: ClassActions) -> tuple[Ints, Ints]:
-        """Labels of nodes, with layers counted from the first of their stage, and where those of every action begin."""
+        """(Labels of nodes, where those of every action begin); layers are counted from the first of their stage."""
         count = int(actions.first_layer.max()) + 1
         pairs, which = np.unique(actions.template * count + actions.first_layer, return_inverse=True)
         tables = []
@@ -310,7 +312,7 @@ class Emitter:
 
 
 def _uses(tables: Sequence[_Table]) -> tuple[list[CollectiveUse], Ints]:
-    """Collectives of templates, and which of them each of the nodes of all in turn is, -1 for none."""
+    """Distinct collectives of templates, and for each node, template after template, its collective's index or -1."""
     uses: dict[CollectiveUse, int] = {}
     found = [np.full(table.ops.shape[1], -1) for table in tables]
     for of_node, table in zip(found, tables, strict=True):
@@ -345,7 +347,7 @@ def _table(nodes: Sequence[Node], streams: Mapping[str, int]) -> _Table:
 
 
 def moved_layer(layer: int, first_layer: int) -> int:
-    """A layer that a template names, counted from the first layer of its stage; -1 stays: what belongs to none."""
+    """The layer of the model for a layer of a template, which counts from the stage's first; -1 (no layer) stays."""
     return layer + first_layer if layer >= 0 else layer
 
 
@@ -361,7 +363,7 @@ def _rows(values: Sequence[tuple[int, ...]], width: int) -> Ints:
 
 
 def _tiling(tables: Sequence[Ints], template: Ints) -> tuple[Ints, Ints]:
-    """For the rows of every action's template in turn their place among those of all tables, and the action."""
+    """(Place among the rows of all tables, action) of the rows of every action's template, action after action."""
     lengths = np.array([table.shape[1] for table in tables], dtype=np.int64)
     counts, bases = lengths[template], (np.cumsum(lengths) - lengths)[template]
     action = np.repeat(np.arange(len(counts)), counts)
@@ -371,7 +373,7 @@ def _tiling(tables: Sequence[Ints], template: Ints) -> tuple[Ints, Ints]:
 
 
 def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, nodes: int) -> Ints:
-    """Rows of every action's template in turn, int64[columns, rows]; the first ``nodes`` columns become slots."""
+    """Rows of every action's template, action after action, int64[columns, rows]; ``nodes`` columns become slots."""
     at, action = _tiling(tables, template)
     rows: Ints = np.take(np.concatenate(tables, axis=1), at, axis=1)
     rows[:nodes] += starts[action]
@@ -379,7 +381,10 @@ def _tile(tables: Sequence[Ints], template: Ints, starts: Ints, nodes: int) -> I
 
 
 def _buffer_rows(waiting: Ints, freeing: Ints) -> Ints:
-    """Dependencies on the slots of earlier actions of a class that free a buffer: the last but some before each."""
+    """Dependencies (slot, freeing slot) on earlier actions of a class that free a buffer.
+
+    A wait is for the ``back``-th last slot before its action that frees the buffer; without one it does not wait.
+    """
     found = [np.zeros((2, 0), dtype=np.int64)]
     for buffer in np.unique(waiting[2]).tolist():
         free = freeing[0, freeing[1] == buffer]
@@ -390,15 +395,15 @@ def _buffer_rows(waiting: Ints, freeing: Ints) -> Ints:
 
 
 def _places(begins: Ints, count: int) -> Any:
-    """Where ``count`` rows of each of some classes stand that begin at ``begins`` int64[classes, 1]."""
+    """Places of ``count`` rows of each class, which begin at ``begins`` int64[classes, 1]; a slice for one class."""
     first = int(begins[0, 0])
     return slice(first, first + count) if len(begins) == 1 else begins + np.arange(count)
 
 
 def _merge(slots: Slots, layout: Layout) -> tuple[Indices, Flags]:
-    """The op of every slot, and the slots that ops are made of: of a collective its slot in the lowest class.
+    """The op of every slot, and which slots ops are made of: of a collective, its slot in the lowest class.
 
-    The k-th slot of a group kind in one member class is the k-th in all others.
+    The k-th use of a group in one of its classes is the same collective as the k-th use in every other.
     """
     owner = np.arange(len(slots.group), dtype=np.int32)
     members = np.array([0 if each.directed else len(each.members) for each in layout.groups] + [0])

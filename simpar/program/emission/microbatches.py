@@ -1,9 +1,9 @@
-"""Microbatches between the first and the last of a rank without a pipeline as one op: the collapse of time once more.
+"""Microbatches between the first and the last of a rank without a pipeline, as a single op.
 
-Where no parameters are gathered and no gradients reduced for every microbatch, the passes of those in the middle are
-single ops one behind the other on the streams of the rank, and nobody else waits for them. Their durations are
-constants, so one op as long as all of them stands for them, exactly, however many they are. The first and the last
-microbatch stay as they are: data parallelism hooks into them.
+Where parameters are not gathered and gradients are not reduced for every microbatch, the passes of the microbatches in
+the middle are single ops, one behind the other on the rank's streams, and no other rank waits for them. Their durations
+are constants, so one op of the total duration stands for all of them exactly. The first and the last microbatch stay
+apart, because data parallelism hooks into them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from simpar.program.class_maker import ClassMaker
 
 MOST_APART = 128
-"""Microbatches up to which each is drawn, timed and reported on its own."""
+"""Up to this number, every microbatch is timed, drawn and reported on its own."""
 MIDDLE = 2
-"""Where the middle stands among the actions of a shortened schedule."""
+"""Position of the merged microbatches among the actions of a shortened schedule."""
 
 
 def with_middle(maker: ClassMaker) -> ClassMaker:
-    """The maker with all microbatches between the first and the last as one op where that is exact, else as it is."""
+    """The maker with all microbatches but the first and the last as one op; unchanged where that would not be exact."""
     job, count = maker.job, maker.schedule.num_microbatches
     # under jitter every pass has a factor of its own
     jitters = maker.perturbation.jitter_sigma > 0 and not apart(job.plan)
@@ -49,9 +49,9 @@ def with_middle(maker: ClassMaker) -> ClassMaker:
 
 
 def _is_alone(maker: ClassMaker, class_id: int) -> bool:
-    """Whether all ranks are alike and communicate in microbatches of the middle in one kind of groups at most.
+    """Whether all ranks are alike and the microbatches in the middle communicate in at most one kind of groups.
 
-    Then one collective follows another, and whatever else uses their links has ended with the first microbatch.
+    Their collectives then follow one another, and other users of the links have ended with the first microbatch.
     """
     staged = bool(maker.job.plan.pipeline.stages)  # whose collectives along several axes may meet
     if staged or maker.network.layout.num_classes > 1 or len(maker.network.block_kinds) > 1:
@@ -74,10 +74,10 @@ def _alternates(schedule: Schedule) -> bool:
 
 
 def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Template | None:
-    """``count`` microbatches as one op, None where a pass is more than an op or leaves memory behind.
+    """``count`` microbatches as one op; None where a pass is more than one op or leaves memory behind.
 
-    ``templates`` are by letter and whether it is the boundary microbatch. The op holds what one microbatch holds at its
-    peak, by category.
+    ``templates`` have as keys (letter, whether the pass is one of the boundary microbatch). The op holds what a single
+    microbatch holds at its peak, by category.
     """
     both = (templates["F", False], templates["B", False])
     if any(len(each.nodes) > 1 or each.nodes[0].collective for each in both):
@@ -106,7 +106,7 @@ def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Templa
 
 
 def _at_peak(passes: Sequence[Node]) -> dict[str, int] | None:
-    """Bytes by category at the highest total of passes in turn; None where anything is left behind them."""
+    """Bytes by category at the highest total of some passes in turn; None where they leave memory behind."""
     held: dict[str, int] = {}
     peak: dict[str, int] = {}
     for node in passes:
@@ -120,7 +120,7 @@ def _at_peak(passes: Sequence[Node]) -> dict[str, int] | None:
 
 
 def _ends_joined(template: Template) -> bool:
-    """Whether nothing of a template runs on behind its exit."""
+    """Whether every node of a template has ended when its exit ends."""
     reached, waiting = set[int](), [template.exit]
     before: dict[int, list[int]] = {}
     last: dict[str, int] = {}

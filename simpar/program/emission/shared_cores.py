@@ -45,7 +45,7 @@ def share_cores(
     for op in np.flatnonzero((load.sum(axis=1) > 0) & (alone > 0)).tolist():
         drained, share = int(alone[op] - ops.fixed_ns[op]), load[op]
         if ops.work_bytes[op] and drained:
-            share = share * drained / ops.work_bytes[op]  # cores a byte of what it moves
+            share = share * drained / ops.work_bytes[op]  # core-nanoseconds per byte that it moves
         elif not ops.work_bytes[op]:
             columns["fixed_ns"][op], columns["work_bytes"][op] = 0, alone[op]
             columns["rate_cap_bytes_per_s"][op] = NS_PER_S
@@ -60,8 +60,8 @@ def _cores_taken(
 ) -> Floats:
     """Cores that every op takes on every node, alone and at full speed: float64[num_ops, nodes].
 
-    A kernel takes one for each rank of its class there. A rank in a collective takes ``collective_load``, together at
-    most all cores: collectives were measured with all their ranks beside each other.
+    A kernel takes one core for each rank of its class on the node. A rank in a collective takes ``collective_load``
+    cores, all ranks together at most those there are, because collectives are measured with all ranks side by side.
     """
     node = cluster.node_of(np.arange(len(layout.class_of_rank)))
     present = np.zeros((layout.num_classes, cluster.nodes))
@@ -84,7 +84,10 @@ def _cores_taken(
 def _over_cores(
     old: Routes, pairs: Iterable[tuple[int, tuple[float, ...]]], nodes: int, capacity_bytes_per_s: int
 ) -> Routes:
-    """The routes, then those over the links of one of them (-1: none) and over nodes' cores with some coefficients."""
+    """The routes, then for each of ``pairs`` one over the links of a route (-1: none) and over the cores of nodes.
+
+    The second of a pair are the coefficients of the nodes' cores.
+    """
     links, coefficients = [old.links.item], [old.coefficient]
     lengths, first = np.diff(old.links.pointer).tolist(), len(old.link_names)
     for route, share in pairs:

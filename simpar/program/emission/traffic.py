@@ -43,11 +43,11 @@ _BLOCK_STREAM = {
     SLICES: TENSOR,
 }  # fmt: skip
 BLOCK_KINDS = tuple(_BLOCK_STREAM)
-"""Kinds of groups that the passes of a block communicate in."""
+"""Kinds of groups in which the passes of a block communicate."""
 
 
 def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
-    """Seconds that every member of a tensor-parallel collective holds up its host (0 but on disturbed nodes)."""
+    """Seconds per member for which a tensor-parallel collective holds up the host; 0 except on disturbed nodes."""
     if cluster.is_mixed:
         return 0.0
     first = mesh.groups("tp")[0] // cluster.domain_size
@@ -55,7 +55,7 @@ def late_per_member_s(cluster: Cluster, mesh: Mesh) -> float:
 
 
 def embedding_sum(elements: Numbers, sync: Synchronisation) -> CollectiveUse:
-    """Tied embeddings live on the first and the last stage; their gradients are summed before the update."""
+    """The sum, before the update, of gradients of tied embeddings that live on the first and the last stage."""
     return CollectiveUse(EMBEDDING_GROUP, "all_reduce", elements * sync.gradient_bytes)
 
 
@@ -67,8 +67,8 @@ def hop_kind(delta: int) -> str:
 def send_bytes(view: RankView, block: Block) -> Numbers:
     """Bytes of the activation behind ``block`` that a rank sends: its slice where the residual is sharded.
 
-    Megatron scatters the boundary tensor over the tensor-parallel ranks also without sequence parallelism
-    when the stack says so [Narayanan et al. 2021, arXiv 2104.04473, section 4.1].
+    With ``scatter_gather_p2p`` the tensor is scattered over the tensor-parallel ranks without sequence parallelism too
+    [Narayanan et al. 2021, arXiv 2104.04473, section 4.1].
     """
     whole = floats(block.output_elements(view.tensor)) * view.compute_bytes
     sliced = view.sequence_parallel or view.job.stack.overlap.scatter_gather_p2p
@@ -76,7 +76,7 @@ def send_bytes(view: RankView, block: Block) -> Numbers:
 
 
 def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> list[GroupKind]:
-    """Every kind of process group the plan communicates in, with the traffic that places it on links."""
+    """Every kind of process group of a uniform plan, with the collectives that it runs."""
     job = view.job
     mesh = job.plan.mesh
     pipelines = mesh.groups("pp")
@@ -95,7 +95,7 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
 
 
 def _ways(schedule: Schedule) -> dict[int, set[str]]:
-    """Distances (modulo the pipeline) that activations travel ahead and gradients back, under a placement."""
+    """Distances in pipeline ranks (modulo their number) of messages, each with its directions: "ahead", "back"."""
     found: dict[int, set[str]] = {}
     between = np.diff(schedule.rank_of_stage)
     for way, deltas in (("ahead", between), ("back", -between)):
@@ -116,8 +116,8 @@ def _host_kinds(sync: Synchronisation) -> list[GroupKind]:
 def block_groups(view: RankView) -> list[GroupKind]:
     """Groups in which the blocks of a rank communicate.
 
-    Tensor-parallel ranks; rings (or ranks that keys are gathered from), and within them groups of neighbours that
-    exchange heads; ranks that tokens travel between, and ranks that share an expert.
+    These are tensor-parallel ranks; neighbours that exchange heads; rings, or ranks that gather keys, across these
+    neighbours; ranks that exchange tokens; and ranks that share an expert.
     """
     mesh, heads = view.job.plan.mesh, view.job.plan.ulysses
     sums, kinds = ("all_gather", "reduce_scatter", "all_reduce"), list[GroupKind]()
@@ -170,10 +170,10 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
 
 @dataclass(frozen=True)
 class _Priced:
-    """A collective of groups that are alike: how long it takes alone, latency, bytes to drain and rate cap.
+    """A collective of groups that are alike: its duration alone, latency, bytes to drain and rate cap.
 
-    As a flow it loads the links of a group at ``positions`` with ``coefficients``; ``route_of`` are the routes of the
-    groups that were asked for.
+    As a flow it loads those links of its group that stand at ``positions``, with ``coefficients``; without positions it
+    has a fixed duration. ``route_of`` are the routes of the groups asked for so far.
     """
 
     solo_ns: int
@@ -189,9 +189,9 @@ class _Priced:
 class Network:
     """Prices collectives on a layout: private ones as fixed durations, contended ones as flows with a route.
 
-    ``contention`` False prices every collective alone on its links: a lower bound without flows.
-    ``streams_of_kind`` names the streams that carry collectives of a kind; a link with a single stream is private,
-    because a stream serialises what it carries. ``added`` is what the stack adds to calls.
+    Without ``contention`` every collective is priced alone on its links: a lower bound without flows.
+    ``streams_of_kind`` names the streams that carry collectives of a kind. A link used by a single stream is private,
+    because a stream runs its collectives one after the other. ``added`` is what the stack adds to calls.
     """
 
     cluster: Cluster
@@ -207,7 +207,7 @@ class Network:
     _offers: dict[tuple[str, bool, bytes], list[Line]] = field(default_factory=dict)
 
     def apart(self, colours: Ints) -> Network:
-        """The same where only ranks of one colour, int64[world], may be alike."""
+        """The same network with a layout in which only ranks of one colour, int64[world], may be alike."""
         layout = build_layout(self.cluster, self.kinds, colours)
         return Network(self.cluster, self.kinds, layout, self.streams_of_kind, self.contention, self.added)
 
@@ -230,7 +230,7 @@ class Network:
             if key not in known:
                 found = among.row(place).tolist()
                 joined = (set() if groups[at].directed else {*groups[at].members} for at in found)
-                # a class of ranks that several groups have in common serves them one after the other
+                # a rank class that all these groups have in common serves them one after the other
                 serial = set.intersection(*joined)
                 each = [stream for at in found for stream in streams[at]]
                 known[key] = len(each) - len(set(each)) if serial else 0
@@ -244,7 +244,7 @@ class Network:
 
     @property
     def block_kinds(self) -> tuple[str, ...]:
-        """Kinds of groups of this layout that blocks communicate in."""
+        """Kinds of groups of this layout in which blocks communicate."""
         return tuple(kind for kind in self.layout.group_class if _family(kind) == "block")
 
     def group_of(self, class_id: int, kind: str) -> int:
@@ -253,17 +253,17 @@ class Network:
 
     @cached_property
     def secluded(self) -> Flags:
-        """Of every class of groups whether all its links are private and it joins a single class of ranks."""
+        """For every group class, whether all its links are private and its members are of a single rank class."""
         links = self.layout.links_of_groups
         private = np.bincount(links.owners(), self._shared[links.item], len(links)) == 0
         return np.asarray(private & [len(group.members) == 1 for group in self.layout.groups])
 
     @cached_property
     def alike(self) -> Ints:
-        """Of every class of groups the first whose collectives take the same, each on its own links.
+        """For every group class, the first one whose collectives take equally long, each on its own links.
 
-        They stand in places that are alike and load links of the same capacity, in the same order, that are all shared
-        or all private alike. Places are alike that are one and the same but for the domain.
+        Their places are the same but for the domain, and the links that they load agree, in order, in load, capacity,
+        kind (port or not) and in being shared or private.
         """
         layout, capacity = self.layout, self._capacity
         shared, port = self._shared, layout.link_is_port
@@ -339,7 +339,7 @@ class Network:
         return _Priced(solo_ns, latency_ns, work, cap, positions, coefficients)
 
     def _considered(self, group: int, op: str) -> list[Line]:
-        """What the library considers for an op, the same for all groups in places that are alike."""
+        """The lines that the library considers for an op on a group class; equal for groups in like places."""
         found = self.layout.groups[group]
         key = (found.kind_index, found.place, op)
         if key not in self._lines:
@@ -361,9 +361,9 @@ class Network:
 def streams_of(
     kinds: Sequence[GroupKind], schedule: Schedule, syncs: Sequence[Synchronisation]
 ) -> dict[str, frozenset[str]]:
-    """Streams that carry each kind of group of a plan whose stages synchronise in some ways.
+    """Streams that carry the collectives of each kind of group; ``syncs`` are those of the plan's stages.
 
-    Collectives of a block follow one another and count as one stream, but where passes run beside each other.
+    Collectives of a block follow one another and count as one stream, except where passes run beside each other.
     """
     beside = syncs[0].job.plan.experts.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
     ways = {hop_kind(delta): found for delta, found in _ways(schedule).items()}
@@ -382,7 +382,7 @@ def streams_of(
 
 
 def _family(kind: str) -> str:
-    """Kinds whose collectives a rank issues from the same streams."""
+    """The family of a kind of groups: a rank issues the collectives of one family from the same streams."""
     if kind in BLOCK_KINDS or is_tensor_parallel(kind):
         return "block"
     return DENSE if kind.startswith((DENSE, EXPERTS)) else kind

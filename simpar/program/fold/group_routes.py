@@ -1,7 +1,7 @@
 """Process groups on a fabric: which links they load, costed once for all groups in places that are alike.
 
-Of groups that are translates of each other one is costed. Loads are those of every algorithm that the library
-may choose for the ops of a kind, so that what folds together stays together whatever the sizes of messages.
+Of groups that are translates of each other, one is costed. Loads are those of all algorithms that the library may
+choose for the ops of a kind, so that groups that fold together do so for every size of message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GroupKind:
 class KindLoads:
     """Loads of some groups of one kind: edge e puts ``loads[label[e], c]`` on ``link[e]`` for ``columns[c]``.
 
-    ``row`` int64[E] counts the groups, ``columns`` are (op, algorithm), bytes are per byte of the op's size.
+    ``row`` int64[E] is the group of each edge, ``columns`` are (op, algorithm), loads are per byte of the op's size.
     """
 
     row: Ints
@@ -48,7 +48,7 @@ class KindLoads:
 def kind_loads(kind: GroupKind, groups: Ints, cluster: Cluster) -> KindLoads:
     """Loads of groups int64[G, N] of a kind under every algorithm, edges ordered by (group, link).
 
-    Links that can never be the narrowest of a route are left out: they change no time, only what folds together.
+    Links that can never be the narrowest of a route are left out: they change no time, and would split classes.
     """
     found = {
         (op, algorithm): edges.take(cluster.can_bind(edges.link_id))
@@ -78,10 +78,10 @@ def _row_numbers(table: Floats) -> Ints:
 
 @dataclass(frozen=True)
 class Placed:
-    """Groups of a kind in all places that differ for the fabric; every group is a translate of one of them.
+    """The K places of a kind's groups that differ for the fabric; every group is a translate of one of them.
 
-    ``pattern`` int64[K] and ``first`` int64[K] name the places, ``ranks`` int64[K, N] are their members,
-    ``varying`` bool[digits, K] the digits that their members differ in.
+    A place is a pattern and a first member, ``pattern`` and ``first`` int64[K]; ``ranks`` int64[K, N] are its members,
+    ``varying`` bool[digits, K] the digits in which these differ.
     """
 
     kind: GroupKind
@@ -113,7 +113,7 @@ class Placed:
 
 
 def _home(pattern: Pattern, first: Ints, symmetry: Symmetry) -> Ints:
-    """First members with the regular digits that a group's members share set to zero."""
+    """First members with those regular digits set to zero that all members of a group share."""
     digits = symmetry.digits
     for d in np.flatnonzero(symmetry.regular & fixed_digits(pattern, digits)):
         first = first - first // digits.stride[d] % digits.size[d] * digits.stride[d]
@@ -122,7 +122,7 @@ def _home(pattern: Pattern, first: Ints, symmetry: Symmetry) -> Ints:
 
 @dataclass(frozen=True)
 class Fabric:
-    """Links by block and rank: ``depends`` bool[digits, blocks] says which digits of a rank choose the link."""
+    """Links by block and rank: ``depends`` bool[digits, blocks] says which digits of a rank determine its link."""
 
     cluster: Cluster
     depends: Flags
@@ -146,8 +146,8 @@ class Fabric:
 def orbit_loads(placed: Placed, symmetry: Symmetry, fabric: Fabric) -> tuple[Ints, ...] | None:
     """Loads of places on one link of each orbit, or None where the links of an orbit are not loaded alike.
 
-    Columns are the place, block and owner of the link, row of the loads, and how many of the group's links are in that
-    orbit.
+    Columns are the place, the block and the owner of the link, the row of the loads, and how many of the group's links
+    are in the link's orbit.
     """
     loads, cluster = placed.loads, fabric.cluster
     block, owner = cluster.block_of(loads.link), cluster.owner_of(loads.link)

@@ -1,8 +1,8 @@
-"""The graph that folding refines: ranks belong to process groups, groups load links; one node an orbit.
+"""The graph that folding refines: ranks belong to process groups, groups load links; one node per orbit.
 
-Representatives are the lowest of their orbits: a group is one if the ranks through it that it needs are. A
-rank then meets only representatives, and by counting both ways an edge from a to b that stands for n
-neighbours of a stands for n |orbit of a| / |orbit of b| neighbours of b.
+The node of an orbit is its lowest member, the representative. Edges then join representatives only. An edge from a to b
+that stands for n neighbours of a stands for n |orbit of a| / |orbit of b| neighbours of b, by counting the pairs from
+either side.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from simpar.units import Floats, Ints
 
 @dataclass(frozen=True)
 class KindNodes:
-    """Groups of a kind that stand for their orbit, in order, and their edges.
+    """The G groups of a kind that stand for their orbits, in order, and their edges.
 
-    ``place`` int64[G] says where a group is costed. Edges to ranks: ``member`` int64[M, 4] = (group, rank, position or
-    0, number of members that it stands for). Edges to links: ``load`` int64[L, 5] = (group, link, row of the loads,
-    links of the group that it stands for, groups on the link).
+    ``place`` int64[G] is the place at which each is costed. Edges to ranks: ``member`` int64[M, 4] = (group, rank,
+    position if directed else 0, members that the rank stands for). Edges to links: ``load`` int64[L, 5] = (group, link,
+    row of the loads, links of the group that the link stands for, groups on the link that the group stands for).
     """
 
     place: Ints
@@ -55,7 +55,7 @@ def build_graph(
 ) -> Graph:
     """The graph whose refinement folds a layout; without ``orbits`` every rank, group and link is a node.
 
-    So are those of mixed clusters, whose links are no function of the digits of a rank.
+    On mixed clusters they always are, because the links there are no function of a rank's digits.
     """
     world = len(rank_colour)
     found = [patterns(kind.groups, directed=kind.directed) for kind in kinds]
@@ -95,7 +95,7 @@ def _where_loads_agree(placed: Sequence[Placed], symmetry: Symmetry, fabric: Fab
 
 
 def _kind_nodes(placed: Placed, loads: tuple[Ints, ...], symmetry: Symmetry, fabric: Fabric) -> KindNodes:
-    """Representatives among the groups of a kind, and their edges: those of their places, moved."""
+    """The representatives among the groups of a kind, with their edges: those of their places, translated."""
     index, first, place = _representative_groups(placed, symmetry)
     by_index = np.argsort(index, kind="stable")
     first, place = first[by_index], place[by_index]
@@ -124,7 +124,7 @@ def _representative_groups(placed: Placed, symmetry: Symmetry) -> tuple[Ints, In
 
 
 def _repeat(row: Ints, place: Ints, num_places: int) -> tuple[Ints, Ints]:
-    """For every group the edges of its place, which lie together: (group, edge)."""
+    """(Group, edge) of the edges of every group's place; edges of a place are adjacent in ``row``."""
     count = np.bincount(row, minlength=num_places)
     start = np.cumsum(count) - count
     group = np.repeat(np.arange(len(place)), count[place])
@@ -168,7 +168,10 @@ def _colours(
     cluster: Cluster,
     rank_colour: Ints,
 ) -> Ints:
-    """Ranks as given, groups by kind and shape, links by block (both ways alike) and capacity; never mixed."""
+    """Initial colours: of ranks as given, of groups by kind and shape, of links by block and capacity.
+
+    The two directions of a block of links have one colour; ranks, groups and links never share one.
+    """
     ranks, links = nodes
     pieces = [np.unique(rank_colour[ranks], return_inverse=True)[1].astype(np.int64)]
     for each, kind_nodes in zip(placed, kinds, strict=True):

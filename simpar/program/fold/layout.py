@@ -1,8 +1,8 @@
 """Which ranks, process groups and links behave alike: the quotient of a layout.
 
-:func:`build_layout` has the incidence graph of ranks, groups and links refined (:mod:`simpar.program.fold.refinement`)
-and reads the classes back. Nobody declares symmetry: a slow device, a degraded uplink or a leaf size that does not
-divide splits exactly the classes that it must.
+:func:`build_layout` refines the incidence graph of ranks, groups and links (:mod:`simpar.program.fold.refinement`) and
+reads the classes back. Symmetry is not declared anywhere: a slow device, a degraded uplink or a leaf size that does not
+divide the nodes splits exactly the classes that it must.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from simpar.program.ir.program import Csr
 from simpar.units import Flags, Floats, Ints
 
 LAYOUT, KEPT = "layout", 8
-"""The word under which a cluster knows its layouts, and how many."""
+"""Key prefix of the layouts that a cluster keeps, and how many it keeps."""
 
 
 @dataclass(frozen=True)
 class GroupClass:
     """Process groups that always behave alike: their kind and the rank classes they join.
 
-    ``ranks`` is a group on which to price their collectives, of the class or moved to the same place of the
-    fabric elsewhere; ``place`` numbers such groups among those of the kind with index ``kind_index``.
+    ``ranks`` is a group on which to price their collectives: one of the class, or a translate in a like place of the
+    fabric. ``place`` numbers such groups within the kind of index ``kind_index``.
     """
 
     kind: str
@@ -75,8 +75,9 @@ class Layout:
 
     Shapes: ``class_of_rank`` int64[world], ``representative_rank`` and ``multiplicity`` int64[num_classes],
     ``group_class[kind]`` int64[num_classes] (index into ``groups``, -1 where a class has no such group),
-    ``link_capacity_bytes_per_s`` float64[num_link_classes], ``link_is_port`` bool (scale-up port or network),
-    ``traffic`` by the index of the kind: kinds of one name, as stages of different meshes have, join no common class.
+    ``link_capacity_bytes_per_s`` float64[num_link_classes], ``link_is_port`` bool[num_link_classes] (scale-up port or
+    network). ``traffic`` is by index of the kind; kinds with one name (of stages with different meshes) have no rank
+    class in common.
     """
 
     class_of_rank: Ints
@@ -91,7 +92,7 @@ class Layout:
 
     @property
     def num_classes(self) -> int:
-        """How many classes of ranks there are."""
+        """Number of rank classes."""
         return len(self.representative_rank)
 
     @cached_property
@@ -107,10 +108,10 @@ class Layout:
         return Csr.of(pairs // count, pairs % count, len(self.groups))
 
     def route(self, group_class: int, op: str, line: Line) -> tuple[Ints, Floats]:
-        """Link classes that a group of the class loads and the bytes on one such link per byte of progress.
+        """(Link classes that a group of the class loads, bytes on one such link per byte of the op's size).
 
         Groups of a class advance in lockstep, so one flow stands for all of them: it puts on a link what all
-        groups of the class together do.
+        groups of the class together put on it.
         """
         traffic = self.traffic[self.groups[group_class].kind_index]
         mine = traffic.of_group(group_class)
@@ -142,7 +143,7 @@ def build_layout(
 
 
 def _digest(kinds: Sequence[GroupKind], rank_colour: Ints, orbits: bool) -> bytes:
-    """What a layout on a cluster follows from."""
+    """A digest of everything that determines a layout on a cluster."""
     said = [(kind.name, kind.ops, kind.directed, kind.groups.shape) for kind in kinds]
     found = hashlib.sha256(repr((said, orbits)).encode())
     for each in (rank_colour, *(kind.groups for kind in kinds)):

@@ -4,8 +4,8 @@ Nodes of one class have, for every label and every class of neighbours, equally 
 semantics are symmetric (max-min sharing is, a lock or an id tie-break is not), equal classes stay in equal
 states for ever, by induction over event instants: one representative stands for its class.
 
-A node may itself stand for many (an orbit of :mod:`simpar.program.fold.symmetry`); then an edge says how many
-neighbours it stands for, seen from either end. The classes are those of the graph written out in full.
+A node may itself stand for many (an orbit of :mod:`simpar.program.fold.symmetry`); an edge then says how many
+neighbours it stands for, seen from either end. The classes are the same as for the graph written out in full.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class _Ends:
 def refine(graph: Incidence) -> Partition:
     """Refine the colours until they are equitable, then check that they are.
 
-    A node's hash is its own colour plus the sum over its neighbours of label times colour, all random 64-bit
-    numbers, so that the order of neighbours cannot matter. Labels are mixed twice: by one function, label a times
-    colour b would be label b times colour a. Raises AssertionError if two nodes of a class differ after all (a hash
-    collision).
+    A node's hash is its own colour (times 3) plus the sum over its neighbours of label times colour, all random 64-bit
+    numbers, so the order of neighbours does not matter. Labels are mixed twice and colours once; mixed alike, label a
+    times colour b would equal label b times colour a. Raises AssertionError if two nodes of a class differ after all (a
+    hash collision).
     """
     ends = _Ends.of(graph)
     label = mix(mix(ends.label.astype(np.uint64)))
@@ -113,7 +113,7 @@ def by_appearance(values: Ints | Hashes) -> Partition:
 
 
 def _verify(colour: Ints, ends: _Ends, partition: Partition) -> None:
-    """Every node has the colour of its representative and sees the same (label, class) as often."""
+    """Assert that every node has its representative's colour and sees each (label, class) equally often."""
     model = partition.representative[partition.class_of]
     assert (colour == colour[model]).all(), "two colours share a class"
     node, key, count = _neighbourhoods(ends, partition.class_of)

@@ -1,15 +1,16 @@
 """Which ranks may change places: a layout's symmetry, found in its group lists and proved before it is used.
 
 Ranks are numbers of mixed radix whose digits are the coordinates of mesh and fabric at once: device in a node,
-node under a leaf, leaf, pipeline rank, and so on. Where any two values of a digit may be exchanged (for all
-ranks at a time) and groups, links, colours and loads all stay what they are, ranks that differ in that digit
-only behave alike. So colour refinement needs one rank of each orbit, and what it finds on the orbits is the
-coarsest equitable partition of everybody: exchanges keep the graph, hence the colours of each round.
+node under a leaf, leaf, pipeline rank, and so on. Where any two values of a digit may be exchanged (in all
+ranks at once) without a change of groups, links, colours and loads, ranks that differ in that digit alone
+behave alike. Colour refinement then needs only one rank of each orbit, and the partition that it finds on the
+orbits is the coarsest equitable partition of all ranks: exchanges keep the graph, hence the colours of each round.
 
-Nothing is declared. A digit is *regular* if it stays within or moves whole blocks of the fabric, and *free* if
-besides every kind of group is mapped to itself; values are exchanged only within *cells*, those with the same
-ranks' colours and link capacities. One slow device costs its digit values a cell of their own, no more. That
-loads are symmetric is checked where they are evaluated (:mod:`simpar.program.fold.incidence`).
+Symmetry is not declared. A digit is *regular* if every step along it either stays within a block of the fabric or
+moves whole blocks, and *free* if every kind of group is mapped to itself as well. Values are exchanged only within
+*cells*: values whose ranks have the same colours and link capacities. A slow device puts its digit values into a cell
+of their own, and changes nothing else. That loads are symmetric is checked where they are evaluated
+(:mod:`simpar.program.fold.incidence`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def patterns(groups: Ints, *, directed: bool) -> list[Pattern]:
 
 
 def _alike(index: Ints, first: Ints, columns: Ints, *, directed: bool) -> list[Pattern]:
-    """A pattern for each distinct column of int64[n, G], whose first rows are offsets from the first member."""
+    """A pattern for each distinct column of ``columns`` int64[n, G], whose first rows are offsets of the members."""
     found: list[Pattern] = []
     while len(index):
         same = (columns == columns[:, :1]).all(axis=0)
@@ -65,9 +66,9 @@ class Digits:
 
     @staticmethod
     def cut(world: int, wanted: Sequence[int]) -> Digits:
-        """Digits that begin at as many of the wanted strides as one can have together, the first ones first.
+        """Digits that begin at as many of the wanted strides as fit together; earlier ones take precedence.
 
-        Their greatest common divisors are tried as well: what does not divide still repeats in smaller blocks.
+        The greatest common divisors of pairs are tried too: strides that do not divide each other still share blocks.
         """
         every = [*wanted, *(math.gcd(a, b) for a in wanted for b in wanted)]
         chain = {1, world}
@@ -91,8 +92,8 @@ class Digits:
 class Symmetry:
     """Permutations of digit values that leave a layout as it is.
 
-    ``regular`` bool[digits]: groups whose members share such a digit may be moved along it and cost the same.
-    ``first[d]`` int64[size]: the smallest value that a value of digit d may be exchanged with.
+    ``regular`` bool[digits]: a group whose members share such a digit costs the same when it is moved along it.
+    ``first[d]`` int64[size]: for every value of digit d, the smallest value with which it may be exchanged.
     """
 
     digits: Digits
@@ -101,7 +102,7 @@ class Symmetry:
 
     @cached_property
     def free(self) -> Flags:
-        """Digits with values that may be exchanged."""
+        """Which digits have values that may be exchanged: bool[digits]."""
         return np.array([len(np.unique(first)) < len(first) for first in self.first], dtype=bool)
 
     @cached_property
@@ -119,14 +120,14 @@ class Symmetry:
         return lowest
 
     def representative_groups(self, pattern: Pattern) -> Ints:
-        """Groups of a pattern, as indices into it, of which every orbit has one."""
+        """Indices of groups of a pattern, one of each orbit."""
         varying = self.free & ~fixed_digits(pattern, self.digits)
         origin = self.digits.of(pattern.first[:1])[:, 0]
         within = int((np.array(self.digits.stride) * origin)[varying].sum())
         return np.flatnonzero(self.is_lowest[pattern.first - within])
 
     def num_like(self, ranks: Ints, which: Flags) -> Ints:
-        """By how many values of the digits ``which`` (bool[digits] or bool[digits, n]) ranks int64[n] may go."""
+        """How many ranks each of ``ranks`` int64[n] stands for along digits ``which``, bool[digits] or [digits, n]."""
         which = which if which.ndim == 2 else which[:, None]
         number = np.ones(len(ranks), dtype=np.int64)
         for d in np.flatnonzero(self.free & which.any(axis=1)):
@@ -142,7 +143,7 @@ class Symmetry:
 
 
 def no_symmetry(world: int) -> Symmetry:
-    """Every rank on its own."""
+    """No symmetry: every rank is its own orbit."""
     return Symmetry(Digits((1,), (world,)), np.zeros(1, dtype=bool), (np.arange(world),))
 
 
@@ -173,7 +174,7 @@ def find_symmetry(
 
 
 def _strides(offset: Ints) -> list[int]:
-    """Strides of a product of arithmetic progressions, and where each of them ends."""
+    """For offsets that are a sum of arithmetic progressions, the stride and the length in ranks of each of them."""
     offset, found, covered = np.sort(offset), [], 1
     while covered < len(offset):
         every = offset[::covered]
@@ -186,7 +187,7 @@ def _strides(offset: Ints) -> list[int]:
 
 
 def _without_carries(pattern: Pattern, digits: Digits) -> list[Pattern]:
-    """The pattern in parts, within which one group becomes any other digit by digit, without a carry."""
+    """The pattern in parts; within a part, groups turn into each other digit by digit, without carries."""
     members, first = digits.of(pattern.first[0] + pattern.offset), digits.of(pattern.first)
     low = members.min(axis=1) + first.min(axis=1) - first[:, 0]
     high = members.max(axis=1) + first.max(axis=1) - first[:, 0]
@@ -201,7 +202,7 @@ def _without_carries(pattern: Pattern, digits: Digits) -> list[Pattern]:
 
 
 def _regular(digits: Digits, periods: Sequence[int], rigid: int) -> Flags:
-    """Digits that move whole blocks of the fabric, or stay inside, for every kind of block."""
+    """Digits that move whole blocks of the fabric or stay inside one, for every kind of block: bool[digits]."""
     return np.array(
         [
             stride >= rigid and all(stride % block == 0 or block % (stride * size) == 0 for block in periods)
@@ -212,14 +213,14 @@ def _regular(digits: Digits, periods: Sequence[int], rigid: int) -> Flags:
 
 
 def fixed_digits(pattern: Pattern, digits: Digits) -> Flags:
-    """Digits that all members of a group share: the same for every group of the pattern."""
+    """Digits that all members of a group share, the same ones in every group of the pattern: bool[digits]."""
     members = digits.of(pattern.first[0] + pattern.offset)
     same: Flags = (members == members[:, :1]).all(axis=1)
     return same
 
 
 def _kept(pattern: Pattern, digits: Digits, asked: Flags) -> Flags:
-    """Digits, of those asked for, whose values may be permuted with every group mapped to one of the pattern."""
+    """Digits among ``asked`` whose values may be permuted so that every group maps to a group of the pattern."""
     fixed = fixed_digits(pattern, digits)
     members = pattern.first[0] + pattern.offset
     if _num_distinct(pattern.first) < len(pattern.first):
@@ -241,7 +242,7 @@ def _num_distinct(ranks: Ints) -> int:
 
 
 def _cells(colours: Sequence[NDArray[np.generic]], digits: Digits, d: int) -> Ints:
-    """For every value of a digit the smallest one at which all ranks have the same colours."""
+    """For every value of digit ``d`` the smallest value whose ranks have the same colours: int64[size]."""
     size, stride = digits.size[d], digits.stride[d]
     cell = np.zeros(size, dtype=np.int64)
     for colour in colours:

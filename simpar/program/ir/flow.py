@@ -22,10 +22,10 @@ NO_CAP = _LARGEST  # rate of a flow that only its links limit
 
 
 def quantise(coefficient: ArrayLike) -> Floats:
-    """Coefficients rounded to what engines represent.
+    """Coefficients rounded to the fixed point of the engines.
 
-    Multiply by the number of flows of a folded class *after* rounding: then the class puts exactly as much on
-    a link as its members would.
+    Multiply by the number of flows of a folded class *after* rounding: the class then puts exactly as much on a
+    link as its members would.
     """
     return fixed_point(coefficient) / COEFFICIENT_ONE
 
@@ -62,7 +62,7 @@ def _check_largest(what: str, value: Ints, limit: int) -> None:
 
 
 def solo_rates(coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike) -> Ints:
-    """Rate that each link, on its own, allows a flow with that coefficient."""
+    """The rate, in units of rate, that each link on its own allows a flow with that coefficient."""
     return (to_rate(capacity_bytes_per_s) << FRACTION_BITS) // fixed_point(coefficient)
 
 

@@ -31,7 +31,7 @@ class MemoryUse:
 
 
 def memory_uses(program: Program, timing: Timing) -> tuple[MemoryUse, ...]:
-    """The exact curves of all classes, for one pass over the table; at one instant, frees come before allocations."""
+    """The exact curves of all classes, from one pass over the table; at one instant frees come before allocations."""
     owner = program.memory.class_id
     order = np.argsort(owner, kind="stable")
     cuts = np.cumsum(np.bincount(owner, minlength=len(program.class_names)))[:-1]
@@ -48,7 +48,7 @@ def _use(program: Program, timing: Timing, rows: Ints) -> MemoryUse:
     changes[np.arange(1, len(order) + 1), table.category[rows][order]] = delta[order]
     curve = np.cumsum(changes, axis=0)
     times = np.append(0, time[order])
-    last = np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)  # what an instant ends with
+    last = np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)  # each instant's last change
     peak = int(np.argmax(curve.sum(axis=1)))
     return MemoryUse(
         time_ns=times[last],

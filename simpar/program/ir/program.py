@@ -1,4 +1,4 @@
-"""The Program: the one intermediate representation, and the four rules that are the whole of its meaning.
+"""The Program: the one intermediate representation, and the four rules that define its meaning.
 
 1. An op starts when its dependencies, and its predecessors on all its streams, have finished. A stream is
    an explicit ordered list of ops; an op may sit on several (a collective on one of every rank it joins).
@@ -71,7 +71,7 @@ class Csr:
         """Items grouped by owner (0..num_rows-1), in the given order within a row."""
         owners, items = np.asarray(owner), np.asarray(item)
         if (owners[1:] < owners[:-1]).any():
-            few = num_rows <= np.iinfo(np.uint16).max  # then numpy sorts them by radix
+            few = num_rows <= np.iinfo(np.uint16).max  # numpy sorts 16-bit integers by radix
             items = items[np.argsort(owners.astype(np.uint16) if few else owners, kind="stable")]
         counts = np.bincount(owners, minlength=num_rows)
         return Csr(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items)
@@ -84,7 +84,7 @@ class Csr:
         return self.item[self.pointer[i] : self.pointer[i + 1]]
 
     def owners(self) -> Indices:
-        """The row of every item, in as many bits as items have."""
+        """The row of every item, in the dtype of the items."""
         return np.repeat(np.arange(len(self), dtype=self.item.dtype), np.diff(self.pointer))
 
 
@@ -120,8 +120,9 @@ class MemoryTable:
 class Program:
     """Everything an engine needs.
 
-    ``dependencies`` row i lists the ops that op i waits for; ``streams`` row s the ops of stream s in program
-    order; ``stream_class`` whose stream it is; ``multiplicity`` how many real ranks a class stands for.
+    ``dependencies`` row i lists the ops for which op i waits; ``streams`` row s has the ops of stream s in program
+    order; ``stream_class`` is the class of each stream; ``multiplicity`` the number of real ranks that a class stands
+    for.
     """
 
     ops: OpTable
@@ -162,7 +163,7 @@ class Timing:
 
 
 def stream_edges(program: Program) -> tuple[Indices, Indices]:
-    """(before, after) of every two ops that follow each other on a stream."""
+    """(before, after) of all pairs of ops that follow each other on a stream."""
     streams = program.streams
     follows = np.ones(len(streams.item), dtype=bool)
     follows[streams.pointer[:-1][np.diff(streams.pointer) > 0]] = False
@@ -171,7 +172,7 @@ def stream_edges(program: Program) -> tuple[Indices, Indices]:
 
 
 def edges(program: Program) -> tuple[Indices, Indices]:
-    """(before, after) of every precedence, dependencies first, then streams; a pair may stand in both."""
+    """(before, after) of every precedence: dependencies first, then stream order; a pair may occur in both."""
     before, after = stream_edges(program)
     waits = program.dependencies
     return np.concatenate([waits.item, before]), np.concatenate([waits.owners(), after])
@@ -197,7 +198,7 @@ def solo_durations_ns(program: Program) -> Ints:
 
 
 def check_countable(program: Program) -> None:
-    """Refuse a step whose ops one after the other leave 64 bits of nanoseconds. Raises BeyondIntegers."""
+    """Refuse a step whose ops, run one after the other, exceed 64 bits of nanoseconds. Raises BeyondIntegers."""
     fixed = replace(program.ops, work_bytes=np.zeros_like(program.ops.work_bytes))
     flows = replace(program.ops, fixed_ns=np.zeros_like(program.ops.fixed_ns))
     parts = [solo_durations_ns(replace(program, ops=ops)).astype(np.float64) for ops in (fixed, flows)]
@@ -205,7 +206,7 @@ def check_countable(program: Program) -> None:
 
 
 def longest_path_ns(program: Program, durations_ns: ArrayLike) -> Ints:
-    """Start of every op when rule 1 alone decides, int64[num_ops], for durations int64[num_ops].
+    """Start of every op under rule 1 alone, int64[num_ops], for durations int64[num_ops].
 
     Plain Python, because real programs are thousands of levels deep and a few ops wide, where numpy is
     slower. Raises ProgramError naming the ops of a cycle.
@@ -231,7 +232,7 @@ def longest_path_ns(program: Program, durations_ns: ArrayLike) -> Ints:
 
 
 def levels(program: Program) -> Ints:
-    """Depth of every op in the precedence graph: ops of level i wait only for ops of earlier levels."""
+    """Depth of every op in the precedence graph, int64[num_ops]: an op waits only for ops of smaller depth."""
     return longest_path_ns(program, np.ones(len(program), dtype=np.int64))
 
 

@@ -34,19 +34,22 @@ from simpar.program.structure.stages import Piece
 from simpar.units import NS_PER_S, Floats, format_bytes
 
 ROUNDS, MORE_ROUNDS = 20, 3
-"""Simulated choices until all fits, and after what else is there beside them is known from one that does."""
+"""The most choices to simulate until one fits, and once more from the memory beside a choice that fits."""
 MOST_MODULES = 4
-"""Modules of a block that are dropped or kept in every combination; more make too many choices."""
+"""Number of a block's modules that are kept or dropped in every combination; more would be too many choices."""
 Taken = tuple[tuple[str, int], ...]
 
 
 Room = Mapping[int, tuple[float, float]]
-"""By pipeline rank the bytes that come and go in a simulated step, and the most that may."""
+"""By pipeline rank: bytes that come and go in a simulated step, and the most that would fit."""
 Measure = Callable[[Job], Room]
 
 
 def with_checkpoints(job: Job, cluster: Cluster, measure: Measure) -> Job:
-    """The job with the choice that ``recompute: optimal`` stands for in its plan. Raises UserError, Infeasible."""
+    """The job whose plan states the choice that ``recompute: optimal`` stands for. Raises UserError, Infeasible.
+
+    ``measure`` simulates a job and returns its :data:`Room`.
+    """
     check_optimal(job.plan, cluster)
     if job.plan.memory.recompute != OPTIMAL:
         return job
@@ -75,9 +78,9 @@ class _Stretch:
 
 @dataclass
 class _Rank:
-    """What a pipeline rank may choose from; bytes that its choices may keep and hold, and that the last ones do.
+    """What a pipeline rank may choose from, the bytes that its choices may take, and those that the last ones took.
 
-    ``flights`` are microbatches in flight at moments that count, float64[moments, runs].
+    ``flights`` float64[moments, runs] are microbatches in flight at the moments that may bind.
     """
 
     number: int
@@ -88,7 +91,7 @@ class _Rank:
     budget_bytes: float = 0.0
 
     def take(self, found: list[list[tuple[Choice, int]]]) -> dict[int, Taken]:
-        """Choices of all runs, as a plan has them, by the first layer of every stretch."""
+        """Set ``held_bytes`` for some choices and return these as plans write them, by first layer of every stretch."""
         saved = self.flights @ [sum(one.saved_bytes * count for one, count in taken) for taken in found]
         self.held_bytes = float(saved.max()) + max(one.held_bytes for taken in found for one, _ in taken)
         return {each.first: _text(taken) for each, taken in zip(self.stretches, found, strict=True)}
@@ -103,10 +106,10 @@ class _Checkpointing:
     measure: Measure
 
     def chosen(self) -> Job:
-        """The job under the best choice of every rank: none where all of it fits.
+        """The job under the best choice of every rank; nothing is recomputed where everything fits.
 
-        Choices are made for what the simulated step leaves beside everything else that is there, first where nothing
-        is recomputed and then, because that may peak elsewhere, under a choice that fits.
+        Choices get the memory that the simulated step leaves beside its other tensors. That is taken first from a step
+        without recomputation and then, because such a step may peak elsewhere, from one with a choice that fits.
         """
         job = self._with("none")
         room = self.measure(job)
@@ -120,9 +123,10 @@ class _Checkpointing:
             return job
 
     def _within(self, ranks: list[_Rank], room: Room, rounds: int) -> tuple[Job, Room]:
-        """A choice that fits, simulated, and its room.
+        """The job under a choice that fits when it is simulated, and its room.
 
-        Where a rank holds more than it may, the budget of its choices shrinks by as much. Raises Infeasible.
+        The budget of a rank that holds too much shrinks by the excess, for at most ``rounds`` rounds. Raises
+        Infeasible.
         """
         for rank in ranks:
             moving, most = room[rank.number]
@@ -144,7 +148,7 @@ class _Checkpointing:
         raise _too_little(max(room, key=lambda number: room[number][0] - room[number][1]), room)
 
     def _rank(self, number: int) -> _Rank:
-        """What a rank may choose from, where everything is kept."""
+        """The choices of a rank, with everything kept as the last ones taken."""
         mine = [each for each in self.stretches if self.schedule.rank_of_stage[each.virtual] == number]
         runs = [Run(each.length, self.choices(each.block, each.length)) for each in mine]
         rank = _Rank(number, mine, runs, self._in_flight(number, mine) if mine else np.zeros((0, 0)))
@@ -170,11 +174,11 @@ class _Checkpointing:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The plan's table, as short as saturates its memory."""
+        """The plan's table with only as many microbatches as can change its peak."""
         return short_schedule(self.job.plan, self.job.training)
 
     def _in_flight(self, rank: int, mine: list[_Stretch]) -> Floats:
-        """Microbatches in flight of every stretch, at moments that no other has more at: float64[moments, runs]."""
+        """Microbatches in flight of every stretch, float64[moments, runs], at moments that no other one dominates."""
         codes, stages, _ = self.schedule.arrays(rank)
         signs = np.array(CHANGE_IN_FLIGHT)[codes]
         counts = np.stack([np.cumsum(signs * (stages == each.virtual)) for each in mine], axis=1)
@@ -183,7 +187,7 @@ class _Checkpointing:
         return np.array(most, dtype=np.float64)
 
     def choices(self, block: Block, length: int) -> tuple[Choice, ...]:
-        """Everything that may be done with a block: kept, parts dropped, or segments of layers from one input."""
+        """All choices for layers of a block: keep it, drop parts, or recompute segments of layers from one input."""
         grid = self.job.plan.tensor_parallel.tp_method != "1d"
         modes = [NONE, FULL] if grid else [*SIMPLE, *module_policies(block)]
         found = [self._choice(block, mode) for mode in modes]
@@ -244,6 +248,6 @@ def module_policies(block: Block) -> list[str]:
 
 
 def _text(choices: list[tuple[Choice, int]]) -> Taken:
-    """Choices as (mode, layers): segments first, then single layers, what is kept last."""
+    """Choices as (mode, layers): segments first, then single layers, those that are kept last."""
     ordered = sorted(choices, key=lambda pair: (-pair[0].layers, -pair[0].again_s))
     return tuple((choice.mode, choice.layers * count) for choice, count in ordered)

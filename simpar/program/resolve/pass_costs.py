@@ -21,7 +21,10 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class PassesAlone:
-    """Passes of single blocks on a rank, ``slowdown`` times slower than its kind, with collectives alone on links."""
+    """Durations of passes over single blocks on a rank, with every collective alone on its links.
+
+    Kernels take ``slowdown`` times as long as on the rank's kind of device; ``known`` is a cache.
+    """
 
     builder: StageBuilder
     groups: Mapping[str, Ints]
@@ -31,7 +34,7 @@ class PassesAlone:
 
     @staticmethod
     def of(job: Job, cluster: Cluster, *, rank: int = 0, slowdown: float = 1.0) -> PassesAlone:
-        """Passes of a job's blocks on a rank, whose device the job is on."""
+        """Passes of a job's blocks on a rank; the job must have the kernel model of that rank's device."""
         cluster = cluster.in_training
         view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh)).first
         groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
@@ -67,9 +70,9 @@ def pass_costs(job: Job, cluster: Cluster) -> tuple[float, float, float]:
 
 
 def relative_costs(total_ns: Floats) -> tuple[float, float, float]:
-    """Durations of F, I and W in units of F from nanoseconds of all blocks, float64[3].
+    """Durations of F, I and W in units of F, from their nanoseconds over all blocks, float64[3].
 
-    Rounded, so that a schedule does not hang on the last digit of a kernel.
+    They are rounded, so that a schedule does not depend on the last digit of a kernel.
     """
     forward, gradient, weight = (total_ns / total_ns[0]).tolist()
     least = 10.0**-DIGITS

@@ -34,13 +34,13 @@ def slice_view(view: RankView, begin: int, end: int) -> RankView:
 
 
 def slice_ends(slices: tuple[int, ...]) -> list[tuple[int, int]]:
-    """First token and the one behind the last of every slice."""
+    """(First token, token behind the last one) of every slice."""
     ends = [0, *accumulate(slices)]
     return list(pairwise(ends))
 
 
 def unit_tokens(job: Job) -> int:
-    """Tokens that slices are multiples of: all of a sequence where it is not to be cut."""
+    """The number of tokens of which slices are multiples; that of a whole sequence where it cannot be cut."""
     rows = job.plan.mesh.tp if job.plan.tensor_parallel.sequence_parallel else 1
     seq_len, unit = job.training.seq_len, lcm(rows, LEAST_TOKENS)
     while seq_len // unit > UNITS or (seq_len % unit and unit < seq_len):
@@ -49,7 +49,7 @@ def unit_tokens(job: Job) -> int:
 
 
 def choose_slices(job: Job, cluster: Cluster) -> tuple[int, ...]:
-    """Tokens of every slice such that the pipeline is shortest, by price: forward and backward of the slowest stage."""
+    """Tokens of every slice for the shortest pipeline, from forward and backward of the slowest stage."""
     seq_len, unit = job.training.seq_len, unit_tokens(job)
     if unit == seq_len or job.plan.mesh.pp == 1:
         return (seq_len,)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are reduced once the unit at position ``at`` of a backward is done: bytes, in so many calls."""
+    """Gradients that are reduced when the unit at position ``at`` of a backward is done: bytes, in ``count`` calls."""
 
     at: int
     size_bytes: float
@@ -19,10 +19,10 @@ class Bucket:
 def buckets(
     sizes_bytes: Iterable[float], first_bytes: float, bucket_bytes: float, *, per_unit: bool
 ) -> list[Bucket]:
-    """How gradients of units, in the order of their backward, are cut: ``per_unit``, or in flat buckets.
+    """The buckets of gradients of units, given in the order of their backward: ``per_unit``, or flat buckets.
 
-    A bucket closes with the unit that fills it, and with the last one. DDP's first (``first_bytes``, 0: like the
-    others) is small, so that reduction starts early; 0 ``bucket_bytes`` are one call a bucket.
+    A bucket closes with the unit that fills it, or with the last unit. DDP's first one is small (``first_bytes``; 0:
+    like the others), so that reduction starts early. With ``bucket_bytes`` 0 every bucket is one call.
     """
     found: list[Bucket] = []
     sizes = list(sizes_bytes)
@@ -40,10 +40,10 @@ def buckets(
 
 @lru_cache(maxsize=1024)
 def mean_bucket(tensors: tuple[int, ...], least: float) -> float:
-    """Parameters of a bucket in the mean: tensors are never cut, so that it closes with the one that fills it.
+    """Mean number of parameters in a bucket: tensors are never cut, so a bucket closes with the tensor that fills it.
 
-    ``tensors`` are their sizes in the order of the model, which buckets take from its end; ``least`` is from where on
-    one is full, and what is returned where nothing fills one [PyTorch, reducer.cpp, compute_bucket_assignment_by_size;
+    ``tensors`` are sizes in the order of the model; buckets take them from its end. A bucket is full from ``least`` on,
+    which is also the answer where no bucket gets full [PyTorch, reducer.cpp, compute_bucket_assignment_by_size;
     Megatron-Core, param_and_grad_buffer.py].
     """
     closed, pending, count = 0.0, 0.0, 0

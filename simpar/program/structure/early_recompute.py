@@ -1,11 +1,11 @@
-"""Recomputation ahead of its backward: what a stage runs again while it waits for the gradient.
+"""Recomputation ahead of its backward: a stage runs layers again while it waits for the gradient.
 
-A backward of a stage that recomputes is two parts: the forward of its layers once more, which needs nothing but what
-the stage kept, and the backward proper, which needs the gradient of the stage behind. In turn with the others of its
-rank, the first part starts as soon as the rank is idle, so it hides in the bubble where there is one; all activations
-of the microbatch are then live until its backward is over [Sun et al. 2024 (AdaPipe), ASPLOS; Liu et al. 2025 (Mario),
-PPoPP]. Under 1F1B with stages of equal times the step is m (f + r + b) + (p - 1)(f + b) instead of
-(m + p - 1)(f + r + b): the recomputation of p - 1 microbatches is hidden, that of the last stage never is.
+A backward of a stage that recomputes has two parts: the forward of its layers once more, which needs only what the
+stage kept, and the backward proper, which needs the gradient of the stage behind. The first part starts at its turn in
+the rank's order as soon as the rank is idle, so it hides in the bubble where there is one; all activations of the
+microbatch are then live until its backward is over [Sun et al. 2024 (AdaPipe), ASPLOS; Liu et al. 2025 (Mario), PPoPP].
+Under 1F1B with m microbatches, p stages of equal times, and f, r, b for forward, recomputation and backward, the step
+is m (f + r + b) + (p - 1)(f + b) instead of (m + p - 1)(f + r + b): every stage but the last hides one recomputation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simpar.program.structure.templates import MemoryChange, Template, compute_n
 
 
 def live(units: Sequence[StageBlock]) -> list[StageBlock]:
-    """Units as their backward finds them: what was recomputed is there, and is released with what was saved."""
+    """Units as seen by their backward: recomputed tensors are there already, and are released with the saved ones."""
     return [
         replace(unit, saved_bytes=unit.saved_bytes + unit.recomputed_bytes, recomputed_bytes=0.0)
         for unit in units
@@ -29,9 +29,9 @@ def live(units: Sequence[StageBlock]) -> list[StageBlock]:
 def with_early_recompute(
     kind: str, template: Template, units: Sequence[StageBlock], again: Sequence[Segment]
 ) -> Template:
-    """A backward template (of :func:`live` units) behind the forward that its units run ``again``, in model order.
+    """A backward template (of :func:`live` units) with the recomputation ``again`` of its units, in model order, ahead.
 
-    An input-gradient pass releases what was recomputed; a whole backward does so with what was saved.
+    An input-gradient pass releases the recomputed tensors itself; a full backward does so with the saved ones.
     """
     redone = [
         (replace(unit, saved_bytes=unit.recomputed_bytes), segment)

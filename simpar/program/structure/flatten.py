@@ -11,7 +11,7 @@ from simpar.program.structure.templates import Node, Nodes, Template
 
 @dataclass(frozen=True)
 class Launches(Node):
-    """What the host launches beside a segment; ``compute_ns`` varies with the rank's speed, as in the segment."""
+    """Launches by the host beside a segment; ``compute_ns`` is the part that varies with the rank's speed."""
 
     compute_ns: int = 0
 
@@ -25,9 +25,9 @@ def flatten(template: Template) -> Template:
     """The same template with every step of every segment as a node of its own (steps keep their streams).
 
     The opening steps of a segment wait for all closing steps of the one before, which is what "starts with
-    idle streams and ends joined" means; memory moves with the node's first and last step. What the host still
-    launches when a segment alone has ended is counted from the segment's begin: it goes on while ranks wait for
-    each other or for links.
+    idle streams and ends joined" means; memory moves with the node's first and last step. Launches that outlast a
+    segment's device work are counted from the segment's begin, because the host goes on while ranks wait for each
+    other or for links.
     """
     nodes, ends = Nodes(), list[int]()
     for node in template.nodes:
@@ -74,7 +74,7 @@ def _append_steps(nodes: Nodes, node: Node, segment: Segment, last: tuple[int, .
 
 
 def _close(nodes: Nodes, node: Node, first: int, last: tuple[int, ...]) -> int:
-    """Close a flattened node with a join of no duration that carries its end; its opening carries the start."""
+    """Append the join of no duration that ends a flattened node: it frees memory, and the first step allocates it."""
     if first == len(nodes):  # nothing runs
         return nodes.add(replace(node, kind="join", duration_ns=0, segments=(), after=last))
     nodes[first] = replace(nodes[first], memory=tuple(c for c in node.memory if not c.at_finish))

@@ -16,10 +16,10 @@ from simpar.units import Numbers
 class StageBlock:
     """One block of a virtual stage with the memory it moves and the parameters it holds.
 
-    Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the
-    backward of this block, workspaces during the pass. ``parameters`` counts them by the ranks that hold copies of
-    them ("dp", and "edp" for experts), whole, before sharding; ``frozen`` those that are not trained, by their bytes.
-    A ``still`` one runs nothing backward.
+    Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the backward of
+    this block, workspaces during the pass. ``parameters`` are numbers before sharding, by the kind of ranks that hold
+    copies of them ("dp", and "edp" for experts); ``frozen`` are those that are not trained, in units of the compute
+    dtype's bytes. A ``still`` block runs nothing backward.
     """
 
     layer: int
@@ -35,10 +35,10 @@ class StageBlock:
 
 @dataclass(frozen=True)
 class Whole:
-    """Bytes a parameter of whole gradients of a unit, which its share takes the place of when they are reduced.
+    """Bytes per parameter of a unit's whole gradients, which their reduction replaces by the rank's shard.
 
-    ``made_bytes`` live while a pass makes them; ``kept_bytes`` are their buffer, from the pass on until the reduction,
-    or from an earlier one on to which this one ``adds``.
+    ``made_bytes`` live while a pass makes them. ``kept_bytes`` are their buffer until the reduction: it appears with
+    the pass, or with an earlier pass to whose gradients this one ``adds``.
     """
 
     made_bytes: float = 0.0
@@ -48,15 +48,15 @@ class Whole:
 
 @dataclass(frozen=True)
 class Copies:
-    """What is done with the parameters that one kind of ranks holds copies of.
+    """What one action does with the parameters of which one kind of ranks holds copies; bytes are per parameter.
 
-    ``gather_group`` all-gathers ``gathered_bytes`` a parameter before use ("": nothing is gathered), of which
-    ``buffer_bytes`` are a buffer of its own; units of less than ``gather_bucket_bytes`` are gathered together, each
-    for its part of a full call. ``reduce_ops`` are the collectives that reduce ``gradient_bytes`` a
-    parameter in turn: (group, operation, share of the bytes); empty where this pass reduces nothing. ``whole``
-    gradients wait for that in buffers of their own. ``fetched_bytes`` a parameter come from the host before the gather,
-    ``sent_bytes`` of gradient go there behind the reduction. ``reshard`` frees gathered parameters after use; gradients
-    are reduced in flat buckets or ``per_unit``.
+    ``gather_group`` all-gathers ``gathered_bytes`` before use ("": nothing is gathered) into a buffer of
+    ``buffer_bytes`` (0: in place); units below ``gather_bucket_bytes`` are gathered together, each for its part of a
+    full call. ``reduce_ops`` are the collectives that reduce ``gradient_bytes``, one after the other: (group,
+    operation, share of the bytes); empty where the action reduces nothing. ``whole`` gradients wait for that in buffers
+    of their own. ``fetched_bytes`` come from the host before the gather, ``sent_bytes`` of gradients go there behind
+    the reduction. ``reshard`` frees gathered parameters after use; gradients are reduced ``per_unit`` or in flat
+    buckets.
     """
 
     kind: str
@@ -78,12 +78,12 @@ class Copies:
         return bool(self.gather_group) or self.fetched_bytes > 0
 
     def arriving(self, unit: StageBlock) -> float:
-        """Parameters that must come before a pass: frozen ones too, where they are sharded like the others."""
+        """Number of parameters that must arrive before a pass: frozen ones too, where they are sharded like others."""
         frozen = unit.frozen.get(self.kind, 0.0) if self.buffer_bytes else 0.0
         return self.parameters(unit) + frozen
 
     def gather(self, parameters: Numbers) -> CollectiveUse:
-        """The gather of so many parameters of a unit: a call of its own, or its part of that of a full bucket."""
+        """The gather of a number (or array) of a unit's parameters: its own call, or its part of a full bucket's."""
         size = np.asarray(parameters * self.gathered_bytes, dtype=np.float64)
         call = np.maximum(size, self.gather_bucket_bytes)
         part = np.divide(size, call, out=np.ones_like(size), where=call > 0)
@@ -98,11 +98,11 @@ class Copies:
 
 @dataclass(frozen=True)
 class SyncPolicy:
-    """How data parallelism hooks into an action.
+    """How data parallelism and offloading hook into an action.
 
-    ``activations`` is the share of saved bytes that waits on the host, ``drives`` whether parameters come from
-    drives; gradients of ``held_bytes`` a parameter live only until they are sent; ``accumulates`` are the bytes that
-    adding them up on the host moves, for each that is sent.
+    ``activations`` is the share of saved bytes that waits on the host; ``drives``: parameters come from drives.
+    Gradients of ``held_bytes`` per parameter live on the device only until they are sent; adding them up on the host
+    moves ``accumulates`` bytes per byte sent.
     """
 
     copies: tuple[Copies, ...] = ()
@@ -139,12 +139,12 @@ class SyncPolicy:
         return any(each.whole.kept_bytes for each in self.copies)
 
     def buckets(self, copies: Copies, units: Iterable[StageBlock]) -> list[Bucket]:
-        """How the gradients of units, in the order of their backward, are reduced."""
+        """The buckets in which gradients of units, given in the order of their backward, are reduced."""
         sizes = [copies.parameters(unit) * copies.gradient_bytes for unit in units]
         return buckets(sizes, self.first_bucket_bytes, self.bucket_bytes, per_unit=copies.per_unit)
 
     def uses(self, unit: StageBlock) -> list[CollectiveUse]:
-        """What the action moves for one unit by itself."""
+        """Data-parallel collectives of the action for one unit taken by itself."""
         moved = []
         for each in self.copies:
             count = each.parameters(unit)

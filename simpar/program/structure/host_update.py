@@ -31,7 +31,7 @@ MOST_TILES = 32
 
 @dataclass(frozen=True)
 class HostUpdate:
-    """A job's traffic with the host; ``late``: gradients are reduced behind the last backward, not beside it."""
+    """A job's traffic with the host; ``late``: gradients are reduced behind the last backward, and not beside it."""
 
     job: Job
     late: bool
@@ -53,7 +53,7 @@ class HostUpdate:
 
     @property
     def accumulation(self) -> float:
-        """Bytes that adding gradients to their sum in fp32 moves on the host, for each byte of them."""
+        """Bytes moved on the host, per byte of gradients, to add them to their fp32 sum: read both, write one."""
         return (self.gradient_bytes + 2 * DTYPE_BYTES["fp32"]) / self.gradient_bytes
 
     def fetched_bytes(self, shards: int, kind: str) -> float:
@@ -69,7 +69,7 @@ class HostUpdate:
         return offload.ratio * self.gradient_bytes / shards
 
     def behind(self, before: Iterable[Node], parameters: float, optimizer: Node) -> Nodes:
-        """The update of a rank's share of parameters behind other nodes; ``optimizer`` is what the device updates.
+        """Nodes ``before``, then the update of a rank's ``parameters``; ``optimizer`` is the device's own update.
 
         The last node ends when all parameters are where they are used.
         """
@@ -98,7 +98,7 @@ class HostUpdate:
         return nodes
 
     def _tiles(self, nodes: Nodes, away: float, *, waits: tuple[int, ...]) -> list[int]:
-        """Append updates of so many parameters, tile by tile, with their states' way from drives and back."""
+        """Append updates of ``away`` parameters, tile by tile, with states from and to drives; ends to wait for."""
         plan, stack = self.job.plan, self.job.stack
         count = min(max(1, math.ceil(away / TILE_ELEMENTS)), MOST_TILES)
         share, drives = away / count, plan.offload.offload_optimizer == "nvme"

@@ -1,8 +1,8 @@
 """torch.nn.DataParallel: one process drives all devices, and everything passes through the first.
 
 Every forward scatters the batch, copies the parameters, runs the replicas and gathers their logits on the first
-device, which computes the loss of the whole batch; a backward sends the logits' gradients back. So the first device
-holds, and works on, the logits of all [PyTorch documentation of torch.nn.DataParallel].
+device, which computes the loss of the whole batch; a backward sends the logits' gradients back. The first device
+therefore holds and processes the logits of all devices [PyTorch documentation of torch.nn.DataParallel].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKEN_BYTES = 8  # torch.int64
 
 @dataclass(frozen=True)
 class OneProcess:
-    """What surrounds the passes of one device; ``first`` is the one that everything passes through."""
+    """The nodes around the passes of one device; ``first``: it is the device through which everything passes."""
 
     builder: StageBuilder
     first: bool
@@ -34,7 +34,7 @@ class OneProcess:
         return float(view.elements(graph.head.operator("lm_head")))
 
     def wrap(self, letter: str, template: Template) -> Template:
-        """A pass with what comes before and behind it."""
+        """The template of a pass (letter F or B) with the nodes in front of it and behind it."""
         return self._forward(template) if letter == "F" else self._backward(template)
 
     def _forward(self, template: Template) -> Template:
@@ -68,7 +68,7 @@ class OneProcess:
         return Template((*nodes, *_moved(template, 2)), template.exit + 2)
 
     def _with_loss(self, template: Template, kind: str) -> Template:
-        """Behind the template, on the first device: the loss of the other replicas' logits, one way."""
+        """The template and, on the first device, the loss of other replicas' logits (``kind``: one direction)."""
         if not self.first:
             return template
         times = RankBlock.of(self.builder.job.graph.head, self.builder.view).times
@@ -91,7 +91,7 @@ class OneProcess:
         return Template((*template.nodes, node), len(template.nodes))
 
     def _loss_bytes(self) -> tuple[float, float]:
-        """Bytes of the other replicas' logits and loss on the first device: kept for backward, and at the peak."""
+        """Bytes of the other replicas' logits and loss on the first device: (kept for backward, at the peak)."""
         others = self.builder.sync.width - 1
         saved, peak = self.builder.job.stack.memory.loss_bytes(others * self._num_logits)
         return float(saved), float(peak)
@@ -106,7 +106,7 @@ class OneProcess:
 
 
 def _moved(template: Template, by: int) -> tuple[Node, ...]:
-    """The template's nodes behind ``by`` others, of which the last one comes first."""
+    """The template's nodes, renumbered to stand behind ``by`` other nodes and to wait for the last of these."""
     return tuple(
         replace(node, after=(*(i + by for i in node.after), by - 1), arrival=node.arrival)
         for node in template.nodes

@@ -1,12 +1,12 @@
 """A forward and a backward that run together (DualPipe): the kernels of one hide the communication of the other.
 
 Kernels of both take turns on the device, collectives of both take turns on their streams, each pass keeps its own
-order. Blocks meet in the order in which the two passes reach them; where one stage has more blocks, the rest run
-alone behind [DeepSeek-V3, arXiv 2412.19437, section 3.2.1].
+order. Blocks are paired in the order in which the two passes reach them; where one stage has more blocks, the rest run
+alone at the end [DeepSeek-V3, arXiv 2412.19437, section 3.2.1].
 
 Where tokens are exchanged, attention, dispatch, experts and combine of a pass still wait for each other: an exchange
-is hidden by what the other pass has to compute meanwhile, and by gradients of weights, which nothing waits for
-(figure 4 there, whose order this is).
+is hidden by kernels of the other pass, and by weight gradients, for which nothing waits (the order is that of figure 4
+there).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Durations = Callable[[Step], float]
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a stage in the order of its blocks: what they hold, and their segments alone."""
+    """One pass over a stage, block by block in its order: the units, and their segments when run alone."""
 
     kind: str
     units: tuple[StageBlock, ...]
@@ -35,11 +35,11 @@ class Pass:
 
 
 def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
-    """Both phases as one: of the next step of either, the one that can start first comes first.
+    """Both phases as one: of the two passes' next steps, the one that can start first comes first.
 
-    ``duration`` decides the order only, which has to be the same on all ranks of a group. Steps of the forward
-    get AHEAD as their layer. Where either exchanges tokens, a pass goes on until it waits for an exchange of its own,
-    the backward first, and gradients of weights fill in where both wait.
+    ``duration`` (seconds of a step) only decides the order, which must be the same on all ranks of a group. Steps of
+    the forward get AHEAD as their layer. Where either pass exchanges tokens, one pass goes on until it waits for an
+    exchange of its own, the backward first, and weight gradients fill in where both wait.
     """
     phases = (forward, backward)
     by_turns = exchanges(forward) or exchanges(backward)
@@ -87,9 +87,9 @@ def exchanges(phase: Phase) -> bool:
 
 
 def in_turn(phase: Phase) -> Phase:
-    """A pass whose exchanges wait for what they send, its kernels for what arrives, and nothing for weights' gradients.
+    """A pass in which exchanges wait for the data they send, kernels for arrivals, and nothing for weight gradients.
 
-    Alone, the plan may have exchanges run beside any compute (``ep_overlap``); here the other pass is that compute.
+    In a pass alone, ``ep_overlap`` lets exchanges run beside any compute; here the other pass is that compute.
     """
     steps: list[Step] = []
     running: tuple[int, ...] = ()
@@ -108,14 +108,15 @@ def in_turn(phase: Phase) -> Phase:
 
 
 def _fills(step: Step) -> bool:
-    """Whether no later step waits for a step where passes go by turns."""
+    """Whether a step fills in where both passes wait: weight gradients, for which no later step waits."""
     return step.kind == "weight_gradient"
 
 
 def merged(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float]:
-    """Both phases as one, and the share of its kernels' time beside which collectives run, at most 1.
+    """(Both phases as one, share of its kernels' time beside which collectives run, at most 1).
 
-    Collectives have their links to themselves. Those that hold multiprocessors of their own slow kernels by that.
+    Collectives are priced alone on their links. Exchanges are left out of the share: they slow kernels by the
+    multiprocessors that they hold.
     """
 
     def duration(step: Step) -> float:
@@ -128,7 +129,7 @@ def merged(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float
 
 
 def pair_template(forward: Pass, backward: Pass, together: Sequence[Segment]) -> Template:
-    """One op for both passes; ``together`` are the segments of blocks that meet."""
+    """One op for both passes; ``together`` are the segments of blocks that are paired."""
     rest = forward if len(forward.units) > len(together) else backward
     alone = zip(rest.units[len(together) :], rest.segments[len(together) :], strict=True)
     segments = [(unit.layer, each) for unit, each in zip(backward.units, together, strict=False)]
@@ -146,4 +147,4 @@ def pair_template(forward: Pass, backward: Pass, together: Sequence[Segment]) ->
 
 
 HANDOVER = Template((Node(kind="join", name="backward", streams=(COMPUTE,)),), 0)
-"""What stands for the backward of a pair behind it: an op of no duration that hands its gradient on."""
+"""Template in the place of a pair's backward: an op of no duration that hands the gradient on."""

@@ -1,6 +1,7 @@
-"""One stage in roles of its own: what its ranks see and hold, and what :mod:`simpar.program.lower` needs of it.
+"""One stage whose operators have roles of their own: what its ranks see and hold, and its action templates.
 
-A rank sees states of tensors and changes between them, sizes and activations; builders make templates, tails, memory.
+A view of a rank gives states of tensors and changes between them, sizes and activations. The builder makes templates,
+the step's tail and the memory account from it, as :mod:`simpar.program.lower` needs them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from simpar.program.structure.synchronisation import DENSE, GATHERED, Replicas, 
 from simpar.units import DTYPE_BYTES
 
 OWN = "own"
-"""Kind of replicas of parameters that one rank has to itself."""
+"""Kind of replicas of parameters that only one rank holds."""
 Axes = tuple[int, ...]
 
 
@@ -59,7 +60,7 @@ def axes_group(axes: tuple[int, ...], kind: str = TENSOR) -> str:
 
 @dataclass(frozen=True)
 class StageView:
-    """One stage of a job: its mesh, and how often a host is held up by each collective (``late_s``)."""
+    """One stage of a job: its mesh, and the seconds for which each collective holds up a host (``late_s``)."""
 
     job: Job
     stage: StagePlan
@@ -102,7 +103,7 @@ class StageBlock(BlockView):
         return self.stage.dims(self.block)
 
     def by(self, op: Operator) -> dict[str, int]:
-        """By what the sizes of an operator are divided."""
+        """The divisor of each size of an operator, by name as in :func:`simpar.plan.slices.divisors`."""
         table = divisors([self.roles[op.name]], self.stage.mesh)
         return {name: int(values[0]) for name, values in table.items()}
 
@@ -119,7 +120,7 @@ class StageBlock(BlockView):
         return tuple(role.writes for role in self.roles[op.name])
 
     def axes(self, op: Operator, *names: str) -> tuple[int, ...]:
-        """Axes on which an operator has one of some roles."""
+        """Axes of more than one rank on which an operator has one of the roles ``names``."""
         found = enumerate(self.roles[op.name])
         return tuple(axis for axis, role in found if role.name in names and self.stage.mesh[axis] > 1)
 
@@ -155,12 +156,12 @@ class StageBlock(BlockView):
         return [local_time(self.local(op), job.kernels, job.stack) for op in self.block.operators]
 
     def loss_sums(self, op: Operator) -> list[CollectiveUse]:
-        """What the loss sums over ranks that share the vocabulary."""
+        """The sums of the loss over ranks that share the vocabulary."""
         axes = self.axes(op, "vocabulary") if op.kind == "loss" else ()
         return [loss_sums(self.group((axis,)), float(self.local(op).rows)) for axis in axes]
 
     def share_keys(self, steps: StepList, op: Operator, collective: str) -> None:
-        """Keys and values (or their gradients) of a sequence that attention has in slices."""
+        """Add the collectives of keys and values, or of their gradients, among ranks with slices of a sequence."""
         by = self.by(op)
         size = shared_keys_elements(op, self.dims) * self.stage.compute_bytes
         for axis in self.axes(op, "sequence"):
@@ -170,10 +171,10 @@ class StageBlock(BlockView):
 
 
 def block_weights(view: StageBlock) -> dict[tuple[Axes, bool], float]:
-    """Parameters of one rank for a block by the axes over which their gradients are summed, and whether gathered.
+    """A rank's parameters of a block by (axes over which their gradients are summed, whether they are gathered).
 
-    Gathered ones are sharded and gathered for every pass, others stay whole. Vectors are summed over the axes that
-    share out the batch only, and stay.
+    Gathered parameters are sharded and gathered for every pass, others stay whole. Vectors always stay; their gradients
+    are summed over the axes that divide the batch only.
     """
     found: dict[tuple[Axes, bool], float] = {}
     for op in (op for op in view.block.operators if op.weights):
@@ -187,12 +188,12 @@ def block_weights(view: StageBlock) -> dict[tuple[Axes, bool], float]:
 
 @dataclass(frozen=True)
 class _StageDims(RankDims):
-    """Dims of one rank, operator by operator, as activations are measured with."""
+    """Dims of one rank, operator by operator, in the form that :func:`block_activations` reads."""
 
     own: Mapping[str, Dims] = field(default_factory=dict)
 
     def of_block(self, _block: Block) -> RankDims:
-        """They are already those of the block."""
+        """The same: they are those of one block already."""
         return self
 
     def of(self, op: Operator) -> Dims:
@@ -201,9 +202,9 @@ class _StageDims(RankDims):
 
 
 def activations(view: StageBlock, recompute: str = "none") -> BlockActivations:
-    """Saved and transient bytes of one microbatch on one rank.
+    """Saved and transient bytes of one block and microbatch on one rank.
 
-    Dims are those of the stream between blocks, of the products inside, and of every output.
+    They are measured with the dims of the stream between blocks, of the products inside, and of every output.
     """
     own = {
         op.name: {**view.dims, **_rows(view, view.writes(op)), **_divided(view, op)}
@@ -245,7 +246,7 @@ def _divided(view: StageBlock, op: Operator) -> dict[str, int]:
 
 
 def gathered_stream_bytes(view: StageBlock) -> float:
-    """Bytes of the stream in front of a block with whole sequences, 0 where it is not kept in slices of them."""
+    """Bytes of the stream in front of a block with whole sequences; 0 where the stream is not in slices of them."""
     states = view.sharding.stream("input")
     if "S" not in states:
         return 0.0
@@ -264,7 +265,7 @@ class RolesBuilder(ActionBuilder):
     def of(
         job: Job, index: int, rank_of_stage: tuple[int, ...], late_per_member_s: float = 0.0
     ) -> RolesBuilder:
-        """That of one stage of a job's plan; every member of a stage holds up a host for so long."""
+        """The builder of one stage of a job's plan; every member of a collective holds up the host for a time."""
         stage = (job.plan.pipeline.stages or ())[index]
         view = StageView(job, stage, index, late_per_member_s * stage.num_devices)
         return RolesBuilder(view, rank_of_stage)
@@ -276,7 +277,7 @@ class RolesBuilder(ActionBuilder):
 
     @cached_property
     def sync(self) -> Synchronisation:
-        """Who shares its parameters: ranks along the axes over which gradients are summed."""
+        """The replicas of its parameters: ranks along the axes over which gradients are summed."""
         found: dict[str, Replicas] = {}
         for axes, gathered in sorted(self._held_by, key=lambda key: not key[1]):
             kind, size = self._kind(axes, gathered), prod(self.view.mesh[axis] for axis in axes)
@@ -288,7 +289,7 @@ class RolesBuilder(ActionBuilder):
 
     @staticmethod
     def _kind(axes: Axes, gathered: bool = False) -> str:
-        """Kind of replicas of parameters; those that one rank has to itself move nowhere."""
+        """Kind of replicas of parameters; OWN for those that only one rank holds, which never move."""
         return (axes_group(axes, DENSE) if axes else OWN) + GATHERED * gathered
 
     @cached_property
@@ -316,12 +317,12 @@ class RolesBuilder(ActionBuilder):
 
     @property
     def _held_by(self) -> list[tuple[Axes, bool]]:
-        """Over which axes gradients are summed, and whether of parameters that are gathered."""
+        """All pairs (axes over which gradients are summed, whether the parameters are gathered) of the stage."""
         return list(dict.fromkeys(key for weights in self._weights.values() for key in weights))
 
     @cached_property
     def tied(self) -> tuple[str, float]:
-        """Kind and parameters on one rank of a table that embedding and head share and keep among the same ranks."""
+        """(Kind, parameters on one rank) of a table that embedding and head share and keep on the same ranks."""
         graph = self.job.graph
         ends = (graph.embedding.name, graph.head.name)
         if not (graph.tied_embeddings and all(name in self._views for name in ends)):
@@ -364,7 +365,7 @@ class RolesBuilder(ActionBuilder):
         return found
 
     def _gathered_axes(self) -> list[int]:
-        """Axes on which pieces that arrive from a neighbouring stage are put together."""
+        """Axes along which pieces from a neighbouring stage are gathered."""
         view, last = self.view, len(self.view.job.plan.pipeline.stages or ()) - 1
         ends = [(self.blocks[0], "input")] * (view.index > 0) + [(self.blocks[-1], "output")] * (
             view.index < last
@@ -413,7 +414,7 @@ class RolesBuilder(ActionBuilder):
         return len(self.groups) + (len(self.rank_of_stage) > 1)
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
-        """Parameters, gradients, states: whole or in slices as the plan's ZeRO stage has them, gathered ones sliced."""
+        """Parameters, gradients and states: whole or sharded by the plan's ZeRO stage; gathered ones are sharded."""
         job, late = self.job, not self.job.plan.data_parallel.overlap_grad_reduce
         held, count = self.held_parameters(pipeline_rank), defaultdict[str, float](float)
         for each in self.sync.replicas:

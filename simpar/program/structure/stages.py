@@ -1,4 +1,4 @@
-"""Stages: which blocks a pipeline rank holds, what they weigh, and the templates of its actions."""
+"""Stages: the blocks that a pipeline rank holds, their bytes and parameters, and the templates of its actions."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int, int]
 BOUNDARY, OPENS = 1, 2
-"""Flags of a pass, added up: it is the first forward of its stage (before which parameters may be gathered) or the
-last backward, or that of a run (behind which gradients are reduced); and it is the first backward of a run."""
+"""Flags of a pass, which add up. BOUNDARY: it is the first forward of its stage, before which parameters may be
+gathered, or the last backward of its stage or run, behind which gradients are reduced. OPENS: it is the first backward
+of a run."""
 FLAGS = 4
 EMBEDDING_LAYER = -1
 HELD_UP = 0.75
-"""A host is held up where the device takes less than this part of its time: what late members of collectives cost it
-is known to a quarter (which jobs of the Playbook hold freed outputs, and which do not)."""
+"""A host counts as held up where the device takes less than this part of the host's time. The margin is a quarter,
+because the cost of late members is known to about that (from which jobs of the Playbook hold freed outputs)."""
 PASSES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 
 
@@ -59,21 +60,21 @@ class Piece:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """What pieces that do and hold the same have in common."""
+        """Block and recomputation: pieces with the same kind do and hold the same."""
         return self.block.name, self.recompute
 
 
 def rests(pieces: Sequence[Piece]) -> bool:
-    """Whether a stage runs nothing backward and nobody sends it gradients: all it holds is below what is trained."""
+    """Whether a stage runs nothing backward and receives no gradients: all its blocks lie before everything trained."""
     return bool(pieces) and all(piece.block.still for piece in pieces)
 
 
 def flags_of(code: Ints, stage: Ints, *, by_runs: bool) -> Ints:
-    """Flags of a rank's actions, int64[n] as their ``code`` and ``stage``.
+    """Flags of a rank's actions, int64[n] like their ``code`` and ``stage``.
 
-    The first forward and the last of each backward-type ones of a virtual stage are its boundary.
-    Reduced by runs, gradients of a stage are made in turn until those of another are, and each such run has a first
-    and a last pass, whatever forwards run between them.
+    The boundary of a virtual stage is its first forward and its last pass of each backward type (B, I, W). With
+    ``by_runs``, gradients of a stage are made in runs that end where those of another stage follow; each run has a
+    first and a last pass, whatever forwards come between.
     """
     kind, found = stage * len(LETTERS) + code, np.zeros(len(code), dtype=np.int64)
     first, last = (np.unique(column, return_index=True)[1] for column in (kind, kind[::-1]))
@@ -111,9 +112,10 @@ def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
 
 @dataclass
 class Pricing:
-    """Solo durations of collectives for one rank class, its speed, and the segments built with them.
+    """Solo durations of collectives for one rank class, its speed, and the segments made with them.
 
-    ``asked`` are the durations that were asked for so far, in nanoseconds.
+    ``solo`` and ``occupied`` give nanoseconds of a collective: its duration, and how long it slows kernels beside it.
+    ``asked`` are the durations asked for so far.
     """
 
     solo: Callable[[CollectiveUse], int]
@@ -130,14 +132,14 @@ class Pricing:
         return self.asked[use]
 
     def contention(self, phase: Phase, uses: Iterable[CollectiveUse]) -> float:
-        """Slowdown of kernels beside a block's own data-parallel collectives."""
+        """Factor on the kernels of a phase beside its block's own data-parallel collectives."""
         excess = self.comm_slowdown - 1.0
         compute_ns = float(to_ns(sum(step.duration_s for step in phase.steps)))
         if excess <= 0 or compute_ns <= 0:
             return 1.0
         busy_ns = 0
         for use in uses:
-            self.price(use)  # what it takes decides how long it slows kernels
+            self.price(use)  # notes the price, on which the occupied time depends
             busy_ns += self.occupied(use)
         return float(slowed_beside(excess, busy_ns, compute_ns))
 
@@ -146,9 +148,9 @@ class Pricing:
 class ActionBuilder(ABC):
     """Builds action templates from pieces; costs of equal pieces are computed once.
 
-    Pairs of passes are merged in the order that the first class of ranks finds best for all of them. What a rank runs
-    and holds for a block is its view's: that of a uniform plan, or of a stage in Megatron's roles on
-    a mesh of its own (:class:`StageBuilder`), or of one whose operators have roles of their own
+    The first rank class decides in which order pairs of passes are merged, for all classes. What a rank runs and holds
+    for a block is up to its view: of a uniform plan or of a stage in Megatron's roles on a mesh of its own
+    (:class:`StageBuilder`), or of a stage whose operators have roles of their own
     (:class:`simpar.program.structure.stage_builder.RolesBuilder`).
     """
 
@@ -165,13 +167,13 @@ class ActionBuilder(ABC):
         return self.view.job
 
     def on(self, device: int) -> Self:
-        """The same on the device of that index among those of the cluster."""
+        """The same builder on the kind of device with that index in the cluster."""
         return replace(self, view=replace(self.view, job=self.job.on(device)))
 
     @property
     @abstractmethod
     def sync(self) -> Synchronisation:
-        """Who shares its parameters."""
+        """The replicas of its parameters, and how they synchronise."""
 
     @abstractmethod
     def _make_steps(self, piece: Piece) -> BlockSteps:
@@ -183,36 +185,36 @@ class ActionBuilder(ABC):
 
     @abstractmethod
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
-        """Trained parameters of blocks on one rank, by the ranks that hold copies of them."""
+        """Number of trained parameters of blocks on one rank, by the kind of ranks that hold copies of them."""
 
     def _frozen(self, _block: Block) -> dict[str, float]:
-        """Frozen parameters of a block, counted by the bytes that they take, by the ranks that hold copies."""
+        """Bytes of a block's frozen parameters over those of the compute dtype, by the kind of ranks with copies."""
         return {}
 
     @property
     @abstractmethod
     def tied(self) -> tuple[str, float]:
-        """Kind and parameters on one rank of a table that embedding and head share and that is trained."""
+        """(Kind, parameters on one rank) of a trained table that embedding and head share."""
 
     @property
     @abstractmethod
     def table_elements(self) -> float:
-        """Parameters on one rank of a table that embedding and head share, wherever its stage holds one of them."""
+        """Parameters on one rank of the table that embedding and head share, on a stage that holds one of these."""
 
     def matrices(self, _pipeline_rank: int) -> tuple[Matrix, ...]:
-        """What a matrix optimizer of the plan updates on a pipeline rank; nothing for other optimizers."""
+        """The matrices that the plan's matrix optimizer updates on a pipeline rank; none for other optimizers."""
         return ()
 
     @abstractmethod
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
-        """Bytes that a pipeline rank holds between steps."""
+        """The account of memory that a pipeline rank holds whatever pass runs."""
 
     @abstractmethod
     def _partial_sum_bytes(self, pipeline_rank: int) -> float:
         """The largest output of a row-parallel product of a rank's layers, for one microbatch."""
 
     def held_outputs_bytes(self, pipeline_rank: int, *, held_up: bool = False) -> float:
-        """Outputs of row-parallel products, freed but not released; ``held_up``: the device waits for its host."""
+        """Bytes of row-parallel outputs, freed but not yet released; ``held_up``: the device waits for its host."""
         job, size_bytes = self.job, self._partial_sum_bytes(pipeline_rank)
         return held_outputs_bytes(
             job.plan, job.training, job.stack, pipeline_rank, size_bytes, held_up=held_up
@@ -245,7 +247,7 @@ class ActionBuilder(ABC):
 
     @cached_property
     def alike(self) -> tuple[int, ...]:
-        """Of every virtual stage the first that holds the same blocks, recomputed in the same way."""
+        """For every virtual stage, the first one that holds the same blocks, recomputed in the same way."""
         known: dict[tuple[tuple[str, str, bool], ...], int] = {}
         return tuple(
             known.setdefault(tuple((*p.kind, p.layer < 0) for p in pieces), stage)
@@ -265,7 +267,7 @@ class ActionBuilder(ABC):
             saved, again, ahead, back = map(float, astuple(self._activations(piece)))
             held = self._moved(block), self._frozen(block), block.still
             self._units[piece.kind] = StageBlock(piece.layer, block.name, saved, again, ahead, back, *held)
-        # the embedding stays in front of all
+        # the embedding keeps its negative layer
         layer = piece.layer - first if piece.layer >= 0 else piece.layer
         return replace(self._units[piece.kind], layer=layer)
 
@@ -296,8 +298,8 @@ class ActionBuilder(ABC):
     def pair(self, forward: Key, backward: Key, pricing: Pricing) -> Template | None:
         """Template of the forward of one stage and the backward (B or I) of another that run together.
 
-        Each is (letter, stage, flags). None where parameters are gathered in between, or gradients reduced or held for
-        it: such passes run in turn.
+        Each is (letter, stage, flags). None where the passes gather parameters, or reduce or hold whole gradients: they
+        then run one after the other.
         """
         kinds = [PASSES[letter] for letter, _, _ in (forward, backward)]
         policies = [
@@ -341,7 +343,7 @@ class ActionBuilder(ABC):
     def segment(
         self, piece: Piece, unit: StageBlock, kind: str, sync: SyncPolicy, pricing: Pricing
     ) -> Segment:
-        """A pass over one block, slowed by what its data parallelism moves beside it."""
+        """A pass over one block, slowed by its data-parallel collectives, which run beside it."""
         asked = (*piece.kind, kind, sync)
         if asked in pricing.segments:
             return pricing.segments[asked]
@@ -362,9 +364,9 @@ class ActionBuilder(ABC):
         return [piece for stage in stages for piece in self.pieces[stage]]
 
     def held_parameters(self, pipeline_rank: int) -> dict[str, float]:
-        """Parameters that a pipeline rank holds for all its virtual stages, by who has copies, before sharding.
+        """Parameters of all virtual stages of a pipeline rank before sharding, by the kind of ranks with copies.
 
-        A tied output projection is free on the rank that holds the embedding.
+        A tied output projection counts for nothing on the rank that holds the embedding.
         """
         blocks = [piece.block for piece in self.held(pipeline_rank)]
         held, graph = self._by_kind(blocks), self.job.graph
@@ -376,8 +378,8 @@ class ActionBuilder(ABC):
     def _moved(self, block: Block) -> dict[str, float]:
         """Parameters that data parallelism gathers and reduces for a block.
 
-        Where embedding and head are on one rank, a tied table is in one of the flat buckets, once; units of their own
-        gather it for every use.
+        Where embedding and head are on one rank, a tied table is in the flat buckets once, with the embedding; fully
+        sharded units gather it for every use.
         """
         found = self._by_kind([block])
         kind, count = self.tied
@@ -395,7 +397,7 @@ class StageBuilder(ActionBuilder):
 
     @cached_property
     def sync(self) -> Synchronisation:
-        """Who shares its parameters, as the plan says."""
+        """The replicas of its parameters, as the plan has them."""
         return Synchronisation.of(self.job)
 
     def _make_steps(self, piece: Piece) -> BlockSteps:
@@ -427,7 +429,7 @@ class StageBuilder(ActionBuilder):
         return DENSE, float(evaluate(graph.head.operator("lm_head").weights[0].size, self.view.tensor))
 
     def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
-        """Those of all its blocks."""
+        """The matrices of all blocks of the rank, if the plan has a matrix optimizer."""
         if not OPTIMIZERS[self.job.plan.numerics.optimizer].by_matrix:
             return ()
         return tuple(inner_matrices((piece.block for piece in self.held(pipeline_rank)), self.view.tensor))

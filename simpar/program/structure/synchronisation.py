@@ -43,10 +43,11 @@ GATHERED = ".gathered"
 
 @dataclass(frozen=True)
 class Replicas:
-    """Ranks that hold the same parameters: ``width`` share gradients, ``shards`` of them share states.
+    """Ranks that hold the same parameters: ``width`` ranks sum gradients, ``shards`` of them share states.
 
-    ``kind`` prefixes the names of their groups; ``zero`` is the ZeRO stage in effect: 0 where there is one shard.
-    ``gathered`` ones are sharded between uses whatever the plan does with others; they are no kind of groups.
+    ``kind`` prefixes the names of their groups; ``zero`` is the ZeRO stage in effect, 0 where there is one shard.
+    Parameters that are ``gathered`` are sharded between uses whatever the plan does with others; their groups are those
+    of the kind without that suffix.
     """
 
     kind: str
@@ -81,10 +82,10 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """The data-parallel behaviour of a job inside a step: of what all ranks of a stage hold, and of its experts.
+    """The data-parallel behaviour of a job inside a step, for each kind of ``replicas`` (all but experts; experts).
 
-    Replicas that step on their own (:mod:`simpar.plan.sync`) share nothing inside a step. A tensor is cut over ``cut``
-    ranks by other axes than those.
+    Replicas that step on their own (:mod:`simpar.plan.sync`) share nothing inside a step. Other axes cut a tensor over
+    ``cut`` ranks.
     """
 
     job: Job
@@ -107,7 +108,7 @@ class Synchronisation:
 
     @property
     def width(self) -> int:
-        """Ranks that share gradients of what is no expert."""
+        """Ranks that sum gradients of everything but experts."""
         return self.replicas[0].width
 
     @property
@@ -116,7 +117,7 @@ class Synchronisation:
         return max(each.zero for each in self.replicas)
 
     def reduce_ops(self, replicas: Replicas) -> tuple[tuple[str, str, float], ...]:
-        """Collectives in turn by which the stack reduces gradients: (group kind, operation, share of the bytes)."""
+        """Collectives, one after the other, that reduce gradients: (group kind, operation, share of the bytes)."""
         if replicas.width == 1:
             return ()
         if replicas.zero == 0 or (replicas.zero == 1 and self.job.stack.overlap.all_reduce_zero1):
@@ -127,13 +128,13 @@ class Synchronisation:
 
     @property
     def reduce_streams(self) -> tuple[str, ...]:
-        """Streams beside the first that reductions use."""
+        """Streams of reductions other than REDUCE."""
         later = [group for each in self.replicas for group, _, _ in self.reduce_ops(each)[1:]]
         return tuple(f"{REDUCE}.{group}" for group in later)
 
     @property
     def single_process(self) -> bool:
-        """Whether one process drives all devices: parameters go out and gradients come in through the first."""
+        """Whether one process drives all devices: parameters leave, and gradients arrive, through the first one."""
         return self.job.plan.data_parallel.kind == "single_process" and self.width > 1
 
     @property
@@ -166,11 +167,11 @@ class Synchronisation:
 
     @property
     def quantise_s_per_byte(self) -> dict[str, float]:
-        """Seconds a byte sent, by operation, of quantising before and widening after, and of a stack's own copies.
+        """Seconds per byte sent, by operation: quantising before, widening after, and the stack's own copies.
 
-        Passes over memory that touch the wide and the narrow value: reduced gradients are written and read whole,
-        of gathered parameters only the result is. 0 from 16 bits on, where the kernels around a collective write
-        what is sent.
+        Below 16 bits, these are passes over memory that touch the wide and the narrow value: two for reduced gradients,
+        one for gathered parameters, hence passes x (wide + narrow) / narrow / bandwidth. From 16 bits on it is 0,
+        because the kernels around a collective write what is sent.
         """
         grad = DTYPE_BYTES[self.job.plan.numerics.grad_dtype or "fp32"]
         gathered, reduced = (
@@ -188,9 +189,9 @@ class Synchronisation:
 
     @property
     def _copies_s_per_byte(self) -> tuple[float, float]:
-        """Seconds a byte of a stack's own copies around a gather and a reduction, where it is of the stack's own kind.
+        """Seconds per byte of the stack's copies around (a gather, a reduction); 0 if the plan's kind is not its own.
 
-        Passes over memory, and a launch for each rank's part of each tensor: of tensors of the mean size.
+        They are passes over memory and, for gathers, a launch for each rank's part of each tensor of mean size.
         """
         launch, sizes = self.job.stack.launch, self.job.graph.tensor_sizes
         if self.job.plan.data_parallel.kind != self.job.stack.data_parallel:
@@ -207,7 +208,7 @@ class Synchronisation:
 
     @property
     def _bucket_bytes(self) -> float:
-        """Bytes of a bucket in the mean, which closes with the tensor that fills it."""
+        """Mean bytes of a bucket, which closes with the tensor that fills it."""
         least = float(self.job.plan.data_parallel.bucket_bytes or 0)
         if not least or least == ALL_AT_ONCE:
             return least
@@ -225,9 +226,9 @@ class Synchronisation:
         return sharded and not self.job.plan.offload.is_used
 
     def policy(self, kind: str, *, boundary: bool, opens: bool = True) -> SyncPolicy:
-        """Hooks of one pass; ``boundary`` is the first microbatch of a forward, the last of a backward or of a run.
+        """Hooks of one pass; ``boundary``: it is the stage's first forward, or the last backward of the stage or run.
 
-        Where gradients are reduced by runs, a backward that does not open one adds to the gradients of those before.
+        Where gradients are reduced by runs, a backward that does not open a run adds to the gradients of those before.
         """
         data = self.job.plan.data_parallel
         offload, host = self.job.plan.offload, self.host
@@ -279,7 +280,7 @@ class Synchronisation:
 
     @property
     def host(self) -> HostUpdate:
-        """What of the update happens on the host."""
+        """The job's traffic with the host, and the host's part of the update."""
         late = self.width > 1 and not self.job.plan.data_parallel.overlap_grad_reduce
         return HostUpdate(self.job, late)
 
@@ -298,10 +299,10 @@ class Synchronisation:
         sums: tuple[Node, ...] = (),
         matrices: tuple[Matrix, ...] = (),
     ) -> tuple[Node, ...]:
-        """What follows the last backward on a rank that holds so many parameters by kind (unsharded).
+        """Nodes behind the last backward on a rank; ``held`` are its parameters by kind, before sharding.
 
-        A single process sums gradients on the first device (``root``), which alone updates. ``sums`` are what else
-        must be reduced before the update, ``matrices`` those that a matrix optimizer works on.
+        A single process sums gradients on the first device (``root``), which alone updates. ``sums`` are other
+        reductions before the update, ``matrices`` those that a matrix optimizer updates.
         """
         if self.single_process:
             use = CollectiveUse(DENSE, "reduce", held[DENSE] * self.gradient_bytes)
@@ -316,9 +317,10 @@ class Synchronisation:
         return (*self.host.behind(before, float(self.share(held)), update), *after)
 
     def late_reductions(self, held: Mapping[str, Numbers]) -> list[CollectiveUse]:
-        """Reductions behind the last backward, in turn: of the parameters of a rank by kind, or of arrays of ranks.
+        """Reductions behind the last backward, one after the other; none where they overlap it.
 
-        Calls are as many as buckets, or units.
+        ``held`` are a rank's parameters by kind, numbers or arrays of many ranks. There is a call per bucket, or per
+        unit.
         """
         plan = self.job.plan
         if plan.data_parallel.overlap_grad_reduce or self.single_process:
@@ -334,7 +336,7 @@ class Synchronisation:
         return found
 
     def late_gathers(self, held: Mapping[str, Numbers]) -> list[CollectiveUse]:
-        """Gathers of all parameters behind the update, in turn, as above."""
+        """Gathers of all parameters behind the update, one after the other; ``held`` as in :meth:`late_reductions`."""
         if self.per_unit or self.job.plan.data_parallel.overlap_param_gather or self.single_process:
             return []
         return [
@@ -344,7 +346,7 @@ class Synchronisation:
         ]
 
     def _exchange(self, matrices: tuple[Matrix, ...]) -> tuple[Node, ...]:
-        """Shards of matrices to the ranks that orthogonalise them whole, and back, in bf16: cut by rows under FSDP."""
+        """Under FSDP, rows of matrices in bf16 to the ranks that update whole matrices, and of the updates back."""
         if not self.exchanges_matrices:
             return ()
         nodes = []
@@ -358,7 +360,7 @@ class Synchronisation:
         return tuple(nodes)
 
     def _optimizer(self, held: Mapping[str, float], matrices: tuple[Matrix, ...] = ()) -> Node:
-        """The update; none where parameters live on servers, but still the end of all streams."""
+        """The update on the device, which ends all streams; of no duration where servers update the parameters."""
         shards = (self.replicas[0].shards, self.replicas[-1].shards)
         seconds = float(self.update_s(self.share(held)))
         seconds += products_time_s(matrices, shards, self.job.plan.numerics, self.job.kernels)
@@ -366,17 +368,17 @@ class Synchronisation:
         return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
 
     def share(self, held: Mapping[str, Numbers]) -> Numbers:
-        """Parameters of which a rank has the states, of those that it holds by kind; a number or arrays."""
+        """Parameters whose states a rank has, from those that it holds by kind; a number or arrays."""
         return sum(held.get(each.kind, 0.0) / each.shards for each in self.replicas)
 
     def update_s(self, share: Numbers) -> Numbers:
-        """Seconds in which a device updates its part of a share, products of matrices left out; a number or arrays."""
+        """Seconds of the device's update for a share of parameters, products of matrices left out; number or arrays."""
         plan, stack = self.job.plan, self.job.stack
         here = share * (0.0 if plan.data_parallel.servers else 1.0 - plan.offload.ratio)
         return optimizer_time_s(here, plan.numerics, self.job.kernels, stack)
 
 
 def _behind(uses: Sequence[CollectiveUse], what: str, stream: str) -> tuple[Node, ...]:
-    """Collectives of a rank behind its passes, one after the other."""
+    """Nodes of a rank's collectives behind its passes, one after the other; empty ones are left out."""
     of_rank = [replace(u, size_bytes=float(u.size_bytes), count=int(u.count)) for u in uses if u.size_bytes]
     return tuple(Node("dp", f"{use.op} {what}", (COMPUTE, stream), collective=use) for use in of_rank)

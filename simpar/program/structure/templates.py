@@ -6,10 +6,9 @@ schedule's actions; this module decides what stands in them. The data-parallel r
 
 * gradient buckets close in reverse order and are reduced as soon as the block that fills them is done [PyTorch
   DDP, Li et al. 2020, arXiv 2006.15704];
-* sharded parameters are gathered at most two units ahead in forward and one in backward, and a unit's backward
-  waits for the reduce-scatter of the unit two before it [torch fully_shard]. Both count through the passes of a
-  rank: there are two buffers for gathered parameters and two for gradients of every microbatch, however many passes
-  run (:class:`Await`).
+* sharded parameters of a unit are gathered when the unit two before it is done, and a unit's backward waits for the
+  reduce-scatter of the unit two before it [torch fully_shard]. Both count through the passes of a rank: there are two
+  buffers for gathered parameters and two for gradients, however many passes run (:class:`Await`).
 """
 
 from __future__ import annotations
@@ -25,18 +24,20 @@ from simpar.program.structure.hooks import Copies, StageBlock, SyncPolicy
 HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
 DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
 DELAYED = ".delayed"
-"""Suffix of the streams of a delayed update, which other copies and sums do not hold up."""
+"""Suffix of the streams of a delayed update, on which other copies and updates do not hold it up."""
 HOST_OPS = {
     HOST_OUT: "to_host", HOST_IN: "to_device", HOST_UPDATE: "host_update", DRIVE_IN: "from_nvme", DRIVE_OUT: "to_nvme",
 }  # fmt: skip
-"""Streams of transfers between device, host and drives, each with the group of its rank alone under the same name."""
+"""Streams of transfers between device, host and drives, with their operations; each is also a kind of group with one
+rank per group."""
 GATHER = "param_gather"
 REDUCE = "grad_reduce"
 PARAMETERS, GRADIENTS, OUTGOING, RETURNED = "parameters", "gradients", "outgoing", "returned"
 LOOK_AHEAD = 2
-"""Units whose parameters are gathered at once."""
+"""Number of units whose gathered parameters exist at the same time."""
 BUFFERS = (PARAMETERS, GRADIENTS, OUTGOING, RETURNED)
-"""What has two buffers: gathered parameters, gradients to be reduced, activations to the host and back from it."""
+"""What has two buffers each: gathered parameters, gradients to be reduced, activations on their way to the host and
+back."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class MemoryChange:
 
 @dataclass(frozen=True)
 class Await:
-    """A wait for a buffer that earlier actions of the rank used: the last use but ``back`` - 1 before this action."""
+    """A wait for a buffer that earlier actions of the rank used: for the ``back``-th last use before this action."""
 
     buffer: str
     back: int
@@ -58,9 +59,9 @@ class Await:
 
 @dataclass(frozen=True)
 class Node:
-    """One op of a template. ``after`` are positions in the template; ``arrival`` waits for the stage before.
+    """One op of a template. ``after`` are positions in the template; ``arrival``: it waits for another stage's action.
 
-    ``awaits`` are buffers whose use in earlier actions must be over, ``frees`` those that are free when it ends.
+    ``awaits`` are buffers whose use by earlier actions must have ended, ``frees`` those that its end frees.
     """
 
     kind: str
@@ -78,7 +79,7 @@ class Node:
 
     @property
     def repeats(self) -> int:
-        """How often its segments run, one after the other."""
+        """How many times its segments run, one after the other."""
         once_ns = sum(segment.duration_ns for _, segment in self.segments)
         return self.duration_ns // once_ns if once_ns else 1
 
@@ -149,7 +150,7 @@ def backward_template(
     closing = [{bucket.at: bucket for bucket in sync.buckets(each, backwards)} for each in reducing]
     per_unit, outbox = any(each.per_unit for each in sync.copies), _Outbox(sync, waits=bool(reducing))
     if sync.sends and sync.held_bytes > 0:
-        # without a place of their own, earlier ones go before more are made
+        # gradients that are not kept on the device must have left before more are made
         sent = [nodes.add(Node("offload", "gradients gone", (HOST_OUT,)))] * 2
     for index, (unit, segment) in enumerate(zip(backwards, passes, strict=True)):
         changes = backward_memory(kind, [unit])
@@ -187,7 +188,7 @@ def backward_template(
 
 
 def _reduce(nodes: Nodes, bucket: Bucket, copies: Copies, *, after: int) -> int:
-    """Append the collectives in turn that reduce a bucket behind a node; the position of the last."""
+    """Append the collectives that reduce a bucket behind a node, one after the other; the position of the last."""
     gone = _transient(0.0, -bucket.size_bytes / copies.gradient_bytes * copies.whole.kept_bytes)
     for number, (group, op, share) in enumerate(copies.reduce_ops):
         use = CollectiveUse(group, op, bucket.size_bytes * share / bucket.count, bucket.count)
@@ -200,8 +201,8 @@ def _reduce(nodes: Nodes, bucket: Bucket, copies: Copies, *, after: int) -> int:
 def forward_memory(units: Sequence[StageBlock]) -> tuple[MemoryChange, ...]:
     """Memory of a forward pass over ``units`` as one op: saved tensors stay, the workspace peak goes.
 
-    The workspace is what the running sum of saved bytes plus each unit's own workspace exceeds the final
-    sum by, so the peak of the joined op equals the peak of its parts.
+    The workspace of the joined op is max over units (bytes saved so far + the unit's workspace) minus the bytes
+    saved in all, so its peak equals the peak of its parts.
     """
     saved, peak = 0.0, 0.0
     for unit in units:
@@ -225,7 +226,7 @@ def backward_memory(kind: str, units: Sequence[StageBlock]) -> tuple[MemoryChang
 
 
 def _transient(start_bytes: float, finish_bytes: float) -> tuple[MemoryChange, ...]:
-    """Changes of transient bytes when a node starts and when it finishes, those that are any."""
+    """Changes of transient bytes when a node starts and when it finishes; changes of 0 are left out."""
     changes = (MemoryChange(False, start_bytes, "transient"), MemoryChange(True, finish_bytes, "transient"))
     return tuple(change for change in changes if change.delta_bytes)
 
@@ -238,21 +239,21 @@ def host_copy(
     after: tuple[int, ...] = (),
     memory: tuple[MemoryChange, ...] = (),
 ) -> Node:
-    """One transfer between device, host and drives, or an update of so many bytes on the host's processors."""
+    """One transfer between device, host and drives, or an update on the host; ``op`` is one of :data:`HOST_OPS`."""
     stream = next(stream for stream, its in HOST_OPS.items() if its == op)
     use = CollectiveUse(stream, op, size_bytes)
     return Node("offload", name, (stream,), collective=use, after=after, memory=memory)
 
 
 def two_buffers(buffer: str, index: int, used: object = True) -> tuple[Await, ...]:
-    """What the first two of the actions' uses of a pair of buffers wait for: earlier actions' last two."""
+    """The wait of an action's ``index``-th use of two buffers: its first two wait for earlier actions' last two."""
     return (Await(buffer, 2 - index),) if used and index < 2 else ()
 
 
 def _arrivals(
     nodes: Nodes, unit: StageBlock, sync: SyncPolicy, *, after: tuple[int, ...], index: int
 ) -> tuple[int, ...]:
-    """Append how the ``index``-th unit's parameters come: from drives, the host, other ranks; what to wait for."""
+    """Append the arrival of unit ``index``'s parameters from drives, host or other ranks; positions to wait for."""
     ready = []
     for each in sync.copies:
         count = each.arriving(unit)
@@ -279,9 +280,9 @@ def _arrivals(
 def _returns(
     nodes: Nodes, unit: StageBlock, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
 ) -> tuple[int, ...]:
-    """Append the way back of a unit's activations.
+    """Append the copy of a unit's activations back from the host; positions to wait for.
 
-    The first one waits for the copies out that were issued before it: its own may be among them.
+    The first such copy of an action waits for all copies out issued before it: its own may be among them.
     """
     size = unit.saved_bytes * sync.activations
     if not size:
@@ -294,20 +295,20 @@ def _returns(
 
 
 class _Outbox:
-    """Gradients on their way to the host: unit by unit, or behind the reduction of their bucket where they wait."""
+    """Gradients on their way to the host: unit by unit or, if ``waits``, behind the reduction of their bucket."""
 
     def __init__(self, sync: SyncPolicy, *, waits: bool) -> None:
         self._sync, self._waits = sync, waits
         self._size, self._held = 0.0, 0.0
 
     def held(self, unit: StageBlock) -> tuple[MemoryChange, ...]:
-        """Gradients that the pass of a unit makes and that have no place of their own on the device."""
+        """Memory of the gradients that a unit's pass makes and that are not kept on the device."""
         size = self._sync.held_bytes * sum(each.parameters(unit) for each in self._sync.copies)
         self._held += size if self._sync.sends else 0.0
         return _transient(size * self._sync.sends, 0.0)
 
     def send(self, nodes: Nodes, unit: StageBlock, *, closed: bool) -> int | None:
-        """Append the copy of what is ready once a unit is done; its position, None where nothing is."""
+        """Append the copy of the gradients that are ready when a unit is done; its position, or None."""
         self._size += sum(each.parameters(unit) * each.sent_bytes for each in self._sync.copies)
         if not self._size or (self._waits and not closed):
             return None
@@ -321,14 +322,14 @@ class _Outbox:
 
 
 def _made(unit: StageBlock, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
-    """Whole gradients that the pass of a unit makes, then leaves in a buffer of their own or adds to earlier ones."""
+    """Memory of whole gradients that a unit's pass makes, and leaves in a buffer or adds to earlier ones."""
     each = [(copies.parameters(unit), copies.whole) for copies in sync.copies]
     made = sum(count * whole.made_bytes for count, whole in each)
     return _transient(made, sum(count * whole.kept_bytes for count, whole in each if not whole.adds) - made)
 
 
 def _freed(unit: StageBlock, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
-    """Parameters that came for a pass and go again after it."""
+    """Memory of parameters that arrived for a pass and are freed after it."""
     freed = (each for each in sync.copies if each.arrives and each.reshard)
     return _transient(0.0, -sum(each.arriving(unit) * each.buffer_bytes for each in freed))
 
@@ -362,7 +363,7 @@ def followed(template: Template, messages: tuple[Node, ...]) -> Template:
 
 
 def received(template: Template, gathers: tuple[CollectiveUse, ...]) -> Template:
-    """A template that puts together what arrives before anything waits for it."""
+    """A template with gathers in front that put arrived pieces together; its arrival nodes wait for them."""
     if not gathers:
         return template
     by = len(gathers)

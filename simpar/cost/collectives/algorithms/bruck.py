@@ -2,8 +2,8 @@
 
 Source: Bruck et al. 1997, "Efficient algorithms for all-to-all communications in multiport message-passing systems"
 (IEEE TPDS 8(11)), radix 2. In round k a member sends to the one 2^k places further all blocks that have to travel a
-distance with binary digit k set: half of them or fewer, so blocks travel several times. MPI libraries take it for
-small blocks; NCCL does not have it, so that it is used where it is named only.
+distance with binary digit k set: half of them or fewer, so blocks travel several times. MPI libraries use it for
+small blocks; NCCL does not have it, so it is used only where it is named.
 """
 
 from __future__ import annotations

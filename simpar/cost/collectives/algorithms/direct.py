@@ -38,7 +38,7 @@ class Direct(Algorithm):
         return exchange if op == "all_to_all" else ("send_efficiency", "nic_efficiency")
 
     def rate_cap(self, op: str, shape: Shape, values: Mapping[str, float]) -> float | None:
-        """Channels bound every message between domains, also those that make up an all-to-all."""
+        """Channels bound the rate of every message between domains, those of an all-to-all included."""
         if shape.num_domains == 1:
             return None
         messages = shape.members if op == "all_to_all" else 1
@@ -88,19 +88,19 @@ def mean_hops(placement: Placement) -> float:
 
 
 def _forwarded(placement: Placement) -> Floats:
-    """Share of S that a member hands to neighbours on other rails: far members not on its own rail."""
+    """Share of S that a member hands to neighbours on the receivers' rails: what goes to far members on other rails."""
     rail = placement.cluster.rail_of(placement.ranks)
     alone = placement.beside == _near_equal(placement, rail)
     return np.where(alone, 0.0, far_unequal(placement, rail) / placement.members)
 
 
 def _near_equal(placement: Placement, key: Ints) -> Ints:
-    """Members of the own domain with the own key, oneself included."""
+    """For every member, how many of its domain have its key, itself included: int64[G, N]."""
     return count_equal(placement.position * (int(key.max()) + 1) + key)
 
 
 def far_unequal(placement: Placement, key: Ints) -> Ints:
-    """Members of other domains with another key."""
+    """For every member, how many of other domains have another key: int64[G, N]."""
     far_equal = count_equal(key) - _near_equal(placement, key)
     return placement.members - placement.beside - far_equal
 

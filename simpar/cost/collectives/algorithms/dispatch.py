@@ -4,9 +4,9 @@ Source: DeepSeek-AI, DeepEP, README and csrc/kernels/internode.cu: a token cross
 rail, which hands copies to its neighbours over NVLink; combining goes the same way back, and sums on the way. The
 kernels are their own, with rings of buffers instead of NCCL's channels.
 
-The size of the operation is a copy of each token of a rank for every rank that holds any of its experts, as of an
-all-to-all of them. How many domains these are in depends on how many experts a token has, and on where they may be,
-which the name of the operation says: :class:`simpar.plan.routing.Routing`.
+The size of the operation counts a copy of each token of a rank for every rank that holds any of its experts, as an
+all-to-all of these copies would. How many domains those ranks are in depends on how many experts a token has and on
+where they may be; the name of the operation says it (:class:`simpar.plan.routing.Routing`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Dispatch(Algorithm):
     RATES = ("exchange_efficiency", "exchange_nic_efficiency")
 
     def rate_cap(self, op: str, shape: Shape, values: Mapping[str, float]) -> float | None:
-        """Its kernels hand on every copy by rank and by domain on the multiprocessors that they hold."""
+        """Its kernels pass copies by rank and then copies by domain on, one after the other, on the SMs that they hold.
+
+        Per byte of copies by rank: 1 / near + (copies by domain / copies by rank) / far seconds.
+        """
         if shape.num_domains == 1:
             return None
         routing = Routing.of_op(op)
@@ -47,7 +50,7 @@ class Dispatch(Algorithm):
         return {hop: 1.0, "near_peer_us": shape.per_domain - 1.0, "peer_us": shape.num_domains - 1.0}
 
     def loads(self, op: str, placement: Placement) -> Edges:
-        """Copies by domain on NICs, by device on ports, which they reach from the device on their rail."""
+        """Copies by domain on NICs; copies by device on ports, forwarded by the device on the token's rail."""
         routing, cluster, ranks = Routing.of_op(op), placement.cluster, placement.ranks
         members, beside = placement.members, placement.beside
         shares, which = np.unique(beside / members, return_inverse=True)

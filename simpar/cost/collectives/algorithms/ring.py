@@ -21,9 +21,10 @@ class Ring(Algorithm):
     OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
     def hops(self, op: str, shape: Shape) -> dict[str, float]:
-        """Steps in sequence: N-1, or 2(N-1) for all-reduce; one a domain crosses the network.
+        """Steps in sequence: N-1, or 2(N-1) for all-reduce; one step per domain crosses the network.
 
-        Steps inside domains take longer where a ring spans several, the more devices of a node share its proxies.
+        Where a ring spans several domains, steps inside them take longer the more devices of a node take part, because
+        these share its proxies.
         """
         if shape.num_domains == 1:
             return {"port_hop_us": rounds(op) * (shape.members - 1)}

@@ -40,7 +40,7 @@ class Sharp(Algorithm):
         return {"sharp_us": 1.0, "nvls_us": 1.0 if shape.per_domain > 1 else 0.0}
 
     def loads(self, _op: str, placement: Placement) -> Edges:
-        """S a domain each way on NICs, whatever their number; ports as in the switch, or a ring without it."""
+        """S per domain each way on NICs, whatever the number of domains; ports as under NVLS, or as in a ring."""
         ports = 2.0 * (placement.beside - 1) / placement.beside
         if placement.cluster.profile.scale_up.nvls:
             ports = np.where(placement.beside == 1, 0.0, 1.0 + 1.0 / placement.beside)

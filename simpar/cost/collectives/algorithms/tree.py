@@ -60,9 +60,9 @@ def two_trees(count: int) -> Domains:
 
 
 def as_ring(count: int) -> Domains:
-    """The trees' load of the busiest domain, sent to the next domain.
+    """The two trees as a ring in which every domain sends the load of the busiest one to the next.
 
-    Trees follow the order of the ring, so that they cross leaves no more often; and equal domains stay equal.
+    Trees follow the order of the ring, so they cross leaves no more often, and equal domains stay equal.
     """
     trees = two_trees(count)
     busiest = float(np.bincount(trees.source, trees.volume, count).max())
@@ -70,7 +70,7 @@ def as_ring(count: int) -> Domains:
 
 
 def _mirrored(domain: Ints, count: int) -> Ints:
-    """Places in the second tree: mirrored where the number is even, shifted by one where it is odd."""
+    """Places in the second tree: mirrored where the number of domains is even, shifted by one where it is odd."""
     return count - 1 - domain if count % 2 == 0 else (domain + 1) % count
 
 
