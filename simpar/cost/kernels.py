@@ -28,6 +28,7 @@ HEAD_STEP = 32
 Heads = tuple[Numbers, Numbers, Numbers, Numbers]
 """Shape of attention: batch, queries, heads and the dim of a head."""
 
+AS_FORWARD = -1.0
 DEFAULTS: dict[str, float] = {
     # share of peak that the tensor cores sustain in a long GEMM (power, issue, shared memory)
     "gemm_efficiency": 0.80,
@@ -56,9 +57,9 @@ DEFAULTS: dict[str, float] = {
     # length of a causal sequence at which attention runs at half its rate on long ones (pipeline fill), tokens
     "attention_half_seq": 350.0,
     # time that the last multiprocessors are busy beyond the mean, as a share of the longest block row's; the second
-    # is that of backward kernels, if not 0
+    # is that of backward kernels where it differs
     "attention_tail": 0.45,
-    "attention_backward_tail": 0.0,
+    "attention_backward_tail": AS_FORWARD,
     # share of 16-bit peak in the products of a state-space scan's kernels, see docs/modeling.md
     "scan_forward_efficiency": 0.137,
     "scan_backward_efficiency": 0.036,
@@ -203,7 +204,8 @@ class KernelModel:
         fill = shape_of["attention_half_seq"] / 2.0 / seen
         blocks = batch * seq * heads / QUERY_ROWS
         longest = np.minimum(keys, 2.0 * seen) / seen  # a causal mask's last row is twice as long as the mean
-        tail = ((backward and shape_of["attention_backward_tail"]) or shape_of["attention_tail"]) * longest
+        tail = shape_of["attention_backward_tail"] if backward else AS_FORWARD
+        tail = (shape_of["attention_tail"] if tail == AS_FORWARD else tail) * longest
         # 1 + half_seq / (2 seen) + tail (longest / seen) S / blocks
         stretched = 1.0 + fill + tail * self.device.num_sms / blocks
         # rate at head dim d over that at 128: (d / w(d)) / (128 / w(128)), w(d) = max(d + score_dim, least_dim)

@@ -289,6 +289,26 @@ def test_few_heads_leave_multiprocessors_idle(device: str, measured: tuple[float
         assert expected is None or found == pytest.approx(expected, rel=0.12)
 
 
+def test_backward_kernels_may_have_a_tail_of_their_own_or_none() -> None:
+    """Without a parameter it is that of forward kernels; a parameter of 0 is no tail."""
+    forward = {"attention_half_seq": 0.0, "attention_tail": 0.5, "kernel_latency_us": 0.0}
+
+    def time_s(heads: int, **kernels: float) -> float:
+        device = MODEL.device.model_copy(update={"kernels": {**forward, **kernels}})
+        shape, keys = (1, 4096, heads, 128), {"context": 4096, "seen": 2048}
+        return float(KernelModel(device).attention_time_s(shape, **keys, backward=True))
+
+    few, many = 4, 64  # heads: the rate without a tail is the same
+    for kernels, tail in (
+        ({}, 0.5),
+        ({"attention_backward_tail": 0.2}, 0.2),
+        ({"attention_backward_tail": 0.0}, 0.0),
+    ):
+        stretch = [1 + tail * 2 * MODEL.device.num_sms / (heads * 4096 / 128) for heads in (few, many)]
+        found = [time_s(heads, **kernels) / heads for heads in (few, many)]
+        assert found[0] / found[1] == pytest.approx(stretch[0] / stretch[1])
+
+
 def test_the_last_blocks_end_by_their_longest_row() -> None:
     """The tail is a share of the longest block row: twice the mean under a causal mask, and as many rows as devices."""
     alone = {"attention_half_seq": 0.0, "attention_tail": 0.5, "kernel_latency_us": 0.0}
