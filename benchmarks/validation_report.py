@@ -269,8 +269,8 @@ def _scatter(outcomes: Sequence[Outcome], what: str, path: Path) -> None:
     below.set_yticks([], minor=True)
     below.grid(axis="y", color="0.9", zorder=0)
     axes.legend(fontsize=8, frameon=False, markerscale=2.5)
-    said = "bars: where nine of ten measurements should lie" + "; reserved peaks alone" * (what == "memory")
-    axes.set_title(f"{said}\n{inside:.1%} of {len(everything):,} runs do", fontsize=9, loc="left")
+    said = "bars: 90 % intervals" + "; reserved peaks alone" * (what == "memory")
+    axes.set_title(f"{said}\n{inside:.1%} of {len(everything):,} runs lie in theirs", fontsize=9, loc="left")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

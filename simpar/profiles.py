@@ -47,10 +47,10 @@ def _load(name: str | Path, kind: str, what: str, heirs: tuple[str, ...]) -> tup
     if is_learned(document):
         document = _part(document, kind, part, what)
     elif part:
-        raise UserError(f"{path}: is no learnt file, it has no part {part!r}")
+        raise UserError(f"{path}: is not a learnt file, so it has no part {part!r}")
     here = f"{path.resolve()}#{part}"
     if here in heirs:
-        raise UserError(f"{path} is like itself")
+        raise UserError(f"{path} inherits from itself through 'like'")
     device = document.data.get("device") if isinstance(document.data, dict) else None
     own_device = kind == "clusters" and isinstance(device, dict) and LIKE in device
     if own_device:
@@ -98,7 +98,7 @@ def _inherited(
     except UserError as error:
         raise UserError(f"{place}: like = {name}: {error}") from None
     if not isinstance(base.data, dict):
-        raise UserError(f"{place}: like = {name}: {base.source} is no mapping")
+        raise UserError(f"{place}: like = {name}: {base.source} is not a mapping")
     if "groups" in data and "groups" not in base.data:
         raise UserError(f"{place}: like = {name}: has one kind of nodes, and this file has groups of several")
     given = _rebased(base.data, path.parent, folder)

@@ -42,14 +42,12 @@ class ClusterChoice(_Part):
         description="name of a shipped profile, a profile file, a profile itself, or groups of several kinds of nodes"
     )
     nodes: Count | None = Field(None, description="number of nodes; default 1, or those of the groups")
-    nvls: bool | None = Field(
-        None, description="reduce in the scale-up switch (default: as the profile says)"
-    )
+    nvls: bool | None = Field(None, description="reduce in the scale-up switch (default: from the profile)")
     sharp: bool | None = Field(
-        None, description="reduce in the network's switches (default: as the profile says)"
+        None, description="reduce in the network's switches (default: from the profile)"
     )
     price_per_device_hour: UsdPerHour | None = Field(
-        None, description="what a device costs an hour (default: as the profile says)"
+        None, description="what a device costs an hour (default: from the profile)"
     )
 
     def load(self) -> Cluster:
@@ -311,7 +309,7 @@ def find_scenario(name: str | Path) -> Path:
             raise
         rest = " ".join(remedy for key, remedy in REMEDY.items() if key != "model")
         raise UserError(
-            f"{name}: is a model and no scenario: give --model {str(name).lower()} {rest}"
+            f"{name}: is a model, not a scenario: use --model {str(name).lower()} {rest}"
         ) from None
 
 
@@ -326,7 +324,7 @@ def _chosen(data: dict[str, Any], source: str) -> dict[str, Any]:
         if isinstance(row, dict) and row.get("nodes") == data.get("chosen")
     ]
     if not plans or not isinstance(plans[0], dict):
-        raise UserError(f"{source}: no number of nodes keeps the limits that were set: it has no plan")
+        raise UserError(f"{source}: no number of nodes meets the limits, so there is no plan")
     return plans[0]
 
 

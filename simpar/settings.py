@@ -34,7 +34,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """Key and value of "dotted.key=value"; the value is a YAML scalar. Raises UserError."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UserError(f"--set {text}: wants dotted.key=value, such as plan.zero=1")
+        raise UserError(f"--set {text}: needs dotted.key=value, such as plan.zero=1")
     return key.strip(), _scalar(text, value)
 
 
@@ -55,10 +55,10 @@ def _scalar(text: str, value: str) -> Any:
     try:
         read = YAML(typ="safe", pure=True).load(value)
     except (YAMLError, ValueError):
-        raise UserError(f"--set {text}: {value!r} is no YAML value") from None
+        raise UserError(f"--set {text}: {value!r} is not a YAML value") from None
     items = read if isinstance(read, list) else [read]
     if not all(item is None or isinstance(item, str | int | float) for item in items):
-        raise UserError(f"--set {text}: wants a number, a text, true, false or a list of them")
+        raise UserError(f"--set {text}: needs a number, text, true, false, null or a list of these")
     return read
 
 

@@ -111,8 +111,8 @@ def refuse_whole_vocabulary(stack: Stack) -> None:
     """Raise UserError for a stack that keeps the vocabulary whole, which stages with a sharding of their own split."""
     if stack.memory.whole_vocabulary:
         raise UserError(
-            f"stack {stack.name}: keeps the vocabulary whole on every tensor-parallel rank, operators in roles of "
-            "their own split it; allowed: stages without a sharding of their own, or another stack"
+            f"stack {stack.name}: does not split the vocabulary over tensor-parallel ranks, but stages with their own "
+            "sharding need it split; allowed: stages without their own sharding, or another stack"
         )
 
 

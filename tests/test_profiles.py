@@ -78,7 +78,7 @@ def test_a_part_of_a_file_that_was_not_learnt_is_refused(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text(yaml_text(as_written(load_stack("nemo"))))
     assert load_stack(str(path)).launch == load_stack("nemo").launch
-    with pytest.raises(UserError, match="no learnt file"):
+    with pytest.raises(UserError, match="is not a learnt file"):
         load_stack(f"{path}#nemo")
 
 
@@ -153,8 +153,8 @@ def test_what_is_shown_is_what_is_read(tmp_path):
     ("fields", "words"),
     [
         ({"like": "dgx-h10"}, r"ours.yaml:2: like = dgx-h10: unknown hardware 'dgx-h10'; did you mean 'dgx-h100'"),
-        ({"like": "ours.yaml"}, r"ours.yaml:2: like = ours.yaml: .*ours.yaml is like itself"),
-        ({"like": "other.yaml"}, r"other.yaml:2: like = ours.yaml: .*ours.yaml is like itself"),
+        ({"like": "ours.yaml"}, r"ours.yaml:2: like = ours.yaml: .*ours.yaml inherits from itself through 'like'"),
+        ({"like": "other.yaml"}, r"other.yaml:2: like = ours.yaml: .*ours.yaml inherits from itself through 'like'"),
         ({"like": "missing.yaml"}, "missing.yaml: cannot be read"),
         ({"like": 3}, "ours.yaml:2: like = 3: allowed: the name or the file of a hardware"),
         ({"lik": "dgx-h100"}, "ours.yaml:2: unknown key lik; did you mean 'like'"),

@@ -68,7 +68,7 @@ def _by_how_much(found: HowMany, chosen: Row) -> Iterator[str]:
 
 
 def _how_sure(found: HowMany) -> Iterator[str]:
-    yield "the figures in brackets hold in nine of ten cases"
+    yield "ranges in brackets are 90 % intervals"
     _, *lines = certificate_lines(found)
     yield from lines
 

@@ -27,7 +27,7 @@ def print_how_many(found: HowMany, console: Console) -> None:
         console.print(line, soft_wrap=True)
     console.print()
     columns = [
-        Column(""), Column("nodes"), Column("GPUs", spare=3), Column("days"), Column("nine of ten", spare=4),
+        Column(""), Column("nodes"), Column("GPUs", spare=3), Column("days"), Column("90 % interval", spare=4),
         Column("dollars"), Column("MWh", spare=1), Column("step", spare=2), Column("limits", "left", least=16),
     ]  # fmt: skip
     print_table(console, columns, [_cells(found, row) for row in found.rows])

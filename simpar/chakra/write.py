@@ -108,7 +108,8 @@ def simulated_step(job: Job, cluster: Cluster) -> tuple[StepTraces, int]:
 
 
 def _notes(job: Job, cluster: Cluster, step: StepTraces) -> Iterator[str]:
-    yield f"{step.num_nodes:,} nodes; kernels in a row are one node from 50 us on, times are whole microseconds"
+    joined = "kernels shorter than 50 us are joined with the next ones; times are whole microseconds"
+    yield f"{step.num_nodes:,} nodes; {joined}"
     if job.graph.is_mixture and job.plan.mesh.ep > 1 and job.plan.experts.token_dispatch == "per_node":
         yield "a dispatch of tokens by node is written as the all-to-all of its copies of tokens by rank"
     yield from unsaid(cluster)
@@ -139,7 +140,7 @@ def _page(
         f"        --system-configuration={SYSTEM} --network-configuration={network} \\",
         f"        --remote-memory-configuration={MEMORY}",
     ]
-    for title, rows in (("Lost", lost), ("To know", notes)):
+    for title, rows in (("Lost", lost), ("Notes", notes)):
         if rows:
             lines += ["", f"## {title}", "", *(f"- {row}" for row in rows)]
     return "\n".join(lines) + "\n"

@@ -80,7 +80,7 @@ def export(scenario: str, **values: Any) -> None:
     else:
         foretold = foretell.again(drafted.plan)
         if not foretold.is_allowed and not values["force"]:
-            raise UserError(f"{foretold.said} (--force exports it all the same)")
+            raise UserError(f"{foretold.said} (--force exports it anyway)")
     made = drafted.written(foretold.predicted, *filter(None, [foretold.said]))
     _write(made.files, Path(values["output"]))
     _tell(made.files, [str(loss) for loss in made.lost], made.notes, values)

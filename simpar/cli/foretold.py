@@ -112,7 +112,7 @@ class Foretelling:
 
     def _near(self, plan: Plan, said: str, predicted: str, *, is_sure: bool) -> NearPlan:
         """The text for a plan; predictions of a search belong to another plan and are dropped."""
-        how = "--nearest exports it" if is_sure else "--nearest --force exports it all the same"
+        how = "--nearest exports it" if is_sure else "--nearest --force exports it anyway"
         own = self.source.plan
         plan = plan.model_copy(
             update={"stack": own.stack, "predicted": None if own.predicted is None else {}}

@@ -101,7 +101,7 @@ def _print(found: Mapping[str, Any], screen: Console) -> None:
     screen.print(f"{row}{middle['left_out']:>9.1f}")
     width = found["half_interval_percent"]
     screen.print(
-        f"nine of ten layouts like these: within {width['before']:.0f} % before, {width['after']:.0f} % now"
+        f"90 % of layouts like these are within {width['before']:.0f} % before, {width['after']:.0f} % now"
     )
     if found["layouts"] > 1 and middle["left_out"] >= middle["before"]:
         screen.print("runs that were left out are predicted no better than before: measure more layouts")

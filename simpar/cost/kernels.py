@@ -204,8 +204,8 @@ class KernelModel:
         fill = shape_of["attention_half_seq"] / 2.0 / seen
         blocks = batch * seq * heads / QUERY_ROWS
         longest = np.minimum(keys, 2.0 * seen) / seen  # a causal mask's last row is twice as long as the mean
-        tail = shape_of["attention_backward_tail"] if backward else AS_FORWARD
-        tail = (shape_of["attention_tail"] if tail == AS_FORWARD else tail) * longest
+        given = shape_of["attention_backward_tail"] if backward else AS_FORWARD
+        tail = (shape_of["attention_tail"] if given == AS_FORWARD else given) * longest
         # 1 + half_seq / (2 seen) + tail (longest / seen) S / blocks
         stretched = 1.0 + fill + tail * self.device.num_sms / blocks
         # rate at head dim d over that at 128: (d / w(d)) / (128 / w(128)), w(d) = max(d + score_dim, least_dim)

@@ -92,5 +92,5 @@ def complaint(program: Program, start_ns: Ints, finish_ns: Ints) -> str:
     """The error message for ops that are left (finish -1) when nothing happens any more."""
     stopped = np.flatnonzero((start_ns >= 0) & (finish_ns < 0))
     if len(stopped):
-        return f"{program.describe(int(stopped[0]))} drains over a link without capacity, for ever"
+        return f"{program.describe(int(stopped[0]))} uses a link without capacity and never ends"
     return f"ops wait for each other: {cycle_text(program, start_ns < 0)}"

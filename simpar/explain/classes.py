@@ -26,7 +26,7 @@ def _checked(patterns: tuple[str, ...]) -> tuple[str, ...]:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression ({error})") from None
+            raise ValueError(f"{pattern!r} is not a regular expression ({error})") from None
     if not patterns:
         raise ValueError("needs a pattern")
     return patterns

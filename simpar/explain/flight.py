@@ -130,7 +130,7 @@ def read_flight(path: str | Path, classes: Classes) -> Dump:
     data = _data(path)
     entries = data.get("entries")
     if not isinstance(entries, list) or not isinstance(data.get("pg_config"), dict):
-        raise UserError(f"{path}: has no entries and pg_config: is no dump of NCCL's flight recorder")
+        raise UserError(f"{path}: has no entries and pg_config: not a dump of NCCL's flight recorder")
     groups = {}
     for name, about in data["pg_config"].items():
         if isinstance(about, dict):
@@ -154,7 +154,7 @@ def read_flight(path: str | Path, classes: Classes) -> Dump:
         read = tuple(_entry(each, groups, classes) for each in entries)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
-            f"{path}: an entry is malformed ({error!r}): is no dump of NCCL's flight recorder"
+            f"{path}: an entry is malformed ({error!r}): not a dump of NCCL's flight recorder"
         ) from None
     return Dump(str(path), rank, read)
 
@@ -173,7 +173,7 @@ def _data(path: str | Path) -> Mapping[str, Any]:
             content = stream.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise UserError(
-                f"{path}: larger than {MOST_BYTES // GIB} GiB: is no dump of NCCL's flight recorder"
+                f"{path}: larger than {MOST_BYTES // GIB} GiB: not a dump of NCCL's flight recorder"
             )
         data = _Plain(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
     except OSError as error:
@@ -188,9 +188,9 @@ def _data(path: str | Path) -> Mapping[str, Any]:
         MemoryError,
     ) as error:
         reason = str(error).splitlines()[0] if str(error) else "cut short"
-        raise UserError(f"{path}: is no good dump of NCCL's flight recorder ({reason})") from None
+        raise UserError(f"{path}: is not a valid dump of NCCL's flight recorder ({reason})") from None
     if not isinstance(data, dict):
-        raise UserError(f"{path}: is no dump of NCCL's flight recorder")
+        raise UserError(f"{path}: is not a dump of NCCL's flight recorder")
     return data
 
 

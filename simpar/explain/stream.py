@@ -59,11 +59,11 @@ class EventStream:
             self._at += 1
             yield from self._object()
         else:
-            raise UserError(f"{self.path}: {'is no trace' if first else 'is empty'}: {_WANTED}")
+            raise UserError(f"{self.path}: {'is not a trace' if first else 'is empty'}; {_WANTED}")
         if self._peek():
             raise UserError(f"{self.path}: there is text after its end; {_WANTED}")
         if not self._found:
-            raise UserError(f"{self.path}: has no {EVENTS}: {_WANTED}")
+            raise UserError(f"{self.path}: has no {EVENTS}; {_WANTED}")
 
     def _object(self) -> Iterator[Event]:
         """Keys of the file; header keys are kept, events are yielded."""
@@ -77,7 +77,7 @@ class EventStream:
             self._at += 1
             if key == EVENTS:
                 if self._peek() != "[":
-                    raise UserError(f"{self.path}: {EVENTS} is no list: {_WANTED}")
+                    raise UserError(f"{self.path}: {EVENTS} is not a list; {_WANTED}")
                 yield from self._array()
             else:
                 self.header[key] = self._value()
@@ -155,7 +155,7 @@ class EventStream:
         raise UserError(f"{self.path}: not valid JSON after {self._read} events, near {near!r}")
 
 
-_WANTED = "wanted is what torch.profiler's export_chrome_trace writes, .json or .json.gz"
+_WANTED = "allowed: a file of torch.profiler's export_chrome_trace, .json or .json.gz"
 
 
 def _unpacked(raw: BinaryIO) -> BinaryIO:

@@ -149,9 +149,7 @@ def _parting(found: Measured, against: Against) -> Iterator[str]:
     inside = (
         sure is not None and sure.step_time_interval_s[0] <= found.step_time_s <= sure.step_time_interval_s[1]
     )
-    expected = (
-        "" if sure is None else f" ({'inside' if inside else 'outside'} of what nine in ten such runs take)"
-    )
+    expected = "" if sure is None else f" ({'inside' if inside else 'outside'} the 90 % interval)"
     yield f"measured {off:+.1%} against predicted{expected}: {', '.join(words) or 'no part differs by 1 % of the step'}"
     yield f"MFU {against.mfu(found):.1%} measured, {against.result.speed.mfu:.1%} predicted"
     if against.memory is not None:
@@ -167,7 +165,7 @@ def _print_changes(found: Changes, screen: Console) -> None:
         soft_wrap=True,
     )
     columns = [
-        Column("change", "left", least=20), Column("gain"), Column("nine in ten", spare=1), Column("fits"),
+        Column("change", "left", least=20), Column("gain"), Column("90 % interval", spare=1), Column("fits"),
     ]  # fmt: skip
     rows = []
     worth = [each for each in found.gains if not each.refused and (each.gain_s or 0.0) > 0]

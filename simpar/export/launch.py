@@ -85,8 +85,8 @@ STARTS = {
     "local.sh": "`./local.sh` starts it on this machine",
     "slurm.sh": "`sbatch slurm.sh` under SLURM",
     "pytorchjob.yaml": (
-        "`kubectl apply -f pytorchjob.yaml` on Kubernetes with Kubeflow's trainer, where a volume claim `simpar` has "
-        f"this folder and `{IMAGE}` is replaced by an image with the framework"
+        "`kubectl apply -f pytorchjob.yaml` on Kubernetes with Kubeflow's trainer, once a volume claim named `simpar` "
+        f"holds this folder and `{IMAGE}` is replaced by an image with the framework"
     ),
 }
 """How each launcher is started, by file."""
@@ -175,5 +175,5 @@ def readme(
         lines += ["", "## Lost", "", "The plan says these, the files do not:", "", *gone]
     told = [f"- {note}" for note in notes]
     if told:
-        lines += ["", "## To know", "", *told]
+        lines += ["", "## Notes", "", *told]
     return "\n".join(lines) + "\n"

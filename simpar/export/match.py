@@ -59,7 +59,7 @@ def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
     if not found:
         shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
         return f"No shipped model has {shape}: give --model when the plan is used."
-    return f"The sizes are those of {', '.join(found)}: the first is taken." if len(found) > 1 else ""
+    return f"The sizes are those of {', '.join(found)}; the first is used." if len(found) > 1 else ""
 
 
 def unlike(graph: ModelGraph, sizes: Mapping[str, int], name: str | None) -> dict[str, tuple[int, int]]:

@@ -36,7 +36,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_axis(s, "ep", "dense models have no experts")
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
     yield from rules.only_schedules(s, ENGINES)
-    yield from rules.no_axis(s, "cp", "which tokens a rank of its ring holds is no option")
+    yield from rules.no_axis(s, "cp", "the assignment of tokens to ring ranks cannot be set")
     yield from _sharding(s)
     if s.plan.mesh.pp > 1 and s.plan.pipeline.layers not in (None, layers_by_cost(s.graph, s.plan.mesh.pp)):
         yield Loss("layers", s.plan.pipeline.layers, "blocks are spread over stages by their cost")

@@ -42,7 +42,7 @@ def reported(path: str, chosen: Chosen) -> Observed:
         peak = _peak(case, report["measured"])
         scatter = (spread["p90"] - spread["p10"]) / (2 * time_s * report["measured"]["steps_measured"] ** 0.5)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder}: is no folder of simpar run ({error!r})") from None
+        raise UserError(f"{folder}: is not a folder of simpar run ({error!r})") from None
     return Observed(case, time_s, scatter=scatter, label=label, peak=peak)
 
 
@@ -55,7 +55,7 @@ def _peak(case: Case, measured: Mapping[str, Any]) -> Peak | None:
 def _data(path: Path) -> Mapping[str, Any]:
     found = files.load(path).data
     if not isinstance(found, dict):
-        raise UserError(f"{path}: is no file of simpar run")
+        raise UserError(f"{path}: is not a file of simpar run")
     return found
 
 

@@ -176,7 +176,7 @@ def _grid(plan: Plan, target: Target) -> None:
     if grid is None:
         raise UserError(f"{what}: needs tp > 1; allowed: 1d")
     if target.graph.is_mixture or len(target.graph.scopes) > 1:
-        raise UserError(f"{what}: {target.graph.name} is no dense model of one tower; allowed: 1d")
+        raise UserError(f"{what}: {target.graph.name} is not a dense model with a single tower; allowed: 1d")
     if target.graph.has_state:
         raise UserError(f"{what}: {target.graph.name} has state-space layers; allowed: 1d")
     if plan.mesh.cp > 1 or plan.runs_slices:
@@ -252,7 +252,7 @@ def _context(plan: Plan, target: Target) -> None:
     kv_heads = max(target.graph.dims["kv_heads"] // plan.mesh.tp, 1)
     if heads % plan.ulysses or (kv_heads % plan.ulysses and plan.ulysses % kv_heads):
         raise UserError(
-            f"plan.ulysses = {plan.ulysses}: exchanges heads, of which a rank has {heads} ({kv_heads} key-value); "
+            f"plan.ulysses = {plan.ulysses}: splits the heads of a rank, which has {heads} ({kv_heads} key-value); "
             f"allowed: {_divisors(gcd(cp, heads))}"
         )
 

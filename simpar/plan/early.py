@@ -28,7 +28,8 @@ def check_early(plan: Plan) -> None:
     named = SCHEDULES.get(plan.schedule)
     if plan.runs_slices or named is None or named.pairs:  # tables of the user's may have pairs, too
         raise UserError(
-            f"{what}: plan.schedule = {plan.schedule} runs passes together or in pieces; allowed: the others"
+            f"{what}: plan.schedule = {plan.schedule} may overlap passes or cut sequences into slices; allowed: named "
+            "schedules that do neither"
         )
     if data.zero == 3 and data.reshard_after_forward and plan.mesh.gradient_ranks > data.hsdp:
         raise UserError(

@@ -51,7 +51,7 @@ def refuse_staged(plan: Plan) -> None:
                 f"plan.{axis} = {getattr(mesh, axis)}: stages have meshes of their own; allowed: {size}"
             )
     refused: tuple[tuple[object, str, object], ...] = (
-        (plan.pipeline.vpp > 1, f"plan.vpp = {plan.pipeline.vpp}: stages of their own are on one rank", 1),
+        (plan.pipeline.vpp > 1, f"plan.vpp = {plan.pipeline.vpp}: a rank runs one chunk", 1),
         (plan.schedule in FOLDED, f"plan.schedule = {plan.schedule}: has every stage twice", "the others"),
         (
             plan.runs_slices,
@@ -60,25 +60,25 @@ def refuse_staged(plan: Plan) -> None:
         ),
         (
             plan.tensor_parallel.tp_method != "1d",
-            f"plan.tp_method = {plan.tensor_parallel.tp_method}: stages",
+            f"plan.tp_method = {plan.tensor_parallel.tp_method}: stages have meshes of their own",
             "1d",
         ),
         (apart(plan), f"plan.sync = {data.sync}: stages reduce inside the step", "bsp without servers"),
-        (data.kind == "single_process", "plan.kind = single_process: drives one stage", "ddp, fsdp"),
+        (data.kind == "single_process", "plan.kind = single_process: supports a single stage", "ddp, fsdp"),
         (
             OPTIMAL in [policy, *(stage.recompute for stage in stages)],
-            f"plan.recompute = {OPTIMAL}: is chosen for one layout",
+            f"plan.recompute = {OPTIMAL}: is solved for one layout of all stages",
             "any other",
         ),
         (has_sampled_loads(plan), "plan.expert_load = sampled: loads of stages are alike", "expected"),
         (
             policy != "none" and any(stage.recompute != policy for stage in stages),
-            f"plan.recompute = {policy}: every stage says its own",
+            f"plan.recompute = {policy}: every stage states its own",
             "none, or what all of plan.stages say",
         ),
         (
             layers not in (None, own),
-            f"plan.layers = {list(layers or ())}: every stage says its own",
+            f"plan.layers = {list(layers or ())}: every stage states its own",
             f"none, or the stages' {list(own)}",
         ),
         (

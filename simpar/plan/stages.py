@@ -195,8 +195,8 @@ def _check_ways(stage: StagePlan, block: Block, graph: ModelGraph, where: str) -
         for before, state in zip(written.get(name) or after, after, strict=True):
             if (before, state) not in CONVERSIONS:
                 raise UserError(
-                    f"{where}.{reader}: {name} is written as {before} and read as {state}, between which there is no "
-                    "change; allowed: other roles of either"
+                    f"{where}.{reader}: {name} is written as {before} and read as {state}, and no exchange turns one "
+                    "into the other; allowed: other roles of either"
                 )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CELL_WIDTH, CELL_HEIGHT = 1.6, 1.02
-WHAT = "MFU and memory; predicted step, and where nine of ten measured ones lie; layout"
+WHAT = "MFU and memory; predicted step and its 90 % interval; layout"
 DARK = 0.6  # share of the colour scale above which letters are white
 
 

@@ -128,7 +128,7 @@ def plot_memory(result: Result) -> Figure:
                 facecolor="none",
                 edgecolor=BAND_EDGE,
                 hatch=BAND_HATCH,
-                label="reserved peak, nine of ten cases",
+                label="reserved peak, 90 % interval",
             )
         )
     ncols = len(handles) if columns > 1 else 4
@@ -158,7 +158,7 @@ def plot_breakdown(result: Result) -> Figure:
     if known is not None:
         longest_s = known.step_time_interval_s[1]
         around = abs(np.array(known.step_time_interval_s) - result.step_time_s)[:, None] / scale
-        names.append("measured step,\nnine of ten cases")
+        names.append("measured step,\n90 % interval")
         axes.errorbar(
             result.step_time_s / scale, len(parts), xerr=around, fmt="o", ms=4, color=INK, capsize=4
         )

@@ -63,7 +63,7 @@ def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:
     """Column names, then a row per choice: keys, step, MFU, busy and exposed time by kind, memory."""
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
     columns = (f"{kind} busy / exposed" for kind in kinds)
-    head = (*rows[0].choice, "step", "nine of ten", "MFU", *columns, "memory", "")
+    head = (*rows[0].choice, "step", "90 % interval", "MFU", *columns, "memory", "")
     lines = [head]
     for row in rows:
         values = tuple(row.choice.values())

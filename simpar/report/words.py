@@ -151,7 +151,7 @@ def step_time_words(result: Result) -> str:
     step = format_seconds(result.step_time_s)
     if result.certainty is None:
         return step
-    return f"{step} ({interval_words(result.certainty.step_time_interval_s)} in nine of ten cases)"
+    return f"{step} (90 % interval {interval_words(result.certainty.step_time_interval_s)})"
 
 
 def interval_words(interval_s: Sequence[float]) -> str:

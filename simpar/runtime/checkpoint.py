@@ -273,13 +273,13 @@ class SafeReader(dcp.FileSystemReader):
             with file.open("rb") as stream:
                 index = _IndexUnpickler(stream).load()
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, IndexError) as error:
-            raise UserError(f"{file}: is no index of a checkpoint ({error})") from None
+            raise UserError(f"{file}: is not the index of a checkpoint ({error})") from None
         entries = getattr(index, "state_dict_metadata", None)
         if not isinstance(index, Metadata) or not isinstance(entries, dict):
-            raise UserError(f"{file}: is no index of a checkpoint")
+            raise UserError(f"{file}: is not the index of a checkpoint")
         strange = [name for name, entry in entries.items() if not isinstance(entry, TensorStorageMetadata)]
         if strange:
-            raise UserError(f"{file}: {strange[0]} is no tensor; allowed: checkpoints of simpar run")
+            raise UserError(f"{file}: {strange[0]} is not a tensor; allowed: checkpoints of simpar run")
         if index.storage_meta is None:
             index.storage_meta = StorageMeta()
         index.storage_meta.load_id = self.load_id

@@ -132,7 +132,7 @@ def load_tokenizer(path: str) -> Callable[[str], list[int]]:
     try:
         loaded = Tokenizer.from_file(path)
     except Exception as error:  # noqa: BLE001 - the library raises bare exceptions for every fault of the file
-        raise UserError(f"{path}: is no tokenizer.json ({printable(str(error))[:120]})") from None
+        raise UserError(f"{path}: is not a tokenizer.json ({printable(str(error))[:120]})") from None
     return lambda text: list(loaded.encode(text).ids)
 
 

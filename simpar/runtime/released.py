@@ -33,7 +33,7 @@ class Released:
         """The weights of a folder, which must match the model. Raises UserError."""
         if not folder.is_dir():
             raise UserError(
-                f"--init-from {folder}: is no folder; allowed: one with {CONFIG} and safetensors files"
+                f"--init-from {folder}: is not a folder; allowed: one with {CONFIG} and safetensors files"
             )
         if not (folder / CONFIG).is_file():
             raise UserError(f"--init-from {folder}: has no {CONFIG}; allowed: a folder of released weights")
@@ -102,7 +102,7 @@ def _names(path: Path) -> list[str]:
         with opened(path, framework="np") as found:
             return list(found.keys())
     except Exception as error:  # noqa: BLE001 - the library raises one class of its own, which it does not export
-        raise UserError(f"{path}: is no whole safetensors file ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{path}: is not a whole safetensors file ({str(error).splitlines()[0]})") from None
 
 
 def opener() -> Any:

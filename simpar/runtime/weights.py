@@ -138,7 +138,7 @@ def _opened(path: Path) -> Any:
         return opened(path, framework="pt")
     except Exception as error:  # noqa: BLE001 - the library raises one class of its own, which it does not export
         raise UserError(
-            f"{path}: is no whole safetensors file ({str(error).splitlines()[0]}); allowed: the shard as released"
+            f"{path}: is not a whole safetensors file ({str(error).splitlines()[0]}); allowed: the shard as released"
         ) from None
 
 

@@ -30,7 +30,7 @@ Held = int | float | str | None
 BY_REGRET = "regret"
 """The default objective."""
 OBJECTIVES = {
-    BY_REGRET: "the step of the least expected regret, of those not to be told apart from the shortest",
+    BY_REGRET: "the step with the least expected regret among those tied with the shortest",
     "time": "the shortest step, as predicted",
     "cost": "the fewest dollars a step, over numbers of nodes",
     "energy": "the least energy a step, over numbers of nodes",
@@ -74,7 +74,7 @@ class Constraints:
         for policy in wanted if isinstance(wanted, list | tuple) else (wanted,):
             if says_layers(str(policy)):
                 raise UserError(
-                    f"plan.recompute = {policy}: is chosen for one layout, not searched; allowed: none, selective, "
+                    f"plan.recompute = {policy}: is a choice for one layout, not searched; allowed: none, selective, "
                     f"full, every:C, and {OPTIMAL}, which makes that choice for every layout"
                 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from simpar.errors import UserError
 from simpar.models.graph import INPUT, Attention, Block, Operator, Size, Weight, evaluate, term
@@ -91,7 +91,7 @@ class BlockReader:
     def _dims(self) -> dict[str, int]:
         """The block's own dims: the width of its stream, and its length where that is not the training's."""
         main = self._main
-        hidden = self.arriving if self.place == HEAD else _width(main)
+        hidden = self.arriving if self.place == HEAD else main.columns
         found = {"hidden": hidden, **self.roles.dims}
         rows = main.rows if self.place != HEAD else self._first_rows()
         if rows and len(rows) == 1 and rows[0][1] == ("batch",):
@@ -284,7 +284,7 @@ class BlockReader:
             return []
         source = self._input(self.segment.output)
         rows = self._rows(self._main.rows, self._main) if draft is not None else term("batch", "seq")
-        return [Operator("pass", "add", rows, self._size(_width(self._main)), "sequence", inputs=(source,))]
+        return [Operator("pass", "add", rows, self._size(self._main.columns), "sequence", inputs=(source,))]
 
     def _passes(self) -> Size:
         """Number of elements that travel to the next block beside the output."""
@@ -292,7 +292,7 @@ class BlockReader:
         for value in self.segment.carried:
             draft = self.values[value]
             rows = term("batch", MEMORY) if value == self.segment.memory else draft.rows
-            total = (*total, *times(rows, self._size(_width(draft))))
+            total = (*total, *times(rows, self._size(draft.columns)))
         return total
 
 
@@ -308,21 +308,11 @@ def _without_passes_on(drafts: list[Draft], output: str) -> list[Draft]:
     return found
 
 
-def _width(draft: Draft) -> int:
-    """Columns of a draft; of pictures, whose rows are counted by channels, all of them."""
-    return draft.columns
-
-
 def as_block(name: str, traced: Traced, scope: str) -> Block:
     """The block under a name, in a scope of dims."""
     return Block(name, traced.operators, scope, traced.passes)
 
 
-def joined_passes(traced: Traced, passes: Size) -> Traced:
-    """The block with the values that blocks equal to it pass on."""
-    return replace(traced, passes=passes)
-
-
 __all__ = [
-    "EMBEDDING", "HEAD", "LAYER", "MEMORY", "BlockReader", "Sharing", "Traced", "as_block", "divided", "joined_passes",
+    "EMBEDDING", "HEAD", "LAYER", "MEMORY", "BlockReader", "Sharing", "Traced", "as_block", "divided",
 ]  # fmt: skip

@@ -223,7 +223,7 @@ def _output(roles: Roles, made: dict[str, Draft], draft: Draft, *, prefix: str) 
     """Name the output projection after an attention, and the drafts between."""
     between, product = _behind(roles, made, draft)
     if product is None or product.contraction != draft.columns:
-        roles.refusal = roles.refusal or "an attention without a product behind it"
+        roles.refusal = roles.refusal or "an attention without an output projection"
         return
     for each in between:
         roles.inner.add(each.name)

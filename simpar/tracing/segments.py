@@ -126,7 +126,7 @@ def _chained(name: str, parts: list[tuple[str, list[Draft]]]) -> list[Segment]:
         newest = [value for value in reads if home[value] == at] or reads
         output = newest[0] if newest else drafts[-1].outputs[-1]
         if at + 1 < len(parts) and not newest and not _starts_anew(parts[at + 1][1]):
-            raise UserError(f"model = {name}: {key or 'a block'} is not read by the block behind it")
+            raise UserError(f"model = {name}: {key or 'a block'} is not read by the next block")
         carried = tuple(value for value in live if value != output)
         group = key.rpartition(".")[0] if key else ""
         arrives = found[-1].output if found else ""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario
 
 Part = dict[str, Any]
-DIED = "the process that works beside the page ended unexpectedly (out of memory?); the next request starts another"
+DIED = "the background process ended unexpectedly (out of memory?); the next request starts another"
 
 
 class Beside:

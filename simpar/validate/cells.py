@@ -18,6 +18,11 @@ def text(row: Row, name: str) -> str:
     return (row.get(name) or "").strip()
 
 
+def shown(row: Row, name: str) -> str:
+    """A column as printed: without the ".0" that spreadsheets add to whole numbers."""
+    return text(row, name).removesuffix(".0")
+
+
 def number(row: Row, name: str) -> float | None:
     """A column as a finite number, None if blank. Raises Unmodelled for anything else."""
     value = text(row, name)
@@ -26,7 +31,7 @@ def number(row: Row, name: str) -> float | None:
     try:
         read = float(value)
     except ValueError:
-        raise Unmodelled(f"{name} is no number") from None
+        raise Unmodelled(f"{name} is not a number") from None
     if not math.isfinite(read):
         raise Unmodelled(f"{name} is not finite")
     return read
@@ -59,7 +64,7 @@ def whole(row: Row, name: str, default: int | None = None) -> int:
             raise Unmodelled(f"{name} not published")
         return default
     if value < 1 or value != int(value):
-        raise Unmodelled(f"{name} = {value:g} is no positive integer")
+        raise Unmodelled(f"{name} = {value:g} is not a positive integer")
     return int(value)
 
 

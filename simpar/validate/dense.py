@@ -66,7 +66,7 @@ def _head_dim(row: Row, name: str, hidden: int, heads: int) -> int:
     if name.lower().startswith("maxtext"):
         return MAXTEXT_HEAD_DIM
     if hidden % heads:
-        raise Unmodelled("hidden is no multiple of n_heads")
+        raise Unmodelled("hidden is not a multiple of n_heads")
     return hidden // heads
 
 

@@ -218,7 +218,7 @@ def _recompute(row: Row) -> str:
         return "selective"
     if words.startswith("full") or words in ON:
         return "full"
-    raise Unmodelled(f"recompute {words!r} is no word that is known")
+    raise Unmodelled(f"recompute {words!r} is not a known word")
 
 
 def _precision(row: Row) -> str:
@@ -233,7 +233,7 @@ def _precision(row: Row) -> str:
     if words and not re.search(r"bf16|fp16|bfloat16|float16|half|mixed|amp", words):
         if words in ("fp32", "float32"):
             return "fp32"
-        raise Unmodelled(f"precision {words!r} is no word that is known")
+        raise Unmodelled(f"precision {words!r} is not a known word")
     return "fp16" if words.startswith("fp16") and "v100" in text(row, "gpu_type").lower() else "bf16"
 
 
@@ -243,7 +243,7 @@ def _schedule(row: Row, vpp: int) -> str:
         return named
     usual = "|".join(each.names.pattern for each in SCHEDULES.values() if each.usual)
     if words and words not in OFF and not re.search(usual, words):
-        raise Unmodelled(f"schedule {words!r} is no word that is known")
+        raise Unmodelled(f"schedule {words!r} is not a known word")
     return usual_schedule(vpp)
 
 
@@ -291,5 +291,5 @@ def _sharding(row: Row, dp: int, *, per_node: int, sharded: bool) -> dict[str, o
     if "optimizer" in words or (sharded and not words):
         return {"zero": 1} if dp > 1 else {"zero": 0}
     if words and words not in OFF and not re.search("ddp|none", words):
-        raise Unmodelled(f"sharding {words!r} is no word that is known")
+        raise Unmodelled(f"sharding {words!r} is not a known word")
     return {"zero": 0}

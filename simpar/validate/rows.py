@@ -159,7 +159,7 @@ def _hardware(row: Row, devices: int, on: tuple[str, int] | None) -> tuple[str, 
     name, usual = on or (named_hardware(row), devices_of_node(device))
     per_node = min(whole(row, "gpus_per_node", usual), devices)
     if devices % per_node:
-        raise Unmodelled("n_gpus is no multiple of gpus_per_node")
+        raise Unmodelled("n_gpus is not a multiple of gpus_per_node")
     return name, per_node
 
 

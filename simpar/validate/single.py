@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simpar.validate import collectives, kernels
-from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validate.cells import Row, Unmodelled, shown, text
 from simpar.validate.predict import Prediction
 from simpar.validate.rows import Measured
 from simpar.validate.summary import Outcome
@@ -40,17 +40,12 @@ def _parsed(row: Row, *, of_kernels: bool) -> kernels.Kernel | collectives.Call 
 
 def _label(row: Row) -> str:
     """The name of an operation in a report: its kind, its shape, and where it ran."""
-    sizes = [_whole(text(row, name)) for name in ("m", "n", "k") if text(row, name)]
+    sizes = [shown(row, name) for name in ("m", "n", "k") if text(row, name)]
     named = {"batch": "b", "seq_len": "s", "n_heads": "h", "head_dim": "d", "message_bytes": "bytes "}
-    shape = [f"{mark}{_whole(text(row, name))}" for name, mark in named.items() if text(row, name)]
+    shape = [f"{mark}{shown(row, name)}" for name, mark in named.items() if text(row, name)]
     words = [text(row, "op"), text(row, "direction"), " x ".join(sizes), *shape, text(row, "gpu_type")]
-    where = f"on {_whole(text(row, 'n_gpus'))}" if text(row, "n_gpus") else ""
+    where = f"on {shown(row, 'n_gpus')}" if text(row, "n_gpus") else ""
     return " ".join(word for word in (*words, where) if word)
-
-
-def _whole(figure: str) -> str:
-    """A number as printed, without the ".0" that spreadsheets add to whole numbers."""
-    return figure.removesuffix(".0")
 
 
 def _outcome(line: int, row: Row, parsed: Any, predicted: float | str | None) -> Outcome:

@@ -11,7 +11,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.units import GIB
-from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validate.cells import Row, Unmodelled, shown, text
 from simpar.validate.chosen import AS_NAMED, Chosen
 from simpar.validate.columns import unread
 from simpar.validate.layers import layer_time_s, of_a_layer
@@ -59,7 +59,7 @@ def read_table(path: str | Path) -> list[Row]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: is no CSV table ({error})") from None
+        raise UserError(f"{path}: is not a CSV table ({error})") from None
     if not names:
         raise UserError(f"{path}: is empty; a measured table needs {', '.join(NEEDED)}")
     missing = [name for name in NEEDED if name not in names]
@@ -119,9 +119,9 @@ def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
 def label(row: Row) -> str:
     """The name of a row: model, devices and layout."""
     layout = " ".join(
-        f"{axis}{text(row, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp") if text(row, axis)
+        f"{axis}{shown(row, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp") if text(row, axis)
     )
-    return f"{text(row, 'model_name')} on {text(row, 'n_gpus')} {layout}".strip()
+    return f"{text(row, 'model_name')} on {shown(row, 'n_gpus')} {layout}".strip()
 
 
 def suspect(row: Row) -> str:

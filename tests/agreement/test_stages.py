@@ -136,7 +136,7 @@ def test_stages_of_one_kind_are_the_uniform_plan(stack, flat, model, hardware):
 def test_a_vocabulary_that_is_kept_whole_has_no_roles():
     """One line says so."""
     plan = simpar.Plan(tp=2, dp=8, kind="ddp")
-    with pytest.raises(UserError, match="stack kempnerforge: keeps the vocabulary whole"):
+    with pytest.raises(UserError, match="stack kempnerforge: does not split the vocabulary"):
         both(small("llama-3.2-1b"), plan, stack="kempnerforge")
 
 

@@ -127,7 +127,7 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
         (["simulate", "gpt2-laptop", "--model", "gpt5"], "gpt5"),
         (["simulate", "gpt2-laptop", "--hardware", "dgx-h1000"], "did you mean 'dgx-h100'"),
         (["simulate", "gpt2-laptop", "--hardware", "DGX-H100"], "did you mean 'dgx-h100'"),
-        (["simulate", "Llama-3-8B"], "is a model and no scenario: give --model llama-3-8b --hardware NAME"),
+        (["simulate", "Llama-3-8B"], "is a model, not a scenario: use --model llama-3-8b --hardware NAME"),
         (["simulate", "gpt2-laptop", "--gpus", "8"], "did you mean --nodes"),
         (
             ["simulate", "gpt2-laptop", "--schedule", "zero-bubble"],
@@ -139,7 +139,7 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
         (["simulate", "gpt2-laptop", "--seq-len", "4k"], "write the number out: 4096 or 4000"),
         (["simulate", "gpt2-laptop", "--global-batch=2M"], "write the number out: 2097152 or 2000000"),
         (["simulate", "gpt2-laptop", "--vpp", "2"], "--vpp 2: chunks are those of pipeline ranks"),
-        (["compare", "llama-3-8b", "gpt2-laptop"], "is a model and no scenario"),
+        (["compare", "llama-3-8b", "gpt2-laptop"], "is a model, not a scenario"),
         (["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),
         (["simulate", "gpt2-laptop", "--engine", "magic"], "magic"),
         (["simulate", "gpt2-laptop", "--seq-len", "1000000000000000"], "training.seq_len = 1000000000000000"),

@@ -114,12 +114,12 @@ def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, ca
     assert "Under simpar, the stack of torch, the plan is at the limit: 80.8 GiB of 79.2 GiB" in error
     assert "GiB of 79.2 GiB" in error
     assert "under megatron, for which it was made, " in error
-    assert error.endswith("(--force exports it all the same)")
+    assert error.endswith("(--force exports it anyway)")
     assert "\n" not in error
     assert not out.exists()
     assert cli.run([*lossless, "--force", "--json", "-"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
-    assert error.removesuffix(" (--force exports it all the same)") in notes
+    assert error.removesuffix(" (--force exports it anyway)") in notes
     assert cli.run(["export", str(plan), "--to", "torchtitan", "-o", str(out)]) == 0
     said = capsys.readouterr().out
     there = re.search(
@@ -153,7 +153,7 @@ def test_what_fits_less_surely_than_is_wanted_is_refused(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "Under megatron, the stack of megatron, the plan fits: " in error
     assert f"{100 * sure:.0f} % sure" in error
-    assert "--fit-probability 0.95 is wanted (--force exports it all the same)" in error
+    assert "--fit-probability 0.95 is wanted (--force exports it anyway)" in error
     assert not out.exists()
     assert cli.run([*command, "--fit-probability", f"{sure - 0.01:.3f}"]) == 0
     assert cli.run([*command, "--force"]) == 0
@@ -259,7 +259,7 @@ def test_a_nearest_plan_fits_or_is_refused(tmp_path, capsys):
     assert cli.run(command) == 2
     refused = capsys.readouterr().err
     assert "the nearest that it can: zero = 1: does not fit: " in refused
-    assert "(--nearest --force exports it all the same)" in refused
+    assert "(--nearest --force exports it anyway)" in refused
     assert not out.exists()
     assert cli.run([*command, "--force"]) == 0
     assert (

@@ -105,7 +105,7 @@ def test_an_answer_by_numbers_of_nodes_is_its_choice(tmp_path, capsys):
     assert cli.run([*of_run, "--deadline", "1 s"]) == 3
     capsys.readouterr()
     assert cli.run(["simulate", str(path)]) == 2
-    assert "days.json: no number of nodes keeps the limits" in capsys.readouterr().err
+    assert "days.json: no number of nodes meets the limits" in capsys.readouterr().err
 
 
 def test_a_checked_launch_is_simulated(tmp_path, capsys):

@@ -245,7 +245,7 @@ def test_a_grid_of_searches_is_drawn_as_a_heat_map(tmp_path, capsys):
         == 0
     )
     said = capsys.readouterr().out
-    assert all(words in said for words in ("nothing fits", "nine of ten", "over 99 % sure"))
+    assert all(words in said for words in ("nothing fits", "90 % interval", "over 99 % sure"))
     cells = json.loads(grid.read_text())["cells"]
     assert [(cell["model"], cell["nodes"]) for cell in cells] == [
         (model, nodes) for model in ("tiny-llama", "llama-3.1-405b") for nodes in (1, 2)

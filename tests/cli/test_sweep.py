@@ -40,7 +40,7 @@ def test_every_combination_is_simulated(tmp_path: Path, capsys: pytest.CaptureFi
     assert head.startswith("bucket_bytes,sharp,step_time_s,step_time_low_s")
     assert len(lines) == 4
     capsys.readouterr()
-    assert all(words in said for words in ("* fastest that fits", "nine of ten", "fits, over 99 % sure"))
+    assert all(words in said for words in ("* fastest that fits", "90 % interval", "fits, over 99 % sure"))
     rows = json.loads(path.read_text())["sweep"]
     assert len(rows) == 4
     for row in rows:

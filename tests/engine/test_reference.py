@@ -115,7 +115,7 @@ def test_a_link_that_fails_and_recovers_stops_its_flows_meanwhile():
 
 def test_a_flow_on_a_dead_link_is_reported():
     """If nothing will ever bring it back, the message names the flow."""
-    with pytest.raises(ProgramError, match="op 0 op of gpu drains over a link without capacity"):
+    with pytest.raises(ProgramError, match="op 0 op of gpu uses a link without capacity"):
         reference.run(flows([KB], [[0]]), [LinkChange(500, 0, 0)])
 
 

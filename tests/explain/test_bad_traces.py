@@ -57,7 +57,7 @@ def test_gzip_that_is_none_or_damaged(good):
     ("text", "said"),
     [
         ("", "is empty"), ("hello", "no line of a training step"), ("{}", "has no traceEvents"),
-        ('{"traceEvents": 3}', "is no list"), ('{"traceEvents": []}', "no kernel and no operator"),
+        ('{"traceEvents": 3}', "is not a list"), ('{"traceEvents": []}', "no kernel and no operator"),
         ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": "x", "dur": 1}]}', "no good ts"),
         ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": -1}]}', "no good ts"),
         ('{"traceEvents": [nope]}', "not valid JSON"), ('{"traceEvents": []} more', "text after its end"),

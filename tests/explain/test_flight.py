@@ -84,8 +84,9 @@ def test_pickles_that_name_code_are_refused(tmp_path, capsys):
     assert capsys.readouterr().out == ""
     good = dump(tmp_path, 0, [entry(1)]).read_bytes()
     for content, said in (
-        (good[:-30], "no good dump"), (pickle.dumps([1]), "is no dump"), (pickle.dumps({"entries": 1}), "no entries"),
-        (pickle.dumps({"entries": [{}], "pg_config": {}}), "malformed"), (b'{"entries": [}', "no good dump"),
+        (good[:-30], "is not a valid dump"), (pickle.dumps([1]), "is not a dump"),
+        (pickle.dumps({"entries": 1}), "no entries"),
+        (pickle.dumps({"entries": [{}], "pg_config": {}}), "malformed"), (b'{"entries": [}', "is not a valid dump"),
     ):  # fmt: skip
         path.write_bytes(content)
         with pytest.raises(UserError, match=said):

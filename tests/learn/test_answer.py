@@ -143,7 +143,7 @@ def test_repeats_are_one_layout_and_tell_the_noise(tmp_path):
         ({"gpu_type": "A100 SXM 80GB"}, r"of another device \(a100-sxm-80gb, not h100-sxm-80gb\)"),
         ({"iteration_time_s": "0.01"}, "0.01 s are impossible: at the device's peak"),
         ({"iteration_time_s": "4100"}, "is it in seconds"), ({"iteration_time_s": "-3"}, "is negative"),
-        ({"iteration_time_s": "soon"}, "is no number"), ({"iteration_time_s": ""}, "no step time"),
+        ({"iteration_time_s": "soon"}, "is not a number"), ({"iteration_time_s": ""}, "no step time"),
         ({"notes": "abnormally slow"}, "abnormal by its authors"), ({"tp": "3"}, "does not divide"),
     ],
 )  # fmt: skip

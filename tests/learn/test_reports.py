@@ -92,5 +92,5 @@ def test_a_folder_of_something_else_is_a_line(tmp_path):
         reported(str(tmp_path), HERE)
     path = folder(tmp_path / "run", {"dp": 4})
     (tmp_path / "run" / "report.json").write_text('{"ranks": 4}')
-    with pytest.raises(UserError, match="no folder of simpar run"):
+    with pytest.raises(UserError, match="is not a folder of simpar run"):
         reported(path, HERE)

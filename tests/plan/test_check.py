@@ -30,7 +30,7 @@ def test_dp_and_the_schedule_are_filled_in(target):
         ({"tp": 64}, "plan.tp = 64: does not divide the attention heads 32; allowed: 1, 2, 4, 8, 16, 32"),
         (
             {"cp": 64, "cp_method": "ulysses"},
-            "plan.ulysses = 64: exchanges heads, of which a rank has 32 (8 key-value); allowed: 1, 2, 4, 8, 16, 32",
+            "plan.ulysses = 64: splits the heads of a rank, which has 32 (8 key-value); allowed: 1, 2, 4, 8, 16, 32",
         ),
         (
             {"cp": 8, "cp_method": "ulysses", "ulysses": 4},

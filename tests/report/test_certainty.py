@@ -73,7 +73,7 @@ def test_the_report_says_it_in_words() -> None:
     out = io.StringIO()
     print_report(_result("deepspeed"), Console(file=out, width=200))
     text = out.getvalue()
-    assert "in nine of ten cases" in text
+    assert "(90 % interval " in text
     assert "% sure" in text
     assert "no measured run of stack deepspeed" in text
 

@@ -182,7 +182,7 @@ def test_an_index_cannot_run_code(store, tmp_path, make):
     store.save(tensors(), CONTENTS)
     path, _ = next(store.sound())
     (path / ".metadata").write_bytes(pickle.dumps(make(tmp_path / "ran")))
-    with pytest.raises(UserError, match="is no index of a checkpoint"):
+    with pytest.raises(UserError, match="is not the index of a checkpoint"):
         store.load(path, [tensors()])
     assert not (tmp_path / "ran").exists()
 
@@ -196,7 +196,7 @@ def test_an_index_with_pickled_bytes_is_refused(store):
 
     index.state_dict_metadata["model.a"] = BytesStorageMetadata()
     (path / ".metadata").write_bytes(pickle.dumps(index))
-    with pytest.raises(UserError, match=r"model\.a is no tensor"):
+    with pytest.raises(UserError, match=r"model\.a is not a tensor"):
         store.load(path, [tensors()])
 
 

@@ -150,7 +150,7 @@ def broken(folder, kind):
         ("base", "weights of another model: positions = "),
         ("size", "weights of another model: ffn = 64 there, 48 here"),
         ("quantised", "weights are quantised"),
-        ("torn", "is no whole safetensors file"),
+        ("torn", "is not a whole safetensors file"),
     ],
 )
 def test_what_cannot_be_started_from_is_said_in_one_line(tmp_path, capsys, monkeypatch, kind, words):
@@ -225,6 +225,6 @@ def test_a_shard_that_is_cut_short_is_said_in_one_line(tmp_path):
     (tmp_path / "there/b.safetensors").write_bytes(whole[: len(whole) // 2])
     model = Decoder(graph, Part(range(len(graph.layers)), embedding=True, head=True), Place(), Recompute())
     with pytest.raises(
-        UserError, match=r"b\.safetensors: is no whole safetensors file \(.*; allowed: the shard"
+        UserError, match=r"b\.safetensors: is not a whole safetensors file \(.*; allowed: the shard"
     ):
         fill(model, 0, graph, Released.of(tmp_path / "there", graph))

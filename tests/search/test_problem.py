@@ -22,9 +22,9 @@ SHAPE = "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=128, g
         ({"deadline_s": 0.0}, "deadline = 0.0: allowed: above 0 s"),
         (
             {"fixed": {"recompute": "layers:full:2"}},
-            "plan.recompute = layers:full:2: is chosen for one layout",
+            "plan.recompute = layers:full:2: is a choice for one layout",
         ),
-        ({"fixed": {"recompute": ("none", "layers:full:2")}}, "is chosen for one layout"),
+        ({"fixed": {"recompute": ("none", "layers:full:2")}}, "is a choice for one layout"),
     ],
 )
 def test_constraints_that_no_plan_can_meet_are_refused(wanted, words):

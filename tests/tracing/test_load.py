@@ -143,9 +143,7 @@ def test_search_finds_a_plan_that_simulates_again(tmp_path: Path) -> None:
     assert found.certified_optimal
     path = tmp_path / "plan.json"
     found.best.plan.save(path)
-    with pytest.raises(
-        UserError, match=r"is code, and files do not get to run code.*--model traced_models:llama"
-    ):
+    with pytest.raises(UserError, match=r"is code, which a file may not run.*--model traced_models:llama"):
         simpar.load_scenario(path, {"cluster.hardware": "dgx-h100"})
     loaded = simpar.load_scenario(path, {"cluster.hardware": "dgx-h100", "model": name})
     result = simpar.simulate(**loaded.inputs())

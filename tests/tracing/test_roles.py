@@ -49,7 +49,7 @@ def test_an_attention_that_cannot_be_split_says_why():
     """Without a product behind it, or in front of it."""
     bare = [each for each in layer() if each.name != "wo"]
     bare[bare.index(next(d for d in bare if d.name == "s1"))] = draft("s1", "add", 32, "x", "core")
-    assert find_roles(bare, "").refusal == "an attention without a product behind it"
+    assert find_roles(bare, "").refusal == "an attention without an output projection"
     plain = [
         draft("core", "attention", 32, "x", core=CORE),
         draft("wo", "matmul", 32, "core", contraction=32),

@@ -73,5 +73,5 @@ def test_one_block_is_no_chain():
         draft("down1", "matmul", 8, "up1", owners=inside(1)),
         draft("sum1", "add", 8, "up1", "down1", owners=inside(1)),
     ]
-    with pytest.raises(UserError, match=r"layers\.0 is not read by the block behind it"):
+    with pytest.raises(UserError, match=r"layers\.0 is not read by the next block"):
         segments("m", lost)

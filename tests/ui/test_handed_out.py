@@ -57,7 +57,7 @@ def test_an_export_is_that_of_the_command(client, tmp_path):
         ("open", {"name": "a.json", "text": "{"}, "a.json:1: not valid JSON"),
         ("open", {"name": "a.yaml", "text": "{model: mine.yaml, cluster: {hardware: dgx-h100}, training: "
                   "{seq_len: 4096, global_batch: 8}}"}, "is not shipped"),
-        ("open", {"name": "a.yaml", "text": CODE}, "files do not get to run code"),
+        ("open", {"name": "a.yaml", "text": CODE}, "is code, which a file may not run"),
         ("open", {"name": 1}, "a file is a name and a text"),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, changed_stack, cluster_of, predict, result_of
 from simpar.validate.rows import Measured, case, measured
 from simpar.validate.summary import Outcome, figures, kendall_tau, regret_by_cell
-from simpar.validate.table import outcomes_of, read_table, suspect, validate
+from simpar.validate.table import label, outcomes_of, read_table, suspect, validate
 
 ROW = {
     "source": "test", "model_name": "Llama-2-7B", "n_layers": "32", "hidden": "4096", "n_heads": "32",
@@ -77,7 +77,7 @@ def test_memory_is_of_the_rank_that_a_stack_logs() -> None:
     [
         ({"n_experts": "8"}, "config is not released"), ({"cp": "3"}, "tp x cp x pp does not divide"),
         ({"hidden": "", "model_name": "ours"}, "hidden not published"), (MIXTURE, "micro_batch not published"),
-        ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "no number"),
+        ({"tp": "3"}, "does not divide"), ({"gpu_type": "Gaudi 3"}, "no profile"), ({"n_gpus": "many"}, "not a number"),
         ({"gpu_type": "TPU v3"}, "no profile"), ({"tp": "", "pp": ""}, "tp and pp not published"),
     ],
 )  # fmt: skip
@@ -334,3 +334,9 @@ def test_published_peaks_closer_than_their_authors_simulator() -> None:
     found = figures(outcomes_of([row for row in rows if row["source"].startswith("SimuMax B200")], jobs=1))
     assert found["memory_rows"] == 37
     assert found["ours_on_peer_memory_ape_mean"] < found["peer_memory_ape_mean"]
+
+
+def test_labels_are_without_the_decimals_of_spreadsheets():
+    """Whole numbers, as a person would write them."""
+    row = {"model_name": "llama-2.0", "n_gpus": "128.0", "tp": "2.0", "pp": "4"}
+    assert label(row) == "llama-2.0 on 128 tp2 pp4"

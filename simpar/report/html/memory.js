@@ -5,7 +5,7 @@ const drawMemory = (simpar) => {
   const canvas = document.getElementById("curve"), chooser = document.getElementById("stage"), tip = document.getElementById("curve-tip");
   if (!stages.some((stage) => stage.memory)) { document.getElementById("memory-chart").hidden = true; return; }
   const height = 250, top = 10, bottom = 22, gib = 1048576;
-  const reserved = data.reserved_kib;  // of the fullest stage, in nine of ten cases; null where the result does not say
+  const reserved = data.reserved_kib;  // 90 % interval of the fullest stage; null where the result does not say
   const highest = 1.05 * Math.max(reserved ? reserved[1] : 0, ...stages.map((stage) => Math.max(stage.capacity, stage.memory ? stage.memory.total.reduce((a, b) => Math.max(a, b), 0) : 0)));
   const y = (kib) => height - bottom - (kib / highest) * (height - top - bottom);
   const shown = () => stages[Number(chooser.value)], chosen = () => shown().memory;
@@ -54,7 +54,7 @@ const drawMemory = (simpar) => {
     context.fillRect(at.left, above, at.inner, below - above);
     context.globalAlpha = 1; context.strokeStyle = palette.soft;
     for (const level of [above, below]) { context.beginPath(); context.moveTo(at.left, level); context.lineTo(at.left + at.inner, level); context.stroke(); }
-    label(context, `reserved peak ${simpar.bytes(low)} to ${simpar.bytes(high)} in nine of ten cases`, at.left + 6, Math.min(below + 14, height - bottom - 4), "left", palette.ink, palette);
+    label(context, `reserved peak ${simpar.bytes(low)} to ${simpar.bytes(high)} (90 % interval)`, at.left + 6, Math.min(below + 14, height - bottom - 4), "left", palette.ink, palette);
   };
   const draw = () => {
     const memory = chosen(), { context, width } = simpar.prepare(canvas, height), at = simpar.scale(width), palette = simpar.palette();

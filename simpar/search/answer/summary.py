@@ -63,9 +63,8 @@ def _chosen(found: SearchResult) -> Iterator[str]:
     yield plan_words(found)
     interval = figures.get("step_time_interval_s")
     step = format_seconds(best.step_time_s)
-    yield f"a step of {step}, {best.mfu:.1%} MFU" + (
-        f" ({interval_words(interval)} in nine of ten cases)" if interval else ""
-    )
+    around = f" (90 % interval {interval_words(interval)})" if interval else ""
+    yield f"a step of {step}{around}, {best.mfu:.1%} MFU"
     yield f"{format_bytes(figures['peak_reserved_bytes'])} of memory reserved on the fullest device"
     if (usd := figures.get("cost_usd_per_step")) is not None:
         yield f"{usd:.3g} USD a step" + (

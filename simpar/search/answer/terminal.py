@@ -255,7 +255,7 @@ def _point(one: Mapping[str, Any], asked: Iterable[str]) -> str:
 def print_grid(grid: Mapping[str, Any], console: Console) -> None:
     """Print the best layout of every cell of a grid of searches to a rich console."""
     columns = [
-        *(Column(name, "left") for name in grid["axes"]), Column("step"), Column("nine of ten", spare=3),
+        *(Column(name, "left") for name in grid["axes"]), Column("step"), Column("90 % interval", spare=3),
         Column("MFU", spare=1), Column("reserved GiB", spare=2), Column("fits", least=9),
         Column("plan", "left", least=24),
     ]  # fmt: skip

@@ -112,7 +112,8 @@ def _what_told(stands: Standing, first: int, results: Sequence[Result]) -> tuple
     if results[first].step_time_s <= min(one.step_time_s for one in results):
         return ()
     sure = f"{100 * stands.best_probability[first]:.0f} %"
-    return (f"with what was measured it is the fastest {sure} sure, though not as predicted",)
+    said = f"given the measurements, it is the fastest with a probability of {sure}"
+    return (f"{said}, although another is predicted to be faster",)
 
 
 def _what_decided(
@@ -122,9 +123,7 @@ def _what_decided(
     first, *others = [at for at in order if stands.tied[at]]
     least = min(others, key=lambda at: float(stands.expected_regret[at]))
     lost = stands.expected_regret
-    said = (
-        f"1 {'to' if others[1:] else 'and'} {len(others) + 1} cannot be told apart; its expected regret is "
-    )
+    said = f"candidates 1 {'to' if others[1:] else 'and'} {len(others) + 1} are tied; the expected regret of 1 is "
     if lost[first] <= lost[least]:
         return (f"{said}the least: {lost[first]:.1%} of a step, the next {lost[least]:.1%}",)
     reason = (

@@ -60,7 +60,7 @@ def chosen_values(
         fixed.setdefault("schedule", constraints.schedules)
     for name, values in fixed.items():
         if name not in offered:
-            raise UserError(f"--fix {name}: is no axis of space {space}; allowed: {', '.join(offered)}")
+            raise UserError(f"--fix {name}: is not an axis of space {space}; allowed: {', '.join(offered)}")
         besides = others.get(name, ())
         for value in values:
             if besides is not None and value not in offered[name] and value not in besides:

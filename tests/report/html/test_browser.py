@@ -203,7 +203,7 @@ def test_the_fullest_stage_shows_where_its_reserved_peak_may_be(visit, result):
     assert page.locator("#curve").get_attribute("data-reserved") == ""
     bare = visit(replace(result, why=result.why.model_copy(update={"certainty": None})))
     assert bare.locator("#curve").get_attribute("data-reserved") == ""
-    assert "nine of ten" not in bare.locator("#memory").inner_text()
+    assert "90 % interval" not in bare.locator("#memory").inner_text()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

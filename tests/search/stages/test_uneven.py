@@ -97,7 +97,7 @@ def test_on_equal_nodes_it_is_never_worse_than_the_uniform_space() -> None:
     [
         ({"space": "uniform"}, "allowed: uneven"),
         ({"objective": "cost"}, "allowed: regret, time"),
-        ({"constraints": Constraints(fixed={"vpp": "2"})}, "is no axis of space uneven"),
+        ({"constraints": Constraints(fixed={"vpp": "2"})}, "is not an axis of space uneven"),
         ({"constraints": Constraints(portable="megatron")}, "portable megatron"),
     ],
 )

@@ -132,7 +132,7 @@ def test_unlike_towers_get_stages_of_their_own_length(config):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"constraints": Constraints(fixed={"tp": 2})}, "--fix tp: is no axis of space alpa"),
+        ({"constraints": Constraints(fixed={"tp": 2})}, "--fix tp: is not an axis of space alpa"),
         (
             {"constraints": Constraints(fixed={"schedule": "gpipe"})},
             "schedule = gpipe: no plan of space alpa",
