@@ -184,7 +184,7 @@ def test_files_do_not_get_to_run_code(simpar_run, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     done = simpar_run("plan.json", "--steps", 1)
     assert done.returncode == 2
-    assert "say --model evil:build" in done.stderr
+    assert "pass --model evil:build" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 

@@ -83,7 +83,7 @@ def test_all_activations_of_a_microbatch_are_live(schedule):
         ({"recompute": "none"}, "full or every:C"),
         ({"recompute": "selective"}, "full or every:C"),
         ({"pp": 1, "layers": None}, "pp above 1"),
-        ({"schedule": "dualpipev", "layers": None}, "passes together"),
+        ({"schedule": "dualpipev", "layers": None}, "overlap passes"),
         ({"zero": 3, "pp": 2, "layers": None}, "gathers parameters"),
         ({"offload_activations": 0.5}, "offload"),
     ],
