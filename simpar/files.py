@@ -294,7 +294,7 @@ def _mapping(model: type[BaseModel], location: tuple[Any, ...], value: Any) -> s
         texts[needed[0]] = printable(str(value))
     shown = [f"{name}: {text}" for name, text in texts.items()][:MAX_SHOWN]
     more = ", ..." if len(texts) > MAX_SHOWN else ""
-    return f"is no mapping; allowed: {{{', '.join(shown)}{more}}}"
+    return f"is not a mapping; allowed: {{{', '.join(shown)}{more}}}"
 
 
 def _field_names(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

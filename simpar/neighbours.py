@@ -207,7 +207,7 @@ def from_flags(text: str) -> Change:
         elif word.startswith("--") and name in FLAGS:
             found[name] = parse_setting(f"{name}={next(words, '')}")[1]
         else:
-            raise UserError(f"flags: {word}: is no flag of a layout{suggest(word, FLAGS)}{allowed(FLAGS)}")
+            raise UserError(f"flags: {word}: is not a flag of a layout{suggest(word, FLAGS)}{allowed(FLAGS)}")
     return found
 
 

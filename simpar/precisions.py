@@ -170,7 +170,7 @@ IN_TORCH = tuple(each.name for each in PRECISIONS.values() if each.in_torch)
 def known_precision(name: str) -> str:
     """The name itself. Raises ValueError with a suggestion for an unknown one."""
     if name not in PRECISIONS:
-        raise ValueError(f"is no precision{files.suggest(name, PRECISIONS)}{files.allowed(PRECISIONS)}")
+        raise ValueError(f"is not a precision{files.suggest(name, PRECISIONS)}{files.allowed(PRECISIONS)}")
     return name
 
 

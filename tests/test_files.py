@@ -96,10 +96,10 @@ def test_several_problems_are_a_line_each(tmp_path: Path) -> None:
     [
         (
             "cluster: dgx-h100",
-            "cluster = 'dgx-h100': is no mapping; allowed: {hardware: dgx-h100, nodes: ..., ",
+            "cluster = 'dgx-h100': is not a mapping; allowed: {hardware: dgx-h100, nodes: ..., ",
         ),
-        ("plan: x", "plan = 'x': is no mapping; allowed: {tp: ..., cp: ..., dp: ..., pp: ..., ...}"),
-        ("training: [1]", "training = [1]: is no mapping; allowed: {seq_len: ..., global_batch: ..., "),
+        ("plan: x", "plan = 'x': is not a mapping; allowed: {tp: ..., cp: ..., dp: ..., pp: ..., ...}"),
+        ("training: [1]", "training = [1]: is not a mapping; allowed: {seq_len: ..., global_batch: ..., "),
     ],
 )
 def test_a_value_in_place_of_a_section_is_told_the_section(line: str, allowed: str, tmp_path: Path) -> None:

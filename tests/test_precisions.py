@@ -52,7 +52,7 @@ def test_precisions_are_grouped_by_their_bits() -> None:
 
 def test_an_unknown_precision_is_told_what_there_is() -> None:
     """With the nearest one."""
-    with pytest.raises(ValueError, match=r"is no precision; did you mean 'mxfp8'\?; allowed: bf16, fp16"):
+    with pytest.raises(ValueError, match=r"is not a precision; did you mean 'mxfp8'\?; allowed: bf16, fp16"):
         Plan(precision="mxpf8")
 
 

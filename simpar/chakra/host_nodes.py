@@ -228,17 +228,17 @@ def _groups(nodes: Sequence[HostNode], world: int, source: str) -> Mapping[str, 
 
 def _list(value: Json) -> list[Json]:
     if not isinstance(value, list):
-        raise TypeError(f"{str(value)[:20]!r} is no list")
+        raise TypeError(f"{str(value)[:20]!r} is not a list")
     return value
 
 
 def _int(value: Json) -> int:
     if not isinstance(value, int):
-        raise TypeError(f"{str(value)[:20]!r} is no whole number")
+        raise TypeError(f"{str(value)[:20]!r} is not a whole number")
     return value
 
 
 def _mapping(value: Json) -> dict[str, Json]:
     if not isinstance(value, dict):
-        raise TypeError(f"{str(value)[:20]!r} is no mapping")
+        raise TypeError(f"{str(value)[:20]!r} is not a mapping")
     return value

@@ -105,7 +105,7 @@ def decode(data: bytes, source: str) -> RankTrace:
             pass
         return RankTrace(tuple(_node(each) for each in rest))
     except (WireError, UnicodeDecodeError, ValueError, EOFError, OSError, zlib.error) as error:
-        raise UserError(f"{source}: is no execution trace of Chakra ({error}); allowed: *.et, gzipped or not") \
+        raise UserError(f"{source}: is not an execution trace of Chakra ({error}); allowed: *.et, gzipped or not") \
             from None  # fmt: skip
 
 

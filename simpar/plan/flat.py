@@ -112,7 +112,7 @@ def unknown_key(key: str) -> str:
         *SECTION_OF,
         *SYNONYMS,
     ]
-    return "is no key of a plan" + (files.suggest(key, known) or files.allowed([*SECTIONS, *SECTION_OF]))
+    return "is not a key of a plan" + (files.suggest(key, known) or files.allowed([*SECTIONS, *SECTION_OF]))
 
 
 def flat_schema(sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Pipeline(_Part):
         known = known_name(name)
         if known is None:
             hint = meant_by(name) or files.suggest(name, SCHEDULES)
-            raise ValueError(f"is no schedule{hint}{files.allowed(SCHEDULES)}")
+            raise ValueError(f"is not a schedule{hint}{files.allowed(SCHEDULES)}")
         return known
 
     @model_validator(mode="after")
@@ -131,7 +131,7 @@ class DataParallel(_Part):
     @classmethod
     def _known_scheme(cls, name: str) -> str:
         if name not in SCHEMES:
-            raise ValueError(f"is no scheme{files.suggest(name, SCHEMES)}{files.allowed(SCHEMES)}")
+            raise ValueError(f"is not a scheme{files.suggest(name, SCHEMES)}{files.allowed(SCHEMES)}")
         return name
 
     @model_validator(mode="after")

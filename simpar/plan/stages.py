@@ -48,7 +48,7 @@ class BlockSharding(_Part):
             for word in words:
                 if word not in STATE_NAMES:
                     raise ValueError(
-                        f"{word!r} is no state{suggest(word, STATE_NAMES)}{allowed(STATE_NAMES)}"
+                        f"{word!r} is not a state{suggest(word, STATE_NAMES)}{allowed(STATE_NAMES)}"
                     )
         return self
 

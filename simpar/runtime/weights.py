@@ -68,7 +68,7 @@ class Source:
         if path not in self._open:
             self._open[path] = _opened(path)
         file = self._open[path]
-        if name not in file.keys():  # noqa: SIM118 - the file is no mapping
+        if name not in file.keys():  # noqa: SIM118 - the file is not a mapping
             raise UserError(f"{path}: has no {name}, which the index says")
         if shape is None or here is None:
             found = file.get_tensor(name)

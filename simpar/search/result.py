@@ -124,7 +124,7 @@ class SearchResult:
         formats.SEARCH.check(data, source)
         rest = dict(data)
         if not isinstance(data.get("candidates"), list):
-            raise UserError(f"{source}: not a whole search (candidates is no list)")
+            raise UserError(f"{source}: not a whole search (candidates is not a list)")
         own = ("certified_optimal", "gap", "search_seconds", "objective")
         try:
             counts = Counts(**{each.name: rest.pop(each.name) for each in fields(Counts)})

@@ -86,7 +86,9 @@ def test_dependencies_in_other_writings_are_read():
 )
 def test_other_bytes_are_refused_in_a_line(data):
     """Text, cut ends, broken compression, numbers without end, values of the wrong kind."""
-    with pytest.raises(UserError, match=r"trace.0.et: is no execution trace of Chakra \(.*allowed") as error:
+    with pytest.raises(
+        UserError, match=r"trace.0.et: is not an execution trace of Chakra \(.*allowed"
+    ) as error:
         decode(data, "trace.0.et")
     assert "\n" not in str(error.value)
 

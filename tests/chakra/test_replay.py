@@ -359,7 +359,7 @@ DOUBLE = mm(3) | {"inputs": {**mm(3)["inputs"], "types": ["Tensor(double)", "Ten
             "schema = '1.1.1-chakra.1.0.0'; allowed: 1.0.2-chakra.0.0.4",
         ),
         ([{"id": 3}], {}, "nodes[2]: KeyError 'attrs'; allowed: id, name"),
-        ([7], {}, "nodes[2]: TypeError '7' is no mapping"),
+        ([7], {}, "nodes[2]: TypeError '7' is not a mapping"),
         ([mm(3), mm(4, parent=5), mm(5, parent=4)], {}, "ctrl_deps: some nodes call each other"),
         (
             [node(3, "c10d::gather_", "c10d::gather_(Tensor[] a) -> Work")],

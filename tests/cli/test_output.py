@@ -126,7 +126,7 @@ def test_the_summary_of_every_command_is_whole(group, capsys, monkeypatch):
     ("arguments", "message"),
     [
         (["simulate", "gpt2-laptop", "--micro-batch", "0"], "command line: plan.micro_batch = 0: "),
-        (["simulate", "gpt2-laptop", "--set", "plan.tpp=2"], "command line: plan.tpp = 2: is no key of a plan"),
+        (["simulate", "gpt2-laptop", "--set", "plan.tpp=2"], "command line: plan.tpp = 2: is not a key of a plan"),
         (["simulate", "gpt2-laptop", "--seeds", "4"], "perturbation.jitter.sigma missing: give --jitter"),
         (["simulate", "gpt2-laptop", "--checkpoint", "sync"], "operation.days missing: give --days"),
         (["simulate", "gpt2-laptop", "--model", "lama-3-8b"], "did you mean 'llama-3-8b'; simpar list models"),

@@ -124,18 +124,21 @@ def test_microbatches():
             "/plan.yaml:1: micro_batch_size = 0: Input should be greater than or equal to 1",
         ),
         ("mesh:\n  tp: 0", "/plan.yaml:2: mesh.tp = 0: Input should be greater than or equal to 1"),
-        ("tpp: 4", "/plan.yaml:1: tpp = 4: is no key of a plan; did you mean 'tp'?"),
+        ("tpp: 4", "/plan.yaml:1: tpp = 4: is not a key of a plan; did you mean 'tp'?"),
         (
             "pipeline:\n  schedul: 1f1b",
             "/plan.yaml:2: unknown key pipeline.schedul; did you mean 'schedule'?",
         ),
-        ("tp: 2\nschedule: gpip", "/plan.yaml:2: schedule = 'gpip': is no schedule; did you mean 'gpipe'?"),
+        (
+            "tp: 2\nschedule: gpip",
+            "/plan.yaml:2: schedule = 'gpip': is not a schedule; did you mean 'gpipe'?",
+        ),
         (
             "recompute: every:0",
             "/plan.yaml:1: recompute = 'every:0': allowed none, selective, full, optimal, every:C",
         ),
         ("rank_order: tp-dp", "/plan.yaml:1: rank_order = ('tp', 'dp'): the rank order names each of"),
-        ("function-: 1", "/plan.yaml:1: function- = 1: is no key of a plan"),
+        ("function-: 1", "/plan.yaml:1: function- = 1: is not a key of a plan"),
         ("pipeline: {function-: 1}", "/plan.yaml:1: unknown key pipeline.function-"),
         ("search: {fit_probability: 0.9, stack: x}", "unknown key search.stack; allowed: fit_probability"),
         ("search: {fit_probability: 1.5}", "/plan.yaml:1: search.fit_probability = 1.5: "),
@@ -150,7 +153,7 @@ def test_microbatches():
         ("schedule: custom", "schedule = 'custom' needs an action table"),
         ("{schedule: gpipe, actions: '0F0,0B0'}", "schedule = 'gpipe' and an action table: give one"),
         ("layers: [2, -1]", "layers.1 = -1: Input should be greater than or equal to 0"),
-        ("- 1", "document = [1]: is no mapping; allowed: {tp: ..., "),
+        ("- 1", "document = [1]: is not a mapping; allowed: {tp: ..., "),
     ],
 )
 def test_mistakes_are_reported_where_they_were_written(tmp_path, text, said):

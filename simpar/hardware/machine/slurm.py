@@ -183,7 +183,7 @@ def _tree(text: str, file: str) -> tuple[dict[str, list[str]], list[str], dict[s
         if not said or "blocksizes" in said:
             continue
         if unknown := said.keys() - {"switchname", "blockname", "nodes", "switches", "linkspeed"}:
-            raise UserError(f"{place}: {printable(min(unknown))} is no parameter of topology.conf")
+            raise UserError(f"{place}: {printable(min(unknown))} is not a parameter of topology.conf")
         if "blockname" in said:
             blocks[said["blockname"]] = list(hosts_of(said.get("nodes", ""), place))
         elif "nodes" in said and "switchname" in said:
@@ -201,7 +201,7 @@ def hosts_of(text: str, place: str) -> Iterator[str]:
     for part in re.split(r",(?![^\[]*\])", text):
         pieces = re.split(r"\[([^\]]*)\]", part)
         if not part or any(mark in piece for piece in pieces[::2] for mark in "[]"):
-            raise UserError(f"{place}: {printable(text)[:60]!r} is no list of hosts")
+            raise UserError(f"{place}: {printable(text)[:60]!r} is not a list of hosts")
         options = [
             [piece] if index % 2 == 0 else list(_ranges(piece, place)) for index, piece in enumerate(pieces)
         ]
@@ -217,7 +217,7 @@ def _ranges(text: str, place: str) -> Iterator[str]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
         if match is None or int(match[2] or match[1]) - int(match[1]) not in range(MOST_HOSTS):
-            raise UserError(f"{place}: [{printable(text)[:60]}] is no range of hosts")
+            raise UserError(f"{place}: [{printable(text)[:60]}] is not a range of hosts")
         first = match[1]
         for number in range(int(first), int(match[2] or first) + 1):
             yield f"{number:0{len(first)}d}"

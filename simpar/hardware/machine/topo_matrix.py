@@ -62,7 +62,9 @@ def _cells(lines: Sequence[str], file: str) -> tuple[Matrix, list[str]]:
         wrong = next((cell for cell in cells if not _CELL.fullmatch(cell)), None)
         if wrong is not None or len(cells) < len(columns):
             fault = (
-                f"{printable(wrong)!r} is no connection" if wrong else f"{len(cells)} of {len(columns)} cells"
+                f"{printable(wrong)!r} is not a connection"
+                if wrong
+                else f"{len(cells)} of {len(columns)} cells"
             )
             raise UserError(f"{file}:{number}: row {words[0]} of the matrix: {fault}")
         rows[words[0]] = dict(zip(columns, cells, strict=True))

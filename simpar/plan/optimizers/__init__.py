@@ -40,5 +40,5 @@ def in_torch(name: str) -> InTorch:
 def known_optimizer(name: str) -> str:
     """The name itself. Raises ValueError with a suggestion for an unknown one."""
     if name not in OPTIMIZERS:
-        raise ValueError(f"is no optimizer{files.suggest(name, OPTIMIZERS)}{files.allowed(OPTIMIZERS)}")
+        raise ValueError(f"is not an optimizer{files.suggest(name, OPTIMIZERS)}{files.allowed(OPTIMIZERS)}")
     return name

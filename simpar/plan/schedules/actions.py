@@ -202,7 +202,7 @@ def _parse(rank: int, cell: str) -> tuple[int, int, int]:
     match = _ACTION.fullmatch(cell)
     if match is None:
         raise UserError(
-            f"schedule line {rank + 1}: {cell[:40]!r} is no action; allowed: such as 0F0, 0B0, 0I0, 0W0"
+            f"schedule line {rank + 1}: {cell[:40]!r} is not an action; allowed: such as 0F0, 0B0, 0I0, 0W0"
         )
     return LETTERS.index(match.group(2)), int(match.group(1)), int(match.group(3))
 

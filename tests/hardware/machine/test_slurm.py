@@ -93,11 +93,11 @@ def test_blocks_are_said_and_not_taken_for_racks():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("SwitchName=s1 Nodes=n[3-1]", r"x:1: \[3-1\] is no range"),
-        ("SwitchName=s1 Nodes=n[1", "is no list of hosts"),
-        ("SwitchName=s1 Nodes=n[1-999999999]", "is no range of hosts"),
+        ("SwitchName=s1 Nodes=n[3-1]", r"x:1: \[3-1\] is not a range"),
+        ("SwitchName=s1 Nodes=n[1", "is not a list of hosts"),
+        ("SwitchName=s1 Nodes=n[1-999999999]", "is not a range of hosts"),
         ("SwitchName=s1 Nodes=n[1-999]m[1-999]", "more than 200,000 hosts"),
-        ("SwitchName=s1 Node=n1", "node is no parameter"),
+        ("SwitchName=s1 Node=n1", "node is not a parameter"),
         ("SwitchName=s1", "wants SwitchName or BlockName"),
     ],
 )

@@ -44,7 +44,7 @@ def test_what_the_matrix_leaves_open_is_listed():
     [
         (matrix()[:300], "row GPU1 of the matrix"),
         (matrix().replace("GPU7\tNV18", "GPU9\tNV18"), "is it whole"),
-        (matrix().replace("NV18\tNV18\tNV18", "NV18\tNV18NV18", 1), "'NV18NV18' is no connection"),
+        (matrix().replace("NV18\tNV18\tNV18", "NV18\tNV18NV18", 1), "'NV18NV18' is not a connection"),
         ("\tGPU0\tGPU1\n", "no row of a matrix"),
     ],
 )

@@ -83,7 +83,7 @@ def test_torch_keeps_the_states_that_are_declared(name):
 def test_an_unknown_name_gets_a_suggestion():
     """A misspelt optimizer is refused with the nearest name and the list."""
     with pytest.raises(
-        ValueError, match=r"is no optimizer; did you mean 'lion'\?; allowed: adafactor, adamw"
+        ValueError, match=r"is not an optimizer; did you mean 'lion'\?; allowed: adafactor, adamw"
     ):
         Numerics(optimizer="lions")
 
