@@ -63,10 +63,8 @@ ATTENTION = {
     "attention_half_seq": (0.0, 3000.0),
 }  # fmt: skip
 DIMS = {"attention_score_dim": (0.0, 128.0), "attention_least_dim": (0.0, 256.0)}
-STARTS = {
-    "attention_least_dim": 160.0,
-    "attention_backward_tail": 0.0,
-}  # from 0 nothing tells the first to move
+STARTS = {"attention_least_dim": 160.0, "attention_backward_tail": 0.0}
+"""Where fits start if not at the default: 0 does not tell the first to move; the second has no number by default."""
 TAIL, BACKWARD_TAIL = "attention_tail", "attention_backward_tail"
 NEWEST = "flash_attention_4"  # no stack of the tables calls it yet
 MANY_BLOCKS = 8  # a multiprocessor, from where on their tail, which the dim of a head changes, hardly counts

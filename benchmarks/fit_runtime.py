@@ -5,10 +5,10 @@ Usage: python benchmarks/fit_runtime.py [FOLDER] [--device NAME] [--casts FOLDER
 FOLDER (default: benchmarks/measured/h200) has what benchmarks/on_gpu.py left: kernels of ``calibration.json``, whole
 steps of it and of all ``calibration-*.json``. Passes over memory, sums of gradients and the optimizer come from
 kernels timed alone; host time of a kernel, factors on kernels and on those of experts, and time once a step from
-whole steps; casts to 8 bits from what traces of the same steps with and without have in the folder of --casts
-(default: benchmarks/measured/h200-again). All by the shipped profile of the device. Prints
-them as hardware_profiles/stacks/simpar.yaml has them, and writes ``here.yaml`` and ``here.stack.yaml`` anew: this
-machine calibrated. What they predict of steps that are not fitted to is benchmarks/on_gpu.py's to say, with --folder.
+whole steps. Casts to 8 bits come from traces of the same steps in 8 and in 16 bits, in the folder of --casts (default:
+benchmarks/measured/h200-again). All by the shipped profile of the device. Prints them as
+hardware_profiles/stacks/simpar.yaml has them, and writes ``here.yaml`` and ``here.stack.yaml`` anew: this machine
+calibrated. What they predict of steps that are not fitted to is benchmarks/on_gpu.py's to say, with --folder.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ WHY = (  # source, pattern of the run's label, sign of the error (0: either), re
     ("Megatron-FSDP", "", 0, "early software: token exchange over NCCL without overlap, FSDP units of expert layers"),
     ("Automodel", "LoRA", -1, "adapters in plain PyTorch, whose pipelines wait for the host"),
     ("Automodel", "", 0, "parallelism in plain PyTorch, without parameters fitted to its runs"),
-    ("SC21 Table 2", r"pp1(\.0)? ", -1, "DeepSpeed's ZeRO-3 of 2021 moved 22 GB/s per device: one NIC of eight"),
+    ("SC21 Table 2", "pp1 ", -1, "DeepSpeed's ZeRO-3 of 2021 moved 22 GB/s per device: one NIC of eight"),
     ("Primus projection", "70B", -1, "does not fit without recomputation, and the row prints none"),
     ("dgxc", "deepseek", -1, "early software: later releases run the same layout in half the time"),
     ("Bridge", "Qwen3_235B", -1, "token exchange overlapped without CUDA graphs; the next release is twice as fast"),
@@ -69,8 +69,6 @@ WHY = (  # source, pattern of the run's label, sign of the error (0: either), re
     ("Bridge", "GPT OSS", -1, "bf16 is predicted 16 % too fast; some releases are slower than those before and after"),
     ("torchtitan B200", "", -1, "power limit below 1,000 W, which the table does not print"),
 )  # fmt: skip
-WHOLE = re.compile(r"(?<=\d)\.0(?= |$)")
-"""The fraction that whole numbers of some tables have ("tp2.0")."""
 Point = tuple[float, float, float, float]
 """Measured, predicted, and the two ends of the 90 % interval."""
 RATIOS = {"time": (0.5, 2.2), "memory": (0.5, 2.2)}
@@ -182,7 +180,7 @@ def _worst(outcomes: Sequence[Outcome]) -> list[str]:
         cells = (
             outcome.row,
             outcome.source,
-            WHOLE.sub("", outcome.label),
+            outcome.label,
             f"{seconds:.3g}",
             f"{error:+.0f}",
             _why(outcome, error),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_checks.here import PROFILES, Here, Row
+from gpu_checks.here import Here, Row
 from simpar.units import MS, US
 
 FILE = "kernels.csv"
@@ -165,11 +165,9 @@ def rows(here: Here) -> Iterator[Row]:
     from simpar.validate.kernels import LAUNCH_BOUND_S, kernel, times_s
 
     path = here.folder / FILE
-    name = here.provenance["device"]
-    profile = next((profile for words, profile in PROFILES.items() if name and words in name), None)
-    if not path.exists() or profile is None:
+    if not path.exists() or here.shipped is None:
         return
-    device = load_cluster(profile).device
+    device = load_cluster(here.shipped).device
     with path.open(newline="", encoding="utf-8") as stream:
         table = list(csv.DictReader(stream))
     for kind in dict.fromkeys(_kind(each) for each in table):

@@ -29,6 +29,7 @@ Heads = tuple[Numbers, Numbers, Numbers, Numbers]
 """Shape of attention: batch, queries, heads and the dim of a head."""
 
 AS_FORWARD = -1.0
+"""The tail of backward kernels that have none of their own; 0 is no tail."""
 DEFAULTS: dict[str, float] = {
     # share of peak that the tensor cores sustain in a long GEMM (power, issue, shared memory)
     "gemm_efficiency": 0.80,

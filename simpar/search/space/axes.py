@@ -353,6 +353,8 @@ def value_of(plan: Plan, name: str) -> Any:
     """A plan's value on an axis or flat key, as searches name it; the usual schedule if none is given."""
     if name == "schedule":
         return plan.schedule
-    section, field = path_of(name)
-    found = getattr(getattr(plan, section) if section else plan, field)
+    if name not in _PATHS:
+        return plan.said(name)
+    section, field = _PATHS[name]
+    found = getattr(getattr(plan, section), field)
     return "-".join(found) if name == "order" else found
