@@ -122,6 +122,7 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     operands of each product operation by operation (``tensor_cast``).
     """
     m, n, k = (evaluate(size, sizes.dims) for size in (op.rows, op.columns, op.contraction))
+    inputs, weights, results = m * k, k * n, m * n  # elements of the matrices
     kernels = sizes.kernels
     input_s: Numbers = 0.0
     gradient_s: Numbers = 0.0
@@ -135,18 +136,19 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     if products.scales:
         blocks = BlockCasts.of(products, sizes.stack)
         casts, later, swizzles = 1, blocks.kernels_later, SWIZZLES * products.is_laid_out
-        input_s = kernels.memory_time_s(m * k * blocks.first)
-        gradient_s = kernels.memory_time_s(m * n * blocks.first + k * n * blocks.weights)
+        input_s = kernels.memory_time_s(inputs * blocks.first)
+        gradient_s = kernels.memory_time_s(results * blocks.first + weights * blocks.weights)
         columns_s = kernels.memory_time_s(m * (k * blocks.inputs + n * blocks.gradients), kernels=later)
     elif products.is_cast and (cast := sizes.stack.numerics.tensor_cast):
         outputs = sum(times for times, _ in op.columns)  # each is a product that casts the input anew
         casts = later = 2 * cast.kernels * outputs
+        inputs = inputs * outputs
+        operands: list[Numbers] = [inputs + weights, results + weights, results + inputs]
         input_s, gradient_s, columns_s = (
-            kernels.memory_time_s(elements * cast.element_bytes, kernels=casts)
-            for elements in (m * k * outputs + k * n, m * n + k * n, m * n + m * k * outputs)
+            kernels.memory_time_s(elements * cast.element_bytes, kernels=casts) for elements in operands
         )
     elif products.is_cast:
-        gradient_s = kernels.memory_time_s(m * n * (products.handed_bytes + products.operand_bytes))
+        gradient_s = kernels.memory_time_s(results * (products.handed_bytes + products.operand_bytes))
     frozen, swizzled_s = _is_frozen(op), swizzles * kernels.latency_s
     widen_s, turn_s = _widen_s(op, sizes), _turn_s(op, sizes)
     fused = sizes.stack.numerics.gradient_accumulation_fusion

@@ -5,33 +5,33 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.plan.optimizers.optimizer import ByMatrix, Optimizer, Work
-from simpar.units import Numbers
+from simpar.units import Floats, Numbers
 
 BLOCK, ROOT_EVERY = 1024, 100
 ROOT_FLOP = 25.0
 """FLOP of an eigendecomposition of an n x n matrix over n^3."""
 
 
-def _sides(size: Numbers) -> list[tuple[Numbers, Numbers]]:
-    """(side, how many) of the blocks along one dim: whole ones and the rest."""
-    whole, rest = np.asarray(size) // BLOCK, np.asarray(size) % BLOCK
-    return [(float(BLOCK), whole), (rest, np.where(rest > 0, 1, 0))]
+def _sides(size: Numbers) -> Floats:
+    """(side, how many) of the blocks along one dim, float64[2, 2, ...]: whole ones, then the rest."""
+    whole, rest = np.divmod(np.asarray(size, dtype=np.float64), BLOCK)
+    return np.array([(np.full_like(whole, BLOCK), whole), (rest, rest > 0)])
 
 
-def _factors(rows: Numbers, columns: Numbers) -> Numbers:
+def _factors(rows: Numbers, columns: Numbers) -> Floats:
     """Values of two factors and their inverse roots, 2 (r^2 + c^2) for every block r x c of at most 1,024 x 1,024."""
-    row_sides, column_sides = _sides(rows), _sides(columns)
-    both = sum(r * r * n for r, n in row_sides) * sum(n for _, n in column_sides)
-    both += sum(c * c * n for c, n in column_sides) * sum(n for _, n in row_sides)
-    return 2.0 * both
+    (r, down), (c, along) = np.moveaxis(_sides(rows), 1, 0), np.moveaxis(_sides(columns), 1, 0)
+    of_rows = (r * r * down).sum(axis=0) * along.sum(axis=0)
+    of_columns = (c * c * along).sum(axis=0) * down.sum(axis=0)
+    return np.asarray(2.0 * (of_rows + of_columns))
 
 
 def _work(rows: float, columns: float) -> list[Work]:
     """The work for one matrix in fp32: both factors updated, both roots applied, a hundredth of computing the roots."""
     blocks = [
-        (float(r), float(c), float(down * along))
-        for r, down in _sides(rows)
-        for c, along in _sides(columns)
+        (r, c, down * along)
+        for r, down in _sides(rows).tolist()
+        for c, along in _sides(columns).tolist()
         if down * along
     ]
     return [
