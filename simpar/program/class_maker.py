@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 
 from simpar.hardware.cluster import Cluster
-from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.plan import Plan
 from simpar.plan.routing import has_sampled_loads, sampled_loads
 from simpar.plan.schedules.actions import LETTERS, F, Schedule, W
-from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, CollectiveUse
+from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import ANY, Job
 from simpar.program.emission.emit import ClassActions
 from simpar.program.emission.microbatches import MIDDLE, middle
 from simpar.program.emission.shared_cores import are_shared
-from simpar.program.emission.traffic import EMBEDDING_GROUP, Network, embedding_sum, hop_kind, send_bytes
+from simpar.program.emission.traffic import EMBEDDING_GROUP, Network, embedding_sum
 from simpar.program.fold.refinement import by_appearance
-from simpar.program.lower_stages import Boundaries, message_kind
+from simpar.program.lower_stages import Boundaries
+from simpar.program.messages import Messages
 from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.token_slices import slice_ends, slice_view
 from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import HANDOVER
-from simpar.program.structure.stages import FLAGS, ActionBuilder, Key, Pricing, StageBuilder, flags_of, rests
+from simpar.program.structure.stages import FLAGS, ActionBuilder, Key, Pricing, StageBuilder, flags_of
 from simpar.program.structure.templates import REDUCE, Node, Template, followed, received
 from simpar.units import Ints
 
@@ -67,8 +67,8 @@ class _Order:
 
     ``keys`` are the distinct (letter, virtual stage, flags) in order of appearance, ``key`` int64[n - 1] is that of
     every action. ``stage``, ``microbatch`` (both -1 for the tail) and ``first_layer`` (of the stage) are int64[n].
-    ``ways`` are the distinct pairs (stage, stage that it waits for or -1), ``way`` int64[n] is that of every entry; its
-    arrival waits for action number ``awaited`` int64[n] (-1: none) of the latter stage's rank.
+    ``ways`` are pairs (stage, stage that it waits for or -1) that differ in who sends, ``way`` int64[n] is that of
+    every entry; its arrival waits for action number ``awaited`` int64[n] (-1: none) of the latter stage's rank.
     """
 
     keys: list[Key]
@@ -170,6 +170,11 @@ class ClassMaker:
         return pipeline_ranks(self.job.plan, self.network.layout.representative_rank)
 
     @cached_property
+    def messages(self) -> Messages:
+        """What stages send to each other."""
+        return Messages(self.job, self.builders, self.schedule, self.boundaries)
+
+    @cached_property
     def alike(self) -> list[Ints]:
         """Classes grouped by what they run: within an entry (ascending), actions differ only in whom they wait for."""
         network, layout, mesh = self.network, self.network.layout, self.job.plan.mesh
@@ -229,7 +234,7 @@ class ClassMaker:
             waits, gradient = np.flatnonzero(source >= 0), np.where(forward | last, 0, 1)
             awaited = np.full(len(stage), -1)
             awaited[waits] = self._positions[gradient[waits], source[waits], microbatch[waits]]
-            ways, way = _distinct(stage * (num + 1) + source + 1)
+            ways = by_appearance(self.messages.ways(stage, source))
             flags = flags_of(code, here, by_runs=self.builders[rank].sync.by_runs)
             each, key = _distinct((here * len(LETTERS) + code) * FLAGS + flags)
             keys = [
@@ -238,8 +243,10 @@ class ClassMaker:
             ]
             layers = np.array([self.builders[rank].first_layer(each) for each in range(num)])
             first_layer = np.append(layers[here], 0)
-            pairs = [[one // (num + 1), one % (num + 1) - 1] for one in ways]
-            self._orders[rank] = _Order(keys, key, stage, microbatch, first_layer, awaited, pairs, way)
+            pairs = np.stack([stage, source], axis=1)[ways.representative].tolist()
+            self._orders[rank] = _Order(
+                keys, key, stage, microbatch, first_layer, awaited, pairs, ways.class_of
+            )
         return self._orders[rank]
 
     def _ordered(self, class_id: int, order: _Order) -> tuple[tuple[Template, ...], Ints]:
@@ -289,7 +296,9 @@ class ClassMaker:
                 if template:
                     long = not (self.collapse and self.collapsible(class_id))
                     both = flatten(template) if long else template, HANDOVER
-                    templates += [followed(t, self._sends(*k[:2])) for k, t in zip(key, both, strict=True)]
+                    templates += [
+                        followed(t, self.messages.sends(*k[:2])) for k, t in zip(key, both, strict=True)
+                    ]
             if known[key] >= 0:
                 order[at : at + 2] = known[key] + np.arange(2)
                 for column in (source_class, source_action):
@@ -307,11 +316,9 @@ class ClassMaker:
         known = int(self.stage_of_class[class_id]), root
         if known not in family.made:
             kinds = {
-                (letter, stage, last): (
-                    (letter, alike[stage], last), self._gathers(letter, stage), self._sends(letter, stage),
-                )
+                (letter, stage, last): ((letter, alike[stage], last), *self.messages.of(letter, stage))
                 for letter, stage, last in keys
-            }  # fmt: skip
+            }
             place = {kind: at for at, kind in enumerate(dict.fromkeys(kinds.values()))}
             templates = [family.template(*kind) for kind in place]
             if one_process:
@@ -362,49 +369,6 @@ class ClassMaker:
         groups = [self.network.group_of(class_id, kind) for kind in kinds]
         return all(self.network.secluded[group] for group in groups if group >= 0)
 
-    def _sends(self, letter: str, stage: int) -> tuple[Node, ...]:
-        """The messages of an action to the neighbouring stage: a forward sends ahead, B and I send back."""
-        target = stage + 1 if letter == "F" else stage - 1
-        if letter == "W" or not 0 <= target < self.schedule.num_stages:
-            return ()
-        if letter != "F" and rests(self.builders[0].pieces[target]):
-            return ()
-        ranks = self.schedule.rank_of_stage
-        delta = (ranks[target] - ranks[stage]) % self.schedule.num_ranks
-        if delta == 0 and not self._turns(stage, target):
-            return ()
-        size, count = self._message(stage, target)
-        stream = f"{'send_F' if letter == 'F' else 'send_B'} {hop_kind(delta)}"
-        blocks = self.job.stack.overlap.p2p_blocks_compute
-        node = Node(
-            kind="pp",
-            name="send activations" if letter == "F" else "send gradients",
-            streams=(stream, *BLOCK_STREAMS) if blocks else (stream,),
-        )
-        uses = (CollectiveUse(message_kind(delta, k), "send", size) for k in range(count))
-        return tuple(replace(node, collective=use) for use in uses)
-
-    def _message(self, stage: int, target: int) -> tuple[float, int]:
-        """(Bytes of one message between neighbouring stages, number of messages that a rank sends)."""
-        if self.boundaries:
-            return self.boundaries.message(stage, target)
-        builder, lower = self.builders[0], min(stage, target)
-        assert isinstance(builder, StageBuilder), "roles of their own belong to stages with boundaries"
-        return float(send_bytes(builder.view, builder.pieces[lower][-1].block)), 1
-
-    def _gathers(self, letter: str, stage: int) -> tuple[CollectiveUse, ...]:
-        """The collectives that put together the pieces that the ranks of a pass received."""
-        source = stage - 1 if letter == "F" else stage + 1
-        if letter == "W" or not self.boundaries or not 0 <= source < self.schedule.num_stages:
-            return ()
-        return self.boundaries.gathers(source, stage)
-
-    def _turns(self, stage: int, target: int) -> bool:
-        """Whether a message between two stages goes to the mirror image of its rank."""
-        ranks = self.schedule.rank_of_stage
-        here = stage != target and ranks[stage] == ranks[target]
-        return here and isinstance(self.job.plan.mesh, MirroredMesh)
-
     def _tail(self, class_id: int) -> Template:
         builder, stage = self._builder(class_id), int(self.stage_of_class[class_id])
         root, kinds = bool(self.network.layout.class_of_rank[0] == class_id), self.network.layout.group_class
@@ -429,32 +393,13 @@ class ClassMaker:
         The last of the k columns stays free for the other pass of a pair.
         """
         nobody = np.full((len(classes), 1), -1)
-        senders = [self._senders(classes, *way) if way[1] >= 0 else nobody for way in order.ways]
+        layout, messages = self.network.layout, self.messages
+        senders = [messages.senders(layout, classes, *way) if way[1] >= 0 else nobody for way in order.ways]
         width = 1 + max(found.shape[1] for found in senders)
         table = np.full((len(classes), len(senders), width), -1)
         for at, found in enumerate(senders):
             table[:, at, : found.shape[1]] = found
         return table[:, order.way], np.repeat(order.awaited[:, None], width, axis=1)
-
-    def _senders(self, classes: Ints, stage: int, source: int) -> Ints:
-        """Classes of ranks of stage ``source`` that send to the representatives of ``classes``: int64[classes, k]."""
-        layout, mesh = self.network.layout, self.job.plan.mesh
-        ranks = layout.representative_rank[classes]
-        if isinstance(mesh, MirroredMesh) and self._turns(stage, source):
-            return layout.class_of_rank[mesh.opposite(ranks)][:, None]
-        if not self.boundaries:
-            there = np.full(1, self.schedule.rank_of_stage[source])
-            return layout.class_of_rank[mesh.at_stage(ranks[:, None], there)]
-        if stage == source:
-            return classes[:, None]
-        every = [
-            np.unique(layout.class_of_rank[self.boundaries.senders(each, stage, source)])
-            for each in ranks.tolist()
-        ]
-        table = np.full((len(every), max(map(len, every))), -1)
-        for row, found in zip(table, every, strict=True):
-            row[: len(found)] = found
-        return table
 
     @cached_property
     def _positions(self) -> Ints:

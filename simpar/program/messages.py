@@ -1,0 +1,110 @@
+"""Messages between pipeline stages: what every action sends and gathers, and who sends to whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from simpar.plan.mirrored import MirroredMesh
+from simpar.plan.schedules.actions import Schedule
+from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse
+from simpar.program.blocks.rank_view import Job
+from simpar.program.emission.traffic import hop_kind, send_bytes
+from simpar.program.fold.layout import Layout
+from simpar.program.lower_stages import Boundaries, message_kind
+from simpar.program.structure.stages import ActionBuilder, StageBuilder, rests
+from simpar.program.structure.templates import Node
+from simpar.units import Ints
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What the stages of a plan send to each other.
+
+    ``builders`` has one for every pipeline rank; ``boundaries`` are those of stages with meshes of their own. The
+    private field keeps the nodes of messages by letter, distance in the pipeline, bytes and number.
+    """
+
+    job: Job
+    builders: tuple[ActionBuilder, ...]
+    schedule: Schedule
+    boundaries: Boundaries | None
+    _made: dict[tuple[str, int, float, int], tuple[Node, ...]] = field(init=False, default_factory=dict)
+
+    def of(self, letter: str, stage: int) -> tuple[tuple[CollectiveUse, ...], tuple[Node, ...]]:
+        """What an action does with messages: (:meth:`gathers`, :meth:`sends`)."""
+        return self.gathers(letter, stage), self.sends(letter, stage)
+
+    def sends(self, letter: str, stage: int) -> tuple[Node, ...]:
+        """The messages of an action to the neighbouring stage: a forward sends ahead, B and I send back."""
+        target = stage + 1 if letter == "F" else stage - 1
+        if letter == "W" or not 0 <= target < self.schedule.num_stages:
+            return ()
+        if letter != "F" and rests(self.builders[0].pieces[target]):
+            return ()
+        ranks = self.schedule.rank_of_stage
+        delta = (ranks[target] - ranks[stage]) % self.schedule.num_ranks
+        if delta == 0 and not self._turns(stage, target):
+            return ()
+        return self._nodes(letter, delta, *self._message(stage, target))
+
+    def gathers(self, letter: str, stage: int) -> tuple[CollectiveUse, ...]:
+        """The collectives that put together the pieces that the ranks of a pass received."""
+        source = stage - 1 if letter == "F" else stage + 1
+        if letter == "W" or not self.boundaries or not 0 <= source < self.schedule.num_stages:
+            return ()
+        return self.boundaries.gathers(source, stage)
+
+    def ways(self, stage: Ints, source: Ints) -> Ints:
+        """Numbers int64[n], equal only where the same ranks send from stages ``source`` (-1: none) to ``stage``."""
+        if self.boundaries or isinstance(self.job.plan.mesh, MirroredMesh):
+            return stage * (self.schedule.num_stages + 1) + source + 1
+        return np.append(np.asarray(self.schedule.rank_of_stage, dtype=np.int64), -1)[source]
+
+    def senders(self, layout: Layout, classes: Ints, stage: int, source: int) -> Ints:
+        """Classes of ranks of stage ``source`` that send to the representatives of ``classes``: int64[classes, k]."""
+        mesh, ranks = self.job.plan.mesh, layout.representative_rank[classes]
+        if isinstance(mesh, MirroredMesh) and self._turns(stage, source):
+            return layout.class_of_rank[mesh.opposite(ranks)][:, None]
+        if not self.boundaries:
+            there = np.full(1, self.schedule.rank_of_stage[source])
+            return layout.class_of_rank[mesh.at_stage(ranks[:, None], there)]
+        if stage == source:
+            return classes[:, None]
+        every = [
+            np.unique(layout.class_of_rank[self.boundaries.senders(each, stage, source)])
+            for each in ranks.tolist()
+        ]
+        table = np.full((len(every), max(map(len, every))), -1)
+        for row, found in zip(table, every, strict=True):
+            row[: len(found)] = found
+        return table
+
+    def _nodes(self, letter: str, delta: int, size: float, count: int) -> tuple[Node, ...]:
+        """``count`` messages of ``size`` bytes to the rank ``delta`` ahead in the pipeline."""
+        if (letter, delta, size, count) not in self._made:
+            stream = f"{'send_F' if letter == 'F' else 'send_B'} {hop_kind(delta)}"
+            blocks = self.job.stack.overlap.p2p_blocks_compute
+            node = Node(
+                kind="pp",
+                name="send activations" if letter == "F" else "send gradients",
+                streams=(stream, *BLOCK_STREAMS) if blocks else (stream,),
+            )
+            uses = (CollectiveUse(message_kind(delta, k), "send", size) for k in range(count))
+            self._made[letter, delta, size, count] = tuple(replace(node, collective=use) for use in uses)
+        return self._made[letter, delta, size, count]
+
+    def _message(self, stage: int, target: int) -> tuple[float, int]:
+        """(Bytes of one message between neighbouring stages, number of messages that a rank sends)."""
+        if self.boundaries:
+            return self.boundaries.message(stage, target)
+        builder, lower = self.builders[0], min(stage, target)
+        assert isinstance(builder, StageBuilder), "roles of their own belong to stages with boundaries"
+        return float(send_bytes(builder.view, builder.pieces[lower][-1].block)), 1
+
+    def _turns(self, stage: int, target: int) -> bool:
+        """Whether a message between two stages goes to the mirror image of its rank."""
+        ranks = self.schedule.rank_of_stage
+        here = stage != target and ranks[stage] == ranks[target]
+        return here and isinstance(self.job.plan.mesh, MirroredMesh)
