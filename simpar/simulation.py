@@ -93,10 +93,9 @@ def simulate(
     if perturbation.jitter_sigma > 0 and not alone:
         alone_on_links = partial(lower_job, job, cluster, {"perturbation": perturbation}, contention=False)
         jitter = sample(lowered, perturbation, options.get("engine", "auto"), alone_on_links)
-    nominal_ns = None
-    if perturbation.slow_ranks and not alone:
-        nominal = lower_job(job, cluster, {"perturbation": replace(perturbation, slow_ranks={})}).program
-        nominal_ns = choose_engine(options.get("engine", "auto"), nominal)[1](nominal).makespan_ns
+    nominal_ns = (
+        None if alone else without_slow_ranks_ns(job, cluster, perturbation, options.get("engine", "auto"))
+    )
     timing = engine(lowered.program)
     context = Context(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan)
     with_timeline = options.get("with_timeline", True)
@@ -105,6 +104,16 @@ def simulate(
     from simpar.replicas.cooperate import cooperate
 
     return cooperate(context, options.get("noise_scale_tokens"), with_timeline=with_timeline)
+
+
+def without_slow_ranks_ns(
+    job: Job, cluster: Cluster, perturbation: Perturbation, engine: str = "auto"
+) -> int | None:
+    """The step if no rank were slow, in nanoseconds; None where none is."""
+    if not perturbation.slow_ranks:
+        return None
+    nominal = lower_job(job, cluster, {"perturbation": replace(perturbation, slow_ranks={})}).program
+    return choose_engine(engine, nominal)[1](nominal).makespan_ns
 
 
 def refuse_whole_vocabulary(stack: Stack) -> None:

@@ -21,7 +21,7 @@ from simpar.report.context import Context
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.search.problem import Problem
-from simpar.simulation import lower_job, make_job, outline_job, simulate
+from simpar.simulation import lower_job, make_job, outline_job, simulate, without_slow_ranks_ns
 from simpar.uncertainty.memory import AS_PREDICTED
 from simpar.units import HOUR_S
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from simpar.search.workers import Workers
 
 
-def exact(problem: Problem, plan: Plan) -> Result:
+def exact(problem: Problem, plan: Plan, engine: str = "auto") -> Result:
     """Simulate a plan of the problem, without its timeline. Raises UserError if it cannot be simulated."""
     return simulate(
         problem.graph,
@@ -38,6 +38,7 @@ def exact(problem: Problem, plan: Plan) -> Result:
         problem.training,
         stack=problem.stack,
         perturbation=problem.perturbation,
+        engine=engine,
         with_timeline=False,
     )
 
@@ -60,7 +61,7 @@ class Exact:
     ``needed_bytes`` is the device memory in which the plan fits with the requested probability or, if some memory is to
     stay free, the memory it reports. ``fullness`` is the ratio of need to limit for every pipeline stage, known if
     replicas step together. ``fits_as_predicted`` ignores that predictions err. ``kept`` makes the full result of the
-    step that was run, until it is let go; ``report`` calls it.
+    step that was run, until it is let go; ``report`` calls it, or runs the step again in the ``engine`` that ran it.
     """
 
     problem: Problem
@@ -72,13 +73,14 @@ class Exact:
     fits_as_predicted: bool
     num_ops: int = 0
     fullness: tuple[float, ...] = ()
+    engine: str = "auto"
     kept: Callable[[], Result] | None = field(default=None, repr=False, compare=False)
     _result: Result | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Result:
         """The full result, made once: from the step that was run, or from a new run if that has been let go."""
         if self._result is None:
-            self._result = self.kept() if self.kept else exact(self.problem, self.plan)
+            self._result = self.kept() if self.kept else exact(self.problem, self.plan, self.engine)
             self.kept = None
         return self._result
 
@@ -149,28 +151,34 @@ def measure(
         fullest[one.stage] = max(fullest[one.stage], one.fullness(share, sure))
     on_host = host is None or host.fits
     predicted = on_host and max(one.fullness(share, AS_PREDICTED) for one in held) <= 1.0
-    context = Context(lowered, timing, cluster, name, "full", problem.perturbation, held=held)
-    report = partial(summarise, context, with_timeline=False)
+    context = Context(lowered, timing, cluster, name, "full", problem.perturbation, asked=plan, held=held)
     most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
     fits = on_host and max(fullest) <= 1.0
+    worth = per_s * step_s
     found = Exact(
-        problem, plan, step_s, per_s * step_s, fits, most, predicted, num_ops, tuple(fullest), report
-    )
+        problem, plan, step_s, worth, fits, most, predicted, num_ops, tuple(fullest), name, partial(_report, context)
+    )  # fmt: skip
     if known is not None and key is not None:
         known[key] = replace(found, kept=None)
     return found
 
 
+def _report(context: Context) -> Result:
+    slow = context.perturbation
+    nominal_ns = without_slow_ranks_ns(context.job, context.cluster, slow, context.engine)
+    return summarise(replace(context, nominal_ns=nominal_ns), with_timeline=False)
+
+
 def reports(found: Sequence[Exact], workers: Workers) -> list[Result]:
     """The full results of some plans; large steps that have to be run again run in parallel."""
     again = [one for one in found if one.num_ops > MANY_OPS and one.kept is None and one._result is None]
-    results = workers.map(_result, [(one.problem, one.plan) for one in again])
+    results = workers.map(_result, [(one.problem, one.plan, one.engine) for one in again])
     for one, result in zip(again, results, strict=True):
         one._result = result
     return [one.report() for one in found]
 
 
-def _result(task: tuple[Problem, Plan]) -> Result:
+def _result(task: tuple[Problem, Plan, str]) -> Result:
     return exact(*task)
 
 

@@ -40,3 +40,20 @@ def test_a_step_that_is_the_same_op_by_op_is_not_run_again(monkeypatch, slow_ran
             assert found.report().memory == alone.report().memory
     assert len({layout for _, layout in known}) == len(layouts)
     assert len(layouts) < len(known) < len(layouts) * len(ORDERS)
+
+
+@pytest.mark.parametrize("slow_ranks", [{}, {3: 1.5}])
+@pytest.mark.parametrize(("before", "name"), [(0, "reference"), (10**6, "event")])
+def test_the_result_is_the_same_whether_the_step_was_kept_or_not(before, name, slow_ranks):
+    """A step that was let go is run again in the engine that ran it first, and both say all that simulate says."""
+    pytest.importorskip("numba")
+    problem = make_problem(
+        read(CONFIG, name="small"),
+        simpar.Cluster("dgx-h100", nodes=2),
+        simpar.Training(seq_len=512, global_batch=16),
+        perturbation=Perturbation(slow_ranks=slow_ranks),
+    )
+    found = exact.measure(problem, Plan(tp=2, pp=2, zero=1, micro_batch=1), before)
+    kept, again = found.report(), replace(found, _result=None).let_go().report()
+    assert kept.setup.engine["name"] == again.setup.engine["name"] == name
+    assert kept == again == exact.exact(problem, found.plan, name)
