@@ -184,7 +184,7 @@ def _copied(data: Any) -> Any:
     return [_copied(value) for value in data] if isinstance(data, list) else data
 
 
-@lru_cache(maxsize=64)  # profiles are read again and again, and parsing takes longer than a small simulation
+@lru_cache(maxsize=256)  # profiles are read again and again, and parsing takes longer than a small simulation
 def _parsed_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
     """As :func:`_read_yaml`, but shared: callers must not change it. The parser makes a node tree and no objects."""
     from ruamel.yaml import YAML
