@@ -25,9 +25,10 @@ TRUE = {
 }  # fmt: skip
 PASSES = dict.fromkeys(fit.PASS_KINDS, (3.0, 7.0)) | {"add": (3.0, 3.0)}
 CAPACITY = 1.5
+FACTS = Facts("here", "a machine", 8e9, {})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def truth():
     """A machine whose every number is known, as samples would be if they had no noise."""
     device = load_device("cpu-laptop").model_copy(update={"kernels": TRUE, "memory_bandwidth": 2e10})
@@ -39,7 +40,7 @@ def truth():
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def samples(truth):
     """What a perfect stopwatch would find on that machine with two ranks."""
     request = quick(2, Where(), "nowhere")
@@ -94,9 +95,14 @@ def messages(request):
     ]  # fmt: skip
 
 
-def test_fits_find_what_made_the_samples(samples):
+@pytest.fixture(scope="module")
+def found(samples):
+    """The profiles that are fitted to those samples."""
+    return build(samples, FACTS)
+
+
+def test_fits_find_what_made_the_samples(samples, found):
     """Without noise every kernel, pass, collective and capacity is predicted to within a percent."""
-    found = build(samples, Facts("here", "a machine", 8e9, {}))
     errors = {each.part: each.p90 for each in found.quality}
     assert errors.pop("whole steps of one process") < 0.01
     assert max(errors.values()) < 0.02, errors
@@ -108,9 +114,8 @@ def test_fits_find_what_made_the_samples(samples):
     assert f"{len(samples.every)} samples on 2 rank(s)" in found.cluster.provenance
 
 
-def test_profiles_come_back_from_their_files(samples, tmp_path):
+def test_profiles_come_back_from_their_files(samples, found, tmp_path):
     """What is written is read as the same profile, device inside, quantities with units; twice the same bytes."""
-    found = build(samples, Facts("here", "a machine", 8e9, {}))
     cluster, stack = write(found, tmp_path / "here.yaml")
     first = cluster.read_bytes(), stack.read_bytes()
     read = load_cluster(str(cluster)).profile
@@ -118,7 +123,7 @@ def test_profiles_come_back_from_their_files(samples, tmp_path):
     assert read.collectives == found.cluster.collectives
     assert read.host.memory_bytes == pytest.approx(found.cluster.host.memory_bytes, rel=1e-5)
     assert load_stack(str(stack)).passes == found.stack.passes
-    write(build(samples, Facts("here", "a machine", 8e9, {})), tmp_path / "here.yaml")
+    write(build(samples, FACTS), tmp_path / "here.yaml")
     assert (cluster.read_bytes(), stack.read_bytes()) == first
 
 

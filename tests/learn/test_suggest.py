@@ -27,8 +27,8 @@ FIXED = {
 }
 
 
-def _searched(stack="megatron", hardware="dgx-h100", **options):
-    problem = make_problem(
+def _problem(stack="megatron", hardware="dgx-h100", **options):
+    return make_problem(
         "llama-3.2-1b",
         load_cluster(hardware, 4),
         Training(seq_len=2048, global_batch=128),
@@ -36,7 +36,17 @@ def _searched(stack="megatron", hardware="dgx-h100", **options):
         constraints=Constraints(fixed=FIXED),
         **options,
     )
+
+
+def _searched(*profiles):
+    problem = _problem(*profiles)
     return problem, find_space(None, problem.cluster)(problem, Progress(top=4))
+
+
+@pytest.fixture(scope="module")
+def searched():
+    """A problem and what is found, which no test changes."""
+    return _searched()
 
 
 def _fill(table, times):
@@ -51,9 +61,9 @@ def _fill(table, times):
 
 
 @pytest.mark.slow
-def test_what_was_suggested_is_learnt_known_and_not_suggested_again(tmp_path):
+def test_what_was_suggested_is_learnt_known_and_not_suggested_again(tmp_path, searched):
     """A runner-up that was measured to be the fastest is chosen then, and says what was measured."""
-    problem, found = _searched()
+    problem, found = searched
     chosen = suggestions(found, problem, 2)
     assert [one.gain for one in chosen] == sorted(one.gain for one in chosen)
     assert all(one.fit_probability >= 0.95 and one.devices == 8 * one.nodes for one in chosen)
@@ -84,14 +94,13 @@ def test_what_was_suggested_is_learnt_known_and_not_suggested_again(tmp_path):
     assert len(plans) == 2
 
 
-def test_what_cannot_be_suggested_is_said():
+def test_what_cannot_be_suggested_is_said(searched):
     """One candidate, another objective, several kinds of nodes."""
-    problem, found = _searched()
+    problem, found = searched
     alone = type(found)(found.candidates[:1], found.counts, found.objective, True, 0.0, 0.0)
     assert suggestions(alone, problem, 1) == []
-    energy, found = _searched(objective="energy")
     with pytest.raises(UserError, match="allowed: --objective regret or time, not energy"):
-        suggestions(found, energy, 1)
+        suggestions(found, _problem(objective="energy"), 1)
     groups = MixedProfile.model_validate(
         {"name": "two", "groups": [{"hardware": name, "nodes": 1} for name in ("dgx-h100", "dgx-a100-80gb")]}
     )
@@ -100,9 +109,9 @@ def test_what_cannot_be_suggested_is_said():
         suggestions(found, mixed, 1)
 
 
-def test_a_table_that_is_there_is_left_alone(tmp_path):
+def test_a_table_that_is_there_is_left_alone(tmp_path, searched):
     """It may hold measurements."""
-    problem, found = _searched()
+    problem, found = searched
     chosen = suggestions(found, problem, 1)
     table = tmp_path / "runs.csv"
     write(chosen, table)
@@ -113,9 +122,9 @@ def test_a_table_that_is_there_is_left_alone(tmp_path):
     assert set(COLUMNS) <= set(RUN_COLUMNS)
 
 
-def test_what_is_suggested_is_as_small_as_tells():
+def test_what_is_suggested_is_as_small_as_tells(searched):
     """The same layouts on fewer nodes cost less and tell most of what they would; batches shrink with replicas."""
-    problem, found = _searched()
+    problem, found = searched
     chosen = suggestions(found, problem, 3)
     by_rank = {one.rank: one for one in found.candidates}
     assert any(one.nodes < problem.cluster.nodes for one in chosen)

@@ -61,6 +61,7 @@ def staged(*stages, schedule="1f1b", **case):
 
 GPT2 = {"model": "gpt2"}  # ties its embeddings; 97 tokens
 OF_ALPA = gathering(everywhere(stage(4, 0, (4,)), "batch", token_embedding=["features"]))
+OF_ALPA_PAIR = gathering(everywhere(stage(4, 0, (2,)), "batch", token_embedding=["features"]))
 OF_ALPA_TIED = gathering(everywhere(stage(4, 0, (4,), **GPT2), "batch", token_embedding=["features"]))
 TIED = everywhere(stage(1, 0, (2,), **GPT2), "batch", token_embedding=["features"])
 TWO_AXES = stage(4, 0, (2, 2))
@@ -73,7 +74,6 @@ ADDED_APART = stage(4, 0, (2, 2), **GPT2)
 ADDED_APART["sharding"]["layer"]["operators"] |= {"mlp_residual": ["batch", "sum"]}
 ADDED_APART["sharding"]["embedding"]["operators"] |= {"position_embedding": ["batch", "sum"]}
 STAGED = [
-    staged(OF_ALPA, micro_batch=4),
     staged(
         stage(2, 0, (2,), recompute="full"),
         stage(1, 2, (1,)),
@@ -82,6 +82,7 @@ STAGED = [
     ),
 ]
 WIDE_STAGED = [
+    staged(OF_ALPA, micro_batch=4),
     staged(TIED, stage(3, 2, (1, 2), **GPT2, rows=True), schedule="zb-h1", **GPT2),
     staged(stage(4, 0, (2, 2))),
     staged(stage(3, 0, (1, 2), rows=True, recompute="full"), stage(1, 2, (2, 1)), schedule="zb-h1"),
@@ -345,8 +346,8 @@ CONTINUED_ON_HOST = [
 CAST = [
     {"dp": 2, "micro_batch": 1, "recompute": "selective", **ROUNDED},
     {"pp": 2, "micro_batch": 1, "schedule": "zb-h1", **ROUNDED},
-    staged(stage(4, 0, (1, 2)), micro_batch=2, **ROUNDED),
 ]
+WIDE_CAST = [staged(stage(4, 0, (1, 2)), micro_batch=2, **ROUNDED)]
 COMPILED = [{"tp": 2, "sequence_parallel": True, "micro_batch": 4}]
 
 
@@ -378,9 +379,15 @@ def test_compiled_layers_train_like_one_process(run_matrix):
     assert_equal(run_matrix(prepared({**case, "compiled": True} for case in COMPILED), 2))
 
 
-def test_weights_that_are_cast_once_train_like_one_process(run_matrix):
-    """Microbatches in flight share a copy in bf16, also where backward is split into I and W."""
-    assert_equal(run_matrix(prepared(CAST), 2))
+def test_weights_that_are_cast_or_gathered_train_like_one_process(run_matrix):
+    """Microbatches in flight share a copy in bf16, also where backward is split; matrices cut between uses are whole."""
+    assert_equal(run_matrix(prepared([*CAST, staged(OF_ALPA_PAIR, micro_batch=4)]), 2))
+
+
+@pytest.mark.slow
+def test_weights_of_stages_of_their_own_are_cast_once(run_matrix):
+    """They train like one process, too, where tensor parallelism cuts what is cast."""
+    assert_equal(run_matrix(prepared(WIDE_CAST), 2))
 
 
 @pytest.mark.slow
