@@ -49,7 +49,7 @@ def test_the_square_root_rule_emerges(length: int) -> None:
 
 def test_room_is_used() -> None:
     """With room for everything nothing runs again; time never grows with the budget."""
-    times = [seconds(choose([chain(16)], ONE, budget)[0]) for budget in range(7, 17)]
+    times = [seconds(choose([chain(16)], ONE, budget)[0]) for budget in (7, 8, 10, 13, 16)]
     assert times == sorted(times, reverse=True)
     assert times[-1] == 0
 

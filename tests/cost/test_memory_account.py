@@ -45,12 +45,13 @@ def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
             resolve(Plan(tp=tp, dp=dp, pp=pp, ep=ep, zero=zero, kind=kind), habits)
             for tp, dp, pp, ep, zero in product((1, 2), (2, 3), (1, 2), eps, zeros)
         ]
-        singles = [stage_static_memory(graph, plan, TRAINING, habits, 0) for plan in plans]
+        builders = [builder_of(graph, plan, TRAINING, habits) for plan in plans]
+        singles = [builder.static_memory(0) for builder in builders]
         each = [Layouts.of(plan) for plan in plans]
         columns = Layouts(
             *(np.array([getattr(one, name) for one in each]) for name in Layouts.__annotations__)
         )
-        held = [[p.block for p in builder_of(graph, plan, TRAINING, habits).held(0)] for plan in plans]
+        held = [[part.block for part in builder.held(0)] for builder in builders]
         known = {block.name: block for blocks in held for block in blocks}
         counts = {name: np.array([blocks.count(block) for blocks in held]) for name, block in known.items()}
         blocks = tuple((known[name], count) for name, count in counts.items())

@@ -27,6 +27,7 @@ from simpar.report.html.data import page_data
 from simpar.report.result import Result
 from simpar.report.terminal import memory_rows
 from simpar.simulation import lower_job, make_job, simulate
+from tests.gate import some
 
 UNFOLDED = Perturbation(fold=False)
 """Every rank on its own, no duration changed."""
@@ -72,7 +73,7 @@ def step_s(
     return simulate(graph, cluster, Plan(**values), Training(seq_len=2048, global_batch=16)).step_time_s
 
 
-@pytest.mark.parametrize("factor", [2.0, 3.0])
+@pytest.mark.parametrize("factor", some([2.0, 3.0], 1))
 def test_the_best_cut_follows_the_speeds(tmp_path: Path, factor: float) -> None:
     """Two stages at speeds 1 : f share L layers as L/(f+1) : Lf/(f+1), found by trying every cut."""
     layers = 12

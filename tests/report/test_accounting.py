@@ -66,17 +66,32 @@ def accounted(
     return lowered, account(lowered, timing, perturbation.slow_ranks)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(layout=LAYOUTS, setting=SETTINGS)
 def test_every_nanosecond_has_one_cause(layout: dict[str, object], setting: tuple[object, ...]) -> None:
     """Of every class of ranks: parts sum to the step, none is negative, exposed <= busy, a bubble needs a pipeline."""
+    assert_caused(layout, setting, batch=8)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(layout=LAYOUTS, setting=SETTINGS)
+def test_every_nanosecond_has_one_cause_in_many_cases(
+    layout: dict[str, object], setting: tuple[object, ...]
+) -> None:
+    """The same for more of them, with more microbatches."""
+    assert_caused(layout, setting, batch=16)
+
+
+def assert_caused(layout: dict[str, object], setting: tuple[object, ...], *, batch: int) -> None:
+    """Every cause of a step, whose parts are those of the time line."""
     model, hardware, stack, slow, link = setting
     assume(layout["tp"] * layout["pp"] <= 8)  # one node
     values = {**layout, "vpp": 2 if layout["schedule"] == "interleaved" else 1}
     if layout["pp"] == 1:
         values = {**layout, "schedule": "1f1b"}
     plan = Plan(**values)
-    _, found = accounted(model, cluster_of(hardware, link), plan, Perturbation(slow), stack, batch=16)
+    _, found = accounted(model, cluster_of(hardware, link), plan, Perturbation(slow), stack, batch=batch)
     assert (found.causes_ns.sum(axis=1) == found.step_ns).all()
     assert (found.causes_ns >= 0).all()
     assert (found.kernels_s() >= 0).all()
@@ -100,7 +115,7 @@ def test_kernels_are_told_apart(values: dict[str, object]) -> None:
         load_model("llama-3.2-1b", seq_len=512),
         load_cluster("dgx-h100"),
         Plan(micro_batch=1, **values),
-        Training(seq_len=512, global_batch=32),
+        Training(seq_len=512, global_batch=8),
     )
     both = []
     for collapse in (True, False):
@@ -125,8 +140,9 @@ def test_folding_changes_no_cause(values: dict[str, object]) -> None:
     """A rank's account is the same whether one rank stands for its class or every rank is simulated."""
     slow = {2: 2.0}
     plan = Plan(micro_batch=1, **values)
-    folded, found = accounted("llama-3.2-1b", load_cluster("l4-8"), plan, Perturbation(slow))
-    _, whole = accounted("llama-3.2-1b", load_cluster("l4-8"), plan, Perturbation(slow, fold=False))
+    asked = ("llama-3.2-1b", load_cluster("l4-8"), plan)
+    folded, found = accounted(*asked, Perturbation(slow), batch=16)
+    _, whole = accounted(*asked, Perturbation(slow, fold=False), batch=16)
     each = found.causes_ns[folded.layout.class_of_rank]
     assert each.sum(axis=0) == pytest.approx(whole.causes_ns.sum(axis=0), abs=0.02 * found.step_ns)
     assert (each == whole.causes_ns).mean() > 0.9
@@ -215,7 +231,7 @@ def test_slow_ranks_that_cost_nothing_are_not_advised_about() -> None:
 def test_figures_without_a_timeline_are_those_of_the_whole_report() -> None:
     """Who asks for no timeline gets no picture and no critical path, and every other figure."""
     asked = ("llama-3.2-1b", load_cluster("l4-8"), Plan(pp=2, tp=2, micro_batch=1))
-    training, slow = Training(seq_len=512, global_batch=32), Perturbation({2: 1.5})
+    training, slow = Training(seq_len=512, global_batch=8), Perturbation({2: 1.5})
     whole = simulate(*asked, training, perturbation=slow).to_dict()
     short = simulate(*asked, training, perturbation=slow, with_timeline=False)
     assert short.timeline is None

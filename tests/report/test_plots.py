@@ -1,6 +1,7 @@
 """Pictures: they can be drawn for every kind and size, and they say what they show."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -9,15 +10,21 @@ from simpar.report.certainty import Certainty
 from simpar.report.plots import KINDS_OF_PLOT, plot, save_plot
 from simpar.report.result import Result
 from simpar.units import GIB
+from tests.gate import some
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS_OF_PLOT))
-def test_every_kind_is_drawn_as_png_svg_and_html(result, tmp_path, kind):
+STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".html": b"<!doctype html>"}
+KINDS = sorted(KINDS_OF_PLOT)
+GATE = [*product(KINDS, [".svg"]), *product(["breakdown"], [".png", ".html"])]
+"""Every kind in one format, and one kind in all."""
+
+
+@pytest.mark.parametrize(("kind", "suffix"), some(product(KINDS, STARTS), GATE, tuples=True))
+def test_every_kind_is_drawn_as_png_svg_and_html(result, tmp_path, kind, suffix):
     """Each suffix gives a file of its format."""
-    for suffix, start in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".html", b"<!doctype html>")):
-        path = tmp_path / f"p{suffix}"
-        save_plot(result, kind, path)
-        assert path.read_bytes().startswith(start)
+    path = tmp_path / f"p{suffix}"
+    save_plot(result, kind, path)
+    assert path.read_bytes().startswith(STARTS[suffix])
 
 
 def test_a_page_needs_nothing_from_outside(result, tmp_path):

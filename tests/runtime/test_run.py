@@ -16,6 +16,7 @@ from simpar import cli
 from simpar.errors import UserError
 from simpar.report.trace import check_trace
 from simpar.runtime import launch as launching
+from simpar.runtime.job import Machine
 from simpar.runtime.traces import MEASURED_PID
 from tests.runtime.conftest import LIMIT_S, environment
 
@@ -172,8 +173,9 @@ def test_checkpoints_that_do_not_fit_are_said_in_one_line(simpar_run, tmp_path):
     assert alive(tmp_path / "out") == []
 
 
-def test_files_do_not_get_to_run_code(simpar_run, tmp_path):
+def test_files_do_not_get_to_run_code(monkeypatch, tmp_path, capsys):
     """A plan that names a module:function is refused unless the command line says the same."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text("open('ran', 'w').write('x')\ndef build():\n    pass\n")
     plan = {
         "version": "1",
@@ -182,9 +184,8 @@ def test_files_do_not_get_to_run_code(simpar_run, tmp_path):
         "mesh": {"dp": 1},
     }
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    done = simpar_run("plan.json", "--steps", 1)
-    assert done.returncode == 2
-    assert "pass --model evil:build" in done.stderr
+    assert cli.run(["run", "plan.json", "--steps", "1"]) == 2
+    assert "pass --model evil:build" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
 
 
@@ -195,31 +196,73 @@ def test_missing_torch_is_said_in_one_line(monkeypatch, capsys):
     assert "pip install 'simpar-planner[torch]'" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_said_in_one_line(simpar_run):
+def test_a_port_in_use_is_said_in_one_line(monkeypatch, tmp_path, capsys):
     """The port is named, and nothing is started."""
+    monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = simpar_run(*TWO, "--steps", 1, "--port", port)
-    assert done.returncode == 2
-    assert f"--port {port}" in done.stderr
+        assert cli.run(["run", *TWO, "--steps", "1", "--port", str(port)]) == 2
+    assert f"--port {port}" in capsys.readouterr().err
 
 
-def test_a_failing_rank_ends_all_of_them(simpar_run, tmp_path):
-    """A model whose code fails on one rank: exit code 1, the reason, and no process left."""
-    (tmp_path / "odd.py").write_text(
-        "import os\nfrom torch import nn\n\nclass Odd(nn.Module):\n"
-        "    def __init__(self):\n        super().__init__()\n        self.table = nn.Embedding(9, 9)\n"
-        "    def forward(self, tokens):\n"
-        "        if os.environ['RANK'] == '1':\n            raise RuntimeError('rank one is odd')\n"
-        "        return self.table(tokens)\n"
-    )
-    started = time.monotonic()
-    done = simpar_run(*TWO, "--steps", 2, "--model", "odd:Odd", "--set", "plan.recompute=none", "-o", "out")
+ODD = """
+import os
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 9)
+    def forward(self, tokens):
+        if os.environ["RANK"] == "1":
+            raise RuntimeError("rank one is odd")
+        return self.table(tokens)
+"""
+FAILS = ["--steps", 2, "--model", "odd:Odd", "--set", "plan.recompute=none", "-o", "out"]
+
+
+def assert_failed(done, folder: Path) -> None:
+    """A model's code failed on one rank: exit code 1, the reason, and no process left."""
     assert done.returncode == 1
     assert "rank one is odd" in done.stderr
     assert "running the code of odd:Odd" in done.stderr
+    assert alive(folder) == []
+
+
+def test_a_failing_rank_is_the_failure_of_the_run(forked, tmp_path):
+    """A model whose code fails on one rank: exit code 1, the reason, and no process left."""
+    (tmp_path / "odd.py").write_text(ODD)
+    assert_failed(forked("run", *TWO, *FAILS), tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_failing_rank_ends_all_of_them(simpar_run, tmp_path):
+    """The same where torchrun starts the ranks and ends those that are left."""
+    (tmp_path / "odd.py").write_text(ODD)
+    started = time.monotonic()
+    assert_failed(simpar_run(*TWO, *FAILS), tmp_path / "out")
     assert time.monotonic() - started < 300
-    assert alive(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        (launching.Nodes(), {"nnodes": "1", "local_addr": "127.0.0.1", "node_rank": 0}),
+        (launching.Nodes(2, 1, "there:29500"), {"nnodes": "2", "rdzv_endpoint": "there:29500", "node_rank": 1}),
+    ],
+)
+def test_ranks_are_started_in_words_of_torchrun(tmp_path, nodes, said):
+    """Torch's own parser reads how many ranks of which module, where they meet and where their logs go."""
+    from torch.distributed.run import get_args_parser
+
+    workers = launching.Workers("simpar.runtime.worker", tmp_path / "job.json", tmp_path, Machine())
+    start, words = (command := launching.torchrun(workers, 3, nodes, 2))[:3], command[3:]
+    found = vars(get_args_parser().parse_args(words))
+    assert start == [sys.executable, "-m", "torch.distributed.run"]
+    assert {key: found[key] for key in said} == said
+    assert (found["nproc_per_node"], found["max_restarts"], found["log_dir"]) == ("3", 2, str(tmp_path / "logs"))
+    assert (found["module"], found["training_script"]) == (True, "simpar.runtime.worker")
+    assert found["training_script_args"] == [str(tmp_path / "job.json")]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 import pytest
@@ -197,8 +198,9 @@ def test_imbalance_costs_time_and_depends_on_the_seed_only_when_sampled() -> Non
     assert spans["sampled", 1] != spans["sampled", 2]
 
 
+@cache
 def result(**plan: object) -> Result:
-    """A simulated step of Qwen3 30B on four nodes."""
+    """A simulated step of Qwen3 30B on four nodes, once for all tests."""
     training = Training(seq_len=SEQ, global_batch=256)
     return simulate("qwen3-30b-a3b", load_cluster("dgx-h100", 4), Plan(zero=1, **plan), training)
 

@@ -105,6 +105,10 @@ def facts(result: Result) -> dict[str, Any]:
 
 
 NUMBERS = (4, 5, 7, 64)
+HABITS = ("deepspeed", "fsdp", "megatron", "nanotron", "nemo", "simpar", "torchtitan")
+"""Stacks that differ most from each other."""
+WIDE = (PLANS["tp"], PLANS["cp"], {"tp": 8, "rank_order": "dp-tp-cp-pp"})
+NODES = ("dgx-a100-80gb", "rtx-4090-8", "tpu-v5e-pod")
 GATE = [*((name, 5) for name in PLANS), *(("tp-zero1", count) for count in NUMBERS if count != 5)]
 """Every plan with one number of microbatches, and one plan with all."""
 
@@ -118,15 +122,14 @@ def test_merged_equals_apart(name: str, microbatches: int) -> None:
     assert facts(merged) == facts(apart)
 
 
-@pytest.mark.parametrize("stack", sorted(bundled("stacks")))
+@pytest.mark.parametrize("stack", some(sorted(bundled("stacks")), HABITS))
 def test_merged_equals_apart_on_every_stack(stack: str) -> None:
     """So it is with every stack's habits, merged or not."""
     (_, merged), (_, apart) = both({"tp": 2}, 9, stack=stack)
     assert facts(merged) == facts(apart)
 
 
-@pytest.mark.parametrize("plan", [PLANS["tp"], PLANS["cp"], {"tp": 8, "rank_order": "dp-tp-cp-pp"}])
-@pytest.mark.parametrize("hardware", ["dgx-a100-80gb", "rtx-4090-8", "tpu-v5e-pod"])
+@pytest.mark.parametrize(("plan", "hardware"), some(product(WIDE, NODES), zip(WIDE, NODES, strict=True), tuples=True))
 def test_merged_equals_apart_across_nodes(plan: dict[str, Any], hardware: str) -> None:
     """Links that ranks share between nodes change nothing."""
     (_, merged), (_, apart) = both(plan, 6, hardware=hardware, nodes=2)

@@ -150,7 +150,7 @@ def assert_same(quick: Layout, plain: Layout) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_orbits_give_the_classes_of_plain_refinement(seed: int) -> None:
     """Classes, representatives, links and loads equal those of refining every rank, group and link."""
     assert_orbits_are_classes(seed)
@@ -175,7 +175,7 @@ def assert_orbits_are_classes(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_routes_are_the_loads_on_every_link(seed: int) -> None:
     """What a class of groups puts on a link of a class is the same on each of them, at any message size."""
     assert_routes_are_loads(seed)
@@ -279,7 +279,12 @@ def test_what_is_refined_does_not_grow_with_the_width(damage: dict[str, float], 
     assert sizes[0][0] <= (16 if slow is None and not damage else 16 * 2**5)
 
 
-@pytest.mark.parametrize(("damage", "slow"), [({}, None), ({}, 77), ({"leaf_up[5]": 0.5}, None)])
+@pytest.mark.parametrize(
+    ("damage", "slow"),
+    some(
+        [(WHOLE, None), (WHOLE, 77), ({"leaf_up[5]": 0.5}, None)], [(WHOLE, 77), ({"leaf_up[5]": 0.5}, None)], tuples=True
+    ),
+)
 def test_large_clusters_fold_the_same_by_orbits(damage: dict[str, float], slow: int | None) -> None:
     """8,192 devices, of which one may be slow or one uplink degraded: the classes of plain refinement."""
     case = llama(8192, damage, slow)

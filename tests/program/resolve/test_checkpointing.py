@@ -18,7 +18,7 @@ PLANS = {
     "interleaved": {"tp": 2, "pp": 2, "vpp": 2, "dp": 2, "zero": 1, "micro_batch": 8},
     "fsdp": {"dp": 8, "zero": 3, "micro_batch": 4},
 }
-TRAINING = simpar.Training(seq_len=8192, global_batch=64)
+TRAINING = simpar.Training(seq_len=8192, global_batch=32)
 
 
 def step(recompute: str, name: str, training: simpar.Training = TRAINING) -> Result:

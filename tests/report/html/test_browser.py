@@ -206,10 +206,14 @@ def test_the_fullest_stage_shows_where_its_reserved_peak_may_be(visit, result):
     assert "90 % interval" not in bare.locator("#memory").inner_text()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_is_readable_in_both_themes(visit, result, theme):
+def test_text_is_readable_in_both_themes(visit, result):
     """Contrast of every text colour on both papers is at least 4.5 to 1."""
-    assert min(visit(result, theme=theme).evaluate(CONTRAST)) >= 4.5
+    page, found = visit(result), []
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        found.append(page.evaluate(CONTRAST))
+    assert min(map(min, found)) >= 4.5
+    assert found[0] != found[1]
 
 
 def test_the_theme_can_be_chosen(visit, result):
@@ -226,9 +230,11 @@ def test_the_theme_can_be_chosen(visit, result):
     assert page.evaluate(paper) != "rgb(255, 255, 255)"
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), some([(64, 128), (16, 64), (16, 128)], 1, tuples=True))
-@pytest.mark.parametrize("width", [1280, 390])
-def test_large_pipelines_stay_legible(visit, timeline_of, result_of, stages, microbatches, width):
+@pytest.mark.parametrize(
+    ("width", "stages", "microbatches"),
+    some([(width, *size) for width in (390, 1280) for size in ((64, 128), (16, 64), (16, 128))], 1, tuples=True),
+)
+def test_large_pipelines_stay_legible(visit, timeline_of, result_of, width, stages, microbatches):
     """Rows of at least 13 pixels, all stages named, nothing wider than the window, drawn in under a second."""
     large = result_of(timeline_of(stages, microbatches))
     page = visit(large, width=width)
