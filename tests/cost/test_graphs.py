@@ -66,7 +66,14 @@ def _host_s(graphs: Sequence[str]) -> float:
     stack = changed_stack("nemo", {"launch.graphs": tuple(graphs), "launch.host_time_per_kernel_s": 1e-4})
     plan = Plan.model_validate({"dp": 8, "ep": 8, "micro_batch": 1})
     training = Training(seq_len=256, global_batch=8)
-    result = simulate(load_model("qwen3-30b-a3b"), load_cluster("hgx-b200", 1), plan, training, stack=stack, with_timeline=False)
+    result = simulate(
+        load_model("qwen3-30b-a3b"),
+        load_cluster("hgx-b200", 1),
+        plan,
+        training,
+        stack=stack,
+        with_timeline=False,
+    )
     return result.time_breakdown_s.host
 
 

@@ -70,7 +70,8 @@ def step_s(
 ) -> float:
     """Seconds of a step of sixteen sequences."""
     values = {"pp": len(layers) if layers else 1, "layers": layers, "micro_batch": 1, **plan}
-    return simulate(graph, cluster, Plan(**values), Training(seq_len=2048, global_batch=16)).step_time_s
+    training = Training(seq_len=2048, global_batch=16)
+    return simulate(graph, cluster, Plan(**values), training, with_timeline=False).step_time_s
 
 
 @pytest.mark.parametrize("factor", some([2.0, 3.0], 1))

@@ -35,7 +35,7 @@ def with_host(name, **host):
 def step(model="gpt2-xl", cluster=H100, training=TRAINING, **plan):
     """One simulated step, of one microbatch on a node of eight unless said otherwise."""
     plan = {"micro_batch": 8, **plan}
-    return simpar.simulate(model, cluster, simpar.Plan(**plan), training)
+    return simpar.simulate(model, cluster, simpar.Plan(**plan), training, with_timeline=False)
 
 
 def gpt(layers, hidden):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from rich.console import Console
@@ -15,11 +16,12 @@ from simpar.report.terminal import print_report
 from simpar.report.words import how_sure, memory_state, probably
 
 
+@cache
 def _result(stack: str, **plan: object) -> Result:
     return simpar.simulate(
         "llama-3-8b",
         simpar.Cluster("dgx-h100", nodes=1),
-        simpar.Plan.model_validate({"mesh": {"tp": 2}, "micro_batch": 1, **plan}),
+        simpar.Plan.model_validate({"tp": 2, "micro_batch": 1, **plan}),
         simpar.Training(seq_len=4096, global_batch=32),
         stack=stack,
     )
@@ -54,14 +56,14 @@ def test_a_stack_that_nobody_measured_is_wider_and_says_so() -> None:
 
 def test_a_layout_that_barely_fits_is_not_sure_to() -> None:
     """Memory far below the device is sure, far above it is not, and the verdict agrees where it is clear."""
-    roomy, full = _result("nemo", memory={"recompute": "full"}), _result("nemo", micro_batch=8)
+    roomy, full = _result("nemo", recompute="full"), _result("nemo", micro_batch=8)
     assert roomy.certainty is not None
     assert full.certainty is not None
     assert roomy.fits
     assert roomy.certainty.fit_probability > 0.95
     assert not full.fits
     assert full.certainty.reserved_memory_interval_bytes[1] <= full.memory.peak_reserved_bytes * (1 + 1e-9)
-    tight = _result("nemo", micro_batch=1)
+    tight = _result("nemo")
     assert tight.fits
     assert tight.certainty is not None
     assert tight.certainty.reserved_memory_interval_bytes[1] <= tight.memory.capacity_bytes

@@ -12,7 +12,6 @@ from simpar.report.result import Result
 from simpar.units import GIB
 from tests.gate import some
 
-
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".html": b"<!doctype html>"}
 KINDS = sorted(KINDS_OF_PLOT)
 GATE = [*product(KINDS, [".svg"]), *product(["breakdown"], [".png", ".html"])]

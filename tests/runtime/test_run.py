@@ -248,7 +248,10 @@ def test_a_failing_rank_ends_all_of_them(simpar_run, tmp_path):
     ("nodes", "said"),
     [
         (launching.Nodes(), {"nnodes": "1", "local_addr": "127.0.0.1", "node_rank": 0}),
-        (launching.Nodes(2, 1, "there:29500"), {"nnodes": "2", "rdzv_endpoint": "there:29500", "node_rank": 1}),
+        (
+            launching.Nodes(2, 1, "there:29500"),
+            {"nnodes": "2", "rdzv_endpoint": "there:29500", "node_rank": 1},
+        ),
     ],
 )
 def test_ranks_are_started_in_words_of_torchrun(tmp_path, nodes, said):
@@ -260,7 +263,11 @@ def test_ranks_are_started_in_words_of_torchrun(tmp_path, nodes, said):
     found = vars(get_args_parser().parse_args(words))
     assert start == [sys.executable, "-m", "torch.distributed.run"]
     assert {key: found[key] for key in said} == said
-    assert (found["nproc_per_node"], found["max_restarts"], found["log_dir"]) == ("3", 2, str(tmp_path / "logs"))
+    assert (found["nproc_per_node"], found["max_restarts"], found["log_dir"]) == (
+        "3",
+        2,
+        str(tmp_path / "logs"),
+    )
     assert (found["module"], found["training_script"]) == (True, "simpar.runtime.worker")
     assert found["training_script_args"] == [str(tmp_path / "job.json")]
 

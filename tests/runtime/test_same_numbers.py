@@ -380,7 +380,7 @@ def test_compiled_layers_train_like_one_process(run_matrix):
 
 
 def test_weights_that_are_cast_or_gathered_train_like_one_process(run_matrix):
-    """Microbatches in flight share a copy in bf16, also where backward is split; matrices cut between uses are whole."""
+    """Microbatches in flight share a copy in bf16, also if backward is split; matrices cut between uses are whole."""
     assert_equal(run_matrix(prepared([*CAST, staged(OF_ALPA_PAIR, micro_batch=4)]), 2))
 
 

@@ -14,6 +14,7 @@ from simpar.errors import UserError
 from simpar.models.flops import attention_flop_per_token, matmul_flop_per_token
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
+from simpar.search import Constraints
 from simpar.tracing.code import own_model
 from tests.gate import some
 
@@ -97,7 +98,9 @@ def test_a_traced_decoder_is_the_built_in_one(name: str, plan: dict[str, object]
             theirs, SEQ, convention
         )
     cluster, whole = simpar.Cluster("dgx-h100"), simpar.Plan(micro_batch=1, **plan)
-    one, two = (simpar.simulate(graph, cluster, whole, TRAINING) for graph in (ours, theirs))
+    one, two = (
+        simpar.simulate(graph, cluster, whole, TRAINING, with_timeline=False) for graph in (ours, theirs)
+    )
     assert one.speed.step_time_s == pytest.approx(two.speed.step_time_s, rel=1e-3)
     assert one.memory.peak_memory_bytes == pytest.approx(two.memory.peak_memory_bytes, rel=2e-3)
 
@@ -139,7 +142,8 @@ def test_masks_and_heads_are_read_off_the_graph() -> None:
 def test_search_finds_a_plan_that_simulates_again(tmp_path: Path) -> None:
     """The plan of a search names the function; it simulates again to the same time, with consent only."""
     name = "traced_models:llama"
-    found = simpar.search(traced("llama"), simpar.Cluster("dgx-h100"), TRAINING)
+    held = Constraints(fixed={"recompute": "none", "zero": 1})
+    found = simpar.search(traced("llama"), simpar.Cluster("dgx-h100"), TRAINING, constraints=held)
     assert found.certified_optimal
     path = tmp_path / "plan.json"
     found.best.plan.save(path)

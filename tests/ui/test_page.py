@@ -67,7 +67,7 @@ def settle(page: Any, layout: str) -> None:
 
 
 def test_a_plan_is_made_by_hand(visit):
-    """Keyboard, numbers, timeline, a trial taken, pins, a link, a search that is stopped, 400 pixels."""
+    """Keyboard, numbers, timeline, a trial taken, pins, a link, 400 pixels, a batch typed in."""
     page = visit()
     settle(page, "pp2 dp2")
     before = page.locator("#figures dd").first.inner_text()
@@ -107,6 +107,13 @@ def test_a_plan_is_made_by_hand(visit):
     page.locator("#training\\.global_batch").fill("32")
     page.locator("#training\\.global_batch").press("Enter")
     page.wait_for_function("() => location.hash.includes('global_batch=32')")
+
+
+@pytest.mark.slow
+def test_a_search_can_be_stopped_by_hand(visit):
+    """It says that it was stopped, and another one may be started."""
+    page = visit()
+    settle(page, "pp2 dp2")
     page.get_by_text("Search for the best layout").click()
     page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_role("button", name="Stop").click()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from simpar.engine import reference
@@ -108,13 +110,14 @@ def test_the_naive_ring_is_slower() -> None:
     assert spans[0] < spans[1]
 
 
+@cache
 def result(nodes: int = 1, seq_len: int = 131072, **plan: object) -> Result:
     """A simulated step of Llama 3 8B, one sequence a context-parallel group."""
     cluster, training = (
         load_cluster("dgx-h100", nodes),
         Training(seq_len=seq_len, global_batch=8 // plan["cp"]),
     )
-    return simulate(MODEL, cluster, Plan(recompute="full", zero=1, **plan), training)
+    return simulate(MODEL, cluster, Plan(recompute="full", zero=1, **plan), training, with_timeline=False)
 
 
 def test_a_ring_hides_behind_long_sequences_and_shows_with_short_ones() -> None:

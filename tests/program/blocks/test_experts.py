@@ -202,7 +202,9 @@ def test_imbalance_costs_time_and_depends_on_the_seed_only_when_sampled() -> Non
 def result(**plan: object) -> Result:
     """A simulated step of Qwen3 30B on four nodes, once for all tests."""
     training = Training(seq_len=SEQ, global_batch=256)
-    return simulate("qwen3-30b-a3b", load_cluster("dgx-h100", 4), Plan(zero=1, **plan), training)
+    return simulate(
+        "qwen3-30b-a3b", load_cluster("dgx-h100", 4), Plan(zero=1, **plan), training, with_timeline=False
+    )
 
 
 def test_exchanges_are_reported() -> None:

@@ -129,7 +129,9 @@ def test_merged_equals_apart_on_every_stack(stack: str) -> None:
     assert facts(merged) == facts(apart)
 
 
-@pytest.mark.parametrize(("plan", "hardware"), some(product(WIDE, NODES), zip(WIDE, NODES, strict=True), tuples=True))
+@pytest.mark.parametrize(
+    ("plan", "hardware"), some(product(WIDE, NODES), zip(WIDE, NODES, strict=True), tuples=True)
+)
 def test_merged_equals_apart_across_nodes(plan: dict[str, Any], hardware: str) -> None:
     """Links that ranks share between nodes change nothing."""
     (_, merged), (_, apart) = both(plan, 6, hardware=hardware, nodes=2)

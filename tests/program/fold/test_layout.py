@@ -282,7 +282,9 @@ def test_what_is_refined_does_not_grow_with_the_width(damage: dict[str, float], 
 @pytest.mark.parametrize(
     ("damage", "slow"),
     some(
-        [(WHOLE, None), (WHOLE, 77), ({"leaf_up[5]": 0.5}, None)], [(WHOLE, 77), ({"leaf_up[5]": 0.5}, None)], tuples=True
+        [(WHOLE, None), (WHOLE, 77), ({"leaf_up[5]": 0.5}, None)],
+        [(WHOLE, 77), ({"leaf_up[5]": 0.5}, None)],
+        tuples=True,
     ),
 )
 def test_large_clusters_fold_the_same_by_orbits(damage: dict[str, float], slow: int | None) -> None:

@@ -24,7 +24,7 @@ TRAINING = simpar.Training(seq_len=8192, global_batch=32)
 def step(recompute: str, name: str, training: simpar.Training = TRAINING) -> Result:
     """Llama 3 8B on a DGX H100."""
     plan = simpar.Plan(**PLANS[name], recompute=recompute)
-    return simpar.simulate("llama-3-8b", load_cluster("dgx-h100", 1), plan, training)
+    return simpar.simulate("llama-3-8b", load_cluster("dgx-h100", 1), plan, training, with_timeline=False)
 
 
 def chosen(result: Result) -> str:
@@ -32,7 +32,7 @@ def chosen(result: Result) -> str:
     return str(result.setup.plan["memory"]["recompute"])
 
 
-@pytest.mark.parametrize("name", some(PLANS, 2))
+@pytest.mark.parametrize("name", some(PLANS, 1))
 def test_it_fits_and_is_the_fastest_that_does(name: str) -> None:
     """What keeps everything does not fit; of all policies that fit none is faster; little memory is left."""
     best = step("optimal", name)

@@ -65,11 +65,24 @@ chains = st.lists(st.tuples(st.sampled_from("kc"), st.integers(1, 9)), min_size=
 
 
 @given(forward=chains, backward=chains)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_pair_takes_less_than_both_in_turn_and_more_than_its_busiest_stream(
     forward: Phase, backward: Phase
 ) -> None:
     """Each pass keeps its order; together they are bounded by their sum, by each alone, and by every stream."""
+    assert_bounded(forward, backward)
+
+
+@pytest.mark.slow
+@given(forward=chains, backward=chains)
+@settings(max_examples=500, deadline=None)
+def test_many_pairs_take_less_than_both_in_turn(forward: Phase, backward: Phase) -> None:
+    """The same for more of them."""
+    assert_bounded(forward, backward)
+
+
+def assert_bounded(forward: Phase, backward: Phase) -> None:
+    """A pair keeps both orders and is as long as it can be."""
     together = merge(forward, backward, seconds)
     for which, phase in ((True, forward), (False, backward)):
         mine = [step.name for step in together.steps if (step.layer == AHEAD) == which]
@@ -138,9 +151,22 @@ exchanging_chains = st.lists(
 
 
 @given(forward=chains, backward=exchanging_chains)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_pairs_that_exchange_keep_their_order_and_are_never_idle(forward: Phase, backward: Phase) -> None:
     """Steps wait for earlier ones only; a pair takes no more than all its steps, no less than its busiest stream."""
+    assert_never_idle(forward, backward)
+
+
+@pytest.mark.slow
+@given(forward=chains, backward=exchanging_chains)
+@settings(max_examples=500, deadline=None)
+def test_many_pairs_that_exchange_are_never_idle(forward: Phase, backward: Phase) -> None:
+    """The same for more of them."""
+    assert_never_idle(forward, backward)
+
+
+def assert_never_idle(forward: Phase, backward: Phase) -> None:
+    """A pair that exchanges keeps both orders and is as long as it can be."""
     together = merge(forward, backward, seconds)
     assert sorted(names(together)) == sorted(
         [f"{s.name}'" for s in forward.steps] + [s.name for s in backward.steps]

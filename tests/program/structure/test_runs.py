@@ -93,8 +93,18 @@ def test_whole_gradients_wait_for_the_last_of_a_run(stack: Stack) -> None:
         assert (first == -last).all()
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("stack", [RUNS, APART], ids=["in place", "apart"])
+@pytest.mark.parametrize(
+    ("plan", "stack"),
+    [
+        *(pytest.param(plan, RUNS, id=f"{plan} in place") for plan in PLANS),
+        pytest.param("interleaved", APART, id="interleaved apart"),
+        *(
+            pytest.param(plan, APART, id=f"{plan} apart", marks=pytest.mark.slow)
+            for plan in PLANS
+            if plan != "interleaved"
+        ),
+    ],
+)
 def test_engines_agree_and_all_is_freed(plan: str, stack: Stack) -> None:
     """To the nanosecond, with no memory left behind; never slower than a reduction a microbatch."""
     entry = lowered(plan, stack)

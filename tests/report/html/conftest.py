@@ -12,21 +12,35 @@ from simpar.report.html import save_report
 from simpar.report.result import Result
 
 
-@pytest.fixture
-def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Open a result's page: ``visit(result, width=1280, theme="light")``; fails on errors and foreign requests."""
-    opened, trouble = [], []
+@pytest.fixture(scope="session")
+def tab(browser: Any) -> Iterator[Any]:
+    """One page for all tests of pages with scripts: a new one takes as long as what most of them do on it."""
+    page = browser.new_page()
+    yield page
+    page.close()
 
-    def show(result: Result, *, width: int = 1280, theme: str = "light", scripts: bool = True) -> Any:
-        path = tmp_path / "report.html"
+
+@pytest.fixture
+def visit(browser: Any, tab: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Open a result's page: ``visit(result, width=1280)``; fails on errors and foreign requests."""
+    written, opened, trouble = [], [], []
+    heard = {
+        "console": lambda message: message.type == "error" and trouble.append(message.text),
+        "pageerror": lambda error: trouble.append(str(error)),
+        "request": lambda request: request.url in written or trouble.append(request.url[:200]),
+    }
+
+    def show(result: Result, *, width: int = 1280, scripts: bool = True) -> Any:
+        path = tmp_path / f"report-{len(written)}.html"
         save_report(result, path)
-        page = browser.new_page(
-            viewport={"width": width, "height": 900}, color_scheme=theme, java_script_enabled=scripts
-        )
-        opened.append(page)
-        page.on("console", lambda message: message.type == "error" and trouble.append(message.text))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("request", lambda request: request.url == path.as_uri() or trouble.append(request.url[:200]))
+        written.append(path.as_uri())
+        page = tab if scripts else browser.new_page(java_script_enabled=False)
+        if page not in opened:
+            opened.append(page)
+            for event, hear in heard.items():
+                page.on(event, hear)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme="light")
         page.goto(path.as_uri())
         if scripts:
             page.wait_for_selector("#rows[data-to]")
@@ -34,5 +48,9 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     yield show
     for page in opened:
-        page.close()
+        for event, hear in heard.items():
+            page.remove_listener(event, hear)
+        page.goto("about:blank")
+        if page is not tab:
+            page.close()
     assert trouble == []
