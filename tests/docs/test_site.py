@@ -19,20 +19,31 @@ SMALL = "gpt2-laptop"
 """An example in the place of the one that is shown, whose neighbours take as long as the rest of the site."""
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The built site, with a small example; warnings are errors."""
-    folder = tmp_path_factory.mktemp("site")
+def build(folder, builder):
+    """Build the site with a small example; warnings are errors."""
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(folder / "trees")]
     command += ["-D", f"example={SMALL}"]
     done = subprocess.run(
-        [*command, "-b", "html", str(ROOT / "docs"), str(folder / "html")],
+        [*command, "-b", builder, str(ROOT / "docs"), str(folder / builder)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_every_page_is_read_without_a_warning(tmp_path):
+    """Links, references, docstrings and the tree of pages are whole; nothing that is written is outside of it."""
+    build(tmp_path, "dummy")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site."""
+    folder = tmp_path_factory.mktemp("site")
+    build(folder, "html")
     return folder / "html"
 
 
+@pytest.mark.slow
 def test_every_document_and_notebook_has_its_page(site):
     """Nothing that is written stays out of the site."""
     documents = {path.stem for path in (ROOT / "docs").glob("*.md")}
@@ -43,6 +54,7 @@ def test_every_document_and_notebook_has_its_page(site):
     assert all(f'href="generated/{name}.html"' in index for name in notebooks)
 
 
+@pytest.mark.slow
 def test_the_page_of_searches_is_not_that_of_sphinx(site):
     """What is written about searches is in the site, beside the page that searches it."""
     assert "Always searched" in (site / "search_axes.html").read_text()
@@ -50,20 +62,37 @@ def test_the_page_of_searches_is_not_that_of_sphinx(site):
     assert "What stands beside the winner" not in (site / "search.html").read_text()
 
 
-def test_the_api_page_lists_what_the_package_exports(site):
-    """Every exported name is a heading with its docstring, and nothing else is."""
-    page = (site / "generated" / "api.html").read_text()
-    listed = set(re.findall(r"<h2>simpar\.(\w+)<", page))
+def assert_lists_exports(page, heading):
+    """Every exported name is a heading, and nothing else is."""
+    listed = set(re.findall(heading + r"simpar\.(\w+)", page))
     assert listed | {"__version__"} == set(simpar.__all__)
 
 
-def test_every_command_is_on_its_page(site):
-    """With its help as it prints."""
+def assert_lists_commands(page, heading, end):
+    """Every command is a heading."""
     from simpar.cli import app
 
-    page = (site / "generated" / "cli.html").read_text()
     for command in app.registered_commands:
-        assert f"<h2>simpar {command.name or command.callback.__name__}<" in page
+        assert f"{heading}simpar {command.name or command.callback.__name__}{end}" in page
+
+
+def test_generated_pages_list_exports_and_commands():
+    """Every exported name with its docstring, every command with its help as it prints."""
+    conf = settings()
+    assert_lists_exports("\n".join(conf._api()), "(?m)^## ")
+    assert_lists_commands("\n".join(conf._commands()), "## ", "\n")
+
+
+@pytest.mark.slow
+def test_the_api_page_lists_what_the_package_exports(site):
+    """Every exported name is a heading with its docstring, and nothing else is."""
+    assert_lists_exports((site / "generated" / "api.html").read_text(), "<h2>")
+
+
+@pytest.mark.slow
+def test_every_command_is_on_its_page(site):
+    """With its help as it prints."""
+    assert_lists_commands((site / "generated" / "cli.html").read_text(), "<h2>", "<")
 
 
 def settings():
@@ -88,6 +117,7 @@ def test_outputs_of_notebooks_become_text_pictures_and_tables(tmp_path, monkeypa
     assert not list(conf._output({"output_type": "stream", "name": "stderr", "text": "w"}, "n"))
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere(site):
     """Scripts, styles, fonts and images lie beside the pages."""
     for path in site.rglob("*.html"):
@@ -95,6 +125,7 @@ def test_pages_load_nothing_from_elsewhere(site):
         assert not re.findall(r'(?:src|<link[^>]* href)="https?:', text), path.name
 
 
+@pytest.mark.slow
 def test_the_example_result_is_there(site):
     """The first page links to a result that can be opened."""
     assert 'href="example.html"' in (site / "index.html").read_text()

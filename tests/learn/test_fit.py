@@ -85,17 +85,24 @@ def test_values_stay_within_their_bounds():
     assert np.all(found.values <= found.prior.high)
 
 
-def test_repeats_that_scatter_count_less():
-    """A run whose repeats differ by much moves parameters less than one that is sure."""
+@pytest.fixture(scope="module")
+def alone():
+    """One run that took longer than predicted, and what is learnt of it."""
     (run,) = measured({}, LAYOUTS[:1])
     run = replace(run, time_s=1.3 * run.time_s)
-    sure, unsure = learn([run]), learn([replace(run, scatter=0.3)])
+    return run, learn([run])
+
+
+def test_repeats_that_scatter_count_less(alone):
+    """A run whose repeats differ by much moves parameters less than one that is sure."""
+    run, sure = alone
+    unsure = learn([replace(run, scatter=0.3)])
     assert abs(unsure.after[0]) > abs(sure.after[0]) + 0.02
 
 
-def test_a_run_alone_cannot_be_left_out():
+def test_a_run_alone_cannot_be_left_out(alone):
     """With nothing left to learn from its error is the one before."""
-    found = learn(measured({CLOCK: 0.6}, LAYOUTS[:1]))
+    _, found = alone
     assert found.left_out == pytest.approx(found.before)
 
 

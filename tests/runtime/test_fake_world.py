@@ -17,6 +17,7 @@ from simpar.runtime.measure import Clock  # noqa: E402
 from simpar.runtime.model import Blueprint, Dtypes  # noqa: E402
 from simpar.runtime.prepare import prepare  # noqa: E402
 from simpar.runtime.ranks import ranks_of  # noqa: E402
+from tests.gate import some  # noqa: E402
 from tests.runtime.test_banded import flash_backward, flash_forward  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -62,11 +63,15 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize(
     ("values", "share"),
-    [
-        ({"cp": 4, "dp": 2, "zero": 3, "cp_method": "all_gather"}, 8),
-        ({"cp": 2, "tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True}, 8), ({"cp": 2, "tp": 2, "dp": 2}, 2),
-        ({"cp": 2, "dp": 4, "hsdp": 2, "zero": 2, "recompute": "full"}, 4),
-    ],
+    some(
+        [
+            ({"cp": 2, "tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True}, 8),
+            ({"cp": 2, "dp": 4, "hsdp": 2, "zero": 2, "recompute": "full"}, 4),
+            ({"cp": 4, "dp": 2, "zero": 3, "cp_method": "all_gather"}, 8), ({"cp": 2, "tp": 2, "dp": 2}, 2),
+        ],
+        2,
+        tuples=True,
+    ),
 )  # fmt: skip
 def test_a_step_of_one_rank_runs_in_kernels(world, calls, values, share):
     """Built, one step taken: every gradient of the shape of its shard, states as many as the rank has to keep."""

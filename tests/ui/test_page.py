@@ -67,7 +67,7 @@ def settle(page: Any, layout: str) -> None:
 
 
 def test_a_plan_is_made_by_hand(visit):
-    """Keyboard, numbers, timeline, a trial taken, pins, a link, 400 pixels, a batch typed in."""
+    """Keyboard, numbers, timeline, a trial taken, pins, back and forward, a batch typed in."""
     page = visit()
     settle(page, "pp2 dp2")
     before = page.locator("#figures dd").first.inner_text()
@@ -85,7 +85,7 @@ def test_a_plan_is_made_by_hand(visit):
     link = page.evaluate("() => location.hash")
     page.get_by_role("button", name=re.compile("^Try --")).first.click()
     page.wait_for_function("(link) => location.hash !== link", arg=link)
-    title, figure = page.locator("#title").inner_text(), page.locator("#figures dd").first.inner_text()
+    title = page.locator("#title").inner_text()
     page.get_by_role("button", name="Back to pin 1").wait_for()
     assert "%" in page.locator("#pins tr", has_text="against this plan").inner_text()
 
@@ -95,18 +95,33 @@ def test_a_plan_is_made_by_hand(visit):
     page.go_forward()
     page.wait_for_function("(words) => document.getElementById('title').textContent === words", arg=title)
 
+    page.get_by_role("button", name="Back to pin 1").click()
+    settle(page, "tp2 pp2")
+    page.locator("#training\\.global_batch").fill("32")
+    page.locator("#training\\.global_batch").press("Enter")
+    page.wait_for_function("() => location.hash.includes('global_batch=32')")
+
+
+@pytest.mark.slow
+def test_a_link_opens_the_same_plan_and_pins_on_a_narrow_screen(visit):
+    """The figures of the page that it is from, its pins, the timeline, and nothing wider than 400 pixels."""
+    page = visit()
+    settle(page, "pp2 dp2")
+    page.get_by_role("button", name="Pin").click()
+    page.get_by_role("button", name="Back to pin 1").wait_for()
+    page.locator("#tp:enabled").focus()
+    page.keyboard.press("ArrowRight")
+    settle(page, "tp2 pp2")
+    figure = page.locator("#figures dd").first.inner_text()
+
     again = visit(page.url, width=400)
-    settle(again, title)
+    settle(again, "tp2 pp2")
     again.get_by_role("button", name="Back to pin 1").wait_for()
     assert again.locator("#figures dd").first.inner_text() == figure
     again.wait_for_selector("#rows[data-to]")
     assert again.evaluate("() => document.documentElement.scrollWidth") == 400
     again.get_by_role("button", name="Back to pin 1").click()
-    settle(again, "tp2 pp2")
-
-    page.locator("#training\\.global_batch").fill("32")
-    page.locator("#training\\.global_batch").press("Enter")
-    page.wait_for_function("() => location.hash.includes('global_batch=32')")
+    settle(again, "pp2 dp2")
 
 
 @pytest.mark.slow

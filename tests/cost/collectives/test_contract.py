@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import cycle, product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from simpar.cost.collectives.placement import place
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.units import MIB
+from tests.gate import some
 
 GROUPS = {
     "node": np.arange(8),
@@ -149,8 +151,9 @@ def moved(links: np.ndarray, here: Cluster, by: int) -> np.ndarray:
     return np.array([getattr(here, here.blocks[b])(rank) for b, rank in zip(block, owner, strict=True)])
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("step", "op"), some(product(STEPS, OPS), zip(cycle(STEPS), OPS, strict=False), tuples=True)
+)
 def test_moved_groups_load_the_moved_links(op: str, step: str) -> None:
     """Groups in places that are alike for the fabric cost the same; what folding by orbits builds on."""
     out = cluster().profile.scale_out
