@@ -40,7 +40,7 @@ def trained(graph):
 
 def step(cluster=H100, model="llama-3-8b", training=TRAINING, **plan):
     """One simulated step."""
-    return simpar.simulate(model, cluster, simpar.Plan(**plan), training)
+    return simpar.simulate(model, cluster, simpar.Plan(**plan), training, with_timeline=False)
 
 
 @pytest.mark.parametrize(

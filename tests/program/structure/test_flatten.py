@@ -7,6 +7,7 @@ import pytest
 import simpar
 from simpar.report.result import Result
 from simpar.validate.predict import changed_stack
+from tests.gate import some
 
 TRAINING = simpar.Training(seq_len=128, global_batch=8)
 STACK = changed_stack("nemo", {"launch.step_overhead_s": 0.06})
@@ -21,11 +22,12 @@ def launched(slow: dict[int, float], *, links: float = 1.0) -> Result:
     cluster = simpar.Cluster(cluster.profile.model_copy(update={"scale_up": faster}), nodes=1)
     plan = simpar.Plan(tp=8, micro_batch=1)
     return simpar.simulate(
-        "tiny-llama", cluster, plan, TRAINING, stack=STACK, perturbation=simpar.Perturbation(slow_ranks=slow)
-    )
+        "tiny-llama", cluster, plan, TRAINING, stack=STACK, perturbation=simpar.Perturbation(slow_ranks=slow),
+        with_timeline=False,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("factor", [1.2, 3.0, 50.0])
+@pytest.mark.parametrize("factor", some([1.2, 50.0, 3.0], 2))
 def test_one_slow_rank_costs_at_most_what_all_would(factor: float) -> None:
     """Where every block waits for all ranks, one slow rank makes a step no longer than eight of them."""
     nominal, one, all_slow = (
