@@ -16,8 +16,9 @@ from simpar.plan.plan import Plan
 from simpar.report.parts import StageMemory
 from simpar.simulation import simulate
 from tests.cost.account import stage_static_memory, static_memory
+from tests.gate import some
 
-TRAINING = Training(seq_len=2048, global_batch=32)
+TRAINING = Training(seq_len=2048, global_batch=16)
 REPLICAS = 8
 STACKS = ("megatron", "nanotron", "torchtitan", "deepspeed", "ddp")
 GRAPH = load_model("llama-3-8b")
@@ -60,7 +61,7 @@ def test_shards_cover_the_state(parameters: int, dp: int, zero: int) -> None:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("tp", some([1, 2, 4], [2]))
 def test_tensor_parallelism_divides_the_peak(stack: str, tp: int) -> None:
     """Doubling tp lowers the allocated peak, by less than half: something is always repeated."""
     before, after = (peak(stack=stack, tp=t).peak for t in (tp, 2 * tp))
@@ -111,7 +112,7 @@ def test_recompute_orders_activations(tp: int, pp: int, stack: str) -> None:
     assert sizes[0] < selective <= sizes[-1]
 
 
-@given(stage=st.integers(0, 3), mb=st.sampled_from([1, 2, 4]))
+@given(stage=st.integers(0, 3), mb=st.sampled_from([1, 2]))
 @settings(max_examples=8, deadline=None)
 def test_what_moves_is_proportional_to_the_microbatch(stage: int, mb: int) -> None:
     """Activations and workspaces double with the micro-batch, where no gradient of weights is among them."""
