@@ -135,7 +135,7 @@ def test_what_cannot_fit_says_why(capsys):
     """Exit code 3, the smallest layout, what fills it, and what to try."""
     arguments = [
         "search", "--model", "gpt-neox-20b", "--hardware", "l4-8", "--nodes", "1", "--seq-len", "2048",
-        "--global-batch", "8",
+        "--global-batch", "8", "--schedules", "1f1b", "--micro-batch", "1",
     ]  # fmt: skip
     assert cli.run(arguments) == 3
     error = capsys.readouterr().err
@@ -208,15 +208,11 @@ def test_ctrl_c_prints_the_best_so_far_with_its_gap(monkeypatch, tmp_path, capsy
 
     monkeypatch.setattr(BranchAndBound, "simulate", interrupted)
     plan = tmp_path / "plan.json"
-    arguments = [
-        "search", "--model", "gpt2", "--hardware", "a100-pcie-8", "--seq-len", "1024", "--global-batch", "64",
-        "--recompute", "none", "--fix", "tp=1,2", "--schedules", "1f1b",
-    ]  # fmt: skip
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # ignored where a shell runs tests behind itself
     try:
-        assert cli.run([*arguments, "-o", str(plan)]) == 130
+        assert cli.run([*SMALL, "--objective", "time", "-o", str(plan)]) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     captured = capsys.readouterr()
@@ -234,7 +230,7 @@ def test_a_time_limit_is_no_error(tmp_path, capsys):
     assert (found["stopped"], found["certified_optimal"]) == ("time limit", False)
     assert 0 < found["gap"] <= 1
     assert Plan.load(plan).mesh.world_size == 8
-    assert cli.run([*SMALL, "--time-limit", "2 h", "--jobs", "2", "--top", "1"]) == 0
+    assert cli.run([*SMALL, "--time-limit", "2 h", "--jobs", "2", "--backend", "fork", "--top", "1"]) == 0
     assert "stopped" not in capsys.readouterr().out
 
 

@@ -27,19 +27,17 @@ SMALL = [
 
 def test_every_combination_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two keys of two values are four rows, each equal to one run with those settings."""
-    path = tmp_path / "sweep.json"
+    path, page, table = tmp_path / "sweep.json", tmp_path / "sweep.html", tmp_path / "sweep.csv"
     over = ["--over", "bucket_bytes=10MB,20GB", "--over", "sharp=false,true"]
-    assert cli.run(["simulate", *SMALL, *over, "--json", str(path)]) == 0
+    files = ["--json", str(path), "--html", str(page), "--csv", str(table)]
+    assert cli.run(["simulate", *SMALL, *over, *files]) == 0
     said = capsys.readouterr().out
     assert "dp busy / exposed" in said
-    page, rows = tmp_path / "sweep.html", tmp_path / "sweep.csv"
-    assert cli.run(["simulate", *SMALL, *over, "--html", str(page), "--csv", str(rows)]) == 0
     assert page.read_text().count('class="shaded"') == 4 + 4  # the grid of two keys, and the list
     assert "Step time by bucket_bytes and sharp" in page.read_text()
-    head, *lines = rows.read_text().splitlines()
+    head, *lines = table.read_text().splitlines()
     assert head.startswith("bucket_bytes,sharp,step_time_s,step_time_low_s")
     assert len(lines) == 4
-    capsys.readouterr()
     assert all(words in said for words in ("* fastest that fits", "90 % interval", "fits, over 99 % sure"))
     rows = json.loads(path.read_text())["sweep"]
     assert len(rows) == 4

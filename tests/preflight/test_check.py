@@ -287,10 +287,14 @@ def test_what_a_text_cannot_say_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("wrong", "meant"),
-    [
-        ("--tensor-model-parallel", "--tensor-model-parallel-size"),
-        ("--tensor-model-paralel-size", "--tensor-model-parallel-size"),
-    ],
+    some(
+        [
+            ("--tensor-model-paralel-size", "--tensor-model-parallel-size"),
+            ("--tensor-model-parallel", "--tensor-model-parallel-size"),
+        ],
+        1,
+        tuples=True,
+    ),
 )
 def test_typing_errors_are_named(capsys, wrong, meant):
     """A flag that nobody reads and that is nearly one that is missing; flags of another meaning are let through."""
