@@ -81,9 +81,9 @@ def test_a_search_says_what_it_does_from_the_first_moment_on():
     progress = Progress(report=lambda phase, counts, _best: heard.append((phase, counts.space_size)))
     few = Constraints(fixed={"cp": 1, "micro_batch": 8})
     search(
-        "gpt2",
+        "tiny-llama",
         Cluster("dgx-h100"),
-        Training(seq_len=1024, global_batch=64),
+        Training(seq_len=128, global_batch=64),
         constraints=few,
         progress=progress,
     )

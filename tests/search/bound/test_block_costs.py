@@ -95,7 +95,7 @@ def alone(costs, key):
     return view, lambda use: costs.prices.of(use.op, groups[use.group], use.group).use_ns(use)
 
 
-@pytest.mark.parametrize("case", some(CASES, 2))
+@pytest.mark.parametrize("case", some(CASES, 1))
 def test_a_batch_has_the_phases_of_each_of_its_keys(case):
     """Every step, duration, size and dependency, and all that is priced with them."""
     rng = np.random.default_rng(len(case))
@@ -122,7 +122,7 @@ def test_a_batch_has_the_phases_of_each_of_its_keys(case):
                     assert plain[letter][key, at] == found.duration_ns
 
 
-@pytest.mark.parametrize("case", ["dense", "mixture"])
+@pytest.mark.parametrize("case", some(["dense", "mixture"], ["mixture"]))
 def test_kernels_of_a_batch_are_slowed_as_those_of_each_key(case):
     """Beside as many nanoseconds of other communication for every key and kind."""
     rng = np.random.default_rng(len(case))
@@ -139,7 +139,9 @@ def test_kernels_of_a_batch_are_slowed_as_those_of_each_key(case):
             assert found[at, kind] == make_segment(phase, price, slowdown=slow).duration_ns
 
 
-@pytest.mark.parametrize("case", ["tied", "mixture", "latent attention", "hybrid"])
+@pytest.mark.parametrize(
+    "case", some(["tied", "mixture", "latent attention", "hybrid"], ["mixture", "hybrid"])
+)
 def test_a_batch_holds_the_parameters_of_each_of_its_keys(case):
     """Of experts and others, and what is sent on; kernels alone are less than passes."""
     costs = costs_of(case, np.random.default_rng(len(case)))

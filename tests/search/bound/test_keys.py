@@ -16,6 +16,8 @@ from simpar.search.space.fit import needs
 from simpar.search.space.optional_axes import ALL_NAMES
 from simpar.search.space.rows import enumerate_space
 from simpar.search.space.table import numbered
+from tests.gate import some
+from tests.search.bound.test_sharing import IN_GATE as IN_SHARING
 
 MODEL = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 256, "num_attention_heads": 8,
@@ -104,7 +106,7 @@ def test_every_axis_is_looked_at():
     assert set(VALUES) == set(ALL_NAMES)
 
 
-@pytest.mark.parametrize("axis", ALL_NAMES)
+@pytest.mark.parametrize("axis", some(ALL_NAMES, [name for name in ALL_NAMES if name not in IN_SHARING]))
 def test_a_row_is_bounded_among_others_as_it_is_alone(axis):
     """In memory and at every level of bounds, to the last bit of seconds."""
     rows = rows_of(axis)

@@ -109,7 +109,7 @@ def test_search_finds_what_brute_force_finds(seed, problem_of):
     assert under_way.counts().simulated <= under_way.counts().space_size
 
 
-@pytest.mark.parametrize("seed", some(range(8), [0, 2]))
+@pytest.mark.parametrize("seed", some(range(8), [0]))
 def test_search_finds_the_least_energy(seed, problem_of):
     """The bounds of the energy of every row, from kernels to sweeps, are bounds; the certified best is the least."""
     problem = replace(few_rows(problem_of, 100 + seed, most=16), objective="energy")

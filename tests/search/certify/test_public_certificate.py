@@ -35,7 +35,7 @@ def test_no_plan_of_the_space_beats_the_certified_one(seed, most, certificate):
     assert verdict in ("holds", "empty"), note
 
 
-@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "zb-v", "v-half", "v-min"])
+@pytest.mark.parametrize("schedule", some(["zb-h1", "zb-h2", "zb-v", "v-half", "v-min"], ["zb-h2", "v-half"]))
 def test_greedy_tables_are_those_of_simulate(schedule):
     """A greedy schedule found by search takes the step that simulate finds for its plain keys."""
     model, cluster = simpar.Model("gpt2", seq_len=1024), simpar.Cluster("dgx-h100")

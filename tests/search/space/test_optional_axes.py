@@ -97,7 +97,7 @@ def test_what_the_plan_has_stays_without_a_request(problem_of):
 
 
 @pytest.mark.parametrize("seed", some([2, 5], 1))
-@pytest.mark.parametrize("case", some(CASES, ["dtypes", "grid", "sync"]))
+@pytest.mark.parametrize("case", some(CASES, ["grid", "sync"]))
 def test_bounds_hold(case, seed, problem_of, frontier_of):
     """No bound of any row is above its executed step, whatever is asked for."""
     problem = problem_of(seed, **{"micro_batch": 2, **CASES[case]})
@@ -111,7 +111,7 @@ def test_bounds_hold(case, seed, problem_of, frontier_of):
 
 
 @pytest.mark.parametrize("seed", some([3, 8, 11], 1))
-@pytest.mark.parametrize("case", some(FEW, ["optimizer", "buckets", "reshard", "early"]))
+@pytest.mark.parametrize("case", some(FEW, ["buckets", "reshard", "early"]))
 def test_search_finds_what_brute_force_finds(case, seed, problem_of):
     """The certified best step is the best of all rows, each run by the reference engine."""
     held = {**NARROW, "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), **FEW[case]}
@@ -155,7 +155,7 @@ def test_choices_of_experts_are_searched_as_brute_force_does(case, frontier_of):
 @pytest.mark.parametrize("seed", some([4, 5], 1))
 def test_drives_are_chosen_as_brute_force_chooses(seed, problem_of):
     """The same where nodes have drives."""
-    problem = problem_of(seed, **NARROW, hsdp=1, tp=(1, 2), pp=(1, 2), **DRIVES)
+    problem = problem_of(seed, **NARROW, hsdp=1, tp=(1, 2), pp=1, **DRIVES)
     assert_certified(problem)
 
 

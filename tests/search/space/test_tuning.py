@@ -139,7 +139,7 @@ def test_bounds_hold_with_frozen_layers(seed, problem_of, frontier_of):
         assert max(bounds_of(frontier, row)) <= exact * (1 + 1e-12), plan
 
 
-@pytest.mark.parametrize("seed", some([0, 1, 2, 5, 6, 7], 2))
+@pytest.mark.parametrize("seed", some([0, 1, 2, 5, 6, 7], 1))
 def test_search_finds_what_brute_force_finds_with_frozen_layers(seed, problem_of):
     """The certified best step is the best of all rows by the reference engine."""
     problem = few_rows(partial(frozen, problem_of), seed)
@@ -208,8 +208,8 @@ TUNED = (
 STACKS = ("megatron", "fsdp")
 
 
-FEW = tuple(zip(TUNED, STACKS * 2, (3,) * 4, strict=True))
-"""Few rows of each, on one of the stacks."""
+FEW = tuple(zip(TUNED, STACKS * 2, (3,) * 4, strict=True))[1:3]
+"""Few rows of adapters over weights of 4 bits and of frozen layers, each on one of the stacks."""
 
 
 @pytest.mark.parametrize(
