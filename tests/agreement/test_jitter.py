@@ -106,7 +106,7 @@ def test_lockstep_bounds_every_rank_on_its_own(name: str) -> None:
     assert theirs * (1 - 1e-6) <= ours <= 1.02 * theirs
 
 
-@pytest.mark.parametrize("name", [*EVERY_RANK, *LOCKSTEP])
+@pytest.mark.parametrize("name", some([*EVERY_RANK, *LOCKSTEP], [*EVERY_RANK, "pp-tp", "experts"]))
 def test_engines_agree_under_jitter(name: str) -> None:
     """The compiled engine gives the integers of the reference, op by op."""
     pytest.importorskip("numba")

@@ -147,7 +147,7 @@ def beside(plan, graph, *, roles):
     )
 
 
-@pytest.mark.parametrize("section", some(CASES, ["micro_batch", "pipeline"]))
+@pytest.mark.parametrize("section", some(CASES, ["pipeline"]))
 def test_nothing_beside_stages_is_dropped(section):
     """What changes a uniform plan, or is refused there, changes its stages, or is refused; each counts somewhere."""
     counting = set()

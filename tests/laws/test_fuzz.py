@@ -47,8 +47,14 @@ def test_a_case_that_was_a_finding() -> None:
     ("kind", "seeds"),
     some(
         [
-            ("search", range(4, 6)), ("file", range(2)), ("broken", range(10)), ("mixed", range(2)),
-            ("advice", range(1)), ("search", range(6, 8)), ("file", range(2, 4)), ("broken", range(10, 24)),
+            ("search", range(4, 6)),
+            ("file", range(2)),
+            ("broken", range(10)),
+            ("mixed", range(2)),
+            ("advice", range(1)),
+            ("search", range(6, 8)),
+            ("file", range(2, 4)),
+            ("broken", range(10, 24)),
         ],
         5,
         tuples=True,
