@@ -22,6 +22,7 @@ SLOW = (
     "bridge-llama31-405b",
     "bridge-deepseek-v3-32-nodes",
     "nemo-llama3-70b",
+    "megatron-deepseek-v3-recipe",
 )
 """Many microbatches in a pipeline."""
 TARGETS = {

@@ -21,9 +21,15 @@ def llama():
     return Job.from_inputs(result, inputs)
 
 
-def test_the_published_54_days(llama):
+@pytest.fixture(scope="module")
+def as_published(llama):
+    """Its 54 days."""
+    return operate(llama, Operation(days=54))
+
+
+def test_the_published_54_days(as_published):
     """466 interruptions, 419 of them unexpected, more than 90 % effective (arXiv 2407.21783, section 3.3.4)."""
-    found = operate(llama, Operation(days=54))
+    found = as_published
     assert found.interruptions.every.mean == pytest.approx(466, rel=0.01)
     assert found.interruptions.unexpected.mean == pytest.approx(419, rel=0.01)
     assert found.interruptions.unexpected.p05 < 419 < found.interruptions.unexpected.p95
@@ -41,10 +47,9 @@ def test_counts_are_those_of_the_paper():
     assert per_node_day * 1000 == pytest.approx(3.8, abs=0.05)
 
 
-def test_closed_form_and_simulation_agree(llama):
+def test_closed_form_and_simulation_agree(as_published):
     """Without planned stops the campaign is Daly's model."""
-    rates = load_reliability("meta-llama3")
-    found = operate(llama, Operation(days=54))
+    rates, found = load_reliability("meta-llama3"), as_published
     planned = found.interruptions.by_cause["planned"] * (300 + found.checkpoints.load_s) / (54 * DAY_S)
     assert found.effective_time.mean == pytest.approx(found.expected_effective_time - planned, abs=3e-3)
     assert rates.planned is not None

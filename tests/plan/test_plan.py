@@ -6,7 +6,7 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -47,6 +47,7 @@ def complaint(tmp_path, text):
     return str(caught.value).replace(str(tmp_path), "")
 
 
+@settings(max_examples=40)
 @given(PLANS)
 def test_saving_and_loading_keeps_every_byte(tmp_path_factory, plan):
     """A saved plan loads as an equal one, which saves as the same bytes; as YAML, too."""
@@ -190,6 +191,7 @@ def test_every_section_is_a_field():
         assert flat in Plan.model_fields[section].annotation.model_fields
 
 
+@settings(max_examples=40)
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(max_size=5), lambda x: st.dictionaries(st.text(max_size=9), x)

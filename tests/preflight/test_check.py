@@ -10,6 +10,7 @@ import yaml
 
 import simpar
 from simpar.cli import run
+from simpar.preflight import nearby
 from tests.gate import some
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "llama-3-8b-8-h100.yaml"
@@ -37,6 +38,12 @@ def usual(tmp_path_factory):
     path = tmp_path_factory.mktemp("check") / "found.json"
     code = run(["check", "--json", str(path), *HARDWARE, "--", *shlex.split(COMMAND)])
     return code, json.loads(path.read_text())
+
+
+@pytest.fixture
+def no_neighbours(monkeypatch):
+    """Checks that simulate nothing beside the launch: for what is read of its text."""
+    monkeypatch.setattr(nearby, "_simulated", lambda *_: iter(()))
 
 
 def test_command(usual):
@@ -126,7 +133,7 @@ def test_refused(arguments, told, capsys):
     assert said.out == ""
 
 
-def test_flags_that_repeat_the_text(usual, capsys):
+def test_flags_that_repeat_the_text(usual, capsys, monkeypatch):
     """They change nothing, but that a model that is named is not asked for: others of its sizes are as good."""
     words = ["--", *shlex.split(COMMAND)]
     _, silent = checked(capsys, "--hardware", "dgx-h100", *words)
@@ -134,10 +141,12 @@ def test_flags_that_repeat_the_text(usual, capsys):
     flags = ["--nodes", "1", "--seq-len", "2048", "--global-batch", "8"]
     _, repeated = checked(capsys, *HARDWARE, *flags, *words)
     assert {**silent, "notes": []} == repeated == usual[1]
+    monkeypatch.setattr(nearby, "_simulated", lambda *_: iter(()))  # notes are of the text alone
     _, twin = checked(capsys, *HARDWARE, "--model", "llama-3.1-8b", *words)
     assert twin["notes"] == []
 
 
+@pytest.mark.usefixtures("no_neighbours")
 def test_a_model_beside_the_name_of_another(tmp_path, capsys):
     """A config that says its model by name says its sizes, and which of one size it is stays open."""
     (tmp_path / "a.toml").write_text(TORCHTITAN)
@@ -220,6 +229,7 @@ NANOTRON = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_neighbours")
 @pytest.mark.parametrize(
     ("name", "text", "start", "batch"),
     [
@@ -236,6 +246,7 @@ def test_as_many_sequences_of_every_rank(tmp_path, capsys, name, text, start, ba
     assert any(f"The global batch is {batch} sequences" in note for note in found["notes"])
 
 
+@pytest.mark.usefixtures("no_neighbours")
 def test_the_micro_batch_follows_from_batch_and_ranks(tmp_path, capsys):
     """Where DeepSpeed's config says the batch and its microbatches alone."""
     path = tmp_path / "ds.json"
@@ -248,6 +259,7 @@ def test_the_micro_batch_follows_from_batch_and_ranks(tmp_path, capsys):
     ]
 
 
+@pytest.mark.usefixtures("no_neighbours")
 def test_megatrons_default_of_the_batch(capsys):
     """Megatron-LM without --global-batch-size takes a microbatch of every data-parallel rank."""
     _, found = checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND.replace("--global-batch-size 8 ", "")))
@@ -285,6 +297,7 @@ def test_what_a_text_cannot_say_is_named(tmp_path, capsys):
     assert "nothing in the text" not in said
 
 
+@pytest.mark.usefixtures("no_neighbours")
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     some(

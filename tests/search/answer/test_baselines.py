@@ -1,6 +1,7 @@
 """What stands beside the winner: the front of time and memory."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise, product
 
 import numpy as np
@@ -111,6 +112,12 @@ def small_search(*pp, batch=16):
     )
 
 
+@cache
+def usual_search():
+    """One that tests only look at."""
+    return small_search(1, 2)
+
+
 @pytest.mark.slow
 def test_plans_of_too_many_ops_leave_a_gap(monkeypatch):
     """They are not simulated, nor forgotten: the answer is the best of the others, with the gap that they leave."""
@@ -132,7 +139,7 @@ def test_plans_of_too_many_ops_leave_a_gap(monkeypatch):
 
 def test_few_ops_are_simulated_beside_the_winner(monkeypatch):
     """Lists hold what the ops they may have are enough for, and say what was not simulated."""
-    whole = small_search(1, 2)
+    whole = usual_search()
     monkeypatch.setattr(baselines, "MOST_OPS", 1)
     monkeypatch.setattr(baselines, "TOO_LARGE", "more than 1 ops a step")
     found = small_search(1, 2)
@@ -220,7 +227,14 @@ def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
     ("batch", "options", "fixed", "name", "words"),
     [
         (8, {}, {"tp": (1, 2)}, "TP = node", "--fix tp=1,2"),
-        (4, {}, {}, "pure DDP", "a batch of 4 sequences does not divide over 8 replicas"),
+        pytest.param(
+            4,
+            {},
+            {},
+            "pure DDP",
+            "a batch of 4 sequences does not divide over 8 replicas",
+            marks=pytest.mark.slow,
+        ),
         (
             8,
             {"base": simpar.Plan(kind="fsdp", zero=3)},
@@ -249,7 +263,7 @@ def test_layouts_that_cannot_be_say_what_is_in_the_way(batch, options, fixed, na
 
 def test_an_answer_that_was_stopped_is_not_certified_though_nothing_beats_it():
     """A gap of zero among what was bounded says nothing of the rest, and the line says why."""
-    found = small_search(2)
+    found = usual_search()
     assert found.certified_optimal
     stopped = list(certificate(replace(found, certified_optimal=False)))
     assert stopped[0] == "not certified: stopped before the whole space was bounded"

@@ -70,7 +70,7 @@ def test_search_finds_what_brute_force_finds(seed, narrow, problem_of):
 
 
 @pytest.mark.parametrize("held", [{}, {"pp": 2, "vpp": 2, "schedule": ("interleaved", "breadth-first")}])
-@pytest.mark.parametrize("seed", [7, 8])
+@pytest.mark.parametrize("seed", some([8, 7], 1))
 def test_bounds_of_undecided_rows_hold(seed, held, problem_of):
     """What dropping activations costs at least is no more than what the choice costs, in chunks or not."""
     problem = tight(problem_of(seed, **{**HELD, "cp": 1, **held}))
