@@ -16,7 +16,7 @@ from simpar.hardware.price import priced
 from simpar.report.bill import Amount, WholeRun
 from simpar.search.problem import Constraints, make_problem
 
-COUNTS = [1, 2, 4]
+COUNTS = [1, 2]
 AXES = {"tp": [1, 2], "pp": [1, 2], "micro_batch": [1, 2], "zero": [0, 1]}
 HELD = {"schedule": "1f1b", "sequence_parallel": False, "overlap_grad_reduce": True}
 ONE = {
@@ -34,11 +34,11 @@ SMALL = ["search", "--model", "gpt2", "--hardware", "dgx-h100", "--seq-len", "10
 
 @pytest.fixture(scope="module")
 def problem():
-    """A small model on up to four nodes, in a space of 16 plans each."""
+    """A small model on up to two nodes, in a space of 16 plans each."""
     fixed = {**AXES, **HELD, **ONE, "order": "tp-cp-dp-pp"}
     return make_problem(
         simpar.Model("gpt2"),
-        priced(simpar.Cluster("dgx-h100", nodes=4), 2.5),
+        priced(simpar.Cluster("dgx-h100", nodes=2), 2.5),
         simpar.Training(seq_len=1024, global_batch=32, tokens="10B"),
         stack="megatron",
         constraints=Constraints(fixed=fixed, portable="any"),

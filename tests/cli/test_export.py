@@ -18,15 +18,23 @@ from tests.gate import some
 SCENARIO = "gpt3-175b-64-a100"
 
 
-def test_a_scenario_is_exported_imported_and_exported_again(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The folder of an exported scenario."""
+    folder = tmp_path_factory.mktemp("exported") / "first"
+    assert cli.run(["export", SCENARIO, "--to", "megatron", "-o", str(folder)]) == 0
+    return folder
+
+
+def test_a_scenario_is_exported_imported_and_exported_again(exported, tmp_path, capsys):
     """The second export of the imported plan is the first one, word for word."""
-    first, second, plan = tmp_path / "first", tmp_path / "second", tmp_path / "plan.json"
-    assert cli.run(["export", SCENARIO, "--to", "megatron", "-o", str(first)]) == 0
-    assert "wrote README.md, command.sh" in capsys.readouterr().out
+    first, second, plan = exported, tmp_path / "second", tmp_path / "plan.json"
+    assert {"README.md", "command.sh"} <= {path.name for path in first.iterdir()}
     assert cli.run(["import", str(first / "command.sh"), "--from", "megatron", "-o", str(plan)]) == 0
     assert "not part of a plan: --kv-channels" in capsys.readouterr().out
     again = ["export", str(plan), "--to", "megatron", "-o", str(second), "--nodes", "8"]
     assert cli.run([*again, "--model", Plan.load(first / "plan.json").model or ""]) == 0
+    assert "wrote README.md, command.sh" in capsys.readouterr().out
     arguments = [(folder / "command.sh").read_text().split("COMMAND=")[1] for folder in (first, second)]
     assert arguments[0] == arguments[1]
 
@@ -201,14 +209,11 @@ def test_a_stack_of_ones_own_is_named_by_its_file(tmp_path, capsys):
     assert "under ours, for which it was made" in capsys.readouterr().out
 
 
-def test_a_plan_travels_with_its_cluster_and_its_prediction(tmp_path, capsys):
+def test_a_plan_travels_with_its_cluster_and_its_prediction(exported, tmp_path):
     """Of a scenario, of what --hardware names, and of the nearest plan; what was predicted of another one stays."""
-    out = tmp_path / "out"
-    command = ["export", SCENARIO, "--to", "megatron", "-o", str(out)]
-    assert cli.run(command) == 0
-    assert "Predicted under megatron: " in (out / "README.md").read_text()
-    assert cli.run(["simulate", str(out / "plan.json")]) == 0
-    plan = tmp_path / "plan.json"
+    out, plan = tmp_path / "out", tmp_path / "plan.json"
+    assert "Predicted under megatron: " in (exported / "README.md").read_text()
+    assert cli.run(["simulate", str(exported / "plan.json")]) == 0
     facts = {"model": "llama-3.2-1b", "training": {"seq_len": 1024, "global_batch": 16}, "stack": "megatron"}
     Plan(dp=8, zero=1, predicted={"step_time_s": 77.0}, **facts).save(plan)
     near = ["export", str(plan), "--to", "accelerate", "-o", str(out), "--nearest"]

@@ -9,14 +9,20 @@ from simpar import cli
 SMALL = ["--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8"]
 
 
-@pytest.fixture
-def saved(tmp_path, capsys):
-    """A saved result with slow ranks, and what it holds."""
-    path = tmp_path / "result.json"
-    slow = "perturbation.slow_ranks.1=1.5"
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """What a saved result with slow ranks says."""
+    path, slow = tmp_path_factory.mktemp("saved") / "result.json", "perturbation.slow_ranks.1=1.5"
     assert cli.run(["simulate", *SMALL, "--zero", "1", "--set", slow, "--json", str(path)]) == 0
-    capsys.readouterr()
-    return path, json.loads(path.read_text())
+    return path.read_text()
+
+
+@pytest.fixture
+def saved(text, tmp_path):
+    """That result in a file of one's own, and what it holds."""
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    return path, json.loads(text)
 
 
 def step_of(arguments, capsys):
@@ -61,7 +67,7 @@ def test_results_of_any_size_are_compared(saved, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("wrong", "message"),
     [
         ('{"step_time_s": NaN}', "numbers must be finite"),
         ("", "is empty"),
@@ -70,10 +76,10 @@ def test_results_of_any_size_are_compared(saved, capsys):
         ("{}", "training.global_batch missing"),
     ],
 )
-def test_what_is_no_result_is_one_line(text, message, tmp_path, capsys):
+def test_what_is_no_result_is_one_line(wrong, message, tmp_path, capsys):
     """Plot and report say the same of the same file, with its name."""
     path = tmp_path / "r.json"
-    path.write_text(text)
+    path.write_text(wrong)
     for command in ("plot", "report"):
         assert cli.run([command, str(path), "-o", str(tmp_path / "x.svg")]) == 2
         said = capsys.readouterr().err

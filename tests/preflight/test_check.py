@@ -41,9 +41,15 @@ def usual(tmp_path_factory):
 
 
 @pytest.fixture
-def no_neighbours(monkeypatch):
+def alone(monkeypatch):
+    """A function from which on nothing is simulated beside a launch."""
+    return lambda: monkeypatch.setattr(nearby, "_simulated", lambda *_: iter(()))
+
+
+@pytest.fixture
+def no_neighbours(alone):
     """Checks that simulate nothing beside the launch: for what is read of its text."""
-    monkeypatch.setattr(nearby, "_simulated", lambda *_: iter(()))
+    alone()
 
 
 def test_command(usual):
@@ -64,9 +70,10 @@ def test_command(usual):
     assert found["neighbours"][0]["step_time_s"] < found["step_time_s"]
 
 
-def test_patched_command_is_the_neighbour(usual, capsys):
+def test_patched_command_is_the_neighbour(usual, capsys, alone):
     """What is pasted back has the step time that was promised."""
     _, first = usual
+    alone()
     _, second = checked(capsys, *HARDWARE, "--", *shlex.split(first["patched"]))
     assert second["step_time_s"] == first["neighbours"][0]["step_time_s"]
     assert second["plan"]["mesh"] == first["neighbours"][0]["plan"]["mesh"]
@@ -133,7 +140,7 @@ def test_refused(arguments, told, capsys):
     assert said.out == ""
 
 
-def test_flags_that_repeat_the_text(usual, capsys, monkeypatch):
+def test_flags_that_repeat_the_text(usual, capsys, alone):
     """They change nothing, but that a model that is named is not asked for: others of its sizes are as good."""
     words = ["--", *shlex.split(COMMAND)]
     _, silent = checked(capsys, "--hardware", "dgx-h100", *words)
@@ -141,7 +148,7 @@ def test_flags_that_repeat_the_text(usual, capsys, monkeypatch):
     flags = ["--nodes", "1", "--seq-len", "2048", "--global-batch", "8"]
     _, repeated = checked(capsys, *HARDWARE, *flags, *words)
     assert {**silent, "notes": []} == repeated == usual[1]
-    monkeypatch.setattr(nearby, "_simulated", lambda *_: iter(()))  # notes are of the text alone
+    alone()
     _, twin = checked(capsys, *HARDWARE, "--model", "llama-3.1-8b", *words)
     assert twin["notes"] == []
 
@@ -156,7 +163,7 @@ def test_a_model_beside_the_name_of_another(tmp_path, capsys):
     assert run([*arguments, "--model", "llama-3-8b"]) in (0, 3)
 
 
-def test_a_batch_that_the_text_leaves_to_a_rule(capsys):
+def test_a_batch_that_the_text_leaves_to_a_rule(capsys, alone):
     """A flag supplies it: a note says what the text alone would train, and the patched text says what it trains."""
     text = COMMAND.replace("--global-batch-size 8 ", "")
     _, found = checked(capsys, *HARDWARE, "--global-batch", "16", "--", *shlex.split(text))
@@ -165,6 +172,7 @@ def test_a_batch_that_the_text_leaves_to_a_rule(capsys):
         "The global batch is 16 sequences; the text as it is would train 4 sequences: 1 of every data-parallel rank."
     ]
     assert "--global-batch-size 16" in found["patched"]
+    alone()
     _, again = checked(capsys, *HARDWARE, "--", *shlex.split(found["patched"]))
     best = next(one for one in found["neighbours"] if one["patched"])
     assert again["step_time_s"] == best["step_time_s"]
@@ -269,12 +277,13 @@ def test_megatrons_default_of_the_batch(capsys):
 @pytest.mark.parametrize(
     ("name", "text"), some([("a.toml", TORCHTITAN), ("n.yaml", yaml.safe_dump(NANOTRON))], 1, tuples=True)
 )
-def test_other_degrees_keep_the_batch(tmp_path, capsys, name, text):
+def test_other_degrees_keep_the_batch(tmp_path, capsys, alone, name, text):
     """Where the batch follows from the ranks, text with other degrees says it anew: it is what was simulated."""
     (tmp_path / name).write_text(text)
     _, first = checked(capsys, "--hardware", "dgx-h100", "--nodes", "4", str(tmp_path / name))
     shown = [one for one in first["neighbours"] if one["patched"]]
     assert {one["plan"]["mesh"]["dp"] for one in shown} - {first["plan"]["mesh"]["dp"]}
+    alone()
     for one in shown:
         (tmp_path / name).write_text(one["patched"])
         _, again = checked(capsys, "--hardware", "dgx-h100", "--nodes", "4", str(tmp_path / name))

@@ -15,8 +15,8 @@ TRAINING = {"seq_len": 1024, "global_batch": 64}
 
 
 @pytest.fixture(scope="session")
-def step_of() -> Callable[..., Result]:
-    """``step_of(sigma=0.1, slow={0: 2.0}, sync="asp", ...)``: GPT-2 on two nodes of eight H100, 16 replicas."""
+def new_step() -> Callable[..., Result]:
+    """``new_step(sigma=0.1, slow={0: 2.0}, sync="asp", ...)``: GPT-2 on two nodes of eight H100, 16 replicas."""
 
     def run(
         *,
@@ -34,5 +34,19 @@ def step_of() -> Callable[..., Result]:
             simpar.Training(**TRAINING, tokens=tokens),
             perturbation=perturbation,
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def step_of(new_step: Callable[..., Result]) -> Callable[..., Result]:
+    """The same, simulated once for all tests that ask for it."""
+    known: dict[str, Result] = {}
+
+    def run(**asked: Any) -> Result:
+        name = repr(sorted(asked.items()))
+        if name not in known:
+            known[name] = new_step(**asked)
+        return known[name]
 
     return run

@@ -97,9 +97,9 @@ def test_the_report_is_saved_and_shown(step_of):
     assert 'class="histogram"' in page
 
 
-def test_the_same_seed_gives_the_same_result(step_of):
+def test_the_same_seed_gives_the_same_result(new_step):
     """Jitter is drawn from counters."""
-    assert step_of(sync="asp", sigma=0.2).to_json() == step_of(sync="asp", sigma=0.2).to_json()
+    assert new_step(sync="asp", sigma=0.2).to_json() == new_step(sync="asp", sigma=0.2).to_json()
 
 
 @pytest.mark.parametrize(

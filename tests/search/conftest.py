@@ -75,3 +75,11 @@ def problem_of():
 def frontier_of():
     """Builder of the frontier of a few random rows: ``frontier_of(problem, seed)``."""
     return make_frontier
+
+
+@pytest.fixture(scope="session")
+def found():
+    """The answer of a small search for a run of so many tokens, for tests that only look at it."""
+    training = simpar.Training(seq_len=128, global_batch=8, tokens=10**9)
+    few = Constraints(fixed={"cp": 1, "pp": (1, 2), "micro_batch": 1})
+    return simpar.search("tiny-llama", simpar.Cluster("dgx-h100", 1), training, constraints=few)

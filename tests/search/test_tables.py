@@ -1,20 +1,6 @@
 """A search in one line, as a frame and as text."""
 
-import pytest
-
-import simpar
 from simpar.report.frames import csv_text
-
-
-@pytest.fixture(scope="module")
-def found():
-    """A small search."""
-    return simpar.search(
-        simpar.Model("tiny-llama"),
-        simpar.Cluster("dgx-h100", 1),
-        simpar.Training(seq_len=128, global_batch=8),
-        constraints=simpar.search.Constraints(fixed={"cp": 1, "pp": (1, 2), "micro_batch": 1}),
-    )
 
 
 def test_a_search_is_short_in_a_shell_and_a_table_in_a_notebook(found):

@@ -332,6 +332,7 @@ def test_published_runs_within_bounds() -> None:
     assert found["time_ape_p90"] < 15
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="published tables are not beside the checkout")
 def test_published_peaks_closer_than_their_authors_simulator() -> None:
     """Allocated peaks of Megatron-Core on B200: dense models, mixtures, pipelines, long sequences."""

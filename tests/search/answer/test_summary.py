@@ -1,18 +1,7 @@
 """Why this plan, on one page to hand on."""
 
-import pytest
-
-import simpar
 from simpar import cli
 from simpar.search.answer.summary import plan_words, save_summary, summary
-
-
-@pytest.fixture(scope="module")
-def found():
-    """A small search for a run of so many tokens."""
-    training = simpar.Training(seq_len=128, global_batch=8, tokens=10**9)
-    few = simpar.search.Constraints(fixed={"cp": 1, "pp": (1, 2), "micro_batch": 1})
-    return simpar.search(simpar.Model("tiny-llama"), simpar.Cluster("dgx-h100", 1), training, constraints=few)
 
 
 def test_why_this_plan_is_one_page(found, tmp_path, capsys):

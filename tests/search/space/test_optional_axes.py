@@ -159,7 +159,8 @@ def test_drives_are_chosen_as_brute_force_chooses(seed, problem_of):
     assert_certified(problem)
 
 
-@pytest.mark.parametrize("seed", some(range(6), 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_random_corners_are_searched_as_brute_force_does(seed, problem_of):
     """Three requested axes drawn at random at once, in spaces narrowed until they can be simulated in full."""
     assert_certified(corner(problem_of, seed))

@@ -107,7 +107,8 @@ def usual(problem_of):
     return answer(problem_of(13, **USUAL))
 
 
-@settings(max_examples=2, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None)
 @given(
     st.permutations([0, 2, 3]), st.permutations(["1f1b", "gpipe", "zb-h1"]), st.permutations(["none", "full"]),
     st.permutations([1, 2, 4]),

@@ -136,7 +136,8 @@ def nothing_even(_problem: Problem, _watch: Progress) -> None:
     """A uniform space in which nothing fits."""
 
 
-@pytest.mark.parametrize("seed", some(range(6), [2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_no_cut_beats_the_certified_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random tiny models on one machine, with little memory or a slow rank: the best of brute force, no other."""
     monkeypatch.setattr(uneven, "even_optimum", nothing_even)
