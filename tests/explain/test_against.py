@@ -90,6 +90,7 @@ def test_lost_overlap_is_sized(tmp_path):
     assert first.more_s == pytest.approx(ran - meant, rel=0.05)
 
 
+@pytest.mark.slow
 def test_lost_overlap_is_a_change(tmp_path):
     """What the overlap of the plan would gain is what the two simulated steps differ by; as planned nothing is lost."""
     plan, lost = scenario(), scenario(**{"plan.overlap_grad_reduce": False})
@@ -180,6 +181,7 @@ def test_the_command_says_it(tmp_path, capsys):
     assert "against predicted" in said
 
 
+@pytest.mark.slow
 def test_profiles_of_ones_own(tmp_path):
     """A stack and a cluster that only files hold are fitted to the run as shipped ones are."""
     cluster, stack = tmp_path / "ours.yaml", tmp_path / "ours.stack.yaml"

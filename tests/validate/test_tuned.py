@@ -49,6 +49,7 @@ def test_contests_share_keys_by_the_fastest_way() -> None:
     assert prediction.step_time_s == min(one.step_time_s for one in every.values())
 
 
+@pytest.mark.slow
 def test_embedding_and_head_may_count_as_layers() -> None:
     """14 layers on 4 ranks: 16 things in chunks of 4, 2 or 1, of which the fastest that fits is taken."""
     row = {
@@ -89,7 +90,7 @@ def test_without_a_batch_one_micro_batch_a_step() -> None:
     """Tokens a second alone: the batch follows the micro-batch, and the rate gives the time of its step."""
     row = {
         **OPEN,
-        "n_layers": "8",
+        "n_layers": "4",
         "global_batch_seqs": "",
         "iteration_time_s": "",
         "tokens_per_s_per_gpu": "9000",
