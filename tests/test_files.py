@@ -27,7 +27,7 @@ memory_bandwidth: 2 TB/s
 num_sms: 100
 """
 FIXTURE = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None
 )
 
 

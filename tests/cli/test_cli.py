@@ -113,26 +113,21 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
     assert tuple(line.split()[0] for line in listed.splitlines()) == COMMANDS
 
 
-def also(arguments, words):
-    """A case like one that the gate has, of another flag or command."""
-    return pytest.param(arguments, words, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["simulate", "no-such-scenario"], "unknown scenario 'no-such-scenario'"),
         (["simulate", "gpt2-laptob"], "did you mean 'gpt2-laptop'"),
-        also(["simulate", "missing.yaml"], "missing.yaml"),
+        (["simulate", "missing.yaml"], "missing.yaml"),
         (["simulate"], "--model"),
         (["simulate", "gpt2-laptop", "--tp", "many"], "--tp"),
-        also(["simulate", "gpt2-laptop", "--tpp", "2"], "--tpp"),
+        (["simulate", "gpt2-laptop", "--tpp", "2"], "--tpp"),
         (["simulate", "gpt2-laptop", "--zero", "4"], "zero = 4"),
         (["simulate", "gpt2-laptop", "--set", "plan.zero"], "--set plan.zero"),
-        also(["simulate", "gpt2-laptop", "--set", "plan.zer=1"], "plan.zer"),
-        also(["simulate", "gpt2-laptop", "--model", "gpt5"], "gpt5"),
+        (["simulate", "gpt2-laptop", "--set", "plan.zer=1"], "plan.zer"),
+        (["simulate", "gpt2-laptop", "--model", "gpt5"], "gpt5"),
         (["simulate", "gpt2-laptop", "--hardware", "dgx-h1000"], "did you mean 'dgx-h100'"),
-        also(["simulate", "gpt2-laptop", "--hardware", "DGX-H100"], "did you mean 'dgx-h100'"),
+        (["simulate", "gpt2-laptop", "--hardware", "DGX-H100"], "did you mean 'dgx-h100'"),
         (["simulate", "Llama-3-8B"], "is a model, not a scenario: use --model llama-3-8b --hardware NAME"),
         (["simulate", "gpt2-laptop", "--gpus", "8"], "did you mean --nodes"),
         (
@@ -140,13 +135,13 @@ def also(arguments, words):
             "did you mean 'zb-h1' or 'zb-h2' or 'zb-v'",
         ),
         (["simulate", "gpt2-laptop", "--set", "zero=3"], "did you mean --set plan.zero=...?"),
-        also(["simulate", "gpt2-laptop", "--set", "seq_len=8"], "did you mean --set training.seq_len=...?"),
+        (["simulate", "gpt2-laptop", "--set", "seq_len=8"], "did you mean --set training.seq_len=...?"),
         (["simulate", "gpt2-laptop", "--set", "training.seq_len=4k"], "write the number out: 4096 or 4000"),
         (["simulate", "gpt2-laptop", "--seq-len", "4k"], "write the number out: 4096 or 4000"),
-        also(["simulate", "gpt2-laptop", "--global-batch=2M"], "write the number out: 2097152 or 2000000"),
+        (["simulate", "gpt2-laptop", "--global-batch=2M"], "write the number out: 2097152 or 2000000"),
         (["simulate", "gpt2-laptop", "--vpp", "2"], "--vpp 2: chunks are those of pipeline ranks"),
-        also(["compare", "llama-3-8b", "gpt2-laptop"], "is a model, not a scenario"),
-        also(["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),
+        (["compare", "llama-3-8b", "gpt2-laptop"], "is a model, not a scenario"),
+        (["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),
         (["simulate", "gpt2-laptop", "--engine", "magic"], "magic"),
         (["simulate", "gpt2-laptop", "--seq-len", "1000000000000000"], "training.seq_len = 1000000000000000"),
         (
@@ -167,7 +162,7 @@ def also(arguments, words):
             "plan.micro_batch = 1000000000",
         ),
         (["simulate", "gpt2-laptop", "--jitter", "5"], "perturbation.jitter.sigma = 5"),
-        also(["simulate", "gpt2-laptop", "--jitter", "0.1", "--seeds", "0"], "perturbation.jitter.seeds = 0"),
+        (["simulate", "gpt2-laptop", "--jitter", "0.1", "--seeds", "0"], "perturbation.jitter.seeds = 0"),
         (
             ["simulate", "gpt2-laptop", "--set", "perturbation.slow_ranks.0=1e15"],
             "perturbation.slow_ranks.0 = 1",
@@ -193,12 +188,12 @@ def also(arguments, words):
         (["export", "gpt2-laptop", "-o", "x"], "--to is missing"),
         (["export", "gpt2-laptop", "--to", "megatrom", "-o", "x"], "did you mean 'megatron'"),
         (["import", "missing.sh", "--from", "megatron"], "missing.sh"),
-        also(["import", __file__, "--from", "megatrom"], "did you mean 'megatron'"),
+        (["import", __file__, "--from", "megatrom"], "did you mean 'megatron'"),
         (["plot", "missing.json"], "missing.json"),
-        also(["validate", "missing.csv"], "missing.csv"),
+        (["validate", "missing.csv"], "missing.csv"),
         (["validate", __file__], "column"),
         (["list", "modles"], "did you mean 'models'"),
-        also(["schema", "plans"], "did you mean 'plan'"),
+        (["schema", "plans"], "did you mean 'plan'"),
         (["simulat"], "simulate"),
     ],
 )

@@ -152,10 +152,11 @@ def test_choices_of_experts_are_searched_as_brute_force_does(case, frontier_of):
     assert_certified(problem)
 
 
-@pytest.mark.parametrize("seed", some([4, 5], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4, 5])
 def test_drives_are_chosen_as_brute_force_chooses(seed, problem_of):
     """The same where nodes have drives."""
-    problem = problem_of(seed, **NARROW, hsdp=1, tp=(1, 2), pp=1, **DRIVES)
+    problem = problem_of(seed, **NARROW, hsdp=1, tp=(1, 2), pp=(1, 2), **DRIVES)
     assert_certified(problem)
 
 
@@ -236,6 +237,7 @@ def test_replicas_on_their_own_are_where_there_are_several():
     assert set(seen) == {("bsp", None), ("asp", None), ("diloco", 100), ("diloco", 500)}
 
 
+@pytest.mark.slow
 def test_a_plan_of_diloco_is_searched():
     """Layouts with one replica are left out instead of refused."""
     problem = replace(
@@ -249,6 +251,7 @@ def test_a_plan_of_diloco_is_searched():
     assert found.best.plan.data_parallel.sync == "diloco"
 
 
+@pytest.mark.slow
 def test_states_of_optimizers_decide_what_fits():
     """8-bit states fit where AdamW's do not."""
     fixed = {"tp": 8, "pp": 1, "zero": 0, "micro_batch": 1, "recompute": "full", "schedule": "1f1b"}
