@@ -27,38 +27,12 @@ from tests.conftest import make_result, make_timeline
 from tests.gate import some
 
 HEAVY = (
-    "numpy",
-    "scipy",
-    "pandas",
-    "matplotlib",
-    "networkx",
-    "numba",
-    "torch",
-    "simpy",
-    "pydantic",
-    "ruamel",
-)
+    "numpy", "scipy", "pandas", "matplotlib", "networkx", "numba", "torch", "simpy", "pydantic", "ruamel",
+)  # fmt: skip
 COMMANDS = (
-    "simulate",
-    "search",
-    "check",
-    "compare",
-    "report",
-    "export",
-    "import",
-    "run",
-    "explain",
-    "replay",
-    "ui",
-    "plot",
-    "calibrate",
-    "learn",
-    "validate",
-    "list",
-    "schema",
-    "doctor",
-    "hardware",
-)
+    "simulate", "search", "check", "compare", "report", "export", "import", "run", "explain", "replay", "ui", "plot",
+    "calibrate", "learn", "validate", "list", "schema", "doctor", "hardware",
+)  # fmt: skip
 SMALL = [
     "--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8", "--precision",
     "fp32",

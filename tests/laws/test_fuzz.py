@@ -47,12 +47,12 @@ def test_a_case_that_was_a_finding() -> None:
     ("kind", "seeds"),
     some(
         [
-            ("search", range(4, 5)),
+            ("search", range(4, 6)),
             ("file", range(2)),
             ("broken", range(10)),
             ("mixed", range(2)),
             ("advice", range(1)),
-            ("search", range(5, 8)),
+            ("search", range(6, 8)),
             ("file", range(2, 4)),
             ("broken", range(10, 24)),
         ],
