@@ -190,7 +190,6 @@ def test_a_deadline_that_nobody_meets_says_so(capsys):
     assert cli.run([*SMALL, "--deadline", error.partition('; try --deadline "')[2].rstrip('"\n')]) == 0
 
 
-@pytest.mark.slow
 def test_portable_plans_can_be_exported(tmp_path):
     """The best plan for a target exports to it without loss."""
     plan = tmp_path / "plan.json"

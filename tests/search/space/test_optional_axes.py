@@ -251,7 +251,6 @@ def test_a_plan_of_diloco_is_searched():
     assert found.best.plan.data_parallel.sync == "diloco"
 
 
-@pytest.mark.slow
 def test_states_of_optimizers_decide_what_fits():
     """8-bit states fit where AdamW's do not."""
     fixed = {"tp": 8, "pp": 1, "zero": 0, "micro_batch": 1, "recompute": "full", "schedule": "1f1b"}

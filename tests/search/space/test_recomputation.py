@@ -54,8 +54,10 @@ def executed_s(problem, plan):
     return step_s if needed <= problem.memory_limit_bytes else np.inf
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("seed", "narrow"), [(4, {"micro_batch": 8, "zero": 1}), (1, {}), (4, {}), (7, {})])
+@pytest.mark.parametrize(
+    ("seed", "narrow"),
+    some([(4, {"micro_batch": 8, "zero": 1}), (1, {}), (4, {}), (7, {})], 1, tuples=True),
+)
 def test_search_finds_what_brute_force_finds(seed, narrow, problem_of):
     """With memory that binds, the certified best step is the best of all rows, each chosen and run by itself."""
     problem = tight(problem_of(seed, **{**HELD, **narrow}))
