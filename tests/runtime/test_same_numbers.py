@@ -111,10 +111,10 @@ EVERYDAY = [  # two microbatches a rank and step, four of a pipeline: every furt
     {"dp": 2, **SEQUENCE, "zero": 3, "micro_batch": 2, **CLIPPED},
     {"cp": 4, "cp_method": "ring", "cp_balance": "zigzag", "ulysses": 2, "micro_batch": 4, "model": "gpt2"},
     {"dp": 2, "pp": 2, "ep": 2, "zero": 2, "model": "further", **CLIPPED},
-    {"dp": 2, **SLICED, "ep": 2, "micro_batch": 2, "model": "sinks", "capacity_factor": 1.0},
-    {"pp": 2, "tp": 2, "sequence_parallel": True, "micro_batch": 2, "lora_rank": 2, "frozen_layers": 2},
 ]
 WIDE_FOUR = [
+    {"dp": 2, **SLICED, "ep": 2, "micro_batch": 2, "model": "sinks", "capacity_factor": 1.0},
+    {"pp": 2, "tp": 2, "sequence_parallel": True, "micro_batch": 2, "lora_rank": 2, "frozen_layers": 2},
     {"pp": 2, "dp": 2, "schedule": "gpipe", "zero": 3, "recompute": "selective"},
     {"dp": 4, "zero": 3, "hsdp": 2, **ROUNDED},
     {"pp": 2, "dp": 2, "schedule": "zb-v", "model": "gpt2"},
