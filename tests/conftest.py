@@ -23,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from typer import main
 
+from simpar.cli import SELDOM
 from simpar.program.ir.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
 from simpar.report.parts import Communication, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown
 from simpar.report.result import Bill, Result
@@ -30,6 +31,7 @@ from simpar.report.timeline import MemoryCurve, RankClass, Slices, Timeline, ove
 from simpar.units import GIB, MS, NS_PER_S
 
 ROOT = Path(__file__).parents[1]
+gc.set_threshold(*SELDOM)  # as commands do
 FORKS = Path(__file__).with_name("forks.py")
 # Machines that run tests are shared: slow generation says nothing about the code.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -212,7 +212,7 @@ def test_uneven_stages_on_different_meshes_run():
         first.model_copy(update={"layers": 8, "mesh": (1, 4)}),
         second.model_copy(update={"layers": 24, "mesh": (3, 4), "first_device": 4}),
     )
-    training = simpar.Training(seq_len=1024, global_batch=48)
+    training = simpar.Training(seq_len=1024, global_batch=24)
     uneven = plan.model_copy(
         update={"micro_batch": 3, "pipeline": plan.pipeline.model_copy(update={"stages": stages})}
     )

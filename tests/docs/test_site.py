@@ -30,6 +30,7 @@ def build(folder, builder):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_every_page_is_read_without_a_warning(tmp_path):
     """Links, references, docstrings and the tree of pages are whole; nothing that is written is outside of it."""
     build(tmp_path, "dummy")
