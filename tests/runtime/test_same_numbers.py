@@ -107,6 +107,13 @@ CONTINUED_STAGED = [
     staged(OF_ALPA, micro_batch=4, then=staged(OF_ALPA, micro_batch=4)),
 ]
 
+EVERYDAY_PAIR = [
+    {**SEQUENCE, "micro_batch": 4, **CLIPPED},
+    {"dp": 2, "zero": 3, "micro_batch": 2, "recompute": "full"},
+    {"cp": 2, "cp_method": "ring", "cp_balance": "zigzag", "micro_batch": 4, "model": "gpt2"},
+    {"dp": 2, "ep": 2, "zero": 2, "micro_batch": 2, "model": "further", **CLIPPED},
+    staged(stage(2, 0, (1,), recompute="full"), stage(2, 1, (1,), recompute="selective")),
+]
 EVERYDAY = [  # two microbatches a rank and step, four of a pipeline: every further one takes as long again
     {"dp": 2, **SEQUENCE, "zero": 3, "micro_batch": 2, **CLIPPED},
     {"cp": 4, "cp_method": "ring", "cp_balance": "zigzag", "ulysses": 2, "micro_batch": 4, "model": "gpt2"},
@@ -368,8 +375,9 @@ def prepared(cases):
     return [{"precision": "fp32", **case} for case in cases]
 
 
+@pytest.mark.slow
 def test_layouts_of_four_ranks_train_like_one_process(run_matrix):
-    """Data, tensor, sequence and pipeline parallelism, sharding, recompute and stages of their own only round."""
+    """Data, tensor, sequence and pipeline parallelism with each other, and stages of their own, only round."""
     assert_equal(run_matrix(prepared([*EVERYDAY, *STAGED]), 4))
 
 
@@ -379,9 +387,12 @@ def test_compiled_layers_train_like_one_process(run_matrix):
     assert_equal(run_matrix(prepared({**case, "compiled": True} for case in COMPILED), 2))
 
 
-def test_weights_that_are_cast_or_gathered_train_like_one_process(run_matrix):
-    """Microbatches in flight share a copy in bf16, also if backward is split; matrices cut between uses are whole."""
-    assert_equal(run_matrix(prepared([*CAST, staged(OF_ALPA_PAIR, micro_batch=4)]), 2))
+def test_layouts_of_two_ranks_train_like_one_process(run_matrix):
+    """Every kind of parallelism by itself, sharding and recompute only round.
+
+    Microbatches in flight share a copy in bf16, also if backward is split; matrices cut between uses are whole.
+    """
+    assert_equal(run_matrix(prepared([*EVERYDAY_PAIR, *CAST, staged(OF_ALPA_PAIR, micro_batch=4)]), 2))
 
 
 @pytest.mark.slow
