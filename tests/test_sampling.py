@@ -70,6 +70,7 @@ def test_the_interval_is_students() -> None:
     assert sampling._ci95([1.0]) is None
 
 
+@pytest.mark.slow
 def test_engines_give_the_same_distribution() -> None:
     """Whatever engine draws the samples."""
     pytest.importorskip("numba")

@@ -189,6 +189,7 @@ def blocks(kind):
     return re.findall(rf"```{kind}\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
     """The command, the step of GitHub Actions and the check in the Slurm script do what they say."""
     command, script = blocks("bash")

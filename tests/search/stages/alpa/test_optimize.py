@@ -68,6 +68,7 @@ def test_candidates_are_what_simulate_says_and_each_is_shown_once(found):
     assert len({(one.step_time_s, one.peak_memory_bytes) for one in found.candidates}) == len(times)
 
 
+@pytest.mark.slow
 def test_estimates_are_close_to_simulated_steps():
     """The table that cuts are made from is within a few percent of the simulation, in time and in memory."""
     search = AlpaSearch(problem_of(), Progress())
