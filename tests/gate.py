@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 
 
 def some(cases: Iterable[Any], gate: Iterable[Any] | int, *, tuples: bool = False) -> list[Any]:
@@ -20,3 +21,8 @@ def some(cases: Iterable[Any], gate: Iterable[Any] | int, *, tuples: bool = Fals
     return [
         pytest.param(*(each if tuples else [each]), marks=() if each in named else slow) for each in listed
     ]
+
+
+def assert_law(law: Callable[..., None], examples: int, **drawn: Any) -> None:
+    """Assert a law for that many examples of what is drawn for its arguments: few in the gate, many when slow."""
+    settings(max_examples=examples, deadline=None)(given(**drawn)(law))()

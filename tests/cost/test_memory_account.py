@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -25,7 +25,7 @@ from simpar.plan.sharding import dims_of
 from simpar.simulation import simulate
 from simpar.units import GIB
 from tests.cost.account import builder_of, stage_static_memory
-from tests.gate import some
+from tests.gate import assert_law, some
 
 TRAINING = Training(seq_len=512, global_batch=16)
 STACKS = tuple(files.bundled("stacks"))
@@ -80,19 +80,10 @@ DRAWN = {
 }  # fmt: skip
 
 
-@given(**DRAWN)
-@settings(max_examples=12, deadline=None)
-def test_static_peak_and_reserved_are_in_order(**drawn: Any) -> None:
+@pytest.mark.parametrize("examples", some([12, 100], 1))
+def test_static_peak_and_reserved_are_in_order(examples: int) -> None:
     """What is held between steps is no more than the peak, that no more than is reserved; parts sum to the peak."""
-    assert_in_order(**drawn)
-
-
-@pytest.mark.slow
-@given(**DRAWN)
-@settings(max_examples=100, deadline=None)
-def test_static_peak_and_reserved_are_in_order_in_many_cases(**drawn: Any) -> None:
-    """The same for more of them."""
-    assert_in_order(**drawn)
+    assert_law(assert_in_order, examples, **DRAWN)
 
 
 def assert_in_order(stack: str, model: str, zero: int, tp: int, pp: int, **drawn: Any) -> None:

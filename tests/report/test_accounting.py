@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from simpar.engine import choose_engine
@@ -20,6 +20,7 @@ from simpar.report.result import Result
 from simpar.report.slot_facts import COMMUNICATION
 from simpar.simulation import lower_job, make_job, simulate
 from simpar.tracing.load import load_model
+from tests.gate import assert_law, some
 
 BUBBLE, WAITING = CAUSES.index("bubble"), CAUSES.index("waiting")
 EXPOSED = [CAUSES.index(kind if kind == "offload" else f"exposed_{kind}") for kind in COMMUNICATION]
@@ -66,21 +67,10 @@ def accounted(
     return lowered, account(lowered, timing, perturbation.slow_ranks)
 
 
-@settings(max_examples=8, deadline=None)
-@given(layout=LAYOUTS, setting=SETTINGS)
-def test_every_nanosecond_has_one_cause(layout: dict[str, object], setting: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(("examples", "batch"), some([(8, 8), (40, 16)], 1, tuples=True))
+def test_every_nanosecond_has_one_cause(examples: int, batch: int) -> None:
     """Of every class of ranks: parts sum to the step, none is negative, exposed <= busy, a bubble needs a pipeline."""
-    assert_caused(layout, setting, batch=8)
-
-
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
-@given(layout=LAYOUTS, setting=SETTINGS)
-def test_every_nanosecond_has_one_cause_in_many_cases(
-    layout: dict[str, object], setting: tuple[object, ...]
-) -> None:
-    """The same for more of them, with more microbatches."""
-    assert_caused(layout, setting, batch=16)
+    assert_law(assert_caused, examples, layout=LAYOUTS, setting=SETTINGS, batch=st.just(batch))
 
 
 def assert_caused(layout: dict[str, object], setting: tuple[object, ...], *, batch: int) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.cost.collectives.choice import collective, fastest, offers
@@ -21,7 +20,9 @@ from simpar.program.fold.incidence import build_graph
 from simpar.program.fold.layout import Layout, build_layout
 from simpar.program.ir.flow import quantise
 from simpar.units import GB, GIB, US
-from tests.gate import some
+from tests.gate import assert_law, some
+
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 def fabric(nodes: int, *, per_node: int = 4, up: dict[str, Any] | None = None, **out: Any) -> Cluster:
@@ -149,19 +150,10 @@ def assert_same(quick: Layout, plain: Layout) -> None:
         np.testing.assert_allclose(load, loads[1][key], rtol=1e-12)
 
 
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=5, deadline=None)
-def test_orbits_give_the_classes_of_plain_refinement(seed: int) -> None:
+@pytest.mark.parametrize("examples", some([5, 250], 1))
+def test_orbits_give_the_classes_of_plain_refinement(examples: int) -> None:
     """Classes, representatives, links and loads equal those of refining every rank, group and link."""
-    assert_orbits_are_classes(seed)
-
-
-@pytest.mark.slow
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=250, deadline=None)
-def test_orbits_give_the_classes_of_plain_refinement_in_many_cases(seed: int) -> None:
-    """The same for more of them."""
-    assert_orbits_are_classes(seed)
+    assert_law(assert_orbits_are_classes, examples, seed=SEEDS)
 
 
 def assert_orbits_are_classes(seed: int) -> None:
@@ -174,19 +166,10 @@ def assert_orbits_are_classes(seed: int) -> None:
             assert offers(op, ours.ranks, case.cluster) == offers(op, theirs.ranks, case.cluster)
 
 
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=3, deadline=None)
-def test_routes_are_the_loads_on_every_link(seed: int) -> None:
+@pytest.mark.parametrize("examples", some([3, 60], 1))
+def test_routes_are_the_loads_on_every_link(examples: int) -> None:
     """What a class of groups puts on a link of a class is the same on each of them, at any message size."""
-    assert_routes_are_loads(seed)
-
-
-@pytest.mark.slow
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
-def test_routes_are_the_loads_on_every_link_of_many_cases(seed: int) -> None:
-    """The same for more of them."""
-    assert_routes_are_loads(seed)
+    assert_law(assert_routes_are_loads, examples, seed=SEEDS)
 
 
 def assert_routes_are_loads(seed: int) -> None:

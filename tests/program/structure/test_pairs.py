@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.engine import reference
@@ -20,6 +19,7 @@ from simpar.program.lower import Lowered, lower
 from simpar.program.structure.pairs import AHEAD, merge, merged
 from simpar.simulation import make_job
 from simpar.units import NS_PER_S
+from tests.gate import assert_law, some
 
 MESSAGE = CollectiveUse("tp", "all_reduce", 1.0)
 
@@ -64,21 +64,10 @@ chains = st.lists(st.tuples(st.sampled_from("kc"), st.integers(1, 9)), min_size=
 )
 
 
-@given(forward=chains, backward=chains)
-@settings(max_examples=50, deadline=None)
-def test_a_pair_takes_less_than_both_in_turn_and_more_than_its_busiest_stream(
-    forward: Phase, backward: Phase
-) -> None:
+@pytest.mark.parametrize("examples", some([50, 500], 1))
+def test_a_pair_takes_less_than_both_in_turn_and_more_than_its_busiest_stream(examples: int) -> None:
     """Each pass keeps its order; together they are bounded by their sum, by each alone, and by every stream."""
-    assert_bounded(forward, backward)
-
-
-@pytest.mark.slow
-@given(forward=chains, backward=chains)
-@settings(max_examples=500, deadline=None)
-def test_many_pairs_take_less_than_both_in_turn(forward: Phase, backward: Phase) -> None:
-    """The same for more of them."""
-    assert_bounded(forward, backward)
+    assert_law(assert_bounded, examples, forward=chains, backward=chains)
 
 
 def assert_bounded(forward: Phase, backward: Phase) -> None:
@@ -150,19 +139,10 @@ exchanging_chains = st.lists(
 ).map(lambda items: exchanging(*(f"{kind}{size}" for kind, size in items)))
 
 
-@given(forward=chains, backward=exchanging_chains)
-@settings(max_examples=50, deadline=None)
-def test_pairs_that_exchange_keep_their_order_and_are_never_idle(forward: Phase, backward: Phase) -> None:
+@pytest.mark.parametrize("examples", some([50, 500], 1))
+def test_pairs_that_exchange_keep_their_order_and_are_never_idle(examples: int) -> None:
     """Steps wait for earlier ones only; a pair takes no more than all its steps, no less than its busiest stream."""
-    assert_never_idle(forward, backward)
-
-
-@pytest.mark.slow
-@given(forward=chains, backward=exchanging_chains)
-@settings(max_examples=500, deadline=None)
-def test_many_pairs_that_exchange_are_never_idle(forward: Phase, backward: Phase) -> None:
-    """The same for more of them."""
-    assert_never_idle(forward, backward)
+    assert_law(assert_never_idle, examples, forward=chains, backward=exchanging_chains)
 
 
 def assert_never_idle(forward: Phase, backward: Phase) -> None:
