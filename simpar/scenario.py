@@ -60,6 +60,13 @@ class ClusterChoice(_Part):
             _check_hardware(self.hardware, ": --hardware FILE")
         return load_cluster(self.hardware, self.nodes)
 
+    def build(self, degraded: Mapping[str, float]) -> Cluster:
+        """The cluster with its switches, its price and its ``degraded`` links (link: share left). Raises UserError."""
+        from simpar.hardware.price import priced
+
+        cluster = self.load().reducing(nvls=self.nvls, sharp=self.sharp)
+        return priced(cluster, self.price_per_device_hour).with_degraded(degraded)
+
 
 class Jitter(_Part):
     """Independent lognormal factors on the kernels of every pass of every rank."""
@@ -79,6 +86,11 @@ class Perturbations(_Part):
         default_factory=dict, description="link: share of capacity left"
     )
     jitter: Jitter | None = None
+
+    def of_ranks(self) -> Perturbation:
+        """Slow ranks and jitter as :func:`simpar.simulate` takes them."""
+        jitter = self.jitter or Jitter(sigma=0)
+        return Perturbation(self.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed, seeds=jitter.seeds)
 
 
 class Published(_Part):
@@ -142,19 +154,11 @@ class Scenario(_Part):
 
     def build_cluster(self) -> Cluster:
         """The cluster with its degraded links. Raises UserError."""
-        from simpar.hardware.price import priced
-
-        cluster = self.cluster.load()
-        cluster = cluster.reducing(nvls=self.cluster.nvls, sharp=self.cluster.sharp)
-        cluster = priced(cluster, self.cluster.price_per_device_hour)
-        return cluster.with_degraded(self.perturbation.degraded_links)
+        return self.cluster.build(self.perturbation.degraded_links)
 
     def perturb(self) -> Perturbation:
         """Slow ranks and jitter as :func:`simpar.simulate` takes them."""
-        jitter = self.perturbation.jitter or Jitter(sigma=0)
-        return Perturbation(
-            self.perturbation.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed, seeds=jitter.seeds
-        )
+        return self.perturbation.of_ranks()
 
 
 def load_scenario(
@@ -331,20 +335,21 @@ def _chosen(data: dict[str, Any], source: str) -> dict[str, Any]:
 def _wrapped(data: dict[str, Any]) -> dict[str, Any]:
     """The scenario that a file stands for.
 
-    That of a plan file is the plan, with the model, training, stack and cluster that it was made for, where it names
-    them. That of a result or a checked launch is the one that it was made from; that of a search has the best plan.
+    That of a plan file is the plan, with what it names of the model, training, stack, cluster and perturbation that it
+    was made for. That of a result or a checked launch is the one that it was made from; that of a search has the best
+    plan.
     """
     if (is_simulated(data) and "plan" in data) or SEARCH.key in data:
         return _simulated(data)
     if "plan" in data or not {"mesh", "version"} & data.keys():
         return data
-    known = {key: data.get(key) for key in ("model", "training", "stack", "cluster")}
+    known = {key: data.get(key) for key in ("model", "training", "stack", "cluster", "perturbation")}
     return {"plan": data} | {key: value for key, value in known.items() if value is not None}
 
 
 def _simulated(data: dict[str, Any]) -> dict[str, Any]:
     """The scenario of a saved result: its plan and cluster, with its perturbation."""
-    candidates, ran = data.get("candidates"), data.get("perturbation") or {}
+    candidates = data.get("candidates")
     best = candidates[0] if isinstance(candidates, list) and candidates else data
     plan, cluster = (
         part if isinstance(part, dict) else {}
@@ -352,13 +357,21 @@ def _simulated(data: dict[str, Any]) -> dict[str, Any]:
     )
     nodes = {"nodes": best["nodes"]} if "nodes" in best else {}
     found = _wrapped(plan) | {"cluster": chosen_cluster(cluster) | nodes}
-    perturbed = {"slow_ranks": ran.get("slow_ranks"), "degraded_links": cluster.get("degraded")}
-    engine = data.get("engine")
-    seed = engine.get("seed", 0) if isinstance(engine, dict) else 0
+    return found | {"perturbation": chosen_perturbation(data)}
+
+
+def chosen_perturbation(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The perturbation of a recorded ``cluster``, ``perturbation`` and ``engine``, as a scenario writes it."""
+    cluster, ran, engine = (
+        part if isinstance(part := recorded.get(name), dict) else {}
+        for name in ("cluster", "perturbation", "engine")
+    )
+    found = {"slow_ranks": ran.get("slow_ranks"), "degraded_links": cluster.get("degraded")}
+    seed = engine.get("seed", 0)
     if ran.get("jitter_sigma") or seed:  # loads of experts are drawn from the seed, too
         jitter = {"sigma": ran.get("jitter_sigma", 0.0), "seeds": ran.get("jitter_seeds", 1)}
-        perturbed["jitter"] = jitter | {"seed": seed}
-    return found | {"perturbation": {key: value for key, value in perturbed.items() if value}}
+        found["jitter"] = jitter | {"seed": seed}
+    return {key: value for key, value in found.items() if value}
 
 
 def chosen_cluster(recorded: Mapping[str, Any]) -> dict[str, Any]:

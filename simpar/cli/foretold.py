@@ -149,11 +149,17 @@ class Foretelling:
         return self._run(self.source.plan, self.source.stack)
 
     def _run(self, plan: Plan, stack: Stack | None = None) -> Result:
-        cluster = self.source.cluster
-        if cluster is None:
+        source = self.source
+        if source.cluster is None:
             raise UserError(NO_CLUSTER)
         return simulate(
-            self.source.graph, cluster, plan, self.source.training, stack=stack, with_timeline=False
+            source.graph,
+            source.cluster,
+            plan,
+            source.training,
+            stack=stack,
+            perturbation=source.perturbation,
+            with_timeline=False,
         )
 
     def _surely(self, timed: list[tuple[Near, Result]]) -> list[tuple[Near, Result]]:

@@ -19,7 +19,8 @@ from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
-from simpar.scenario import chosen_cluster, load_scenario
+from simpar.program.perturbation import Perturbation
+from simpar.scenario import Perturbations, chosen_cluster, chosen_perturbation, load_scenario
 from simpar.tracing.code import is_code
 
 CODE = "is code, which no launcher builds; allowed: a model by name or config.json, or simpar run"
@@ -52,6 +53,16 @@ class Source:
     stack: Stack | None = None
     cluster: Cluster | None = None
 
+    @property
+    def perturbation(self) -> Perturbation:
+        """Slow ranks and jitter that the plan was made for."""
+        return _perturbed(self.plan).of_ranks()
+
+
+def _perturbed(plan: Plan) -> Perturbations:
+    """What makes ranks and links differ where a plan was made for. Raises UserError."""
+    return files.parse(Perturbations, plan.perturbation or {}, source="the plan's perturbation")
+
 
 def load_source(name: str, facts: Facts) -> Source:
     """Read a plan, a result or a scenario and check it against its model.
@@ -66,16 +77,15 @@ def load_source(name: str, facts: Facts) -> Source:
     check_answer(data, document.source)
     if isinstance(data.get("cluster"), dict) and "hardware" in data["cluster"]:
         return _from_scenario(name, facts)
-    where = data.get("cluster")
     if isinstance(data.get("candidates"), list):
         best = _best(data["candidates"], document.source)
-        return _from_plan(best, document.source, path.parent, facts, where)
+        return _from_plan(best, document.source, path.parent, facts, data)
     if isinstance(data.get("plan"), dict):  # as it was asked for, with the stack's choices left open
         if not is_simulated(data):
             return _from_scenario(name, facts)
         asked = data.get("asked")
         found = asked if isinstance(asked, dict) else data["plan"]
-        return _from_plan(found, document.source, path.parent, facts, where)
+        return _from_plan(found, document.source, path.parent, facts, data)
     plan = files.parse(Plan, document)
     return _complete(plan, document.source, path.parent, facts)
 
@@ -87,11 +97,14 @@ def _best(candidates: list[Any], source: str) -> dict[str, Any]:
     return plan
 
 
-def _from_plan(data: Mapping[str, Any], source: str, folder: Path, facts: Facts, where: Any) -> Source:
-    """A plan of a result; ``where`` is the cluster that the result names."""
-    plan = files.parse(Plan, data, source=source)
+def _from_plan(
+    data: Mapping[str, Any], source: str, folder: Path, facts: Facts, result: Mapping[str, Any]
+) -> Source:
+    """A plan of a result, whose cluster and perturbation it has where it names none."""
+    plan, where = files.parse(Plan, data, source=source), result.get("cluster")
     if plan.cluster is None and isinstance(where, dict):
-        plan = plan.model_copy(update={"cluster": chosen_cluster(where)})
+        made_for = {"cluster": chosen_cluster(where), "perturbation": chosen_perturbation(result)}
+        plan = plan.model_copy(update=made_for)
     return _complete(plan, source, folder, facts)
 
 
@@ -105,7 +118,13 @@ def _from_scenario(name: str, facts: Facts) -> Source:
         raise UserError(f"{name}: model = {scenario.model}: {CODE}")
     cluster = scenario.build_cluster()
     plan = scenario.plan.model_copy(update={"stack": scenario.stack or scenario.plan.stack})
-    plan = plan.model_copy(update={"model": scenario.model if isinstance(scenario.model, str) else None})
+    perturbation = scenario.perturbation.model_dump(mode="json", exclude_defaults=True)
+    plan = plan.model_copy(
+        update={
+            "model": scenario.model if isinstance(scenario.model, str) else None,
+            "perturbation": perturbation or None,
+        }
+    )
     devices = facts.devices_per_node or cluster.profile.devices_per_node
     target = Target(scenario.graph(), scenario.training, cluster.world_size, devices)
     return _checked(plan, target, cluster)
@@ -141,8 +160,8 @@ def _cluster(plan: Plan, facts: Facts) -> Cluster | None:
     named = dict(plan.cluster or {}) | ({"hardware": facts.hardware} if facts.hardware else {})
     cluster = cluster_of(named)
     if cluster and (facts.nodes or not plan.world_size):
-        return replace(cluster, nodes=facts.nodes or cluster.nodes)
-    return cluster
+        cluster = replace(cluster, nodes=facts.nodes or cluster.nodes)
+    return cluster and cluster.with_degraded(_perturbed(plan).degraded_links)
 
 
 def _checked(plan: Plan, target: Target, cluster: Cluster | None) -> Source:

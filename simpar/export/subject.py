@@ -23,7 +23,7 @@ from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import is_full, of_layer
 from simpar.models.training import Training
-from simpar.plan.plan import Plan
+from simpar.plan.plan import Plan, Record
 from simpar.plan.stage_layers import stage_layers
 from simpar.scenario import ClusterChoice
 
@@ -50,7 +50,7 @@ UNDERSTOOD = {
 }  # fmt: skip
 DEVICES_PER_NODE = 8
 """Devices per node if no cluster is named."""
-PASSIVE = ("version", "model", "training", "stack", "cluster", "search", "predicted", "micro_batch")
+PASSIVE = (*Record.model_fields, "micro_batch")
 
 
 @dataclass(frozen=True)

@@ -332,7 +332,8 @@ class Searched(_Part):
 class Record(_Part):
     """What a plan was made for: model, training shape, cluster, software stack, and what was predicted for it.
 
-    ``cluster`` is written as scenarios write theirs; it is where the plan is simulated when nothing else is said.
+    ``cluster`` and ``perturbation`` (slow ranks, degraded links, jitter; None without any) are written as scenarios
+    write theirs; they are where the plan is simulated when nothing else is said.
     ``search`` is what was wanted where a search found it; None where nobody searched, or did not write it down.
     """
 
@@ -340,6 +341,7 @@ class Record(_Part):
     model: str | None = None
     training: dict[str, Any] | None = None
     cluster: dict[str, Any] | None = None
+    perturbation: dict[str, Any] | None = None
     stack: str | None = None
     search: Searched | None = None
     predicted: dict[str, Any] | None = None

@@ -18,7 +18,7 @@ from simpar.export import load_target
 from simpar.export.subject import STACK_FIELDS, idle_overlaps, subject
 from simpar.export.target import Imported
 from simpar.plan.check import Target, check
-from simpar.plan.plan import Plan
+from simpar.plan.plan import Plan, Record
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit
 from simpar.simulation import balanced
 
@@ -30,8 +30,6 @@ SYNONYMS = {
     "--num-virtual-stages-per-pipeline-rank": ("--num-layers-per-virtual-pipeline-stage",),
 }
 """Flags with the same meaning: if one is set or removed, the others are removed."""
-UNREAD = ("model", "training", "stack", "cluster", "search", "predicted", "version")
-"""Keys of a plan that no option of a layout expresses."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def _written(value: Any, syntax: str | None) -> str | None:
 def _meaning(plan: Plan, problem: Problem) -> dict[str, Any]:
     """A plan as its stack runs it, without keys that are not part of its layout or have no effect."""
     settled = check(balanced(resolve(plan, problem.stack), problem.graph, problem.stack), _place(problem))
-    said = settled.model_dump(exclude=set(UNREAD))
+    said = settled.model_dump(exclude=set(Record.model_fields))
     idle = idle_overlaps(settled)
     for section, names in STACK_FIELDS.items():
         said[section] |= dict.fromkeys(idle & set(names))

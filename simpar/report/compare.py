@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from simpar.plan.plan import Record
 from simpar.report.bill import AMOUNTS
 from simpar.report.explain import WORDS, fullest_stage
 from simpar.report.result import Result
@@ -32,7 +33,7 @@ FIGURES = (
     "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu", "tflops_per_device", "bubble_fraction",
     "peak_memory_bytes", "peak_reserved_bytes", "headroom_bytes", "cost_usd_per_step", "energy_j_per_step",
 )  # fmt: skip
-UNASKED = ("predicted", "search", "version", "training", "model", "cluster")
+UNASKED = Record.model_fields.keys() - {"stack"}
 SMALL = 0.005  # smaller shares of the larger step or peak get no sentence
 
 

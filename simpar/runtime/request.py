@@ -16,6 +16,7 @@ from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 from simpar.runtime.data import open_source
 from simpar.runtime.evaluate import held_out
@@ -50,18 +51,19 @@ class Request(BaseModel):
     published: Published | None = None
 
     def build_cluster(self) -> Cluster | None:
-        """The cluster to predict on. Raises UserError."""
-        return None if self.cluster is None else self.cluster.load()
+        """The cluster to predict on, with its degraded links. Raises UserError."""
+        return None if self.cluster is None else self.cluster.build(self.perturbation.degraded_links)
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A job that can start on ``world_size`` ranks, and the cluster to predict it on."""
+    """A job that can start on ``world_size`` ranks, and the cluster, with what differs there, to predict it on."""
 
     job: Job
     prepared: Prepared
     world_size: int
     cluster: Cluster | None
+    perturbation: Perturbation
 
 
 def load_request(name: str, flags: Mapping[str, Any], settings: Iterable[str]) -> Request:
@@ -111,7 +113,7 @@ def make_ready(
     _check_weights(job, prepared, graph)
     if graph is not None:
         open_source(job.data, job.training, graph.dims["vocab"], job.learning.seed)
-    return Ready(job, prepared, world_size, cluster)
+    return Ready(job, prepared, world_size, cluster, request.perturbation.of_ranks())
 
 
 def _check_traced(job: Job, first: int) -> None:
@@ -256,7 +258,7 @@ def simulated(ready: Ready) -> Result | None:
         return None
     graph = ready.job.graph()
     model = str(ready.job.model) if graph is None else graph
-    return simulate(model, ready.cluster, ready.job.plan, ready.job.training)
+    return simulate(model, ready.cluster, ready.job.plan, ready.job.training, perturbation=ready.perturbation)
 
 
 def predicted(ready: Ready, result: Result | None) -> dict[str, Any] | None:

@@ -42,7 +42,12 @@ def exported(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, An
     job = (source.plan, source.graph, source.training, str(target))
     drafted = draft(*job, devices_per_node=source.devices_per_node, lossy=lossy)
     there = simulate(
-        source.graph, scenario.build_cluster(), drafted.plan, source.training, with_timeline=False
+        source.graph,
+        scenario.build_cluster(),
+        drafted.plan,
+        source.training,
+        perturbation=scenario.perturb(),
+        with_timeline=False,
     )
     said = (
         f"Under {drafted.plan.stack}, the stack of {target}, the plan {memory_state(there, 'does not fit')}, "

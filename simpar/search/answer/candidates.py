@@ -11,7 +11,7 @@ from simpar.plan.plan import Plan, Searched
 from simpar.plan.torch_roles import refuse_roles
 from simpar.plan.uniform_stages import as_uniform
 from simpar.report.result import Result
-from simpar.scenario import chosen_cluster
+from simpar.scenario import chosen_cluster, chosen_perturbation
 from simpar.search.answer.explanations import why_it_loses, why_it_wins
 from simpar.search.answer.ties import chosen
 from simpar.search.certify.scope import not_portable
@@ -91,6 +91,7 @@ def plan_of(problem: Problem, result: Result) -> Plan:
     said = {
         "predicted": _predicted(result),
         "cluster": chosen_cluster(result.setup.cluster),
+        "perturbation": chosen_perturbation(vars(result.setup)) or None,
         "search": Searched(fit_probability=problem.constraints.fit_probability),
     }
     return Plan.model_validate(result.setup.plan).model_copy(update=said)

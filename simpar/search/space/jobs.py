@@ -22,6 +22,8 @@ from simpar.search.space.table import Rows
 from simpar.simulation import balanced, checked_job
 from simpar.units import Ints, Numbers
 
+FOUND = {"predicted", "cluster", "perturbation", "search"}
+"""Keys of the record of a plan that are those of another search."""
 SIZES = ("tp", "ep", "etp", "micro_batch")
 """Axes of which one job may have many values as arrays: they decide only sizes (and whether there is more than 1)."""
 
@@ -38,7 +40,7 @@ def plan_of(rows: Rows, index: int) -> Plan:
             sections.setdefault(section, {})[field] = value
         else:
             loose[name] = value
-    base = rows.problem.base.model_dump(exclude={"predicted", "cluster", "search"})
+    base = rows.problem.base.model_dump(exclude=FOUND)
     merged = {section: {**base[section], **values} for section, values in sections.items()}
     return Plan.model_validate({**base, **merged, **loose})
 
@@ -59,7 +61,7 @@ def counted(rows: Rows, index: int) -> Plan:
 
 def without_axes(plan: Plan) -> Plan:
     """A plan with every axis of every space at its default."""
-    given = plan.model_dump(exclude={"predicted", "cluster", "search"}, exclude_unset=True)
+    given = plan.model_dump(exclude=FOUND, exclude_unset=True)
     for name in (*AXIS_NAMES, "dp", "layers", "actions"):
         section, field = path_of(name)
         holder = given.get(section, {}) if section else given
