@@ -337,5 +337,4 @@ def forked(
 
 def pytest_collection_finish() -> None:
     """Leave what was collected to itself: every full collection would walk through thousands of tests."""
-    gc.collect()
     gc.freeze()

@@ -141,7 +141,8 @@ def _assemble(
 ) -> Graph:
     """Number the nodes and put all edges in one list."""
     ranks = np.flatnonzero(symmetry.is_lowest)
-    links = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(nodes.load[:, 1] for nodes in kinds)]))
+    loaded: list[Ints] = [np.zeros(0, dtype=np.int64), *(nodes.load[:, 1] for nodes in kinds)]
+    links = np.unique(np.concatenate(loaded))
     sizes = [len(ranks), *(len(nodes.place) for nodes in kinds)]
     group_start = np.cumsum(sizes, dtype=np.int64)
     edges, label = [np.zeros((0, 5), dtype=np.int64)], 0
