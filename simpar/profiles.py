@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -23,12 +24,30 @@ from simpar.errors import UserError
 from simpar.files import Document, allowed
 from simpar.units import dimension_of, with_unit
 
+Read = TypeVar("Read")
+
 LEARNED = "learned"
 LIKE = "like"
 ORIGIN = ("provenance", "sources")
 DIGITS = 12  # of quantities, so that a file that is read again gives the same predictions
 REVISION = 1
 """Revision of the meaning of parameters; raised when a formula changes so that learnt values mean something else."""
+
+
+def once_if_shipped(kind: str) -> Callable[[Callable[[str | Path], Read]], Callable[[str | Path], Read]]:
+    """Decorator of a loader by name: shipped files do not change while simpar runs, those of users do."""
+
+    def keeping(load: Callable[[str | Path], Read]) -> Callable[[str | Path], Read]:
+        kept = cache(load)
+
+        @wraps(load)
+        def loaded(name: str | Path) -> Read:
+            shipped = str(name).partition("@")[0] in files.bundled(kind)
+            return kept(str(name)) if shipped else load(name)
+
+        return loaded
+
+    return keeping
 
 
 def load_profile(name: str | Path, kind: str, what: str) -> tuple[Document, Path]:

@@ -4,8 +4,10 @@ import pytest
 
 from simpar.cost.stack import load_stack
 from simpar.errors import UserError
+from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
+from simpar.hardware.reliability import load_reliability
 from simpar.hardware.shown import annotated
 from simpar.profiles import LEARNED, REVISION, as_written, base_name, load_profile, yaml_text
 from simpar.units import GIB
@@ -173,3 +175,22 @@ def test_what_cannot_be_inherited_is_said_at_its_line(tmp_path, fields, words):
     profile(tmp_path, "wrong", like="dgx-h100", scale_out={"latency": "2 lightyears"})
     with pytest.raises(UserError, match=words):
         load_cluster(profile(tmp_path, "ours", **fields))
+
+
+@pytest.mark.parametrize(
+    ("kind", "load", "shipped"),
+    [
+        ("stacks", load_stack, "megatron"),
+        ("devices", load_device, "h100-sxm-80gb"),
+        ("clusters", lambda name: load_cluster(name).profile, "dgx-h100"),
+        ("reliability", load_reliability, None),
+    ],
+)
+def test_a_file_that_was_rewritten_is_read_again(tmp_path, kind, load, shipped):
+    """As in a notebook, where the next cell simulates with it."""
+    files = bundled(kind)
+    text, path = files[shipped or next(iter(files))].read_text(), tmp_path / "mine.yaml"
+    own = load(shipped or next(iter(files))).name
+    for name in ("first", "second"):
+        path.write_text(text.replace(f"name: {own}", f"name: {name}", 1))
+        assert load(str(path)).name == name

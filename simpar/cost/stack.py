@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from simpar.errors import UserError
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
-from simpar.profiles import LIKE, load_profile
+from simpar.profiles import LIKE, load_profile, once_if_shipped
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.units import MS, NS, NS_PER_S, Bytes, Flags, Floats, Fraction, Numbers, Seconds
 
@@ -322,8 +322,8 @@ DEFAULT_STACK = "megatron"
 ALL_AT_ONCE = float(2**50)  # bytes of a bucket that nothing fills
 
 
-@lru_cache(maxsize=32)
-def load_stack(name: str) -> Stack:
+@once_if_shipped("stacks")
+def load_stack(name: str | Path) -> Stack:
     """A stack by bundled name, by the path of its YAML, or by a part of a learnt file. Raises UserError.
 
     A bundled name may state a release by year and month ("nemo@24.05"); without one it is the newest.

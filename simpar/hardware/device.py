@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Self
 
@@ -10,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simpar import files
 from simpar.files import allowed, suggest
-from simpar.profiles import LIKE, load_profile
+from simpar.profiles import LIKE, load_profile, once_if_shipped
 from simpar.units import (
     DTYPE_BYTES,
     Bytes,
@@ -76,6 +75,7 @@ class Device(_Part):
         return self
 
 
+@once_if_shipped("devices")
 def load_device(name: str | Path) -> Device:
     """A device by bundled name or by the path of its YAML. Raises UserError.
 
@@ -83,17 +83,4 @@ def load_device(name: str | Path) -> Device:
     >>> f"{device.peak_flop_per_s['bf16']:.4g} FLOP/s, {device.memory_bandwidth:.4g} bytes/s"
     '9.89e+14 FLOP/s, 3.352e+12 bytes/s'
     """
-    path = files.find(name, "devices", "device")
-    if path in files.bundled("devices").values():
-        return _shipped(path)
-    return _read(path)
-
-
-@lru_cache(maxsize=64)
-def _shipped(path: Path) -> Device:
-    """Shipped files do not change while simpar runs, those of users do."""
-    return _read(path)
-
-
-def _read(path: Path) -> Device:
-    return files.parse(Device, load_profile(path, "devices", "device")[0], also=(LIKE,))
+    return files.parse(Device, load_profile(name, "devices", "device")[0], also=(LIKE,))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from simpar import files
+from simpar.profiles import once_if_shipped
 from simpar.units import DAY_S, Count
 
 PLANNED = "planned"
@@ -76,7 +77,7 @@ class Rate:
     planned: bool
 
 
-@lru_cache(maxsize=16)
-def load_reliability(name: str) -> Reliability:
+@once_if_shipped("reliability")
+def load_reliability(name: str | Path) -> Reliability:
     """A reliability profile by bundled name or by the path of its YAML. Raises UserError."""
     return files.parse(Reliability, files.load(files.find(name, "reliability", "reliability profile")))

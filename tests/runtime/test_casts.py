@@ -24,6 +24,18 @@ def test_one_copy_serves_all_uses_inside_alone():
     assert cast(weight, BF16) is not cast(weight, BF16)
 
 
+def test_the_next_step_casts_what_the_update_left():
+    """No copy outlives the step that it was made for."""
+    weight = nn.Parameter(torch.ones(3))
+    found = []
+    for _ in range(2):
+        with cast_once():
+            found.append(cast(weight, BF16).tolist())
+        with torch.no_grad():
+            weight.add_(1.0)
+    assert found == [[1.0] * 3, [2.0] * 3]
+
+
 @pytest.mark.parametrize("local", [False, True], ids=["parameters", "local parts"])
 def test_what_takes_the_place_of_another_in_memory_has_a_copy_of_its_own(local):
     """Local parts of a DTensor pass for parameters and live for one use: another may have the identity of the last."""
