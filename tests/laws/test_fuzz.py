@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ FUZZ = runpy.run_path(str(BENCHMARKS / "fuzz.py"))
 COMMANDS = runpy.run_path(str(BENCHMARKS / "fuzz_commands.py"))
 
 
-@pytest.mark.parametrize("seed", some(range(24), 9))
+@pytest.mark.parametrize("seed", some(range(24), [0, 1, 2, 4, 5, 6, 9, 14, 20]))
 def test_every_case_is_a_lawful_result_or_a_refusal(seed: int) -> None:
     """Sums, signs, MFU <= HFU <= 1, exposed <= busy, static <= peak; engines, folding and faster links agree."""
     kind, findings = FUZZ["outcome"](seed)
@@ -52,7 +52,7 @@ def test_a_case_that_was_a_finding() -> None:
             ("broken", range(10)),
             ("mixed", range(2)),
             ("advice", range(1)),
-            ("search", range(6, 8)),
+            ("search", (6, 7, 16)),
             ("file", range(2, 4)),
             ("broken", range(10, 24)),
         ],
@@ -60,7 +60,7 @@ def test_a_case_that_was_a_finding() -> None:
         tuples=True,
     ),
 )
-def test_every_command_answers_or_names_the_problem(kind: str, seeds: range) -> None:
+def test_every_command_answers_or_names_the_problem(kind: str, seeds: Iterable[int]) -> None:
     """Exit codes 0, 2 and 3; a line a problem; what was answered is answered again from files and saved results."""
     assert [problem for seed in seeds for problem in COMMANDS["outcome"](kind, seed)[1]] == []
     assert COMMANDS["ENDED"][0] > 0 or kind == "broken"

@@ -16,12 +16,14 @@ from simpar.plan.plan import Plan
 from simpar.report.parts import StageMemory
 from simpar.simulation import simulate
 from tests.cost.account import stage_static_memory, static_memory
-from tests.gate import some
+from tests.gate import assert_law, some
 
 TRAINING = Training(seq_len=2048, global_batch=16)
 REPLICAS = 8
 STACKS = ("megatron", "nanotron", "torchtitan", "deepspeed", "ddp")
 GRAPH = load_model("llama-3-8b")
+WIDTHS = (1, 8)
+"""Of tensor parallelism in the gate: between them groups share the links of a node, whose steps take longer."""
 
 
 @cache
@@ -61,17 +63,22 @@ def test_shards_cover_the_state(parameters: int, dp: int, zero: int) -> None:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("tp", some([1, 2, 4], [2]))
+@pytest.mark.parametrize("tp", some([1, 2, 4], [4]))
 def test_tensor_parallelism_divides_the_peak(stack: str, tp: int) -> None:
     """Doubling tp lowers the allocated peak, by less than half: something is always repeated."""
     before, after = (peak(stack=stack, tp=t).peak for t in (tp, 2 * tp))
     assert before / 2 < after < before
 
 
-@given(pp=st.sampled_from([2, 4, 8, 16]), tp=st.sampled_from([1, 2, 8]), stage=st.integers(0, 14))
-@settings(max_examples=8, deadline=None)
-def test_1f1b_empties_towards_the_end(pp: int, tp: int, stage: int) -> None:
+@pytest.mark.parametrize(("examples", "widths"), some([(8, WIDTHS), (24, (1, 2, 8))], 1, tuples=True))
+def test_1f1b_empties_towards_the_end(examples: int, widths: tuple[int, ...]) -> None:
     """A later stage of 1F1B has no more activations than the one before (the loss is not one of them)."""
+    depths, stages = st.sampled_from([2, 4, 8, 16]), st.integers(0, 14)
+    assert_law(assert_empties, examples, pp=depths, tp=st.sampled_from(widths), stage=stages)
+
+
+def assert_empties(pp: int, tp: int, stage: int) -> None:
+    """Of a pair of neighbours."""
     first = min(stage, pp - 2)
     before, after = (float(peak(r, pp=pp, tp=tp).activations) for r in (first, first + 1))
     logits = 4 * 2048 * 128256 if first + 1 == pp - 1 else 0
@@ -99,10 +106,15 @@ def test_interleaving_costs_memory() -> None:
     assert looped / plain == pytest.approx(1 + (p - 1) / (p * v))
 
 
-@given(tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]), stack=st.sampled_from(STACKS))
-@settings(max_examples=5, deadline=None)
-def test_recompute_orders_activations(tp: int, pp: int, stack: str) -> None:
+@pytest.mark.parametrize(("examples", "widths"), some([(5, WIDTHS), (15, (1, 2, 4, 8))], 1, tuples=True))
+def test_recompute_orders_activations(examples: int, widths: tuple[int, ...]) -> None:
     """Full keeps less than every other layer, which keeps less than none; selective is between."""
+    depths, stacks = st.sampled_from([1, 2, 4]), st.sampled_from(STACKS)
+    assert_law(assert_ordered, examples, tp=st.sampled_from(widths), pp=depths, stack=stacks)
+
+
+def assert_ordered(tp: int, pp: int, stack: str) -> None:
+    """Of one layout."""
     sizes = [
         float(peak(stack=stack, tp=tp, pp=pp, recompute=r).activations)
         for r in ("full", "every:2", "every:4", "none")

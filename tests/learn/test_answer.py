@@ -26,6 +26,10 @@ ROW = {
     "recompute": "none", "schedule": "1F1B", "stack": "megatron", "status": "ok",
 }  # fmt: skip
 LAYOUTS = ({}, {"tp": "4"}, {"tp": "1", "zero_stage_or_fsdp": "FSDP"})
+FEW = (  # devices, whose steps are predicted sooner
+    {"n_gpus": "1", "tp": "1", "global_batch_seqs": "8"}, {"n_gpus": "2", "global_batch_seqs": "8"},
+    {"n_gpus": "2", "tp": "1", "zero_stage_or_fsdp": "FSDP", "global_batch_seqs": "8"},
+)  # fmt: skip
 OTHERS = ({"micro_batch": "2"}, {"tp": "8"}, {"seq_len": "2048", "global_batch_seqs": "128"})
 TRUTH = Tuning({"h100-sxm-80gb": {"sustained_clock": 0.6}}, {"nemo": {"launch.step_overhead_s": 0.12}})
 
@@ -54,12 +58,12 @@ def table(path, layouts, stack="nemo", **every):
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory):
     """A table of three runs and what is learnt from it."""
-    path = table(tmp_path_factory.mktemp("learnt") / "runs.csv", LAYOUTS)
+    path = table(tmp_path_factory.mktemp("learnt") / "runs.csv", FEW)
     return path, learn(path, stack="nemo", hardware="dgx-h100")
 
 
 def test_three_runs_make_a_profile_that_predicts_others(tmp_path, learnt):
-    """``--using`` predicts other layouts within a few percent where the shipped profiles are far off."""
+    """``--using`` predicts layouts on more devices within a few percent where the shipped profiles are far off."""
     (_, answer), others = learnt, table(tmp_path / "others.csv", OTHERS)
     ours = tmp_path / "ours.yaml"
     ours.write_text(answer.to_yaml("ours.yaml"))
@@ -225,7 +229,7 @@ def test_learning_that_does_not_help_is_said(tmp_path, capsys):
 def test_the_command_writes_and_prints(tmp_path, capsys, monkeypatch):
     """What changed, errors before and after, and how the file is used; JSON on request; bad input ends in 2."""
     monkeypatch.chdir(tmp_path)
-    path = table(tmp_path / "runs.csv", LAYOUTS[:2])
+    path = table(tmp_path / "runs.csv", FEW[:2])
     assert run(["learn", path, "--stack", "nemo", "--hardware", "dgx-h100", "-o", "ours.yaml"]) == 0
     out = capsys.readouterr().out
     assert "h100-sxm-80gb sustained_clock" in out
@@ -233,7 +237,7 @@ def test_the_command_writes_and_prints(tmp_path, capsys, monkeypatch):
     assert "wrote ours.yaml: --stack ours.yaml --hardware ours.yaml" in out
     assert run(["validate", path, "--using", "ours.yaml", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["time_ape_median"] < 5
-    alone = table(tmp_path / "alone.csv", LAYOUTS[:1])
+    alone = table(tmp_path / "alone.csv", FEW[:1])
     assert run(["learn", alone, "-o", "ours.yaml", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == 1
     empty = tmp_path / "empty.csv"

@@ -1,7 +1,7 @@
 """Workers of the equality test: many layouts, one after the other, in one group of processes.
 
 Run on every rank as ``matrix_job.py CASES.json OUT.json``; every case is trained for a few steps in double precision
-and compared with one process on the same data. Rank 0 writes the differences.
+and compared with one process on the same data, "short" ones in fewer layers and steps. Rank 0 writes the differences.
 """
 
 from __future__ import annotations
@@ -78,10 +78,12 @@ MODELS["hybrid"] = {
     "hybrid_override_pattern": "M-*M", "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 8,
     "mamba_head_dim": 4, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 5,
 }  # fmt: skip
+SHORT = {"num_hidden_layers": 2, "n_layer": 2, "first_k_dense_replace": 1}  # of models of four layers
 TRAINING = Training(seq_len=16, global_batch=8)
-STEPS = 3
+STEPS, FEW = 3, 2
 KEPT = (
     "model",
+    "short",
     "precision",
     "optimizer",
     "learning",
@@ -110,7 +112,9 @@ def batch_of_samples(step: int) -> torch.Tensor:
 def build(values: dict, rank: int, world: int, dtype: str):
     """The engine of a case."""
     values = dict(values)
-    graph = read(MODELS[values.pop("model", "llama")], "tiny")
+    config = MODELS[values.pop("model", "llama")]
+    short = SHORT if values.pop("short", False) else {}
+    graph = read({key: short.get(key, value) for key, value in config.items()}, "tiny")
     learning = LEARNING.model_copy(update=values.pop("learning", {}))
     compiled = values.pop("compiled", False)
     prepared = prepare(Plan(**values), graph, TRAINING, world)
@@ -197,7 +201,7 @@ def train(values: dict, rank: int, world: int, dtype: str) -> Trained:
     assert bool(engine.update.hosted()) == away, "states are where the plan says"
     assert not values.get("offload_gradients") or engine.update.early, "gradients go where the plan says"
     if then is None:
-        return Trained.of(steps(engine, 0, STEPS), before, engine)
+        return Trained.of(steps(engine, 0, FEW if values.get("short") else STEPS), before, engine)
     losses = steps(engine, 0, 1)
     store = Store.open(folder, keep=1, background=True)
     store.save(named_tensors(engine.update)[0], Contents("tiny", "any", 1))

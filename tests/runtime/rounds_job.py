@@ -45,7 +45,7 @@ def one_by_one(case: dict, replicas: int) -> list[dict[str, torch.Tensor]]:
     """Parameters of every replica after STEPS, each trained by itself and averaged by hand."""
     whole = WHOLE.global_batch
     matrix_job.TRAINING = Training(seq_len=WHOLE.seq_len, global_batch=whole // replicas)
-    alone = {key: case[key] for key in ("model", "optimizer", "precision") if key in case}
+    alone = {key: case[key] for key in ("model", "short", "optimizer", "precision") if key in case}
     engines = [build({**alone, "micro_batch": whole // replicas}, 0, 1, "fp64") for _ in range(replicas)]
     begun = [each.local.detach().clone() for each in engines[0].owned]
     momentum = [torch.zeros_like(each) for each in begun]

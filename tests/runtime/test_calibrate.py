@@ -4,14 +4,28 @@ import json
 
 import pytest
 
+from simpar.calibrate import measure
 from tests.gate import some
 
 pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("ranks", some([1, 2], 1))
-def test_a_calibration_predicts_a_step(forked, tmp_path, ranks):
+def be_brief(monkeypatch):
+    """Have a calibration measure on one core, whose threads never wait for a busy one, each for two milliseconds."""
+    standard = measure.quick
+    monkeypatch.setattr(measure, "usable_cores", lambda: 1)
+    monkeypatch.setattr(
+        measure, "quick", lambda *given: standard(*given).model_copy(update={"window_s": 0.002})
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "brief"), some([(1, True), (1, False), (2, False)], 1, tuples=True), ids=["brief", "1", "2"]
+)
+def test_a_calibration_predicts_a_step(forked, tmp_path, monkeypatch, ranks, brief):
     """Ranks are measured; the profiles name torch and samples, and a plan is simulated on them."""
+    if brief:
+        be_brief(monkeypatch)
     done = forked("calibrate", "-o", "here.yaml", "--ranks", ranks, "--quick", "--json", "found.json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())

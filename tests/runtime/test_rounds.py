@@ -11,8 +11,8 @@ from tests.gate import some
 
 SHARP = 1e-11
 CASES = [
-    {"dp": 2, "sync": "local-sgd", "sync_every": 2, "precision": "fp32"},
-    {"dp": 2, "sync": "diloco", "sync_every": 2, "precision": "fp32", "model": "gpt2"},
+    {"dp": 2, "sync": "local-sgd", "sync_every": 2, "precision": "fp32", "short": True},
+    {"dp": 2, "sync": "diloco", "sync_every": 2, "precision": "fp32", "model": "gpt2", "short": True},
 ]
 WIDE = [
     {"dp": 2, "pp": 2, "sync": "local-sgd", "sync_every": 3, "precision": "fp32"},

@@ -31,6 +31,10 @@ TINY = [
     "--micro-batch",
     "2",
 ]
+SMALL = {
+    "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}  # fmt: skip
 TWO = [*TINY, "--nproc", "2", "--set", "cluster=null"]
 
 
@@ -42,8 +46,9 @@ def alive(folder: Path) -> list[int]:
 
 def test_a_run_reports_measured_beside_predicted(forked, tmp_path):
     """Four ranks train; table, JSON, log and report agree, and one trace shows the step twice."""
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
     flags = ["--json", "out.json", "-o", "here", "--learning-rate", "1e-3", "--trace", "both.json"]
-    done = forked("run", *TINY, "--steps", 4, *flags)
+    done = forked("run", *TINY, "--model", "small.json", "--steps", 4, *flags)
     assert done.returncode == 0, done.stderr
     for word in ("predicted", "measured", "step time", "tokens/s", "MFU", "peak memory"):
         assert word in done.stdout
@@ -156,9 +161,7 @@ def test_checkpoints_that_do_not_fit_are_said_in_one_line(simpar_run, tmp_path):
     """One of another model, then one whose bytes have changed: exit code 2, nobody left."""
     one = [*TINY, "--nproc", 1, "--set", "cluster=null", "--checkpoint", "saved", "-o", "out"]
     assert simpar_run(*one, "--steps", 1).returncode == 0
-    wider = {"model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
-             "num_hidden_layers": 1, "num_attention_heads": 4}  # fmt: skip
-    (tmp_path / "other.json").write_text(json.dumps(wider))
+    (tmp_path / "other.json").write_text(json.dumps(SMALL))
     other = simpar_run(*one, "--steps", 2, "--model", "other.json")
     data = next((tmp_path / "saved/step-00000001").glob("*.distcp"))
     data.write_bytes(data.read_bytes()[:-1] + b"x")

@@ -109,7 +109,8 @@ def test_a_run_starts_from_the_weights_it_is_given(forked, tmp_path):
     losses = []
     for more in ([], ["--init-from", str(tmp_path / "in")]):
         given = [flag for flag in flags(tmp_path / "in") if flag not in ("--init-from", str(tmp_path / "in"))]
-        done = forked("run", *given, *more, "--nproc", "1", "--seed", "5", "-o", f"log{len(more)}")
+        alone = ["--nproc", "1", "--threads", "1", "--seed", "5"]
+        done = forked("run", *given, *more, *alone, "-o", f"log{len(more)}")
         assert done.returncode == 0, done.stderr
         losses.append(
             json.loads((tmp_path / f"log{len(more)}/report.json").read_text())["measured"]["losses"][0]

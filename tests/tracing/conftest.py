@@ -14,7 +14,7 @@ FOLDER = str(Path(__file__).parent)
 
 @pytest.fixture(scope="session")
 def llama() -> Iterator[Any]:
-    """The Capture of ``traced_models:llama`` with two layers' worth of everything, at 32 tokens."""
+    """The Capture of ``traced_models:llama`` at 32 tokens."""
     pytest.importorskip("torch")
     from simpar.tracing.capture import capture
 

@@ -29,7 +29,7 @@ CONFIGS = {
         "resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
     },
     "llama": {
-        "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 176,
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 176,
         "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False,
     },
 }  # fmt: skip
@@ -85,7 +85,7 @@ def test_parameters_and_flop_are_torchs_own(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 @pytest.mark.parametrize(
     "plan",
-    [{"zero": 3}, {"tp": 2, "sequence_parallel": True}, {"pp": 2, "tp": 2}, {"pp": 4, "recompute": "full"}],
+    [{"zero": 3}, {"tp": 2, "sequence_parallel": True}, {"pp": 2, "tp": 2}, {"pp": 2, "recompute": "full"}],
     ids=str,
 )
 def test_a_traced_decoder_is_the_built_in_one(name: str, plan: dict[str, object]) -> None:
@@ -107,13 +107,13 @@ def test_a_traced_decoder_is_the_built_in_one(name: str, plan: dict[str, object]
 
 def test_repeated_blocks_are_one() -> None:
     """Layers that are alike share a block; those that differ in a window do not; an encoder is no decoder."""
-    assert set(traced("llama").layers) == {"layers"}
-    assert len(traced("llama").layers) == 4
+    assert list(traced("gpt").layers) == ["layers"] * 4
+    assert list(traced("llama").layers) == ["layers"] * 2
     windowed = traced("windowed")
     assert list(windowed.layers) == ["layers", "layers_1", "layers", "layers_1"]
     masks = [windowed.blocks[name].operator("attention").attention for name in ("layers", "layers_1")]
     assert [(mask.causal, mask.window) for mask in masks if mask] == [(True, None), (True, 16)]
-    pair = traced("pair")
+    pair = traced("short_pair")
     assert list(pair.layers) == ["encoder"] * 3 + ["between"] + ["decoder"] * 2
 
 

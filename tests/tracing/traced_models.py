@@ -146,7 +146,7 @@ def gpt(layers: int = 4) -> nn.Module:
     return Decoder(stack, 64, positions=256, tied=True)
 
 
-def llama(layers: int = 4) -> nn.Module:
+def llama(layers: int = 2) -> nn.Module:
     """Llama's shapes in small."""
     stack = [
         Layer(64, Attention(64, 8, 2, bias=False, causal=True, rotary=True), Gated(64, 176), RMSNorm)
@@ -303,6 +303,6 @@ def giant() -> nn.Module:
     """More parameters than a laptop holds."""
     stack = [
         Layer(16384, Attention(16384, 128, 8, bias=False, causal=True), Gated(16384, 57344), RMSNorm)
-        for _ in range(3)
+        for _ in range(2)
     ]
     return Decoder(stack, 16384, vocab=128256, tied=False, norm=RMSNorm)

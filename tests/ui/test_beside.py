@@ -16,6 +16,12 @@ LONG = {
 }
 
 
+@pytest.fixture
+def small(state):
+    """The same of a model whose neighbours are tried sooner."""
+    return {**state, "model": "tiny-llama"}
+
+
 def run(walk: Coroutine[None, None, None]) -> None:
     """Run it in a thread of its own: in this one the loop of playwright may be under way."""
     with ThreadPoolExecutor(1) as thread:
@@ -29,21 +35,21 @@ async def parts_of(beside, job, state, stop_at=None):
     return [part async for part in beside.run(job, Scenario.model_validate(state), {"hold": ["tp"]})]
 
 
-def test_jobs_are_done_stopped_and_survived(state):
+def test_jobs_are_done_stopped_and_survived(small):
     """A look ends with the neighbours, a search that is stopped with its best so far, a dead process with a line."""
     beside = Beside(warms=False)
 
     async def walk():
-        looked = await parts_of(beside, "look", state)
+        looked = await parts_of(beside, "look", small)
         assert [name for part in looked for name in part if name != "trying"] == ["drawn", "tried"]
         assert sum("trying" in part for part in looked) > 5
-        wrong = await parts_of(beside, "look", {**state, "plan": {"tp": 3}})
+        wrong = await parts_of(beside, "look", {**small, "plan": {"tp": 3}})
         assert "does not divide" in wrong[0]["error"]
 
-        async for _ in beside.run("look", Scenario.model_validate(state), {}):
+        async for _ in beside.run("look", Scenario.model_validate(small), {}):
             beside.end()  # the server ends: whoever listens is told that nothing more comes
 
-        async for part in beside.run("look", Scenario.model_validate(state), {}):
+        async for part in beside.run("look", Scenario.model_validate(small), {}):
             if "trying" in part:
                 break  # nobody listens any more: what it still says is not part of the next answer
         found = (await parts_of(beside, "search", LONG, stop_at=0.2))[-1]["found"]
@@ -63,7 +69,7 @@ def test_jobs_are_done_stopped_and_survived(state):
 
 
 @pytest.mark.slow
-def test_another_process_takes_over(state):
+def test_another_process_takes_over(small):
     """After one has died."""
     beside = Beside(warms=False)
 
@@ -71,7 +77,7 @@ def test_another_process_takes_over(state):
         beside.start()
         beside._process.kill()
         await asyncio.sleep(1)
-        assert "drawn" in (await parts_of(beside, "look", state))[0]
+        assert "drawn" in (await parts_of(beside, "look", small))[0]
 
     try:
         run(walk())

@@ -22,7 +22,7 @@ def said(job, state, options=None, *, is_stopped=False):
 
 def test_a_search_of_the_page_is_that_of_the_library(state):
     """The same best plan and step time, and a state that simulates to it."""
-    *words, last = said(find, state, {"objective": "time", "hold": ["pp", "zero", "tp"]})
+    *words, last = said(find, state, {"objective": "time", "hold": ["pp", "zero", "tp", "recompute"]})
     assert [each["progress"].split()[0] for each in words][:3] == ["enumerating", "deciding", "bounding"]
     found = last["found"]
     scenario = Scenario.model_validate(state)
@@ -34,7 +34,7 @@ def test_a_search_of_the_page_is_that_of_the_library(state):
         inputs["cluster"],
         scenario.training,
         objective="time",
-        constraints=Constraints(fixed={"pp": 2, "zero": 0, "tp": 1}),
+        constraints=Constraints(fixed={"pp": 2, "zero": 0, "tp": 1, "recompute": "none"}),
     )
     best = found["candidates"][0]
     assert found["certified"]

@@ -21,7 +21,8 @@ def address(state: dict[str, Any]) -> Iterator[str]:
     uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     from simpar.ui.server import Desk, listen, make_app
 
-    desk = Desk(Scenario.model_validate(state), looking=Beside(warms=False), searching=Beside(warms=False))
+    small = Scenario.model_validate({**state, "model": "tiny-llama"})  # whose neighbours are tried sooner
+    desk = Desk(small, looking=Beside(warms=False), searching=Beside(warms=False))
     with listen(None) as taken:
         config = uvicorn.Config(make_app(desk), log_level="warning", lifespan="off")
         server = uvicorn.Server(config)

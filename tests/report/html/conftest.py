@@ -50,7 +50,6 @@ def visit(browser: Any, tab: Any, tmp_path: Path) -> Iterator[Callable[..., Any]
     for page in opened:
         for event, hear in heard.items():
             page.remove_listener(event, hear)
-        page.goto("about:blank")
         if page is not tab:
             page.close()
     assert trouble == []
