@@ -23,7 +23,7 @@ FILES = {
 }  # fmt: skip
 """The file of an export that is read back."""
 FEW = ("gpt3-1.3b", "llama-3-8b", "qwen3-0.6b", "mixtral-8x7b", "nemotron-h-4b")
-GATE = [("megatron", ("small-mixture", "nemotron-h-4b")), ("torchtitan", ("llama-3-8b",))]
+GATE = [("megatron", ("tiny-mixture", "nemotron-h-4b")), ("torchtitan", ("llama-3-8b",))]
 """A mixture, a hybrid, and attention alone, each on one node, in layouts of fewer kinds."""
 NARROW = {"cp": 1, "vpp": 1, "recompute": ("none", "full")}
 SHARE = 0.25

@@ -93,7 +93,7 @@ def test_what_a_plan_lacks_is_asked_for(fields, words, tmp_path, capsys):
 
 SEARCH = [
     "search", "--model", "llama-3-8b", "--hardware", "dgx-h100", "--seq-len", "4096", "--global-batch", "16",
-    "--fix", "pp=1", "--fix", "cp=1", "--fix", "tp=1,2", "--top", "1",
+    "--fix", "pp=1", "--fix", "cp=1", "--fix", "tp=1,2", "--recompute", "none", "--top", "1",
 ]  # fmt: skip
 
 
@@ -101,7 +101,7 @@ SEARCH = [
 def test_what_is_found_for_a_stack_is_what_its_framework_has(stack, tmp_path, capsys):
     """Without --portable the export loses nothing, and needs no second prediction; the answer says who decided."""
     plan = tmp_path / "plan.json"
-    assert cli.run([*SEARCH, "--stack", stack, "-o", str(plan)]) == 0
+    assert cli.run([*SEARCH, "--micro-batch", "2", "--stack", stack, "-o", str(plan)]) == 0
     said = capsys.readouterr().out
     assert f"by {stack}, the framework of stack {stack}: without " in said
     assert "(--portable any searches them, too)" in said
@@ -112,7 +112,7 @@ def test_what_is_found_for_a_stack_is_what_its_framework_has(stack, tmp_path, ca
 def test_another_stack_predicts_again_and_refuses_what_does_not_fit(tmp_path, capsys):
     """One line with the numbers of both and exit code 2; forced, they are a note; where it fits, too."""
     plan, out = tmp_path / "plan.json", tmp_path / "out"
-    assert cli.run([*SEARCH, "--seq-len", "6400", "-o", str(plan)]) == 0
+    assert cli.run([*SEARCH, "--seq-len", "6400", "--micro-batch", "1", "-o", str(plan)]) == 0
     found = Plan.load(plan)
     assert (found.stack, found.cluster["hardware"]) == ("megatron", "dgx-h100")
     capsys.readouterr()

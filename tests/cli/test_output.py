@@ -96,23 +96,8 @@ def test_ctrl_c_ends_a_grid_of_searches(monkeypatch, tmp_path):
 
     monkeypatch.setattr(BranchAndBound, "simulate", interrupted)
     with interruptible():
-        assert (
-            cli.run(
-                [
-                    "search",
-                    *SMALL,
-                    "--model",
-                    "tiny-llama",
-                    "--hardware",
-                    "dgx-h100",
-                    "--over",
-                    "nodes=1,2,4",
-                    "--json",
-                    str(path),
-                ]
-            )
-            == 130
-        )
+        shape = ["--model", "tiny-llama", "--hardware", "dgx-h100", "--pp", "1", "--over", "nodes=1,2,4"]
+        assert cli.run(["search", *SMALL, *shape, "--json", str(path)]) == 130
     cells = json.loads(path.read_text())["cells"]
     assert [cell["nodes"] for cell in cells] == [1, 2, 4]
     assert all(cell["interrupted"] for cell in cells)

@@ -16,6 +16,8 @@ SMALL = [
     "search", "--model", "tiny-llama", "--hardware", "dgx-h100", "--seq-len", "512", "--global-batch", "16",
     "--recompute", "none", "--fix", "tp=1,2", "--fix", "hsdp=1", "--schedules", "1f1b", "--micro-batch", "1",
 ]  # fmt: skip
+ONE_STAGE = [*SMALL, "--pp", "1", "--cp", "1"]
+"""For what needs a search and no pipelines in it."""
 FROZEN_FLAGS = {
     "--space", "--objective", "--deadline", "--budget", "--top", "--fix", "--schedules", "--portable", "--headroom",
     "--fit-probability", "--output,-o", "--set", "--json", "--csv", "--over", "--jobs", "--backend", "--time-limit",
@@ -114,7 +116,7 @@ def test_bad_input_is_one_line(arguments, words, capsys):
 def test_axes_on_request_are_searched_and_said(capsys):
     """The optimizer that wins stands in the table, with what was asked for."""
     asked = ["--fix", "optimizer=adamw,sgd", "--fix", "bucket_bytes=1MB,64MB", "--fix", "zero=0"]
-    assert cli.run([*SMALL, *asked]) == 0
+    assert cli.run([*ONE_STAGE, *asked]) == 0
     said = capsys.readouterr().out
     assert ", sgd, bucket_bytes " in said.splitlines()[3]
     assert "certified: no plan of the space is predicted to be faster than" in said
@@ -135,7 +137,7 @@ def test_what_cannot_fit_says_why(capsys):
     """Exit code 3, the smallest layout, what fills it, and what to try."""
     arguments = [
         "search", "--model", "gpt-neox-20b", "--hardware", "l4-8", "--nodes", "1", "--seq-len", "2048",
-        "--global-batch", "8", "--schedules", "1f1b", "--micro-batch", "1",
+        "--global-batch", "8", "--schedules", "1f1b", "--micro-batch", "1", "--recompute", "full",
     ]  # fmt: skip
     assert cli.run(arguments) == 3
     error = capsys.readouterr().err
@@ -184,16 +186,16 @@ def test_flags_that_are_named_where_nothing_fits_have_a_plan_that_does(options, 
 
 def test_a_deadline_that_nobody_meets_says_so(capsys):
     """Exit code 3 and the shortest step there is."""
-    assert cli.run([*SMALL, "--deadline", "1 ms"]) == 3
+    assert cli.run([*ONE_STAGE, "--deadline", "1 ms"]) == 3
     error = capsys.readouterr().err
     assert "no plan meets the deadline of 1.00 ms: every step takes at least" in error
-    assert cli.run([*SMALL, "--deadline", error.partition('; try --deadline "')[2].rstrip('"\n')]) == 0
+    assert cli.run([*ONE_STAGE, "--deadline", error.partition('; try --deadline "')[2].rstrip('"\n')]) == 0
 
 
 def test_portable_plans_can_be_exported(tmp_path):
     """The best plan for a target exports to it without loss."""
     plan = tmp_path / "plan.json"
-    assert cli.run([*SMALL, "--portable", "megatron", "-o", str(plan), "--top", "1"]) == 0
+    assert cli.run([*ONE_STAGE, "--portable", "megatron", "-o", str(plan), "--top", "1"]) == 0
     assert cli.run(["export", str(plan), "--to", "megatron", "-o", str(tmp_path / "out")]) == 0
 
 
@@ -230,7 +232,7 @@ def test_a_time_limit_is_no_error(tmp_path, capsys):
     assert (found["stopped"], found["certified_optimal"]) == ("time limit", False)
     assert 0 < found["gap"] <= 1
     assert Plan.load(plan).mesh.world_size == 8
-    assert cli.run([*SMALL, "--time-limit", "2 h", "--jobs", "2", "--backend", "fork", "--top", "1"]) == 0
+    assert cli.run([*ONE_STAGE, "--time-limit", "2 h", "--jobs", "2", "--backend", "fork", "--top", "1"]) == 0
     assert "stopped" not in capsys.readouterr().out
 
 
@@ -272,7 +274,7 @@ def test_what_is_worth_measuring_is_a_table_and_plans_that_simulate_as_they_are(
 ):
     """The hint names the command that learns from it; a table that is there is never written over."""
     monkeypatch.chdir(tmp_path)
-    asked = [*SMALL, "--suggest", "2", "--suggest-to", "runs.csv", "--json", "answer.json"]
+    asked = [*ONE_STAGE, "--suggest", "2", "--suggest-to", "runs.csv", "--json", "answer.json"]
     assert cli.run(asked) == 0
     out = capsys.readouterr().out
     assert "Worth measuring" in out

@@ -10,7 +10,7 @@ from simpar.search.progress import Progress
 
 FIXED = {
     "pp": 4, "cp": (1, 2), "tp": 1, "micro_batch": 1, "schedule": ("zb-v", "v-half"), "zero": (1, 2),
-    "recompute": ("none", "selective"), "order": "tp-cp-dp-pp", "overlap_grad_reduce": True,
+    "recompute": "none", "order": "tp-cp-dp-pp", "overlap_grad_reduce": True,
     "overlap_param_gather": True,
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ def test_a_search_says_what_it_does_from_the_first_moment_on():
     """Enumerating, what fits, bounding, each before it takes its time; numbers of layouts never fall to 0 again."""
     heard = []
     progress = Progress(report=lambda phase, counts, _best: heard.append((phase, counts.space_size)))
-    few = Constraints(fixed={"cp": 1, "micro_batch": 8})
+    few = Constraints(fixed={"cp": 1, "pp": (1, 2), "micro_batch": 8, "recompute": "none"})
     search(
         "tiny-llama",
         Cluster("dgx-h100"),

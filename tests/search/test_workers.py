@@ -32,18 +32,20 @@ HELD = {
     "hsdp": 1, "tp": (1, 2), "micro_batch": (1, 2), "schedule": ("1f1b", "gpipe"), "recompute": "none",
     "tp_overlap": False, "zero": (0, 1, 3),
 }  # fmt: skip
+FEW = {"pp": (1, 2)}
+"""What is held besides, where the answer of processes is all that is looked at."""
 
 
 @pytest.fixture(scope="module")
 def alone(problem_of):
-    """What one process finds: function of the seed, asked for once each."""
+    """What one process finds: function of the seed and of what is held besides, asked for once each."""
     return cache(lambda seed, **more: answer(problem_of(seed, **HELD, **more)))
 
 
 @pytest.mark.parametrize("backend", some([FORK, LOKY], 1))
 def test_two_processes_find_what_one_finds(problem_of, alone, monkeypatch, backend):
     """Candidates, reasons, lists, counts and certificate; rows that were simulated ahead for nothing are not told."""
-    problem, expected, asked = problem_of(5, **HELD), alone(5), []
+    problem, expected, asked = problem_of(5, **HELD, **FEW), alone(5, **FEW), []
     usual = Ahead._likely
     monkeypatch.setattr(Ahead, "_likely", lambda self, now: asked.append(now) or usual(self, now))
     assert answer(problem, workers=Workers(2, backend)) == expected
@@ -95,15 +97,15 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, se
 @pytest.mark.parametrize("seed", some([5, 13, 18], 1))
 def test_forked_processes_are_gone_behind_a_search(problem_of, alone, seed):
     """Whatever they were doing: of eight most are not asked to the end."""
-    problem, before = problem_of(seed, **HELD), set(active_children())
-    assert answer(problem, workers=Workers(8, FORK)) == alone(seed)
+    problem, before = problem_of(seed, **HELD, **FEW), set(active_children())
+    assert answer(problem, workers=Workers(8, FORK)) == alone(seed, **FEW)
     assert set(active_children()) <= before
 
 
 @pytest.mark.skipif(not can_fork(), reason="no forks")
 def test_a_search_goes_on_without_processes_that_were_killed(problem_of, alone, monkeypatch):
     """As the system kills them for memory: the answer is the same."""
-    problem, expected, killed = problem_of(5, **HELD), alone(5), []
+    problem, expected, killed = problem_of(5, **HELD, **FEW), alone(5, **FEW), []
     usual = Forks.submit
 
     def submit(self, item):
@@ -118,7 +120,7 @@ def test_a_search_goes_on_without_processes_that_were_killed(problem_of, alone, 
 
 def test_a_search_without_a_number_begins_alone(problem_of, alone, monkeypatch):
     """Processes are asked for when simulations have taken a while, and no sooner."""
-    problem, expected = problem_of(5, **HELD), alone(5)
+    problem, expected = problem_of(5, **HELD, **FEW), alone(5, **FEW)
     monkeypatch.setattr(Forks, "__init__", lambda *_: pytest.fail("forked"))
     assert answer(problem, workers=replace(Workers.usual(), patience_s=1e9)) == expected
     if can_fork() and num_cores() > 1:
@@ -128,7 +130,7 @@ def test_a_search_without_a_number_begins_alone(problem_of, alone, monkeypatch):
 
 def test_large_reports_are_made_by_several_processes(problem_of, alone, monkeypatch):
     """They are those that one process makes."""
-    problem, expected = problem_of(5, **HELD), alone(5)
+    problem, expected = problem_of(5, **HELD, **FEW), alone(5, **FEW)
     monkeypatch.setattr(exact, "MANY_OPS", 0)
     monkeypatch.setattr(
         Frontier, "_let_go", lambda self, *_: [one.let_go() for one in self.simulated.values()]

@@ -90,6 +90,7 @@ def test_without_a_batch_one_micro_batch_a_step() -> None:
     """Tokens a second alone: the batch follows the micro-batch, and the rate gives the time of its step."""
     row = {
         **OPEN,
+        "recompute": "none",
         "n_layers": "4",
         "global_batch_seqs": "",
         "iteration_time_s": "",

@@ -27,7 +27,7 @@ def test_no_point_of_the_front_is_beaten():
         cluster,
         simpar.Training(seq_len=8192, global_batch=8),
         stack="torchtitan",
-        constraints=Constraints(fixed={"tp": (1, 2, 8), "cp": 1, "pp": 1, "micro_batch": 1}),
+        constraints=Constraints(fixed={"tp": (1, 8), "cp": 1, "pp": 1, "micro_batch": 1}),
     )
     front = found.details["pareto"]
     assert len(front) > 3
@@ -150,6 +150,12 @@ def test_few_ops_are_simulated_beside_the_winner(monkeypatch):
     assert "not simulated: more than 1 ops a step" in said
 
 
+def few_plans():
+    """A problem with the plans of a small search."""
+    training, few = simpar.Training(seq_len=1024, global_batch=16), Constraints(fixed=SMALL | {"pp": (1, 2)})
+    return make_problem("gpt2", simpar.Cluster("dgx-h100"), training, constraints=few)
+
+
 def beside_the_winner(problem):
     """A list beside the best plan of a field, nothing in it, and that plan as it was simulated."""
     field = Field.of(problem)
@@ -161,7 +167,7 @@ def beside_the_winner(problem):
 @pytest.mark.parametrize(("most_ops", "run_again"), [(frontier.KEPT_OPS, 0), (0, 2)])
 def test_the_best_plans_are_reported_as_they_were_run(most_ops, run_again, monkeypatch):
     """They are run again only where their steps were let go, for the best and the last one; reports are the same."""
-    problem = make_problem("gpt2", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=16))
+    problem = few_plans()
     field, again, run = Field.of(problem).frontier, [], exact.exact
     monkeypatch.setattr(frontier, "KEPT_OPS", most_ops)
     rows = np.argsort(field.bound_s, kind="stable")[:4].tolist()
@@ -177,7 +183,7 @@ def test_the_best_plans_are_reported_as_they_were_run(most_ops, run_again, monke
 
 def test_beside_the_program_that_is_made_the_best_alone_is_held(monkeypatch):
     """Steps of many ops are let go before the next is simulated, except the best."""
-    problem = make_problem("gpt2", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=16))
+    problem = few_plans()
     field, held, run = Field.of(problem).frontier, [], frontier.measure
     monkeypatch.setattr(frontier, "KEPT_OPS", 0)
 
@@ -248,7 +254,7 @@ def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
 )
 def test_layouts_that_cannot_be_say_what_is_in_the_way(batch, options, fixed, name, words):
     """One reason, that which excludes them."""
-    held = {"cp": 1, "hsdp": 1, "micro_batch": 1, "recompute": "none", "schedule": "1f1b"}
+    held = {"cp": 1, "pp": 1, "hsdp": 1, "micro_batch": 1, "recompute": "none", "schedule": "1f1b"}
     constraints = Constraints(fixed={**held, **fixed})
     found = simpar.search(
         "llama-3.2-1b",

@@ -26,7 +26,7 @@ from simpar.search.uniform import search_uniform
 TRAINING = simpar.Training(seq_len=128, global_batch=64)
 SMALL = [
     "search", "--model", "tiny-llama", "--hardware", "dgx-h100", "--seq-len", "512", "--global-batch", "16",
-    "--recompute", "none", "--fix", "tp=1,2", "--fix", "pp=1,2", "--fix", "hsdp=1", "--schedules", "1f1b",
+    "--recompute", "none", "--cp", "1", "--fix", "tp=1,2", "--fix", "pp=1,2", "--fix", "hsdp=1", "--schedules", "1f1b",
     "--micro-batch", "1",
 ]  # fmt: skip
 
@@ -102,7 +102,8 @@ def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simula
     problem = make_problem(
         "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=16)
     )
-    fixed = {"recompute": "none", "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": 1, "schedule": "1f1b"}
+    fixed = {"recompute": "none", "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": 1}
+    fixed["schedule"] = "1f1b"
     held = Constraints(fixed=fixed, portable="any")
     problem = replace(problem, constraints=held)
     one, five = (search_uniform(problem, Progress(top=top, brief=True)) for top in (1, 5))

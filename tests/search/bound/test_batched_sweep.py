@@ -45,7 +45,7 @@ def test_reductions_do_not_wait_for_messages_that_block():
     """Where a stack's messages hold up its kernels a reduction begins before the last one, which it outlasts."""
     fixed = {
         "tp": 2, "cp": 2, "pp": 2, "ep": 1, "vpp": 9, "schedule": "interleaved", "zero": (0, 1), "micro_batch": (2, 4),
-        "overlap_grad_reduce": True, "order": "tp-cp-dp-pp", "recompute": "none",
+        "overlap_grad_reduce": True, "order": "tp-cp-dp-pp", "recompute": "none", "tp_overlap": False,
     }  # fmt: skip
     problem = make_problem(
         "olmoe-1b-7b",

@@ -127,7 +127,7 @@ def test_kernels_of_a_batch_are_slowed_as_those_of_each_key(case):
     """Beside as many nanoseconds of other communication for every key and kind."""
     rng = np.random.default_rng(len(case))
     costs = costs_of(case, rng)
-    stack, keys = costs.jobs.problem.stack, rng.integers(0, len(costs.row), 40)
+    stack, keys = costs.jobs.problem.stack, rng.integers(0, len(costs.row), 16)
     busy = rng.integers(0, 10**6, (len(keys), len(costs.kinds))).astype(np.float64)
     found, excess = costs.slowed_ns(keys, "B", busy), stack.overlap.compute_slowdown_while_comm - 1.0
     for at, key in enumerate(keys.tolist()):

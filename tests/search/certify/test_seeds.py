@@ -28,7 +28,7 @@ MOMENTS = (
 
 
 HELD = {
-    "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": (1, 2), "schedule": ("1f1b", "gpipe"), "zero": (0, 1),
+    "hsdp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": 1, "schedule": ("1f1b", "gpipe"), "zero": (0, 1),
     "recompute": ("none", "full"), "tp_overlap": False, "order": "tp-cp-dp-pp",
 }  # fmt: skip
 
@@ -40,9 +40,15 @@ def problem(problem_of):
 
 
 @pytest.fixture(scope="module")
-def best_s(problem):
+def usual(problem):
+    """Its search without a stop."""
+    return search_uniform(problem, Progress(top=2, brief=True))
+
+
+@pytest.fixture(scope="module")
+def best_s(usual):
     """Its certified optimum."""
-    return search_uniform(problem, Progress(brief=True)).best.step_time_s
+    return usual.best.step_time_s
 
 
 def run_again(problem, found):
@@ -122,10 +128,9 @@ def test_a_time_limit_ends_other_spaces_alike(space):
     assert found.gap > 0
 
 
-def test_a_limit_that_is_not_reached_changes_nothing(problem):
+def test_a_limit_that_is_not_reached_changes_nothing(problem, usual):
     """The same candidates, certified, and the alarm is off."""
     found = search_uniform(problem, Progress(top=2, brief=True, time_limit_s=1e6))
-    usual = search_uniform(problem, Progress(top=2, brief=True))
     assert found.certified_optimal
     assert [one.to_dict() for one in found.candidates] == [one.to_dict() for one in usual.candidates]
 

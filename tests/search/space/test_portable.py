@@ -20,7 +20,7 @@ from simpar.search.uniform import search_runnable
 from tests.gate import some
 from tests.target_bases import BASES
 
-HELD = {"micro_batch": 1, "vpp": (1, 2), "cp": (1, 2), "tp": (1, 2, 8)}
+HELD = {"micro_batch": 1, "vpp": (1, 2), "cp": (1, 2), "tp": (1, 8)}
 
 
 def problem_of(model="llama-3-8b", stack=None, fixed=HELD, base=None, **constraints):

@@ -86,7 +86,7 @@ def test_estimates_are_close_to_simulated_steps():
 
 def test_the_answer_is_never_worse_than_the_uniform_optimum():
     """It is a candidate like any other, under the restrictions that hold for both."""
-    fixed = Constraints(fixed={"pp": "1,2", "micro_batch": "2,4"}, schedules=("1f1b",))
+    fixed = Constraints(fixed={"pp": "1,2", "micro_batch": "2"}, schedules=("1f1b",))
     answer = search_alpa(problem_of(constraints=fixed), Progress(top=2, brief=True))
     assert answer.best.step_time_s <= answer.details["uniform_best_s"]
     assert all(one.plan.mesh.pp in (1, 2) for one in answer.candidates)
