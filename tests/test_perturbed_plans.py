@@ -14,7 +14,10 @@ from simpar.search.result import SearchResult
 
 PERTURBED = {"slow_ranks": {"1": 1.5}, "degraded_links": {"port_tx[0]": 0.25}}
 SAID = ["--set", "perturbation.slow_ranks.1=1.5", "--set", "perturbation.degraded_links.port_tx[0]=0.25"]
-FEW = [f"--fix={axis}" for axis in ("tp=2", "pp=1", "cp=1", "zero=0,1", "micro_batch=1,2", "recompute=none")]
+FEW = [
+    "--model=tiny-llama",
+    *(f"--fix={axis}" for axis in ("tp=2", "pp=1", "cp=1", "micro_batch=2", "recompute=none")),
+]
 NAMES = ("plan.json", "answer.json", "result.json", "scenario.json")
 
 
