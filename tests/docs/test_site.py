@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,23 @@ SMALL = "gpt2-laptop"
 """An example in the place of the one that is shown, whose neighbours take as long as the rest of the site."""
 
 
+def checkout(folder):
+    """The checkout with docs of its own: builds write into them, and others may build at the same time."""
+    folder.mkdir()
+    for path in ROOT.iterdir():
+        if path.name != "docs":
+            (folder / path.name).symlink_to(path)
+    shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("generated"))
+    return folder
+
+
 def build(folder, builder):
     """Build the site with a small example; warnings are errors."""
+    docs = checkout(folder / "checkout") / "docs"
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(folder / "trees")]
     command += ["-D", f"example={SMALL}"]
     done = subprocess.run(
-        [*command, "-b", builder, str(ROOT / "docs"), str(folder / builder)],
+        [*command, "-b", builder, str(docs), str(folder / builder)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
