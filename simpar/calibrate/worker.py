@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.calibrate.request import Request
-from simpar.runtime.worker import die_with_parent, joined, serve
+from simpar.runtime.worker import die_with_parent, joined, leave, serve
 
 
 def main() -> int:
@@ -69,4 +69,4 @@ def _facts(device: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from simpar.errors import UserError
 from simpar.files import write_atomic
@@ -235,5 +235,16 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
+def leave(code: int) -> NoReturn:
+    """End this process without finalizing the interpreter.
+
+    After a collective a thread of gloo lets go of its tensors, for which it needs the interpreter. If that is being
+    finalized, the process aborts, and a rank whose work is done counts as failed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -1,7 +1,10 @@
 """What ranks of several nodes leave for each other's launchers."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -61,3 +64,23 @@ def test_nodes_with_unlike_commands_are_told_the_first_difference(monkeypatch, p
     else:
         with pytest.raises(UserError, match=re.escape(words)):
             worker._agree(job("here"))
+
+
+ABORTING = "import atexit, os, runpy; atexit.register(os.abort); runpy.run_module('{}', run_name='__main__')"
+"""A process that runs a module and aborts if its interpreter is finalized, as now and then beside gloo's threads."""
+
+
+def test_a_rank_ends_before_its_interpreter_is_finalized(tmp_path):
+    """So that an abort there does not decide its exit code: here that of a job that has failed on another rank."""
+    path = job(str(tmp_path)).save()
+    (tmp_path / "failed1.json").write_text(json.dumps({"kind": "user"}))
+    command = [sys.executable, "-c", ABORTING.format("simpar.runtime.worker"), str(path)]
+    done = subprocess.run(command, env={**os.environ, "RANK": "0"}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (worker.BAD_INPUT, b"")
+
+
+def test_what_a_rank_has_said_is_written_before_it_ends():
+    """Its output, when it goes to a file, is kept back until then."""
+    text = "from simpar.runtime.worker import leave; print(1); leave(3)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (3, b"1\n")
