@@ -6,7 +6,6 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from simpar.calibrate.stopwatch import Members  # noqa: E402
@@ -34,6 +33,8 @@ def mesh():
 
 def collectives(work):
     """How often a piece of work calls each collective."""
+    from torch.distributed.tensor.debug import CommDebugMode  # with most of torch's compiler
+
     with CommDebugMode() as counted:
         work()
     return {str(name): number for name, number in counted.get_comm_counts().items() if number}

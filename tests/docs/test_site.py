@@ -1,18 +1,18 @@
 """The documentation site builds without a warning and stands on its own."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
 
 import pytest
 
 import simpar
 
-for needed in ("sphinx", "myst_parser", "furo"):
-    pytest.importorskip(needed, reason=f"{needed} is not installed")
+MISSING = [name for name in ("sphinx", "myst_parser", "furo") if util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 ROOT = Path(__file__).parents[2]
 
 
@@ -110,8 +110,8 @@ def test_every_command_is_on_its_page(site):
 
 def settings():
     """The module that a build is set up by."""
-    spec = importlib.util.spec_from_file_location("site_conf", ROOT / "docs" / "conf.py")
-    conf = importlib.util.module_from_spec(spec)
+    spec = util.spec_from_file_location("site_conf", ROOT / "docs" / "conf.py")
+    conf = util.module_from_spec(spec)
     spec.loader.exec_module(conf)
     return conf
 

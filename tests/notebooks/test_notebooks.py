@@ -4,18 +4,24 @@ import ast
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
-nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
-pytest.importorskip("ipykernel", reason="ipykernel is not installed")
-
+MISSING = [name for name in ("nbformat", "nbclient", "ipykernel") if find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NEEDS = dict.fromkeys(("06_from_plan_to_torch_run", "07_calibrating_your_own_machine"), "torch")
 PATIENCE_S = 900
+
+
+def notebook(path):
+    """A notebook as it is kept."""
+    import nbformat
+
+    return nbformat.read(path, as_version=4)
 
 
 def test_the_first_notebook_runs_in_this_process(tmp_path, monkeypatch):
@@ -25,7 +31,7 @@ def test_the_first_notebook_runs_in_this_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, names = NOTEBOOKS[0], {}
     shown = []
-    for cell in nbformat.read(first, as_version=4).cells:
+    for cell in notebook(first).cells:
         if cell.cell_type == "code":
             body = ast.parse(cell.source).body
             last = ast.Expression(body.pop().value) if isinstance(body[-1], ast.Expr) else None
@@ -55,14 +61,14 @@ def test_a_notebook_runs(path, tmp_path):
         [*command, str(copy)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    cells = nbformat.read(copy, as_version=4).cells
+    cells = notebook(copy).cells
     assert all(cell.execution_count for cell in cells if cell.cell_type == "code")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_are_kept_without_output(path):
     """Counts and outputs would change with every run; what a notebook shows is what running it shows."""
-    book = nbformat.read(path, as_version=4)
+    book = notebook(path)
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     assert code
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
@@ -71,6 +77,6 @@ def test_notebooks_are_kept_without_output(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_open_with_a_title(path):
     """The first cell says what the notebook answers."""
-    first = nbformat.read(path, as_version=4).cells[0]
+    first = notebook(path).cells[0]
     assert first.cell_type == "markdown"
     assert first.source.startswith("# ")
