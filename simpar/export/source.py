@@ -20,7 +20,7 @@ from simpar.models.training import Training
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
-from simpar.scenario import Perturbations, chosen_cluster, chosen_perturbation, load_scenario
+from simpar.scenario import Perturbations, chosen_cluster, load_scenario
 from simpar.tracing.code import is_code
 
 CODE = "is code, which no launcher builds; allowed: a model by name or config.json, or simpar run"
@@ -43,25 +43,16 @@ class Facts:
 class Source:
     """A checked plan with its model, training shape, devices per node, the stack it was made for, and its cluster.
 
-    ``stack`` and ``cluster`` are None if they are not known.
+    ``stack`` and ``cluster`` are None if they are not known; ``perturbation`` is what makes the cluster's ranks differ.
     """
 
     plan: Plan
     graph: ModelGraph
     training: Training
     devices_per_node: int
+    perturbation: Perturbation
     stack: Stack | None = None
     cluster: Cluster | None = None
-
-    @property
-    def perturbation(self) -> Perturbation:
-        """Slow ranks and jitter that the plan was made for."""
-        return _perturbed(self.plan).of_ranks()
-
-
-def _perturbed(plan: Plan) -> Perturbations:
-    """What makes ranks and links differ where a plan was made for. Raises UserError."""
-    return files.parse(Perturbations, plan.perturbation or {}, source="the plan's perturbation")
 
 
 def load_source(name: str, facts: Facts) -> Source:
@@ -77,15 +68,16 @@ def load_source(name: str, facts: Facts) -> Source:
     check_answer(data, document.source)
     if isinstance(data.get("cluster"), dict) and "hardware" in data["cluster"]:
         return _from_scenario(name, facts)
+    where = data.get("cluster")
     if isinstance(data.get("candidates"), list):
         best = _best(data["candidates"], document.source)
-        return _from_plan(best, document.source, path.parent, facts, data)
+        return _from_plan(best, document.source, path.parent, facts, where)
     if isinstance(data.get("plan"), dict):  # as it was asked for, with the stack's choices left open
         if not is_simulated(data):
             return _from_scenario(name, facts)
         asked = data.get("asked")
         found = asked if isinstance(asked, dict) else data["plan"]
-        return _from_plan(found, document.source, path.parent, facts, data)
+        return _from_plan(found, document.source, path.parent, facts, where)
     plan = files.parse(Plan, document)
     return _complete(plan, document.source, path.parent, facts)
 
@@ -97,14 +89,11 @@ def _best(candidates: list[Any], source: str) -> dict[str, Any]:
     return plan
 
 
-def _from_plan(
-    data: Mapping[str, Any], source: str, folder: Path, facts: Facts, result: Mapping[str, Any]
-) -> Source:
-    """A plan of a result, whose cluster and perturbation it has where it names none."""
-    plan, where = files.parse(Plan, data, source=source), result.get("cluster")
+def _from_plan(data: Mapping[str, Any], source: str, folder: Path, facts: Facts, where: Any) -> Source:
+    """A plan of a result; ``where`` is the cluster that the result names."""
+    plan = files.parse(Plan, data, source=source)
     if plan.cluster is None and isinstance(where, dict):
-        made_for = {"cluster": chosen_cluster(where), "perturbation": chosen_perturbation(result)}
-        plan = plan.model_copy(update=made_for)
+        plan = plan.model_copy(update={"cluster": chosen_cluster(where)})
     return _complete(plan, source, folder, facts)
 
 
@@ -118,16 +107,10 @@ def _from_scenario(name: str, facts: Facts) -> Source:
         raise UserError(f"{name}: model = {scenario.model}: {CODE}")
     cluster = scenario.build_cluster()
     plan = scenario.plan.model_copy(update={"stack": scenario.stack or scenario.plan.stack})
-    perturbation = scenario.perturbation.model_dump(mode="json", exclude_defaults=True)
-    plan = plan.model_copy(
-        update={
-            "model": scenario.model if isinstance(scenario.model, str) else None,
-            "perturbation": perturbation or None,
-        }
-    )
+    plan = plan.model_copy(update={"model": scenario.model if isinstance(scenario.model, str) else None})
     devices = facts.devices_per_node or cluster.profile.devices_per_node
     target = Target(scenario.graph(), scenario.training, cluster.world_size, devices)
-    return _checked(plan, target, cluster)
+    return _checked(plan, target, cluster, scenario.perturb())
 
 
 def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
@@ -146,25 +129,26 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
             f"{source}: the plan has no training shape: give --seq-len TOKENS --global-batch SEQUENCES"
         )
     training = Training(seq_len=seq_len, global_batch=batch)
-    cluster = _cluster(plan, facts)
+    differing = files.parse(Perturbations, plan.perturbation or {}, source=f"{source}: perturbation")
+    cluster = _cluster(plan, facts, differing.degraded_links)
     devices = facts.devices_per_node or node_of(cluster)
     world = facts.nodes * devices if facts.nodes else plan.world_size
     if world is None:
         raise UserError(f"{source}: the plan leaves dp open: give --nodes N (and --gpus-per-node)")
     named_plan = plan.model_copy(update={"model": named, "stack": facts.stack or plan.stack})
-    return _checked(named_plan, Target(graph, training, world, devices), cluster)
+    return _checked(named_plan, Target(graph, training, world, devices), cluster, differing.of_ranks())
 
 
-def _cluster(plan: Plan, facts: Facts) -> Cluster | None:
-    """The cluster that the plan was made for, or that a flag names; None if neither is given."""
+def _cluster(plan: Plan, facts: Facts, degraded: Mapping[str, float]) -> Cluster | None:
+    """The cluster that the plan was made for, or that a flag names, with its links; None if neither is given."""
     named = dict(plan.cluster or {}) | ({"hardware": facts.hardware} if facts.hardware else {})
     cluster = cluster_of(named)
     if cluster and (facts.nodes or not plan.world_size):
         cluster = replace(cluster, nodes=facts.nodes or cluster.nodes)
-    return cluster and cluster.with_degraded(_perturbed(plan).degraded_links)
+    return cluster and cluster.with_degraded(degraded)
 
 
-def _checked(plan: Plan, target: Target, cluster: Cluster | None) -> Source:
+def _checked(plan: Plan, target: Target, cluster: Cluster | None, differing: Perturbation) -> Source:
     """Check the plan as its stack would run it; open fields stay open, except dp and the schedule."""
     try:
         stack = load_stack(plan.stack or DEFAULT_STACK)
@@ -182,4 +166,4 @@ def _checked(plan: Plan, target: Target, cluster: Cluster | None) -> Source:
     there = cluster if cluster is not None and cluster.world_size == target.world_size else None
     if there is not None:  # the plan carries its cluster
         whole = whole.model_copy(update={"cluster": chosen_cluster(recorded(there))})
-    return Source(whole, target.graph, target.training, target.devices_per_node, found_for, there)
+    return Source(whole, target.graph, target.training, target.devices_per_node, differing, found_for, there)

@@ -102,8 +102,9 @@ def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simula
     problem = make_problem(
         "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=16)
     )
-    fixed = {"recompute": "none", "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": 1}
-    fixed["schedule"] = "1f1b"
+    fixed = {
+        "recompute": "none", "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": 1, "schedule": "1f1b",
+    }  # fmt: skip
     held = Constraints(fixed=fixed, portable="any")
     problem = replace(problem, constraints=held)
     one, five = (search_uniform(problem, Progress(top=top, brief=True)) for top in (1, 5))
