@@ -5,15 +5,17 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from simpar.calibrate.request import quick  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime import worker  # noqa: E402
-from simpar.runtime.job import Job  # noqa: E402
+from simpar.runtime.job import Job, Machine  # noqa: E402
 
 
 @pytest.mark.parametrize(("rank", "local", "left"), [(0, 0, [2, 3]), (1, 1, []), (2, 0, [0, 1]), (3, 1, [])])
@@ -70,11 +72,16 @@ ABORTING = "import atexit, os, runpy; atexit.register(os.abort); runpy.run_modul
 """A process that runs a module and aborts if its interpreter is finalized, as now and then beside gloo's threads."""
 
 
-def test_a_rank_ends_before_its_interpreter_is_finalized(tmp_path):
+@pytest.mark.parametrize(
+    ("module", "handed"),
+    [("simpar.runtime.worker", job), ("simpar.calibrate.worker", partial(quick, 2, Machine()))],
+    ids=["run", "calibrate"],
+)
+def test_a_rank_ends_before_its_interpreter_is_finalized(tmp_path, module, handed):
     """So that an abort there does not decide its exit code: here that of a job that has failed on another rank."""
-    path = job(str(tmp_path)).save()
+    path = handed(str(tmp_path)).save()
     (tmp_path / "failed1.json").write_text(json.dumps({"kind": "user"}))
-    command = [sys.executable, "-c", ABORTING.format("simpar.runtime.worker"), str(path)]
+    command = [sys.executable, "-c", ABORTING.format(module), str(path)]
     done = subprocess.run(command, env={**os.environ, "RANK": "0"}, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (worker.BAD_INPUT, b"")
 
