@@ -18,9 +18,9 @@ import simpar
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
-from simpar.search.api import search
-from simpar.search.problem import Constraints
-from simpar.search.progress import Progress
+from simpar.planner.api import search
+from simpar.planner.problem import Constraints
+from simpar.planner.progress import Progress
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "num_attention_heads": 16,

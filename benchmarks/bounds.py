@@ -20,13 +20,13 @@ import numpy as np
 import simpar
 from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Plan
-from simpar.search.certify.exact import measure
-from simpar.search.certify.frontier import Frontier
-from simpar.search.problem import Constraints, Problem, make_problem
-from simpar.search.space.fit import needs
-from simpar.search.space.jobs import plan_of
-from simpar.search.space.rows import enumerate_space
-from simpar.search.workers import Workers
+from simpar.planner.certify.exact import measure
+from simpar.planner.certify.frontier import Frontier
+from simpar.planner.problem import Constraints, Problem, make_problem
+from simpar.planner.space.fit import needs
+from simpar.planner.space.jobs import plan_of
+from simpar.planner.space.rows import enumerate_space
+from simpar.planner.workers import Workers
 from simpar.tracing.load import load_model
 from simpar.units import NS_PER_S
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import simpar
-from simpar.search.problem import Constraints
-from simpar.search.workers import Workers
+from simpar.planner.problem import Constraints
+from simpar.planner.workers import Workers
 
 CLUSTERS = ("dgx-h100", "a100-pcie-8", "rtx-3090-8", "dgx-v100", "l4-8", "dgx-a100-80gb")
 STACKS = (
@@ -164,7 +164,7 @@ def checked(seed: int, end: float = NOTHING, most: int = MOST_PLANS) -> tuple[st
     return "holds", ""
 
 
-def listed_wrongly(case: Case, found: simpar.search.SearchResult) -> Iterator[tuple[str, str]]:
+def listed_wrongly(case: Case, found: simpar.SearchResult) -> Iterator[tuple[str, str]]:
     """What a list of the answer says that simulate does not: steps, memory and fit of all plans, each listed once."""
     points, naive = found.details["pareto"], [one for one in found.details["naive"] if "plan" in one]
     lists: dict[str, list[tuple[Any, float, float]]] = {

@@ -28,7 +28,7 @@ from typing import Any
 
 from simpar.cli import run
 from simpar.plan.plan import Plan
-from simpar.search.progress import TOP
+from simpar.planner.progress import TOP
 from simpar.settings import with_value
 from simpar.units import format_seconds
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import simpar
 from simpar.files import write_atomic
+from simpar.planner.problem import Constraints, make_problem
+from simpar.planner.sweep import Cell, sweep
+from simpar.planner.workers import Workers
 from simpar.report.grid import load_grid, save_grid_plot
-from simpar.search.problem import Constraints, make_problem
-from simpar.search.sweep import Cell, sweep
-from simpar.search.workers import Workers
 
 MODELS = "llama-3.2-1b,llama-3.2-3b,llama-3-8b,llama-3-70b"
 NODES = "1,2,4,8,16,32,64"

@@ -20,14 +20,14 @@ import numpy as np
 import simpar
 from simpar.engine import choose_engine
 from simpar.files import write_atomic
+from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
+from simpar.planner.certify.frontier import KERNELS, PASSES, STEP, SWEPT, TABLED, Frontier
+from simpar.planner.problem import make_problem
+from simpar.planner.progress import Progress
 from simpar.program.ir.program import Program, Timing
 from simpar.program.lower import Lowered
 from simpar.report.figures import clean, new_figure, rendered
 from simpar.report.palette import BACKWARD, BUBBLE, COMM, FORWARD, INK, KIND_COLOUR, MEMORY_COLOUR, UPDATE
-from simpar.search.certify.branch_and_bound import BranchAndBound, fields_of
-from simpar.search.certify.frontier import KERNELS, PASSES, STEP, SWEPT, TABLED, Frontier
-from simpar.search.problem import make_problem
-from simpar.search.progress import Progress
 from simpar.simulation import lower_job, make_job
 from simpar.units import GIB, MS, Floats
 

@@ -23,7 +23,7 @@ import simpar
 from simpar.cost.stack import load_stack
 from simpar.engine import choose_engine
 from simpar.files import bundled
-from simpar.search.problem import Constraints
+from simpar.planner.problem import Constraints
 from simpar.simulation import lower_job, make_job
 from simpar.validate.table import validate
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simpar.cost.stack import load_stack
+    from simpar.diagnosis.answer import explain
     from simpar.errors import Infeasible, UserError
-    from simpar.explain.answer import explain
     from simpar.hardware.catalogue import load_cluster
     from simpar.hardware.device import load_device
     from simpar.models.graph import ModelGraph
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from simpar.plan.plan import Plan
     from simpar.plan.schedules import make_schedule
     from simpar.plan.schedules.actions import Action, Schedule
+    from simpar.planner.api import search
+    from simpar.planner.problem import Constraints
+    from simpar.planner.result import SearchResult
     from simpar.program.perturbation import Perturbation
     from simpar.report.plots import save_plot
     from simpar.report.result import Result
     from simpar.report.timeline import Timeline
     from simpar.report.trace import write_trace
     from simpar.scenario import Scenario, load_scenario
-    from simpar.search.api import search
-    from simpar.search.result import SearchResult
     from simpar.simulation import simulate
     from simpar.tracing.load import load_model
 
@@ -57,9 +58,10 @@ _CONTENTS = (
     ("load_stack", "cost.stack:load_stack", "habits of a training software stack"),
     ("Perturbation", "program.perturbation:Perturbation", "slow ranks and jitter"),
     ("simulate", "simulation:simulate", "the step of one plan"),
-    ("search", "search.api:search", "the best plans for a cluster, certified"),
-    ("SearchResult", "search.result:SearchResult", "what search gives: candidates and the certificate"),
-    ("explain", "explain.answer:explain", "where a measured step went, from profiler traces"),
+    ("search", "planner.api:search", "the best plans for a cluster, certified"),
+    ("Constraints", "planner.problem:Constraints", "limits of a search: fixed axes, space, memory"),
+    ("SearchResult", "planner.result:SearchResult", "what search gives: candidates and the certificate"),
+    ("explain", "diagnosis.answer:explain", "where a measured step went, from profiler traces"),
     ("Result", "report.result:Result", "what simulate gives; plots, JSON, tables"),
     ("Timeline", "report.timeline:Timeline", "every op of the step, class by class"),
     ("save_plot", "report.plots:save_plot", "timeline, memory, breakdown or heat map to a file"),
@@ -74,6 +76,7 @@ _HOME = {name: home for name, home, _ in _CONTENTS}
 __all__ = [
     "Action",
     "Cluster",
+    "Constraints",
     "Infeasible",
     "Mesh",
     "Model",

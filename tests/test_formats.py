@@ -13,10 +13,10 @@ from simpar.budget.answer import HowMany
 from simpar.cli import run
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
+from simpar.planner.result import SearchResult
 from simpar.report.grid import load_grid
 from simpar.report.result import Result
 from simpar.scenario import load_scenario
-from simpar.search.result import SearchResult
 
 ROOT = Path(__file__).parents[1]
 READERS = {

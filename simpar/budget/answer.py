@@ -13,9 +13,9 @@ from simpar.budget.nodes import Row, Search, halves, rows_of
 from simpar.budget.wanted import Wanted
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.price import price_of
+from simpar.planner.problem import Problem
 from simpar.report.bill import AMOUNTS, Amount
 from simpar.report.run_rows import figure
-from simpar.search.problem import Problem
 
 if TYPE_CHECKING:
     import pandas as pd

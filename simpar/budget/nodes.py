@@ -16,12 +16,12 @@ from simpar.errors import Infeasible, UserError
 from simpar.hardware.operation import Operation
 from simpar.operate.whole_run import operated_run
 from simpar.plan.plan import Plan
+from simpar.planner.api import find_space
+from simpar.planner.certify.exact import exact
+from simpar.planner.problem import Problem
+from simpar.planner.progress import Progress
+from simpar.planner.result import SearchResult
 from simpar.report.bill import WholeRun
-from simpar.search.api import find_space
-from simpar.search.certify.exact import exact
-from simpar.search.problem import Problem
-from simpar.search.progress import Progress
-from simpar.search.result import SearchResult
 from simpar.units import number_of
 
 FIGURES = ("step_time_s", "mfu", "fit_probability")

@@ -9,8 +9,8 @@ from typing import Any
 from simpar.budget.answer import HowMany, refuse_without_choice
 from simpar.budget.nodes import Row
 from simpar.budget.terminal import answer_lines, both_words, certificate_lines, limits_words, plan_words
+from simpar.planner.answer.summary import save_sections
 from simpar.report.run_rows import figure, run_rows
-from simpar.search.answer.summary import save_sections
 from simpar.units import format_count, format_seconds
 
 

@@ -51,9 +51,9 @@ def explain(measured: list[str], **values: Any) -> None:
     With the run's plan (--plan, or flags), it also shows where the run deviates from the prediction, and what single
     changes would gain.
     """
-    from simpar.explain.answer import explain as explained
-    from simpar.explain.page import save_page
-    from simpar.explain.terminal import print_explanation
+    from simpar.diagnosis.answer import explain as explained
+    from simpar.diagnosis.page import save_page
+    from simpar.diagnosis.terminal import print_explanation
     from simpar.scenario import load_scenario
     from simpar.units import number_of
 

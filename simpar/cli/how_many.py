@@ -9,9 +9,9 @@ from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, json_out
 from simpar.errors import UserError
 
 if TYPE_CHECKING:
+    from simpar.planner.problem import Problem
+    from simpar.planner.progress import Progress
     from simpar.scenario import Scenario
-    from simpar.search.problem import Problem
-    from simpar.search.progress import Progress
 
 UNUSED = ("suggest", "suggest_to", "top")
 """Flags of a search that apply to a single number of nodes."""

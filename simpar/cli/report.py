@@ -57,8 +57,8 @@ def _save_summary(name: str, output: str) -> None:
 
         save_how_many(HowMany.load(name), output)
         return
-    from simpar.search.answer.summary import save_summary
-    from simpar.search.result import SearchResult
+    from simpar.planner.answer.summary import save_summary
+    from simpar.planner.result import SearchResult
 
     save_summary(SearchResult.load(name), output)
 

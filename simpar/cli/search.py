@@ -15,11 +15,11 @@ from simpar.errors import Infeasible, UserError
 
 if TYPE_CHECKING:
     from simpar.learn.suggest import Suggestion
+    from simpar.planner.problem import Problem
+    from simpar.planner.progress import Progress
+    from simpar.planner.result import SearchResult
+    from simpar.planner.workers import Workers
     from simpar.scenario import Scenario
-    from simpar.search.problem import Problem
-    from simpar.search.progress import Progress
-    from simpar.search.result import SearchResult
-    from simpar.search.workers import Workers
 
 SEARCH_FLAGS = (
     Flag(
@@ -158,7 +158,7 @@ def search(scenario: str | None, **values: Any) -> int:
         return how_many_devices(made, values, lambda status: _progress(values, 1, status, brief=True))
     if values["over"]:
         return _grid(scenario, values)
-    from simpar.search.api import find_space
+    from simpar.planner.api import find_space
 
     table = _table_to_fill(values)
     problem, loaded = _problem(scenario, values, scenario_flags(values, FLAGS))
@@ -193,7 +193,7 @@ def _is_of_run(values: Mapping[str, Any]) -> bool:
     """Whether the objective is about a whole run. Raises UserError for an unknown one, or a budget without one."""
     from simpar.budget.wanted import OBJECTIVES as OF_RUNS
     from simpar.files import choose
-    from simpar.search.problem import OBJECTIVES
+    from simpar.planner.problem import OBJECTIVES
 
     wanted = values["objective"]
     if wanted is not None:
@@ -264,8 +264,8 @@ def _problem(
     scenario: str | None, values: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> tuple[Problem, Scenario]:
     """The problem from flags and a scenario, and the scenario that they make."""
+    from simpar.planner.problem import BY_REGRET, make_problem
     from simpar.scenario import load_scenario
-    from simpar.search.problem import BY_REGRET, make_problem
 
     settings = list(values["set_"] or [])
     loaded = load_scenario(scenario, dict(flags), settings)
@@ -290,8 +290,8 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
 
     from rich.console import Console
 
-    from simpar.search.answer.terminal import print_grid
-    from simpar.search.sweep import Cell, sweep
+    from simpar.planner.answer.terminal import print_grid
+    from simpar.planner.sweep import Cell, sweep
 
     if values["suggest"] is not None:
         raise UserError("--suggest: is of one search; allowed: without --over")
@@ -317,8 +317,8 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     common = f"{problem.cluster.profile.name}, {training.global_batch} x {training.seq_len} tokens"
     grid = {"axes": list(axes), "cells": found, "title": common, formats.GRID.key: formats.GRID.version}
     if values["csv"]:
+        from simpar.planner.tables import cell_row
         from simpar.report.frames import save_rows
-        from simpar.search.tables import cell_row
 
         save_rows(
             values["csv"], [{**{axis: cell[axis] for axis in axes}, **cell_row(cell)} for cell in found]
@@ -350,7 +350,7 @@ def _over(text: str) -> tuple[str, list[Any]]:
 
 def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> dict[str, Any]:
     """Axes that flags, settings and --fix hold."""
-    from simpar.search.space.axes import AXIS_NAMES
+    from simpar.planner.space.axes import AXIS_NAMES
     from simpar.settings import parse_setting
 
     given = {**flags, **dict(map(parse_setting, settings))}
@@ -369,7 +369,7 @@ def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> d
 def _base(loaded: Scenario) -> Any:
     """The base plan of a problem: what of the scenario's plan is not an axis."""
     from simpar.plan.plan import Plan
-    from simpar.search.space.jobs import without_axes
+    from simpar.planner.space.jobs import without_axes
 
     return without_axes(loaded.plan) if isinstance(loaded.plan, Plan) else loaded.plan
 
@@ -378,7 +378,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
     from simpar.export import TARGETS
     from simpar.files import choose
     from simpar.plan.schedules import SCHEDULES
-    from simpar.search.problem import ANY, Constraints
+    from simpar.planner.problem import ANY, Constraints
     from simpar.uncertainty.memory import WANTED
     from simpar.units import parse_quantity
 
@@ -406,7 +406,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
 
 def _workers(values: Mapping[str, Any]) -> Workers:
     """The processes of --jobs and --backend; by default a grid has one, so that it can be stopped."""
-    from simpar.search.workers import Workers
+    from simpar.planner.workers import Workers
 
     jobs, usual = values["jobs"], Workers.usual()
     if jobs is None and not values["backend"]:
@@ -441,7 +441,7 @@ def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
     """A Progress that draws a line of counts on standard error, if that is a terminal."""
     from rich.console import Console
 
-    from simpar.search.progress import TOP
+    from simpar.planner.progress import TOP
 
     top = TOP if values["top"] is None else values["top"]
     if top < 1:
@@ -452,7 +452,7 @@ def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
 
 def _progress(values: Mapping[str, Any], top: int, status: Any, *, brief: bool = False) -> Progress:
     """The Progress of one search, which writes its counts to a status."""
-    from simpar.search.progress import Progress, in_words
+    from simpar.planner.progress import Progress, in_words
 
     return Progress(
         top=top,
@@ -464,13 +464,13 @@ def _progress(values: Mapping[str, Any], top: int, status: Any, *, brief: bool =
 
 
 def _write(found: SearchResult, values: Mapping[str, Any]) -> None:
-    from simpar.search.answer.terminal import print_search
+    from simpar.planner.answer.terminal import print_search
 
     if values["output"]:
         found.best.plan.save(values["output"])
     if values["csv"]:
+        from simpar.planner.tables import rows
         from simpar.report.frames import save_rows
-        from simpar.search.tables import rows
 
         save_rows(values["csv"], rows(found))
     if values["json_"] == "-":

@@ -19,14 +19,14 @@ import numpy as np
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.plan.plan import Plan
+from simpar.planner.answer.candidates import plan_of
+from simpar.planner.certify.exact import exact, is_allowed
+from simpar.planner.problem import BY_REGRET, Problem
+from simpar.planner.result import Candidate, SearchResult
 from simpar.profiles import about_learned, base_name
 from simpar.report.certainty import measured_on
 from simpar.report.layouts import known_of, layout_of
 from simpar.report.result import Result
-from simpar.search.answer.candidates import plan_of
-from simpar.search.certify.exact import exact, is_allowed
-from simpar.search.problem import BY_REGRET, Problem
-from simpar.search.result import Candidate, SearchResult
 from simpar.uncertainty.experiments import Decision
 from simpar.uncertainty.joint import common_spread, joint_errors
 from simpar.units import HOUR_S

@@ -15,11 +15,11 @@ from simpar.hardware.price import priced
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.flags import Patched, patched
 from simpar.preflight.given import Given
 from simpar.preflight.nearby import Nearby, nearby
 from simpar.report.result import Result
-from simpar.search.problem import Constraints, Problem, make_problem
 from simpar.simulation import simulate
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 

@@ -23,7 +23,7 @@ from simpar.preflight.patch import PATCHERS, SWITCH, Edit
 from simpar.simulation import balanced
 
 if TYPE_CHECKING:
-    from simpar.search.problem import Problem
+    from simpar.planner.problem import Problem
 
 SYNONYMS = {
     "--recompute-granularity": ("--recompute-activations",),

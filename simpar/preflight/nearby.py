@@ -1,6 +1,6 @@
 """The best layouts near a given one: all that are one or two choices away are bounded, and the best simulated.
 
-Neighbours are rows of the uniform space (:mod:`simpar.search.space`) that the framework can express, so that they are
+Neighbours are rows of the uniform space (:mod:`simpar.planner.space`) that the framework can express, so that they are
 bounded in columns, at the cost of about one simulation for all of them. How many are simulated depends only on the ops
 of their Programs, so the same input gives the same answer on any machine.
 """
@@ -18,20 +18,20 @@ from simpar.errors import Infeasible
 from simpar.models.recompute import SIMPLE
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp, usual_schedule
+from simpar.planner.certify.exact import is_allowed, job_of
+from simpar.planner.certify.frontier import SIZED, STEP, Frontier
+from simpar.planner.problem import ANY, Framework, Problem
+from simpar.planner.space.axes import AXIS_NAMES, path_of, value_of
+from simpar.planner.space.fit import needs
+from simpar.planner.space.jobs import plan_of, without_axes
+from simpar.planner.space.portable import axis_of, losses, refusals
+from simpar.planner.space.rows import ORIGIN, memory_rows, with_late_axes
+from simpar.planner.space.table import Rows
 from simpar.program.lower import Outline
 from simpar.program.perturbation import Perturbation
 from simpar.report.context import Context
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
-from simpar.search.certify.exact import is_allowed, job_of
-from simpar.search.certify.frontier import SIZED, STEP, Frontier
-from simpar.search.problem import ANY, Framework, Problem
-from simpar.search.space.axes import AXIS_NAMES, path_of, value_of
-from simpar.search.space.fit import needs
-from simpar.search.space.jobs import plan_of, without_axes
-from simpar.search.space.portable import axis_of, losses, refusals
-from simpar.search.space.rows import ORIGIN, memory_rows, with_late_axes
-from simpar.search.space.table import Rows
 from simpar.simulation import outline_job
 from simpar.uncertainty.memory import NORMAL
 from simpar.units import Flags, Ints

@@ -20,9 +20,9 @@ from simpar.plan.check import Target, check
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import CUSTOM, Home, Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp, usual_schedule
+from simpar.planner.space.axes import LEAST_PIECE, value_of
 from simpar.precisions import PRECISIONS
 from simpar.program.resolve.checkpointing import check_optimal
-from simpar.search.space.axes import LEAST_PIECE, value_of
 from simpar.simulation import balanced, check_drives
 from simpar.ui.state import Asked, changed
 

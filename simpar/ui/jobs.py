@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from simpar.errors import Infeasible, UserError
 from simpar.neighbours import advise
 from simpar.operate.whole_run import operated_run
+from simpar.planner.api import find_space
+from simpar.planner.problem import BY_REGRET, OBJECTIVES, Constraints, make_problem
+from simpar.planner.progress import Progress, in_words
+from simpar.planner.result import Candidate, Counts
+from simpar.planner.space.jobs import without_axes
+from simpar.planner.workers import Workers
 from simpar.report.html import render
 from simpar.report.words import layout
-from simpar.search.api import find_space
-from simpar.search.problem import BY_REGRET, OBJECTIVES, Constraints, make_problem
-from simpar.search.progress import Progress, in_words
-from simpar.search.result import Candidate, Counts
-from simpar.search.space.jobs import without_axes
-from simpar.search.workers import Workers
 from simpar.ui.answers import Engine, drawn, operated, simulated, tried
 from simpar.ui.state import SOURCE, as_state, ask
 from simpar.uncertainty.memory import WANTED

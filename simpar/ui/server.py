@@ -21,7 +21,7 @@ import simpar
 from simpar import files
 from simpar.errors import Infeasible, UserError
 from simpar.neighbours import from_flags
-from simpar.search.problem import OBJECTIVES
+from simpar.planner.problem import OBJECTIVES
 from simpar.ui.answers import Engine, legal, numbers
 from simpar.ui.beside import Beside
 from simpar.ui.guard import Guard, TooLarge, too_large

@@ -6,8 +6,8 @@ import pytest
 
 import simpar
 from simpar.models.catalogue import load_model
-from simpar.search import Constraints, make_problem
-from simpar.search.space.rows import enumerate_space
+from simpar.planner import Constraints, make_problem
+from simpar.planner.space.rows import enumerate_space
 
 PLANS = {
     "ddp": {"tp": 8, "pp": 2, "zero": 1},

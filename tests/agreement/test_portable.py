@@ -7,13 +7,13 @@ import simpar
 from simpar.errors import Infeasible
 from simpar.export import TARGETS, export, load_target, read
 from simpar.models.catalogue import catalogue, load_model
-from simpar.search import Constraints, make_problem
-from simpar.search.progress import Progress
-from simpar.search.space.axes import AXIS_NAMES
-from simpar.search.space.jobs import Jobs
-from simpar.search.space.portable import axis_of, losses, refusals
-from simpar.search.space.rows import enumerate_space
-from simpar.search.uniform import search_uniform
+from simpar.planner import Constraints, make_problem
+from simpar.planner.progress import Progress
+from simpar.planner.space.axes import AXIS_NAMES
+from simpar.planner.space.jobs import Jobs
+from simpar.planner.space.portable import axis_of, losses, refusals
+from simpar.planner.space.rows import enumerate_space
+from simpar.planner.uniform import search_uniform
 from tests.gate import some
 from tests.target_bases import BASES
 

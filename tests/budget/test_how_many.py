@@ -13,8 +13,8 @@ from simpar.budget.wanted import Wanted
 from simpar.cli import run
 from simpar.errors import UserError
 from simpar.hardware.price import priced
+from simpar.planner.problem import Constraints, make_problem
 from simpar.report.bill import Amount, WholeRun
-from simpar.search.problem import Constraints, make_problem
 
 COUNTS = [1, 2]
 AXES = {"tp": [1, 2], "pp": [1, 2], "micro_batch": [1, 2], "zero": [1]}

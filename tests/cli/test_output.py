@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simpar import cli, simulation
-from simpar.search.certify.branch_and_bound import BranchAndBound
+from simpar.planner.certify.branch_and_bound import BranchAndBound
 from tests.gate import some
 
 SMALL = ["--model", "gpt2", "--hardware", "laptop-cpu-4", "--seq-len", "128", "--global-batch", "8"]

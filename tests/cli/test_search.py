@@ -9,7 +9,7 @@ import pytest
 from simpar import cli
 from simpar.cli.search import SEARCH_FLAGS
 from simpar.plan.plan import Plan
-from simpar.search.certify.branch_and_bound import BranchAndBound
+from simpar.planner.certify.branch_and_bound import BranchAndBound
 from tests.gate import some
 
 SMALL = [
@@ -316,7 +316,7 @@ def test_suggestions_that_cannot_be_are_one_line(flags, why, capsys, tmp_path, m
 def test_what_cannot_be_written_is_said_before_the_search(flags, capsys, tmp_path, monkeypatch):
     """In one line: nobody waits for an answer that has no place."""
     monkeypatch.setattr(
-        "simpar.search.api.find_space", lambda *_: pytest.fail("searched before that was known")
+        "simpar.planner.api.find_space", lambda *_: pytest.fail("searched before that was known")
     )
     path = tmp_path / "none" / "out.csv"
     assert cli.run([*SMALL, *flags, str(path)]) == 2

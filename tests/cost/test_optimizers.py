@@ -13,9 +13,10 @@ from simpar.cost.optimizers import (
 from simpar.errors import UserError
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Numerics
-from simpar.search.space.fit import FIRST, least
-from simpar.search.space.jobs import plan_of
-from simpar.search.space.rows import memory_rows
+from simpar.planner import make_problem
+from simpar.planner.space.fit import FIRST, least
+from simpar.planner.space.jobs import plan_of
+from simpar.planner.space.rows import memory_rows
 from simpar.simulation import make_job
 from tests.cost.account import stage_static_memory
 
@@ -147,12 +148,12 @@ def test_rows_of_a_matrix_are_exchanged_under_fsdp():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_search_and_simulation_hold_the_same_states(optimizer):
     """The closed form over arrays of layouts and the exact one of a plan agree on what stays all step."""
-    problem = simpar.search.make_problem(
+    problem = make_problem(
         "llama-3-8b",
         H100,
         TRAINING,
         base=simpar.Plan(optimizer=optimizer),
-        constraints=simpar.search.Constraints(
+        constraints=simpar.Constraints(
             fixed={
                 "zero": (0, 1),
                 "tp": (1, 4),

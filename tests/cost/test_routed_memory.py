@@ -11,12 +11,12 @@ from simpar.engine import sweep
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
+from simpar.planner.certify.exact import job_of
+from simpar.planner.problem import Constraints, Problem
+from simpar.planner.space import fit
+from simpar.planner.space.jobs import plan_of
+from simpar.planner.space.rows import enumerate_space
 from simpar.program.footprint import Footprint, footprints
-from simpar.search.certify.exact import job_of
-from simpar.search.problem import Constraints, Problem
-from simpar.search.space import fit
-from simpar.search.space.jobs import plan_of
-from simpar.search.space.rows import enumerate_space
 from simpar.simulation import lower_job
 
 

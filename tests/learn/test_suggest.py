@@ -12,9 +12,9 @@ from simpar.hardware.profile import MixedProfile
 from simpar.learn.answer import learn
 from simpar.learn.suggest import COLUMNS, learned_from, suggestions, write
 from simpar.models.training import Training
-from simpar.search.api import find_space
-from simpar.search.problem import Constraints, make_problem
-from simpar.search.progress import Progress
+from simpar.planner.api import find_space
+from simpar.planner.problem import Constraints, make_problem
+from simpar.planner.progress import Progress
 from simpar.validate.columns import RUN_COLUMNS
 
 FIXED = {

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from simpar.explain.answer import Explanation
-from simpar.explain.changes import Changes, Fitted, Gain
-from simpar.explain.terminal import print_explanation
+from simpar.diagnosis.answer import Explanation
+from simpar.diagnosis.changes import Changes, Fitted, Gain
+from simpar.diagnosis.terminal import print_explanation
 from simpar.plan.plan import Plan
+from simpar.planner.answer.terminal import _print_candidates
+from simpar.planner.result import Candidate, Counts, SearchResult
 from simpar.report.parts import Trial
 from simpar.report.tables import Column, print_table
 from simpar.report.terminal import print_report
-from simpar.search.answer.terminal import _print_candidates
-from simpar.search.result import Candidate, Counts, SearchResult
 from simpar.units import GIB
 
 COLUMNS = [

@@ -4,8 +4,8 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.neighbours import as_flags, from_flags
+from simpar.planner.api import search
 from simpar.scenario import Scenario
-from simpar.search.api import search
 from simpar.simulation import simulate
 from simpar.ui.answers import Engine, numbers, operated
 from simpar.ui.jobs import Room, Stopped, find, look, write_page
@@ -27,7 +27,7 @@ def test_a_search_of_the_page_is_that_of_the_library(state):
     found = last["found"]
     scenario = Scenario.model_validate(state)
     inputs = scenario.inputs()
-    from simpar.search.problem import Constraints
+    from simpar.planner.problem import Constraints
 
     known = search(
         inputs["model"],

@@ -8,8 +8,8 @@ import simpar
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.recompute import by_layer, counted, of_layer
+from simpar.planner import Constraints
 from simpar.report.result import Result
-from simpar.search import Constraints
 from tests.gate import some
 
 PLANS = {

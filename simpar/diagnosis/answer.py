@@ -1,0 +1,228 @@
+"""The answer of ``simpar explain``, as an object, as plain data and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from simpar.diagnosis.against import Against, check_is_logged, check_is_traced, log_rows, set_against
+from simpar.diagnosis.changes import Changes, Progress, Seen, find_changes
+from simpar.diagnosis.classes import load_classes
+from simpar.diagnosis.flight import FlightRun, explain_flights
+from simpar.diagnosis.kinds import FLIGHT, LOG, TRACE, files_of, kind_of
+from simpar.diagnosis.logs import DEVICES, GLOBAL_BATCH, SEQ_LEN, LogRun, read_log
+from simpar.diagnosis.lost_overlap import as_it_ran, with_overlap_named
+from simpar.diagnosis.measured import AxisUse, Measured, RankAccount, measure
+from simpar.diagnosis.traffic import collective_uses
+from simpar.errors import UserError
+from simpar.files import write_atomic
+from simpar.formats import EXPLANATION
+from simpar.scenario import Scenario, load_scenario
+from simpar.simulation import simulate
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a measured step consists of. Values are SI: seconds and bytes of one optimizer step.
+
+    ``measured`` comes from profiler traces, ``log`` from a training log, ``flight`` from flight recorders. ``against``
+    is the prediction of the plan, ``logged`` the same for a log (name with unit, measured, predicted), ``changes`` the
+    gains of single changes. Each is None if there are no such files or no plan was given.
+    """
+
+    measured: Measured | None = None
+    against: Against | None = None
+    changes: Changes | None = None
+    log: LogRun | None = None
+    logged: tuple[tuple[str, float, float], ...] = ()
+    flight: FlightRun | None = None
+
+    @property
+    def traced(self) -> Measured:
+        """The account from profiler traces. Raises UserError if there are none."""
+        if self.measured is None:
+            raise UserError("needs profiler traces: a log and a flight recorder have no timeline")
+        return self.measured
+
+    @property
+    def step_time_s(self) -> float | None:
+        """The slowest rank's step in s, or that of the log; None if neither gives it."""
+        return self.measured.step_time_s if self.measured else self.log.step_time_s() if self.log else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, in SI units; ``causes_s`` sums to each rank's step time."""
+        return {
+            EXPLANATION.key: EXPLANATION.version,
+            "step_time_s": self.step_time_s,
+            **({} if self.measured is None else _traced(self.measured)),
+            "predicted": None if self.against is None else _predicted(self.against, self.traced),
+            "log": None if self.log is None else asdict(self.log),
+            "logged": [
+                dict(zip(("figure", "measured", "predicted"), row, strict=True)) for row in self.logged
+            ],
+            "flight_recorder": None if self.flight is None else asdict(self.flight),
+            "changes": None if self.changes is None else _changes(self.changes),
+        }
+
+    def to_json(self) -> str:
+        """The explanation as JSON text."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON atomically."""
+        write_atomic(path, self.to_json() + "\n")
+
+
+def _traced(found: Measured) -> dict[str, Any]:
+    return {
+        "steps": found.ranks[0].steps,
+        "world_size": found.job.world_size,
+        "on_cpu": found.job.on_cpu,
+        "causes_s": found.mean_s(),
+        "classes_s": found.mean_s("classes_s"),
+        "ranks": [_rank(each) for each in found.ranks],
+        "collectives": [
+            vars(each) | {"calls": each.calls / found.ranks[0].steps}
+            for each in collective_uses(found.traffic)
+        ],
+        "skewed": [vars(each) for each in found.skewed],
+        "stragglers": [vars(each) for each in found.stragglers],
+        "remarks": list(found.remarks),
+    }
+
+
+def _rank(each: RankAccount) -> dict[str, Any]:
+    return {
+        "rank": each.rank,
+        "step_time_s": each.step_time_s,
+        "causes_s": dict(each.causes_s),
+        "classes_s": dict(each.classes_s),
+        "communication": {axis: vars(use) for axis, use in each.axes.items()},
+        "host_s": dict(each.host_s),
+        "unknown_kernels_s": dict(each.unknown_s),
+        "memory": None if each.memory is None else vars(each.memory),
+    }
+
+
+def _predicted(against: Against, measured: Measured) -> dict[str, Any]:
+    """The predicted step, and its differences from the measured one, largest first."""
+    result, memory = against.result, against.memory
+    return {
+        "step_time_s": result.step_time_s,
+        "step_time_interval_s": None if result.certainty is None else result.certainty.step_time_interval_s,
+        "mfu": result.speed.mfu,
+        "measured_mfu": against.mfu(measured),
+        "causes_s": dict(against.causes_s),
+        "classes_s": dict(against.classes_s),
+        "differences": [vars(each) | {"more_s": each.more_s} for each in against.differences(measured)],
+        "class_differences": [
+            vars(each) | {"more_s": each.more_s} for each in against.differences(measured, "classes_s")
+        ],
+        "peak_memory_bytes": result.memory.peak_memory_bytes,
+        "measured_peak_memory_bytes": memory and memory.measured.allocated_bytes,
+        "memory": memory and asdict(memory),
+    }
+
+
+def _changes(found: Changes) -> dict[str, Any]:
+    names = ("parameter", "was", "is")
+    fitted = found.fitted
+    return {
+        "fitted": {
+            "parameters": [dict(zip(names, each, strict=True)) for each in fitted.parameters],
+            "step_time_before_s": fitted.before_s,
+            "step_time_after_s": fitted.after_s,
+        },
+        "slow_ranks": {str(rank): factor for rank, factor in found.slow_ranks.items()},
+        "gains": [vars(each) for each in found.gains],
+        "remarks": list(found.remarks),
+    }
+
+
+def mean_axes(ranks: tuple[RankAccount, ...]) -> Mapping[str, AxisUse]:
+    """Communication by axis, the mean over ranks."""
+    found = {}
+    for axis in dict.fromkeys(axis for each in ranks for axis in each.axes):
+        uses = [each.axes[axis] for each in ranks if axis in each.axes]
+        waits = [use.waiting_s for use in uses if use.waiting_s is not None]
+        calls, size, busy, exposed = (
+            sum(getattr(use, name) for use in uses) / len(ranks)
+            for name in ("calls", "size_bytes", "busy_s", "exposed_s")
+        )
+        found[axis] = AxisUse(calls, size, busy, exposed, sum(waits) / len(ranks) if waits else None)
+    return found
+
+
+def explain(
+    *measured: str | Path,
+    plan: str | Path | Scenario | None = None,
+    changes: bool = True,
+    kernel_classes: str | Path | None = None,
+    steps: int | None = None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Explain where a measured step went, from traces or flight recorders of its ranks (one file each), or a log.
+
+    With a ``plan`` (a scenario, its file or name, or a plan file), the explanation includes the differences from the
+    prediction and, if ``changes``, the gains of single changes. ``kernel_classes`` is a file of patterns that take
+    precedence over the shipped ones. ``steps`` is the number of optimizer steps in a trace without step marks.
+    ``progress`` is called with what is being simulated. Raises UserError for other files, for files of different
+    training runs, and for a plan that is not the measured one.
+    """
+    if not measured:
+        raise UserError("explain: needs a trace, a flight recorder or a log, such as trace-rank0.json.gz")
+    if steps is not None and steps < 1:
+        raise UserError(f"--steps {steps}: allowed: 1 or more")
+    scenario = plan if isinstance(plan, Scenario) or plan is None else load_scenario(plan)
+    measured = tuple(file for path in measured for file in files_of(path))
+    classes, kinds = load_classes(kernel_classes), {path: kind_of(path) for path in measured}
+    traces, flights, logs = (
+        [path for path in measured if kinds[path] == kind] for kind in (TRACE, FLIGHT, LOG)
+    )
+    if len(logs) > 1:
+        raise UserError(
+            f"{logs[1]}: is a log, as {logs[0]} is; one log of a run, that of its first or last rank"
+        )
+    found = Explanation(
+        measure(traces, classes, steps) if traces else None,
+        log=read_log(logs[0]) if logs else None,
+        flight=explain_flights(flights, classes) if flights else None,
+    )
+    if scenario is None:
+        return found
+    source = "the plan" if isinstance(plan, Scenario) else f"{plan}: the plan"
+    return _beside(found, scenario, source, progress, changes=changes)
+
+
+def _beside(
+    found: Explanation, scenario: Scenario, source: str, progress: Progress | None, *, changes: bool
+) -> Explanation:
+    """An explanation with the prediction, and the gains of changes."""
+    inputs = scenario.inputs()
+    result = simulate(**inputs)
+    seen = None
+    if found.measured is not None:
+        check_is_traced(found.measured, result, inputs["cluster"], source)
+        seen = Seen.of_traces(found.measured, result)
+        found = replace(found, against=set_against(found.measured, result, inputs["model"]))
+    if found.log is not None:
+        training, devices = scenario.training, inputs["cluster"].world_size
+        step_s = found.log.step_time_s(training.tokens_per_step, training.global_batch, devices)
+        planned = {GLOBAL_BATCH: training.global_batch, SEQ_LEN: training.seq_len, DEVICES: devices}
+        check_is_logged(found.log, step_s, planned, result, source)
+        if step_s is not None:
+            seen = seen or Seen.of_log(step_s, found.log.spread / found.log.count**0.5)
+        found = replace(found, logged=tuple(log_rows(found.log, result, step_s)))
+    if seen is None or not changes:
+        return found
+    ran = None
+    if found.measured is not None and found.against is not None:
+        dp = mean_axes(found.measured.ranks).get("dp")
+        ran = as_it_ran(found.measured, found.against, scenario, dp)
+    if ran is None:
+        return replace(found, changes=find_changes(seen, scenario, result, progress))
+    late, late_result = ran
+    return replace(found, changes=with_overlap_named(find_changes(seen, late, late_result, progress)))

@@ -1,0 +1,342 @@
+"""The gains of single changes for a measured run, from the simulator fitted to the measurement.
+
+Profiles are fitted to the compute, exposed transfers and host times of a trace, with the penalised least squares that
+``simpar learn`` uses on step times; each of these parts is one observation. Ranks that are slower than their peers stay
+so. A gain is the measured step times the share by which the simulated step gets shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import exp
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from simpar.cost.stack import DEFAULT_STACK
+from simpar.diagnosis.measured import Measured
+from simpar.errors import UserError
+from simpar.hardware.profile import MixedProfile
+from simpar.learn.fit import Learned, Observed, Quantity, learn
+from simpar.learn.parameters import names_of
+from simpar.neighbours import Change, as_flags, neighbours
+from simpar.plan.follows import following
+from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.stage_layers import spread_layers, stage_layers
+from simpar.report.parts import TimeBreakdown
+from simpar.simulation import simulate
+from simpar.uncertainty.ties import drawn_together
+from simpar.validate.predict import NO_TUNING, Tuning, changed, changed_stack, result_of
+from simpar.validate.rows import Case
+
+if TYPE_CHECKING:
+    from simpar.hardware.cluster import Cluster
+    from simpar.report.result import Result
+    from simpar.scenario import Scenario
+
+LEAST_SHARE = 0.01
+"""Parts below this share of the measured or predicted step are not fitted to."""
+NINE_OF_TEN = (0.05, 0.95)
+FAR_OFF = 0.15
+"""Errors of the fitted step above this are reported."""
+GRAPHED = ("megatron", "nemo")
+"""Stacks that capture parts of layers in CUDA graphs (Megatron-Core's cuda_graph_scope)."""
+NO_STRAGGLER = "all ranks as fast as the median"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One change: by how much the measured step would get shorter, in s, with a 90 % interval.
+
+    ``step_time_s`` is the resulting step. If the change is not possible, ``refused`` says why and the figures are None.
+    """
+
+    change: str
+    gain_s: float | None = None
+    interval_s: tuple[float, float] | None = None
+    step_time_s: float | None = None
+    fits: bool = False
+    fit_probability: float | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The fitted profiles: changed parameters (name, old, new), and the step in s before and after fitting."""
+
+    parameters: tuple[tuple[str, float, float], ...]
+    before_s: float
+    after_s: float
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Single changes for this run, largest gain first, then impossible ones; and the fit they are based on."""
+
+    gains: tuple[Gain, ...]
+    fitted: Fitted
+    slow_ranks: Mapping[int, float]
+    remarks: tuple[str, ...] = ()
+
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The measurements that changes are fitted to, in s: the step and its parts; and ranks slower than others."""
+
+    step_time_s: float
+    parts_s: Mapping[str, float]
+    slow_ranks: Mapping[int, float]
+    scatter: float = 0.0
+
+    @staticmethod
+    def of_traces(measured: Measured, result: Result) -> Seen:
+        """From traces: kernels, transfers and the host."""
+        slow = slow_ranks(measured, Plan.model_validate(result.setup.plan))
+        return Seen(measured.step_time_s, _measured_parts(measured), slow)
+
+    @staticmethod
+    def of_log(step_time_s: float, scatter: float) -> Seen:
+        """From a log: the step only; ``scatter`` is the standard deviation of its logarithm."""
+        return Seen(step_time_s, {"step": step_time_s}, {}, scatter)
+
+
+def find_changes(seen: Seen, scenario: Scenario, before: Result, progress: Progress | None = None) -> Changes:
+    """Fit a scenario, whose simulated step is ``before``, to a run, and simulate single changes. Raises UserError."""
+    hear, inputs, remarks = progress or (lambda _: None), scenario.inputs(), list[str]()
+    hear("fitting to what was measured ...")
+    slow = dict(seen.slow_ranks)
+    learned = _fit(seen, scenario, before)
+    if learned is None:
+        mixed = isinstance(scenario.cluster.hardware, MixedProfile)
+        why = (
+            "is a mixture of nodes" if mixed else "is written out in the plan: name its file with --hardware"
+        )
+        remarks.append(f"the predictions are not fitted to the run: its hardware {why}")
+    else:
+        inputs = fitted_inputs(inputs, learned.tuning, _stack_of(scenario, before))
+    even = inputs
+    if slow:
+        perturbation = inputs["perturbation"]
+        inputs = {
+            **inputs,
+            "perturbation": replace(perturbation, slow_ranks={**perturbation.slow_ranks, **slow}),
+        }
+    base = simulate(**{**inputs, "with_timeline": False})
+    trial = _Trial(seen.step_time_s, base, hear)
+    found = [trial(NO_STRAGGLER, even)] if slow else []
+    plan = Plan.model_validate(base.setup.plan)
+    for change in single_changes(plan, len(inputs["model"].layers)):
+        whole = change | following(change, scenario.plan)
+        found.append(trial(as_flags(whole), inputs, partial(scenario.plan.with_values, **whole)))
+    if graphs := _graphs(inputs):
+        found.append(trial(*graphs))
+    fitted = Fitted(_moved(learned), before.step_time_s, base.step_time_s)
+    if abs(base.step_time_s / seen.step_time_s - 1) > FAR_OFF:
+        remarks.append(
+            f"the fitted step is still {base.step_time_s / seen.step_time_s - 1:+.0%} off: profiles of this "
+            "hardware and stack do not explain the run, and gains are shares of another step"
+        )
+    return Changes(tuple(sorted(_distinct(found), key=_rating)), fitted, slow, tuple(remarks))
+
+
+def _rating(gain: Gain) -> tuple[bool, bool, float]:
+    return bool(gain.refused), not gain.fits, -(gain.gain_s or 0.0)
+
+
+def _distinct(found: Sequence[Gain]) -> Iterator[Gain]:
+    """Changes with an effect on the step; of those with equal figures, the first."""
+    seen = set[tuple[float | None, float | None, str]]()
+    for gain in found:
+        key = (gain.step_time_s, gain.fit_probability, gain.refused)
+        if key not in seen and gain.gain_s != 0.0:
+            seen.add(key)
+            yield gain
+
+
+def slow_ranks(measured: Measured, plan: Plan) -> dict[int, float]:
+    """By which factor each rank that others wait for is slower than the median of its stage."""
+    stage = dict(
+        zip(
+            (each.rank for each in measured.ranks),
+            plan.mesh.coordinates([each.rank for each in measured.ranks])["pp"].tolist(),
+            strict=True,
+        )
+    )
+    found = {}
+    for straggler in measured.stragglers:
+        peers = [each.compute_s for each in measured.ranks if stage[each.rank] == stage[straggler.rank]]
+        mine = next(each.compute_s for each in measured.ranks if each.rank == straggler.rank)
+        if len(peers) > 1 and mine > float(np.median(peers)) > 0:
+            found[straggler.rank] = mine / float(np.median(peers))
+    return found
+
+
+def single_changes(plan: Plan, num_layers: int) -> Iterator[Change]:
+    """Changes of one choice: those of :func:`simpar.neighbours.neighbours`, overlap, buckets and balanced stages."""
+    yield from neighbours(plan)
+    data = plan.data_parallel
+    if plan.mesh.replicas > 1:
+        if data.overlap_grad_reduce is False:
+            yield {"overlap_grad_reduce": True}
+        if data.overlap_param_gather is False and data.zero > 0:
+            yield {"overlap_param_gather": True}
+        if data.bucket_bytes is not None and data.kind == "ddp":
+            yield {"bucket_bytes": round(4 * data.bucket_bytes)}
+            yield {"bucket_bytes": round(data.bucket_bytes / 4)}
+    stages = plan.mesh.pp * plan.pipeline.vpp
+    if plan.mesh.pp > 1 and plan.schedule != CUSTOM and num_layers + 2 >= 2 * stages:
+        spread = list(spread_layers(num_layers + 2, stages))
+        spread[0], spread[-1] = spread[0] - 1, spread[-1] - 1
+        if tuple(spread) != stage_layers(plan, num_layers):
+            yield {"layers": tuple(spread)}
+
+
+def _graphs(inputs: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The stack with parts of its layers in CUDA graphs, if it supports that and the host costs anything."""
+    stack = inputs["stack"]
+    launch = stack.launch
+    if stack.known_as not in GRAPHED or launch.graphs or launch.host_time_per_kernel_s == 0:
+        return None
+    parts = ("attention", "router") if inputs["model"].is_mixture else ("attention", "mlp")
+    graphed = stack.model_copy(update={"launch": launch.model_copy(update={"graphs": parts})})
+    return f"CUDA graphs of {' and '.join(parts)}", {**inputs, "stack": graphed}
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Simulates a change and compares it with the fitted step ``base`` of the measured run."""
+
+    measured_s: float
+    base: Result
+    hear: Progress
+
+    def __call__(self, name: str, inputs: Mapping[str, Any], plan: Callable[[], Plan] | None = None) -> Gain:
+        """The gain of one change; an impossible change is an answer as well."""
+        self.hear(f"trying {name} ...")
+        try:
+            changed_plan = {} if plan is None else {"plan": plan()}
+            found = simulate(**{**inputs, **changed_plan, "with_timeline": False})
+        except (UserError, ValidationError) as error:
+            return Gain(name, refused=str(error).splitlines()[-1].strip())
+        ratio = found.step_time_s / self.base.step_time_s
+        errors = self._errors(found)
+        low, high = (
+            float(self.measured_s * (1 - ratio * exp(np.quantile(errors, at)))) for at in NINE_OF_TEN[::-1]
+        )
+        gain_s = self.measured_s * (1 - ratio)
+        sure = None if found.certainty is None else found.certainty.fit_probability
+        return Gain(name, gain_s, (low, high), self.measured_s - gain_s, found.fits, sure)
+
+    def _errors(self, found: Result) -> Any:
+        """Random errors of the logarithm of the steps' ratio: two layouts share some of their error, one shares all."""
+        spread = max(each.certainty.layout_spread if each.certainty else 0.0 for each in (self.base, found))
+        shares = np.array([_shares(each.time_breakdown_s, each.step_time_s) for each in (self.base, found)])
+        own = np.eye(2)
+        if found.setup.plan == self.base.setup.plan:  # one layout, other slow ranks: waiting is their compute
+            own = np.ones((2, 1))
+            shares[:, COMPUTE] += shares[:, WAITING]
+            shares[:, WAITING] = 0.0
+        one, other = drawn_together(shares - shares[0], spread, own)
+        return other - one
+
+
+_PARTS = list(TimeBreakdown.model_fields)
+COMPUTE, WAITING = (_PARTS.index(name) for name in ("compute", "waiting"))
+
+
+def _shares(parts: TimeBreakdown, step_s: float) -> list[float]:
+    return [seconds / step_s for seconds in parts.model_dump().values()]
+
+
+def _stack_of(scenario: Scenario, result: Result) -> str:
+    """The stack by the name or file with which it was asked for."""
+    return scenario.stack or scenario.plan.stack or str(result.setup.plan.get("stack") or DEFAULT_STACK)
+
+
+def fitted_inputs(inputs: Mapping[str, Any], tuning: Tuning, name: str) -> dict[str, Any]:
+    """The inputs of simulate with fitted profiles; ``name`` is the stack's."""
+    cluster: Cluster = inputs["cluster"]
+    profile = cluster.profile
+    for values in tuning.clusters.values():
+        for key, value in values.items():
+            profile = changed(profile, key.split("."), value)
+    cluster = replace(cluster, profile=profile)
+    for values in tuning.devices.values():
+        device = cluster.device
+        cluster = cluster.with_device(device.model_copy(update={"kernels": {**device.kernels, **values}}))
+    stack = changed_stack(name, tuning.stacks.get(name, {}))
+    return {**inputs, "cluster": cluster, "stack": stack}
+
+
+def _moved(learned: Learned | None) -> tuple[tuple[str, float, float], ...]:
+    """Parameters that fitting changed."""
+    if learned is None:
+        return ()
+    rows = zip(learned.prior.names, learned.prior.values.tolist(), learned.values.tolist(), strict=True)
+    return tuple((f"{part} {key}", was, now) for (_, part, key), was, now in rows if was != now)
+
+
+def _fit(seen: Seen, scenario: Scenario, result: Result) -> Learned | None:
+    """The most probable parameters after this run; None if its hardware has no profile of its own."""
+    hardware = scenario.cluster.hardware
+    if not isinstance(hardware, str):
+        return None
+    cluster = scenario.cluster.load()
+    stack = _stack_of(scenario, result)
+    case = Case(
+        scenario.graph(), hardware, cluster.world_size, cluster.profile.devices_per_node, scenario.training,
+        scenario.plan.flat_values(), stack, {}, {},
+    )  # fmt: skip
+    parts = _Parts()
+    predicted = parts(case, NO_TUNING)
+    told = [
+        Observed(case, seconds, scatter=seen.scatter, label=name)
+        for name, seconds in seen.parts_s.items()
+        if seconds > LEAST_SHARE * seen.step_time_s and predicted[name] > LEAST_SHARE * result.step_time_s
+    ]
+    quantity = Quantity(
+        lambda run: run.time_s, lambda run, tuning: parts(run.case, tuning)[run.label], names_of
+    )
+    return learn(told, quantity=quantity) if told else None
+
+
+def _measured_parts(measured: Measured) -> dict[str, float]:
+    """The parts to fit to, in s: the median rank's kernels, exposed transfers, and the host."""
+
+    def median(of: Callable[[Mapping[str, float]], float]) -> float:
+        return float(np.median([of(each.causes_s) for each in measured.ranks]))
+
+    return {
+        "kernels": median(lambda causes: causes.get("compute", 0.0) + causes.get("optimizer", 0.0)),
+        "transfers": median(
+            lambda causes: sum(s for name, s in causes.items() if name.startswith("exposed_"))
+        ),
+        "host": median(lambda causes: causes.get("host", 0.0)),
+    }
+
+
+class _Parts:
+    """The same parts of predicted steps, each simulated once."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, dict[str, float]] = {}
+
+    def __call__(self, case: Case, tuning: Tuning) -> dict[str, float]:
+        """Parts of a case under a tuning, in s."""
+        key = repr((tuning.devices, tuning.stacks, tuning.clusters))
+        if key not in self.known:
+            result = result_of(case, tuning)
+            parts = result.time_breakdown_s.model_dump()
+            self.known[key] = {
+                "kernels": parts["compute"] + parts["optimizer"],
+                "transfers": sum(s for name, s in parts.items() if name.startswith("exposed_")),
+                "host": parts["host"],
+                "step": result.step_time_s,
+            }
+        return {name: max(seconds, 2.0**-40) for name, seconds in self.known[key].items()}

@@ -1,0 +1,67 @@
+"""Logs and flight recorders as terminal output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from simpar.diagnosis.flight import FlightRun, Stuck
+from simpar.diagnosis.logs import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, LogRun
+from simpar.report.tables import table_of
+from simpar.report.words import three
+from simpar.units import GIB, format_bytes, format_seconds, number_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WORDS = {
+    STEP_TIME: ("step time, s", 1.0), TOKENS: ("tokens/s per device", 1.0), TFLOPS: ("TFLOP/s per device", 1.0),
+    SAMPLES: ("samples/s", 1.0), ALLOCATED: ("allocated at most, GiB", GIB), RESERVED: ("reserved at most, GiB", GIB),
+}  # fmt: skip
+MOST_NAMED = 5
+
+
+def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: Console) -> None:
+    """Print the figures of a log, beside the prediction if a plan was given."""
+    first, last = log.steps
+    steps = f"steps {first} to {last}" if last > first else f"step {first}"
+    screen.print(f"{log.framework} log: {log.count} logged, {steps}; medians", style="bold", soft_wrap=True)
+    columns = [("", "left"), ("measured", "right")]
+    table = table_of(screen, *columns, *[("predicted", "right"), ("error", "right")] * bool(logged))
+    for name, measured, predicted in logged:
+        table.add_row(name, three(measured), three(predicted), f"{predicted / measured - 1:+.1%}")
+    named = {row[0] for row in logged}
+    for key, (name, unit) in WORDS.items():
+        if key in log.figures and name not in named:
+            table.add_row(name, three(log.figures[key] / unit), *[""] * (2 * bool(logged)))
+    screen.print(table)
+    if log.count > 1:
+        screen.print(f"steps scatter by {log.spread:.1%}")
+
+
+def print_flight(found: FlightRun, screen: Console) -> None:
+    """Print flight records: collectives by axis and kind, ranks waited for, and what did not end."""
+    screen.print(f"flight recorder of {number_of(len(found.ranks), 'rank')}", style="bold")
+    table = table_of(
+        screen, ("axis", "left"), ("collective", "left"), ("calls", "right"), ("bytes", "right"), ("cost", "right"),
+        ("waiting", "right"),
+    )  # fmt: skip
+    for use in found.uses:
+        times = ("not said" if s is None else format_seconds(s) for s in (use.cost_s, use.waiting_s))
+        table.add_row(use.axis, use.kind, str(use.calls), format_bytes(use.size_bytes), *times)
+    screen.print(table)
+    for rank, count in list(found.last.items())[:MOST_NAMED]:
+        screen.print(
+            f"rank {rank} came last to {count} collectives that took others twice as long", soft_wrap=True
+        )
+    for each in found.stuck[:MOST_NAMED]:
+        screen.print(_stuck(each), soft_wrap=True)
+    for line in found.remarks:
+        screen.print(line, soft_wrap=True)
+
+
+def _stuck(each: Stuck) -> str:
+    ranks = ", ".join(map(str, each.entered))
+    who = f"ranks {ranks} have" if len(each.entered) > 1 else f"rank {ranks} has"
+    missing = f", ranks {', '.join(map(str, each.missing))} have not" if each.missing else ""
+    return f"{each.axis} {each.kind} number {each.number} had not ended: {who} called it{missing}"

@@ -1,0 +1,332 @@
+"""What traces tell about a measured step: one account per rank, in the categories of predictions, and rank skew.
+
+Causes are those of :mod:`simpar.report.accounting`, in seconds of one optimizer step: "compute", "exposed_*" by axis,
+"bubble" (waiting for another pipeline stage), "waiting" (for other ranks in any other collective), "optimizer", "host",
+"offload"; and "idle" for what the trace does not explain. They sum to the step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from simpar.diagnosis.classes import OPTIMIZER, Classes
+from simpar.diagnosis.kineto import MemoryUse, RankTrace, read_kineto
+from simpar.diagnosis.lanes import BEHIND, HOST, OFFLOAD, UNEXPLAINED, Lane, Window, lane_of, window_of
+from simpar.diagnosis.meetings import Compared, Skewed, compare_ranks, waited_for
+from simpar.diagnosis.traffic import MESSAGE, Traffic, split_ns, traffic_of, union
+from simpar.errors import UserError
+from simpar.units import NS_PER_S, format_seconds, number_of
+
+MOST_UNKNOWN = 8
+MOST_DRIFT = 20
+"""Ends of collectives on aligned clocks that differ by more than 1 / MOST_DRIFT of a step are reported."""
+LATE = 0.02
+"""A rank is named if its kernels exceed its peers' by more than this share of a step."""
+
+
+@dataclass(frozen=True)
+class AxisUse:
+    """Communication of one axis on one rank, in s and bytes per step: under way, exposed, and waiting (if known)."""
+
+    calls: float
+    size_bytes: float
+    busy_s: float
+    exposed_s: float
+    waiting_s: float | None
+
+
+@dataclass(frozen=True)
+class RankAccount:
+    """Where one rank's step went, in s per step; ``causes_s`` sums to ``step_time_s``.
+
+    ``classes_s`` splits compute and optimizer by class of kernel, ``host_s`` the device's waits for its host;
+    ``unknown_s`` are kernels without a class, by name.
+    """
+
+    rank: int
+    step_time_s: float
+    steps: int
+    causes_s: Mapping[str, float]
+    classes_s: Mapping[str, float]
+    axes: Mapping[str, AxisUse]
+    host_s: Mapping[str, float] = field(default_factory=dict)
+    unknown_s: Mapping[str, float] = field(default_factory=dict)
+    memory: MemoryUse | None = None
+
+    @property
+    def compute_s(self) -> float:
+        """The time of the rank's own work in its passes."""
+        return self.causes_s.get("compute", 0.0)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that others wait for: how long in all, and its compute over the median of the ranks."""
+
+    rank: int
+    waited_for_s: float
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """Facts about the job: its ranks, its device's name and memory (0 if unknown), and whether the host is the device.
+
+    ``group_sizes`` are the sizes of process groups by axis, if collectives record them.
+    """
+
+    world_size: int | None = None
+    on_cpu: bool = False
+    device_name: str = ""
+    device_bytes: float = 0.0
+    group_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured step: accounts by rank, ranks waited for (most first), and remarks on the traces.
+
+    ``lanes`` and ``traffic`` are the claimed time and communication, in the order of ``ranks``; ``offset_ns`` aligns
+    their clocks; ``skewed`` are the collectives in which ranks waited most.
+    """
+
+    ranks: tuple[RankAccount, ...]
+    stragglers: tuple[Straggler, ...]
+    remarks: tuple[str, ...]
+    lanes: tuple[Lane, ...] = field(repr=False)
+    traffic: tuple[Traffic, ...] = field(repr=False)
+    offset_ns: tuple[int, ...] = ()
+    job: Job = Job()
+    skewed: tuple[Skewed, ...] = ()
+
+    @property
+    def step_time_s(self) -> float:
+        """The slowest rank's step."""
+        return max(each.step_time_s for each in self.ranks)
+
+    def mean_s(self, of: str = "causes_s") -> dict[str, float]:
+        """Causes or classes in s, the mean over ranks."""
+        names = dict.fromkeys(name for each in self.ranks for name in getattr(each, of))
+        return {
+            name: sum(getattr(each, of).get(name, 0.0) for each in self.ranks) / len(self.ranks)
+            for name in names
+        }
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A trace after claiming; the rest of it is not kept."""
+
+    rank: int
+    window: Window
+    lane: Lane
+    traffic: Traffic
+    memory: MemoryUse | None
+    job: Job
+    has_calls: bool
+    host: str
+
+
+def measure(paths: Sequence[str | Path], classes: Classes, steps: int | None = None) -> Measured:
+    """The account of a step from traces of its ranks, one file each.
+
+    Raises UserError for a file that is not a trace, for a trace of inference, and for traces of different runs.
+    """
+    found = [_claimed(read_kineto(path), classes, steps, at) for at, path in enumerate(paths)]
+    _check_one_run(found, paths)
+    found = sorted(found, key=lambda each: each.rank)
+    compared = compare_ranks([each.traffic for each in found])
+    accounts = tuple(
+        _account(each, traffic, len(found) > 1) for each, traffic in zip(found, compared.traffic, strict=True)
+    )
+    return Measured(
+        accounts,
+        tuple(_stragglers(accounts, compared, found[0].window.steps)),
+        tuple(_remarks(found, compared)),
+        tuple(each.lane for each in found),
+        compared.traffic,
+        compared.offset_ns,
+        replace(found[0].job, group_sizes=_group_sizes(compared.traffic)),
+        tuple(replace(each, last_rank=found[each.last_rank].rank) for each in compared.skewed),
+    )
+
+
+def _claimed(trace: RankTrace, classes: Classes, steps: int | None, number: int) -> _Rank:
+    _check_training(trace)
+    window = window_of(trace, steps)
+    traffic = traffic_of(trace, window, classes)
+    exposed = [
+        (axis, *union(traffic.start_ns[rows], traffic.finish_ns[rows]))
+        for axis in traffic.axes
+        for rows in (traffic.of_axis(axis),)
+    ]
+    lane = lane_of(trace, window, classes, [(f"exposed_{axis}", b, e) for axis, b, e in exposed])
+    rank = number if trace.header.rank is None else trace.header.rank
+    return _Rank(
+        rank, window, lane, traffic, trace.memory, job_of(trace),
+        bool(len(trace.calls)) or trace.on_cpu, trace.header.host,
+    )  # fmt: skip
+
+
+def job_of(trace: RankTrace) -> Job:
+    """Facts about the job and its device in the header of a trace."""
+    said = trace.header
+    if trace.on_cpu:
+        return Job(said.world_size, True)
+    return Job(said.world_size, False, said.device_name, said.device_bytes)
+
+
+def _group_sizes(ranks: Sequence[Traffic]) -> dict[str, tuple[int, ...]]:
+    """Sizes of process groups by axis."""
+    found: dict[str, set[int]] = {}
+    for traffic in ranks:
+        for axis, kind, key in zip(traffic.axis, traffic.kind, traffic.key, strict=True):
+            if key is not None and kind != MESSAGE and len(key[2]) > 1:
+                found.setdefault(axis, set()).add(len(key[2]))
+    return {axis: tuple(sorted(sizes)) for axis, sizes in found.items()}
+
+
+_TRAINING = re.compile(
+    r"backward|bwd|wgrad|dgrad|_grad|adam|optimizer|multi_tensor|reduce_?scatter|^B\d", re.IGNORECASE
+)
+
+
+def _check_training(trace: RankTrace) -> None:
+    """Raise UserError if nothing runs backward or updates a parameter."""
+    if not any(_TRAINING.search(name) for name in trace.names):
+        raise UserError(
+            f"{trace.path}: neither a backward pass nor an optimizer is in it: a trace of inference, "
+            "and training is what is explained"
+        )
+
+
+def _check_one_run(found: Sequence[_Rank], paths: Sequence[str | Path]) -> None:
+    """Raise UserError if two traces are of the same rank, of jobs of different size, or of different steps."""
+    seen: dict[int, str] = {}
+    for each, path in zip(found, map(str, paths), strict=True):
+        if each.rank in seen:
+            raise UserError(f"{path}: is of rank {each.rank}, as {seen[each.rank]} is; one trace a rank")
+        seen[each.rank] = path
+    first = found[0]
+    for each, path in zip(found, map(str, paths), strict=True):
+        for what, here, there in (
+            ("ranks in the job", each.job.world_size, first.job.world_size),
+            ("steps", each.window.marks or each.window.steps, first.window.marks or first.window.steps),
+        ):
+            if here != there:
+                said, other = (", ".join(v) if isinstance(v, tuple) else v for v in (here, there))
+                raise UserError(f"{path}: {what}: {said}; {paths[0]}: {other}: not of one run")
+
+
+def _account(found: _Rank, traffic: Traffic, compared: bool) -> RankAccount:
+    """One rank's account; exposed communication is split into transfer and waiting if ranks were compared."""
+    per = found.window.steps * NS_PER_S
+    owned = {name: ns / per for name, ns in found.lane.owned_ns().items()}
+    causes: dict[str, float] = {}
+    axes: dict[str, AxisUse] = {}
+    arrived = 0.0
+    for at, name in enumerate(found.lane.owners):
+        if not name.startswith("exposed_"):
+            continue
+        axis = name.removeprefix("exposed_")
+        pieces, rows = found.lane.pieces, traffic.of_axis(axis)
+        mine = pieces.owner == at
+        transfer, waiting, over = (
+            ns / per for ns in split_ns((pieces.begin_ns[mine], pieces.end_ns[mine]), traffic, rows)
+        )
+        begin, end = union(traffic.finish_ns[rows] - traffic.cost_ns[rows], traffic.finish_ns[rows])
+        causes[name] = transfer
+        idle = "bubble" if axis == "pp" else "waiting"
+        causes[idle] = causes.get(idle, 0.0) + waiting
+        arrived += over
+        axes[axis] = AxisUse(
+            len(rows) / found.window.steps,
+            float(traffic.size_bytes[rows].sum()) / found.window.steps,
+            float((end - begin).sum()) / per,
+            transfer,
+            waiting if compared else None,
+        )
+        owned.pop(name, None)
+    offload, on_host = owned.pop(OFFLOAD, 0.0), owned.pop(HOST, 0.0)
+    host = {reason: ns / per for reason, ns in found.lane.idle_ns.items() if reason != UNEXPLAINED}
+    if arrived:
+        host[BEHIND] = host.get(BEHIND, 0.0) + arrived
+    if on_host:
+        host["operators that compute nothing"] = on_host
+    causes = {
+        "compute": sum(s for name, s in owned.items() if name != OPTIMIZER),
+        **causes,
+        "optimizer": owned.get(OPTIMIZER, 0.0),
+        "host": sum(host.values()),
+        "offload": offload,
+        "idle": found.lane.idle_ns.get(UNEXPLAINED, 0) / per,
+    }
+    unknown = {name: ns / per for name, ns in list(found.lane.unknown_ns.items())[:MOST_UNKNOWN]}
+    return RankAccount(
+        found.rank, found.window.length_ns / per, found.window.steps, {k: v for k, v in causes.items() if v},
+        dict(sorted(owned.items(), key=lambda item: -item[1])), axes, host, unknown, found.memory,
+    )  # fmt: skip
+
+
+def _stragglers(accounts: Sequence[RankAccount], compared: Compared, steps: int) -> Iterator[Straggler]:
+    """Ranks that others wait for because they compute longer, most waited for first."""
+    usual = float(np.median([each.compute_s for each in accounts]))
+    by_rank = {each.rank: each for each in accounts}
+    for rank, ns in waited_for(compared, [each.rank for each in accounts]).items():
+        each = by_rank[rank]
+        if each.compute_s - usual > LATE * each.step_time_s and usual > 0:
+            yield Straggler(rank, ns / NS_PER_S / steps, each.compute_s / usual)
+
+
+def _apart(found: Sequence[_Rank]) -> Iterator[str]:
+    """Ranks of one host, which share a clock, that were not traced at the same time."""
+    first: dict[str, _Rank] = {}
+    for each in found:
+        other = first.setdefault(each.host, each) if each.host else each
+        early, late = sorted((each, other), key=lambda one: one.window.begin_ns)
+        if (gap_ns := late.window.begin_ns - early.window.end_ns) > 0:
+            yield (
+                f"rank {late.rank} was traced {format_seconds(gap_ns / NS_PER_S)} after rank {early.rank} on the same "
+                "host: these are not traces of one run"
+            )
+            return
+
+
+def _remarks(found: Sequence[_Rank], compared: Compared) -> Iterator[str]:
+    """What readers should know about these traces."""
+    if not found[0].window.marks:
+        yield (
+            "no profiler step is marked: the whole trace is taken as "
+            f"{number_of(found[0].window.steps, 'step')} (--steps N says how many it holds)"
+        )
+    world, have = found[0].job.world_size, [each.rank for each in found]
+    if world and len(found) < world:
+        missing = [rank for rank in range(world) if rank not in have]
+        listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        yield f"{len(found)} of {world} ranks are given: of ranks {listed} nothing is known"
+    if any(each.supposed for each in compared.traffic):
+        yield "all communication is on the group of all ranks, which has no name: taken as data-parallel"
+    if len(found) == 1 and compared.total:
+        yield "one rank alone: its exposed communication holds the waiting for other ranks; give their traces as well"
+    elif compared.compared < compared.total and len(found) > 1:
+        yield (
+            f"{compared.total - compared.compared} of {compared.total} collectives could not be matched between "
+            "ranks: what they wait for others counts as exposed"
+        )
+    apart = max(compared.offset_ns, default=0) - min(compared.offset_ns, default=0)
+    if apart > NS_PER_S // 1000:
+        yield f"clocks of the ranks differ by up to {apart / NS_PER_S:.3g} s; aligned by where collectives end"
+    yield from _apart(found)
+    usual = max(each.window.length_ns / each.window.steps for each in found)
+    if compared.drift_ns > usual // MOST_DRIFT:
+        yield (
+            f"collectives end {compared.drift_ns / NS_PER_S:.3g} s apart on different ranks all the same (median): "
+            "clocks drift, or these are not traces of one run"
+        )
+    if not all(each.has_calls for each in found):
+        yield "the host was not traced (ProfilerActivity.CPU): what the device waits for its host counts as idle"

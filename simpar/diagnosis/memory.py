@@ -1,0 +1,54 @@
+"""Memory of a measured rank, held throughout its steps and transient, beside the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simpar.report.timeline import MEMORY_PARTS
+
+if TYPE_CHECKING:
+    from simpar.diagnosis.kineto import MemoryUse
+    from simpar.diagnosis.measured import Measured
+    from simpar.report.result import Result
+
+
+@dataclass(frozen=True)
+class MemoryBeside:
+    """The rank whose tensors held most, and the predicted memory of its pipeline stage, in bytes.
+
+    ``least_bytes`` and ``peak_bytes`` are predicted: the least and the most over the step (the least is None if the
+    result has no curve). ``parts_bytes`` are the categories at that peak, largest first. A trace has no categories.
+    """
+
+    rank: int
+    measured: MemoryUse
+    least_bytes: float | None
+    peak_bytes: float
+    parts_bytes: Mapping[str, float]
+
+
+def fullest(measured: Measured) -> tuple[int, MemoryUse] | None:
+    """The rank whose tensors held most, and its memory; None if no trace recorded memory."""
+    known = [(each.rank, each.memory) for each in measured.ranks if each.memory is not None]
+    return max(known, key=lambda one: one[1].allocated_bytes, default=None)
+
+
+def memory_beside(measured: Measured, result: Result, stages: list[int]) -> MemoryBeside | None:
+    """The fullest rank beside its stage; ``stages`` gives the stage of every measured rank. None without memory."""
+    found = fullest(measured)
+    if found is None:
+        return None
+    rank, memory = found
+    at = stages[[each.rank for each in measured.ranks].index(rank)]
+    planned = next(one for one in result.memory.stages if one.stage == at)
+    parts = {name: getattr(planned, name) for name in MEMORY_PARTS if getattr(planned, name)}
+    curve = None if result.overview is None else result.overview.stages[at].memory
+    return MemoryBeside(
+        rank,
+        memory,
+        None if curve is None else float(curve.total_bytes.min()),
+        planned.peak,
+        dict(sorted(parts.items(), key=lambda item: -item[1])),
+    )

@@ -1,0 +1,273 @@
+"""The explanation of a measured step as terminal output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simpar.diagnosis.against import Against
+from simpar.diagnosis.answer import Explanation, mean_axes
+from simpar.diagnosis.changes import Changes
+from simpar.diagnosis.classes import OPTIMIZER
+from simpar.diagnosis.heard import print_flight, print_log
+from simpar.diagnosis.measured import AxisUse, Measured
+from simpar.diagnosis.memory import MemoryBeside, fullest
+from simpar.diagnosis.traffic import collective_uses
+from simpar.report.tables import Column, print_table, table_of
+from simpar.units import format_bytes, format_rate, format_seconds, number_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MOST_CLASSES = 12
+MOST_STRAGGLERS = 5
+MOST_PARTS = 4
+MOST_COLLECTIVES = 8
+MOST_CHANGES = 10
+MEANING = {
+    "exposed_other": "exposed, group unknown",
+    "bubble": "bubble (waits for stages)",
+    "waiting": "waiting for other ranks",
+    "host": "host (launches, Python)",
+    "offload": "copies from and to host",
+    "idle": "idle, not explained",
+}
+
+
+def print_explanation(found: Explanation, screen: Console) -> None:
+    """Print the measurement, beside the prediction if a plan was given."""
+    if (measured := found.measured) is not None:
+        screen.print(headline(measured), style="bold", soft_wrap=True)
+        against = found.against
+        screen.print(_causes(measured, screen) if against is None else _beside(measured, against, screen))
+        for table in (_communication(measured, screen), _collectives(measured, screen)):
+            if table is not None:
+                screen.print(table)
+        for line in sentences(found):
+            screen.print(line, soft_wrap=True)
+    if found.log is not None:
+        print_log(found.log, found.logged, screen)
+    if found.flight is not None:
+        print_flight(found.flight, screen)
+    if found.against is None and not found.logged:
+        screen.print(
+            "with --plan PLAN (or flags): where this parts from what is predicted, and what would change it"
+        )
+    if found.changes is not None:
+        _print_changes(found.changes, screen)
+
+
+def sentences(found: Explanation) -> Iterator[str]:
+    """Sentences about a measured step, in addition to its numbers."""
+    measured = found.traced
+    if found.against is not None:
+        yield from _parting(measured, found.against)
+    else:
+        yield from _memory(measured)
+    yield from (*_stragglers(measured), *_unknown(measured), *measured.remarks)
+
+
+def headline(found: Measured) -> str:
+    """The length of the step, and what it is based on."""
+    count, steps = len(found.ranks), found.ranks[0].steps
+    ranks = f"{count} of {found.job.world_size} ranks" if found.job.world_size else number_of(count, "rank")
+    return f"measured step {format_seconds(found.step_time_s)}: {ranks}, {number_of(steps, 'step')}"
+
+
+def words_of(cause: str) -> str:
+    """The name of a cause for readers."""
+    return MEANING.get(cause, cause.replace("exposed_", "exposed "))
+
+
+def longer(measured_s: float, predicted_s: float) -> str:
+    """The measured minus the predicted time, signed, with the nanosecond resolution of traces."""
+    more = round(measured_s - predicted_s, 9)
+    return f"{'+' if more >= 0 else '-'}{format_seconds(abs(more))}"
+
+
+def _causes(found: Measured, screen: Console) -> Table:
+    """Causes and classes of kernels: mean over ranks, share, and range over ranks."""
+    several = len(found.ranks) > 1
+    columns = [("part", "left"), ("mean" if several else "time", "right"), ("of the step", "right")]
+    columns += [("least", "right"), ("most", "right")] * several
+    table = table_of(screen, *columns)
+    mean_step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
+
+    def row(name: str, of: str, key: str) -> None:
+        values = [getattr(each, of).get(key, 0.0) for each in found.ranks]
+        mean = sum(values) / len(values)
+        between = [format_seconds(min(values)), format_seconds(max(values))] if several else []
+        table.add_row(name, format_seconds(mean), f"{mean / mean_step:.1%}", *between)
+
+    for cause in found.mean_s():
+        row(words_of(cause), "causes_s", cause)
+        if cause == "compute":
+            classes = sorted(found.mean_s("classes_s").items(), key=lambda item: -item[1])
+            for name, _ in [each for each in classes if each[0] != "optimizer"][:MOST_CLASSES]:
+                row(f"  {name}", "classes_s", name)
+    steps = [each.step_time_s for each in found.ranks]
+    between = [format_seconds(min(steps)), format_seconds(max(steps))] if several else []
+    table.add_row("step", format_seconds(mean_step), "", *between)
+    return table
+
+
+def _beside(found: Measured, against: Against, screen: Console) -> Table:
+    """Causes and classes of kernels, measured and predicted."""
+    table = table_of(
+        screen, ("part", "left"), ("measured", "right"), ("predicted", "right"), ("more", "right")
+    )
+    step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
+
+    def row(name: str, measured_s: float, predicted_s: float) -> None:
+        table.add_row(
+            name, format_seconds(measured_s), format_seconds(predicted_s), longer(measured_s, predicted_s)
+        )
+
+    was, should = found.mean_s(), against.causes_s
+    for cause in {**was, **should}:
+        row(words_of(cause), was.get(cause, 0.0), should.get(cause, 0.0))
+        if cause == "compute":
+            classes = [each for each in against.differences(found, "classes_s") if each.part != OPTIMIZER]
+            for each in sorted(classes, key=lambda one: -max(one.measured_s, one.predicted_s))[:MOST_CLASSES]:
+                row(f"  {each.part}", each.measured_s, each.predicted_s)
+    row("step", step, against.result.step_time_s)
+    return table
+
+
+def _parting(found: Measured, against: Against) -> Iterator[str]:
+    """Where most of the difference is, and the memory of both."""
+    most = [each for each in against.differences(found) if abs(each.more_s) > found.step_time_s / 100][
+        :MOST_PARTS
+    ]
+    words = [
+        f"{words_of(each.part)} {format_seconds(abs(each.more_s))} {'longer' if each.more_s > 0 else 'shorter'}"
+        for each in most
+    ]
+    off = found.step_time_s / against.result.step_time_s - 1
+    sure = against.result.certainty
+    inside = (
+        sure is not None and sure.step_time_interval_s[0] <= found.step_time_s <= sure.step_time_interval_s[1]
+    )
+    expected = "" if sure is None else f" ({'inside' if inside else 'outside'} the 90 % interval)"
+    yield f"measured {off:+.1%} against predicted{expected}: {', '.join(words) or 'no part differs by 1 % of the step'}"
+    yield f"MFU {against.mfu(found):.1%} measured, {against.result.speed.mfu:.1%} predicted"
+    if against.memory is not None:
+        yield from _memory_beside(against.memory)
+
+
+def _print_changes(found: Changes, screen: Console) -> None:
+    fitted = found.fitted
+    screen.print("\nwhat single changes would gain for this run", style="bold")
+    screen.print(
+        f"simulated on profiles fitted to it: {format_seconds(fitted.before_s)} predicted before, "
+        f"{format_seconds(fitted.after_s)} after",
+        soft_wrap=True,
+    )
+    columns = [
+        Column("change", "left", least=20), Column("gain"), Column("90 % interval", spare=1), Column("fits"),
+    ]  # fmt: skip
+    rows = []
+    worth = [each for each in found.gains if not each.refused and (each.gain_s or 0.0) > 0]
+    for each in worth[:MOST_CHANGES]:
+        assert each.interval_s is not None, "of one that was simulated"
+        low, high = (f"{'-' * (s < 0)}{format_seconds(abs(s))}" for s in each.interval_s)
+        sure = "yes" if each.fit_probability is None else f"{each.fit_probability:.0%}"
+        fits = sure if each.fits else "NO"
+        rows.append((each.change, format_seconds(each.gain_s or 0.0), f"{low} to {high}", fits))
+    if rows:
+        print_table(screen, columns, rows)
+    else:
+        screen.print("none of those that were tried gains anything")
+    for line in found.remarks:
+        screen.print(line, soft_wrap=True)
+
+
+def _communication(found: Measured, screen: Console) -> Table | None:
+    table = table_of(
+        screen, ("axis", "left"), ("calls", "right"), ("bytes", "right"), ("busy", "right"), ("exposed", "right"),
+        ("waiting", "right"),
+    )  # fmt: skip
+    for axis, use in mean_axes(found.ranks).items():
+        table.add_row(axis, *axis_cells(use))
+    return table if table.row_count else None
+
+
+def collective_rows(found: Measured) -> list[tuple[str, ...]]:
+    """Collectives by axis and kind, if bytes are recorded: ranks, calls per step, bytes, cost and rate of one."""
+    steps, rows = found.ranks[0].steps, list[tuple[str, ...]]()
+    for use in collective_uses(found.traffic)[:MOST_COLLECTIVES]:
+        if use.size_bytes:
+            rate = "" if use.bus_bytes_per_s is None else format_rate(use.bus_bytes_per_s)
+            ranks = "" if use.members is None else str(use.members)
+            what = (use.axis, use.kind.replace("_", "-"), ranks, f"{use.calls / steps:g}")
+            rows.append((*what, format_bytes(use.size_bytes), format_seconds(use.cost_s), rate))
+    return rows
+
+
+def _collectives(found: Measured, screen: Console) -> Table | None:
+    rows = collective_rows(found)
+    table = table_of(
+        screen, ("axis", "left"), ("collective", "left"), ("ranks", "right"), ("calls", "right"), ("bytes", "right"),
+        ("cost", "right"), ("bus rate", "right"),
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    return table if rows else None
+
+
+def axis_cells(use: AxisUse) -> tuple[str, ...]:
+    """Calls, bytes, busy, exposed and waiting of an axis, in words."""
+    return (
+        f"{use.calls:g}",
+        format_bytes(use.size_bytes) if use.size_bytes else "not said",
+        format_seconds(use.busy_s),
+        format_seconds(use.exposed_s),
+        "not known" if use.waiting_s is None else format_seconds(use.waiting_s),
+    )
+
+
+def _stragglers(found: Measured) -> Iterator[str]:
+    for each in found.stragglers[:MOST_STRAGGLERS]:
+        yield (
+            f"rank {each.rank} is waited for: it computes {each.slowdown:.3g} times as long as the median rank; "
+            f"others wait {format_seconds(each.waited_for_s)} for it in all, a step"
+        )
+
+
+def _memory(found: Measured) -> Iterator[str]:
+    known = fullest(found)
+    if known is not None:
+        rank, memory = known
+        reserved = f", {format_bytes(memory.reserved_bytes)} reserved" if memory.reserved_bytes else ""
+        yield (
+            f"memory: {format_bytes(memory.allocated_bytes)} allocated at most{reserved} (rank {rank}), "
+            f"{format_bytes(memory.least_bytes)} of it held throughout"
+        )
+
+
+def _memory_beside(found: MemoryBeside) -> Iterator[str]:
+    """The peak with its predicted parts, and the memory held throughout."""
+    was = found.measured
+    parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in found.parts_bytes.items()]
+    yield (
+        f"allocated at most {format_bytes(was.allocated_bytes)} measured (rank {found.rank}), "
+        f"{format_bytes(found.peak_bytes)} predicted: {', '.join(parts)}"
+    )
+    if found.least_bytes is not None:
+        yield (
+            f"held throughout {format_bytes(was.least_bytes)} measured, {format_bytes(found.least_bytes)} predicted; "
+            f"comes and goes {format_bytes(was.allocated_bytes - was.least_bytes)} measured, "
+            f"{format_bytes(found.peak_bytes - found.least_bytes)} predicted"
+        )
+
+
+def _unknown(found: Measured) -> Iterator[str]:
+    """Kernels without a class, if they are worth a pattern."""
+    spent = dict[str, float]()
+    for each in found.ranks:
+        for name, seconds in each.unknown_s.items():
+            spent[name] = spent.get(name, 0.0) + seconds / len(found.ranks)
+    worth = {name: s for name, s in spent.items() if s > found.step_time_s / 100}
+    for name, seconds in sorted(worth.items(), key=lambda item: -item[1]):
+        yield f"no class fits {name[:90]!r} ({format_seconds(seconds)}): give it one with --kernel-classes FILE"

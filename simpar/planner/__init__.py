@@ -1,0 +1,7 @@
+"""Searches for the best plan: the certified optimum among plans that launchers can express, or operator shardings."""
+
+from simpar.planner.api import search
+from simpar.planner.problem import Constraints, Problem, make_problem
+from simpar.planner.result import Candidate, Counts, SearchResult
+
+__all__ = ["Candidate", "Constraints", "Counts", "Problem", "SearchResult", "make_problem", "search"]

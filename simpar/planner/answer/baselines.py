@@ -1,0 +1,324 @@
+"""Alternatives to the winner: runners-up, layouts chosen without a search, and the Pareto front of time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from simpar.errors import Infeasible, TooManyOps
+from simpar.planner.answer.explanations import describe_need, why_it_loses
+from simpar.planner.certify.branch_and_bound import Field
+from simpar.planner.certify.exact import Exact, measure
+from simpar.planner.certify.frontier import STEP, Frontier
+from simpar.planner.problem import Problem
+from simpar.planner.space.axes import tensor_degrees, undecided
+from simpar.planner.space.jobs import counted, plan_of
+from simpar.planner.space.portable import refusals
+from simpar.planner.space.rows import fixed_values
+from simpar.planner.space.table import Rows
+from simpar.program.emission.emit import at_most
+from simpar.report.result import Result
+from simpar.uncertainty.memory import AS_PREDICTED
+from simpar.units import Flags, Floats
+
+Mask = Flags
+FRONT_SHARES = (0.75, 0.5, 0.25)
+"""Upper limits of the points of the Pareto front, as shares of the winner's memory."""
+FRONT_TRIES = 2
+"""Rows simulated per memory limit until one holds no more than it; bounds only say which are tried first."""
+MORE_RUNNERS_UP = 4
+MOST_UNSURE = 4
+"""Plans simulated that fit as predicted, but with less than the requested probability."""
+MOST_MISFITS = 4
+"""Simulated rows that turn out not to fit before the search for alternatives ends."""
+FEWEST_OPS, MOST_OPS = 1_000_000, 500_000
+"""Ops that a list of alternatives may simulate even if the certificate took fewer; and the most in one step."""
+LEAST_OPS = 24
+"""Rough number of ops of one microbatch on one stage."""
+TRIES = 12
+"""Tables swept to find the next row to simulate."""
+
+TOO_LARGE = f"more than {MOST_OPS:,} ops a step"
+
+
+def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
+    found = np.ones(rows.count, dtype=bool)
+    for axis, values in layout.items():
+        found &= rows.one_of(axis, *values)
+    return found
+
+
+@dataclass
+class Beside:
+    """A list of alternatives to the winner, for which at most ``ops_left`` ops are simulated.
+
+    Its rows belong to ``field``. ``near`` is the winner, a row of this field or of another one. ``why_not`` says why
+    the last rows that were passed over were not simulated.
+    """
+
+    field: Field
+    near: Rows
+    ops_left: int = 0
+    why_not: str = TOO_LARGE
+
+    def __post_init__(self) -> None:
+        self.ops_left = max(FEWEST_OPS, self.frontier.num_ops)
+
+    @property
+    def frontier(self) -> Frontier:
+        """The frontier of the field."""
+        assert self.field.frontier is not None, "a plan was simulated in its frontier"
+        return self.field.frontier
+
+    def promising(self, mask: Mask) -> Mask:
+        """The few rows of a mask that are likely to have the shortest steps and are small enough to simulate."""
+        rows = self.frontier.rows
+        small = LEAST_OPS * rows.at("microbatches", ...) * rows.at("stages", ...) <= MOST_OPS
+        return self.frontier.promising(mask & small, self.near)
+
+    def simulate(self, row: int) -> Exact | None:
+        """The simulated step of a row, run now if need be; None if its Program has more ops than are left."""
+        if row in self.frontier.simulated:
+            return self.frontier.simulated[row]
+        try:
+            with at_most(min(self.ops_left, MOST_OPS)):
+                found = self.frontier.simulate(row)
+        except TooManyOps:
+            left = f"more than the {self.ops_left:,} ops that are left of those simulated for this list"
+            self.why_not = left if self.ops_left < MOST_OPS else TOO_LARGE
+            return None
+        self.ops_left -= found.num_ops
+        return found
+
+    def quickest(self, limit_s: Floats) -> Iterator[tuple[int, Exact]]:
+        """Rows that fit when simulated, in the order of their swept bounds, while these are below ``limit_s``.
+
+        ``limit_s`` float64[rows] is zero for rows that are not wanted; the caller may change it between two rows.
+        """
+        frontier, misfits, self.why_not = self.frontier, 0, TOO_LARGE
+        while misfits < MOST_MISFITS:
+            row = frontier.shortest(frontier.bound_s < limit_s, tries=TRIES)
+            if row is None:
+                return
+            if frontier.bound_s[row] >= limit_s[row]:  # its bound may have risen since
+                continue
+            limit_s[row] = 0.0
+            if refusals(frontier.rows, row):
+                self.why_not = f"{self.field.problem.target} cannot express it"
+                continue
+            if not frontier.may_fit(row):
+                self.why_not = describe_need(float(frontier.needed_bytes[row]), self.field.problem)
+                continue
+            found = self.simulate(row)
+            if found is not None and found.fits:
+                yield row, found
+                continue
+            misfits += 1
+            if found is None:
+                limit_s[frontier.as_large(row)] = 0.0
+
+
+def margin(field: Field, winner: int) -> dict[str, object] | None:
+    """The price of the requested probability of fitting: how much faster a plan that only fits as predicted can be.
+
+    The candidates for the faster plan are simulated plans that are not sure enough to fit and a few promising rows that
+    were left out. Where recomputation is chosen by layer, it is chosen again under the looser limit. Returns
+    ``fit_probability`` and ``gain`` (share of the faster step), or None if no probability was requested. ``winner`` is
+    a row of the field.
+    """
+    problem, constraints = field.problem, field.problem.constraints
+    if constraints.fit_probability == AS_PREDICTED or not problem.is_of_time:
+        return None
+    assert field.frontier is not None, "a plan was simulated in its frontier"
+    frontier, near = field.frontier, field.frontier.rows.some([winner])
+    loose = replace(problem, constraints=replace(constraints, fit_probability=AS_PREDICTED))
+    best_s = min(one.step_time_s for one in frontier.simulated.values() if one.fits_as_predicted)
+    tried = 0
+    for row, bound_s in sorted(frontier.turned_down.items(), key=lambda one: one[1]):
+        if bound_s >= best_s or tried == MOST_UNSURE:
+            break
+        if frontier.least_bytes(row, loose) <= loose.memory_limit_bytes:
+            tried += 1
+            with suppress(TooManyOps):
+                found = measure(loose, plan_of(frontier.rows, row), frontier.num_ops)
+                best_s = min([best_s, *([found.step_time_s] if found.fits else [])])
+    need, limit_bytes = field.need, problem.memory_limit_bytes
+    risky = (need.needed_bytes > limit_bytes) | undecided(field.rows)
+    risky &= need.predicted_bytes <= limit_bytes
+    rows, need = field.rows.some(risky), need.some(risky)
+    rows.problem = loose
+    try:
+        more = Field.among(rows, replace(need, needed_bytes=need.predicted_bytes))
+    except Infeasible:  # no such row is legal with the late axes or expressible for the target
+        more = None
+    if more is not None and more.frontier is not None:
+        more.frontier.num_ops = frontier.num_ops  # so that the engine is chosen as in the search itself
+        beside = Beside(more, near)
+        limit_s = np.where(beside.promising(more.frontier.bound_s < best_s), best_s, 0.0)
+        for _, found in islice(beside.quickest(limit_s), MOST_UNSURE):
+            best_s = min(best_s, found.step_time_s)
+            np.minimum(limit_s, best_s, out=limit_s)
+    return {"fit_probability": AS_PREDICTED, "gain": frontier.simulated[winner].step_time_s / best_s - 1}
+
+
+def naive_choices(beside: Beside, best: Result) -> list[dict[str, object]]:
+    """What layouts that people choose without a search lose to the best plan, or why they are impossible.
+
+    Each fixes the values of some axes; all other axes are at their best.
+    """
+    pure = {"tp": (1,), "cp": (1,), "pp": (1,)}
+    node = (beside.field.problem.cluster.profile.devices_per_node,)
+    layouts: dict[str, dict[str, tuple[int, ...]]] = {
+        "pure DDP": {**pure, "zero": (0,)},
+        "pure ZeRO-3": {**pure, "zero": (3,), "hsdp": (1,)},
+        "TP = node": {**pure, "tp": node, "zero": (0, 1)},
+    }
+    return [{"name": name, **_naive(beside, layout, best)} for name, layout in layouts.items()]
+
+
+def _naive(beside: Beside, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, object]:
+    mask = _mask(beside.frontier.rows, layout)
+    if not mask.any():
+        return {"loses_s": None, "why": (_impossible(beside.field, layout),)}
+    for _, found in islice(beside.quickest(np.where(beside.promising(mask), np.inf, 0.0)), 1):
+        result = found.report()
+        return {
+            "step_time_s": result.step_time_s,
+            "mfu": result.mfu,
+            "peak_memory_bytes": result.peak_memory_bytes,
+            "plan": result.setup.plan,
+            "loses_s": result.step_time_s - best.step_time_s,
+            "why": why_it_loses(result, best),
+        }
+    needed = [one.needed_bytes for row, one in beside.frontier.simulated.items() if mask[row]]
+    problem = beside.field.problem
+    why = describe_need(min(needed), problem) if needed else f"not simulated: {beside.why_not}"
+    return {"loses_s": None, "why": (why,)}
+
+
+def _impossible(field: Field, layout: Mapping[str, tuple[int, ...]]) -> str:
+    """Why no plan has a layout: memory, or the first rule that leaves no row."""
+    problem = field.problem
+    chosen = _mask(field.rows, layout)
+    if not chosen.any():
+        return f"not in the space: {_excluded(problem, field.rows, layout)}"
+    needed = float(field.need.needed_bytes[chosen].min())
+    if needed > problem.memory_limit_bytes:
+        return describe_need(needed, problem)
+    return f"not in the space: {_together(problem, layout)}"
+
+
+def _excluded(problem: Problem, rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> str:
+    """The rule that leaves no row with a layout, in words."""
+    fixed = fixed_values(problem.constraints.fixed)
+    for axis, values in layout.items():
+        if axis in fixed and not set(values) & set(fixed[axis]):
+            return f"--fix {axis}={','.join(map(str, fixed[axis]))}"
+    replicas = problem.cluster.world_size // layout["tp"][0]
+    batch = problem.training.global_batch
+    if not set(layout["tp"]) & set(tensor_degrees(problem)):
+        degree, devices = layout["tp"][0], problem.cluster.world_size
+        return f"tp = {degree} does not divide {problem.graph.name} or the {devices} devices"
+    if batch % replicas:
+        return f"a batch of {batch} sequences does not divide over {replicas} replicas"
+    for axis, values in layout.items():
+        kept = rows.one_of(axis, *values)
+        if not kept.any():
+            return _no_such(problem, axis, values, np.unique(rows[axis]).tolist())
+        rows = rows.some(kept)
+    return _together(problem, layout)
+
+
+def _no_such(problem: Problem, axis: str, values: tuple[int, ...], left: list[int]) -> str:
+    """Why an axis has none of some values, given those of the axes before it; ``left`` are the values it has."""
+    given, others = ("|".join(map(str, each)) for each in (values, left))
+    kind = problem.base.data_parallel.kind
+    if axis == "zero" and kind:
+        return f"plan.kind = {kind} has zero {others}, not {given}"
+    if problem.target:
+        return f"{problem.target} cannot express {axis} = {given}"
+    return f"{axis} is {others} there, not {given}"
+
+
+def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
+    """The reason where no single axis rules out a layout, but the combination of axes does."""
+    if problem.target:
+        return f"{problem.target} cannot express it"
+    others = [axis for axis in problem.constraints.fixed if axis not in layout]
+    return (
+        f"excluded together with --fix {', '.join(others)}" if others else "excluded by the rest of the plan"
+    )
+
+
+def runners_up(beside: Beside, taken: list[int], count: int) -> list[Exact]:
+    """The best layouts other than those in ``taken``, each in its fastest variant, simulated.
+
+    Steps that the search has already simulated compete as they are. Others are simulated in the order of their swept
+    bounds, which leave contention out, up to MORE_RUNNERS_UP beyond ``count``, as long as the next one could still
+    enter the list if contention cost it no more than it costs the least affected step found so far. Layouts whose
+    tensor-parallel groups span domains lose most to contention and are simulated only if nothing else is left.
+    """
+    frontier = beside.frontier
+    rows, layout = frontier.rows, frontier.layouts()
+    others = ~np.isin(layout, layout[taken])
+    found: dict[int, tuple[float, int, Exact]] = {}
+    for row, one in frontier.simulated.items():
+        if one.fits and others[row]:
+            each = one.step_time_s, row, one
+            found[layout[row]] = min(each, found.get(layout[row], each), key=lambda known: known[:2])
+    inside = rows.at("tp", ...) <= rows.problem.cluster.domain_size
+    told = others & inside if (others & inside).any() else others
+    few = told & (frontier.level >= STEP) | beside.promising(others)
+    limit_s = np.where(np.isin(layout, layout[few]) & ~np.isin(layout, list(found)), np.inf, 0.0)
+
+    def best() -> list[tuple[float, int, Exact]]:
+        return sorted(found.values(), key=lambda known: known[:2])[:count]
+
+    def limit() -> float:
+        losses = (step_s / frontier.bound_s[row] for step_s, row, _ in found.values() if told[row])
+        return best()[-1][0] / min(losses, default=1.0) if len(found) >= count else np.inf
+
+    np.minimum(limit_s, limit(), out=limit_s)
+    for row, one in islice(beside.quickest(limit_s), count + MORE_RUNNERS_UP):
+        found[layout[row]] = one.step_time_s, row, one
+        limit_s[layout == layout[row]] = 0.0
+        np.minimum(limit_s, limit(), out=limit_s)
+    return [one for _, _, one in best()]
+
+
+def front(beside: Beside, winner: int) -> list[dict[str, object]]:
+    """The Pareto front of step time and memory, from the winner (a row) down in memory.
+
+    For each share of the winner's memory, the row with the lowest bound among those that may hold no more is simulated,
+    and the next one if it turns out to hold more. Considered are promising rows and those with a bound of the whole
+    step. Tables that depend on the durations of passes are left out, because they hold more than bounds say. Each point
+    is a mapping with ``needed_bytes``, ``step_time_s`` and ``plan``.
+    """
+    frontier = beside.frontier
+    best = frontier.simulated[winner]
+    points = {winner: best}
+    for share in FRONT_SHARES:
+        limit = share * best.needed_bytes
+        if min(one.needed_bytes for one in points.values()) > limit:
+            less = frontier.needed_bytes <= limit
+            few = less & (frontier.level >= STEP) & ~frontier.greedy | beside.promising(less)
+            for row, found in islice(beside.quickest(np.where(few, np.inf, 0.0)), FRONT_TRIES):
+                points[row] = found
+                if found.needed_bytes <= limit:
+                    break
+    kept: list[tuple[int, Exact]] = []
+    for row, one in sorted(points.items(), key=lambda point: (point[1].step_time_s, point[1].needed_bytes)):
+        if not kept or one.needed_bytes < kept[-1][1].needed_bytes:
+            kept.append((row, one))
+    return [
+        {
+            "needed_bytes": one.needed_bytes,
+            "step_time_s": one.step_time_s,
+            "plan": counted(frontier.rows, row).model_dump(mode="json"),
+        }
+        for row, one in kept
+    ]

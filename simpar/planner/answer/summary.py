@@ -1,0 +1,104 @@
+"""The page "why this plan": the question, the choice, its lead, its uncertainty, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from simpar.files import write_atomic
+from simpar.planner.answer.terminal import certificate, describe, headline, ties, whole_run_words
+from simpar.planner.result import SearchResult
+from simpar.report.html import environment, filled
+from simpar.report.words import interval_words, probably
+from simpar.units import format_bytes, format_energy, format_seconds, number_of
+
+FOLDER = Path(__file__).parent
+
+
+def save_summary(found: SearchResult, path: str | Path) -> None:
+    """Write the page atomically; equal searches give equal bytes. Raises Infeasible without a plan."""
+    save_sections(plan_words(found), summary(found), path)
+
+
+def save_sections(title: str, sections: list[dict[str, Any]], path: str | Path) -> None:
+    """Write a page of sections, each with a title and sentences."""
+    page = {"plan": title, "sections": sections}
+    write_atomic(path, filled(environment(FOLDER).get_template("summary.html.j2"), page))
+
+
+def plan_words(found: SearchResult) -> str:
+    """The chosen plan in a few words."""
+    return describe(found.best.to_dict()["plan"])
+
+
+def summary(found: SearchResult) -> list[dict[str, Any]]:
+    """The five sections, each a title and its sentences. Raises Infeasible without a plan."""
+    parts = {
+        "What was asked": _asked(found),
+        "What was chosen": _chosen(found),
+        "By how much": _by_how_much(found),
+        "How sure": _how_sure(found),
+        "What would change it": _what_would_change_it(found),
+    }
+    return [{"title": title, "lines": list(lines)} for title, lines in parts.items()]
+
+
+def _asked(found: SearchResult) -> Iterator[str]:
+    yield headline(found)
+    asked = found.details.get("constraints", {})
+    if asked.get("deadline_s"):
+        yield f"a step in at most {format_seconds(asked['deadline_s'])}"
+    if asked.get("fit_probability"):
+        yield f"fits in memory {probably(asked['fit_probability'])}"
+    if asked.get("portable"):
+        yield f"can be expressed by {asked['portable']}"
+    fixed = asked.get("fixed") or {}
+    for name, values in fixed.items():
+        yield f"{name} held at {', '.join(map(str, values if isinstance(values, list | tuple) else [values]))}"
+
+
+def _chosen(found: SearchResult) -> Iterator[str]:
+    best, figures = found.best, found.best.figures
+    yield plan_words(found)
+    interval = figures.get("step_time_interval_s")
+    step = format_seconds(best.step_time_s)
+    around = f" (90 % interval {interval_words(interval)})" if interval else ""
+    yield f"a step of {step}{around}, {best.mfu:.1%} MFU"
+    yield f"{format_bytes(figures['peak_reserved_bytes'])} of memory reserved on the fullest device"
+    if (usd := figures.get("cost_usd_per_step")) is not None:
+        yield f"{usd:.3g} USD a step" + (
+            f", {format_energy(joule)}" if (joule := figures.get("energy_j_per_step")) is not None else ""
+        )
+    yield from whole_run_words(best)
+
+
+def _by_how_much(found: SearchResult) -> Iterator[str]:
+    yield from found.best.why
+    for one in found.details.get("naive", ()):
+        yield f"{one['name']}: {'; '.join(one['why'])}"
+
+
+def _how_sure(found: SearchResult) -> Iterator[str]:
+    yield from certificate(found)
+    yield f"the plan is {probably(found.best.figures['fit_probability'])} to fit"
+    support = found.best.figures.get("support")
+    shared = "in stack, device, kind of model, bits and lengths"
+    if support:
+        runs = f"{number_of(support, 'pair')} of source and model family"
+        yield f"the interval rests on measured runs like it {shared}: {runs}"
+    elif support == 0:
+        yield f"no measured run is like this one {shared}: the interval is wide"
+
+
+def _what_would_change_it(found: SearchResult) -> Iterator[str]:
+    yield from ties(found)
+    for one in found.candidates[1:3]:
+        yield f"{describe(one.to_dict()['plan'])}: {'; '.join(one.why)}"
+    for point in found.details.get("pareto", ())[1:2]:
+        size = format_bytes(point["needed_bytes"])
+        yield f"with {size} of memory: {describe(point['plan'])}, {format_seconds(point['step_time_s'])} a step"
+    scope = found.details.get("scope", {})
+    for words in scope.get("left_out", ()):
+        yield f"not searched: {words}"
+    yield "another software stack, other hardware, or measured runs of your own (simpar learn) may rank plans otherwise"

@@ -1,0 +1,279 @@
+"""The answer of a search as terminal output: candidates, certificate, reasons, naive choices, Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from simpar.plan import flat
+from simpar.planner.certify.scope import listed, usual_values
+from simpar.planner.problem import BY_REGRET
+from simpar.planner.result import Candidate, SearchResult
+from simpar.planner.space.optional_axes import REQUESTED
+from simpar.program.emission.emit import MOST_OPS
+from simpar.report.bill import WholeRun
+from simpar.report.run_rows import run_rows
+from simpar.report.tables import Column, print_table
+from simpar.report.words import interval_words, layout, probably
+from simpar.uncertainty.memory import WANTED
+from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+EXTRA = {
+    "cost": {"USD": "cost_usd_per_step", "nodes": "nodes"},
+    "energy": {"MJ": "energy_j_per_step", "nodes": "nodes"},
+    "devices": {"nodes": "nodes"},
+}
+"""Additional columns by objective: title and figure."""
+TITLES = {BY_REGRET: "time"}
+"""Names of objectives in titles where they differ from the option's name."""
+
+
+def print_search(found: SearchResult, console: Console) -> None:
+    """Print the whole answer to a rich console."""
+    console.print(headline(found), style="bold", soft_wrap=True)
+    console.print()
+    _print_candidates(found, console)
+    for line in ties(found):
+        console.print(line, soft_wrap=True)
+    console.print()
+    for line in certificate(found):
+        console.print(line, soft_wrap=True)
+    sections = (
+        ("The whole run of the first, without failures", whole_run_words(found.best)),
+        ("Why the first wins", list(found.best.why)),
+        (
+            "Why the others come after it",
+            [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]],
+        ),
+        (
+            "Chosen without a search",
+            [f"{one['name']}: {'; '.join(one['why'])}" for one in found.details.get("naive", ())],
+        ),
+        ("Less memory", [_point(one, _asked(found)) for one in found.details.get("pareto", ())[1:]]),
+        ("What the space holds", list(_scope(found))),
+    )
+    for title, lines in sections:
+        if lines:
+            console.print(f"\n{title}", style="bold")
+        for line in lines:
+            console.print(f"- {line}", soft_wrap=True)
+
+
+def whole_run_words(best: Candidate) -> list[str]:
+    """Time and cost of the whole run, if the training has a number of tokens."""
+    told = best.figures.get("whole_run")
+    rows = run_rows(WholeRun.model_validate(told)) if told else []
+    return [f"{name}: {words}" for name, words in rows if name != "failures"]
+
+
+def certificate(found: SearchResult) -> Iterator[str]:
+    """Lines on how sure the answer is and how much work the search did."""
+    counts, stopped = found.counts, found.details.get("stopped")
+    if stopped:
+        yield f"stopped early ({stopped}): the best of what was simulated so far"
+    if found.certified_optimal:
+        yield f"certified: no plan of the space {_unbeaten(found)}"
+    elif found.gap >= 1:
+        yield "not certified: a usual layout, simulated; no other plan had been bounded yet"
+    elif found.gap > 0:
+        first = _shortest(found)[1]
+        than = f" than {first}" if found.objective == BY_REGRET and first else ""
+        yield f"not certified: a plan that was not simulated may be better by up to {found.gap:.2%}{than}"
+    else:
+        yield "not certified: stopped before the whole space was bounded"
+    if count := found.details.get("not_built"):
+        yield f"{count:,} plans that may be better have more than {MOST_OPS:,} ops a step: bounded, not simulated"
+    tried_alone = found.details.get("feasible_of") == "simulated"
+    fit = "" if tried_alone else f"{counts.feasible:,} fit, "
+    of_tried = f", of which {counts.feasible:,} fit," if tried_alone else ""
+    yield (
+        f"{counts.space_size:,} plans, {fit}{counts.bounded:,} bounded, {counts.swept:,} swept, "
+        f"{counts.simulated:,} simulated{of_tried} in {found.search_seconds:.1f} s"
+    )
+    if margin := found.details.get("margin"):
+        gain = f"{margin['gain']:.1%} faster" if margin["gain"] > 0 else "nothing faster that was tried"
+        yield f"with --fit-probability {margin['fit_probability']:g}: {gain}"
+    sure = found.best.figures["fit_probability"]
+    if sure < WANTED and not margin:
+        yield f"the first is {probably(sure)} to fit; --fit-probability {WANTED:g} finds the best that is so sure"
+    if lost := found.details.get("not_portable"):
+        target, reasons = lost["target"], "; ".join(lost["reasons"])
+        yield f"{target} cannot express the first: {reasons}; --portable {target} finds the best that it can"
+
+
+def _unbeaten(found: SearchResult) -> str:
+    """The certified statement: about the cost model, whichever of the tied plans is chosen."""
+    if found.objective != BY_REGRET:
+        return f"has a better {found.objective}"
+    shortest_s, first = _shortest(found)
+    rank = found.shortest.rank
+    hidden = f", which --top {rank} shows" if rank > len(found.candidates) else ""
+    which = f" ({first}{hidden})" if first else ""
+    return f"is predicted to be faster than {format_seconds(shortest_s)}{which}"
+
+
+def _shortest(found: SearchResult) -> tuple[float, str]:
+    """The shortest step of all compared plans in seconds, and whose it is (empty for the first candidate).
+
+    A saved search has only the candidates it shows, but records that step.
+    """
+    at_hand = found.shortest
+    shortest_s = found.details.get("tie", {}).get("shortest_step_time_s", at_hand.step_time_s)
+    if shortest_s < at_hand.step_time_s:
+        return shortest_s, "a candidate that is not shown"
+    return shortest_s, "" if at_hand.rank == 1 else f"candidate {at_hand.rank}"
+
+
+def ties(found: SearchResult) -> Iterator[str]:
+    """Which candidates are tied, and how many plans that were not simulated may be among the ties."""
+    tie = found.details.get("tie", {})
+    if tied := tie.get("candidates"):
+        hidden = f" (--top {tied} shows them)" if tied > len(found.candidates) else ""
+        which = f"1 {'to' if tied > 2 else 'and'} {tied}"
+        yield f"{which} cannot be told apart{hidden}: predictions err by more than they differ"
+    if count := tie.get("not_simulated"):
+        limit = format_seconds(tie["limit_s"])
+        more = "1 plan that was" if count == 1 else f"up to {count:,} plans that were"
+        yield f"{more} not simulated may be as good: bounded below {limit}"
+
+
+def _scope(found: SearchResult) -> Iterator[str]:
+    """What the certificate covers: axes with their values, axes held, and values left out."""
+    told = found.details["scope"]
+    yield "searched: " + "; ".join(f"{name} {listed(values)}" for name, values in told["searched"].items())
+    yield from told.get("meanings", ())
+    usual = usual_values()
+    held = [
+        name if value == usual.get(name, name) else f"{name} {value}" for name, value in told["held"].items()
+    ]
+    if held:
+        yield f"held as the plan has it: {', '.join(held)}"
+    if decided := told.get("decided_by"):
+        yield _decided(decided, found.details["stack"])
+    if told["restricted"]:
+        yield f"by --fix: {', '.join(told['restricted'])}"
+    for words in told["left_out"]:
+        yield f"left out: {words}"
+
+
+def _decided(told: Mapping[str, Any], stack: str) -> str:
+    """Which framework restricts the plans, which values it left out, and how to search without it."""
+    by = (
+        f"by --portable {told['target']}"
+        if told["asked"]
+        else f"by {told['target']}, the framework of stack {stack}"
+    )
+    gone = "; ".join(f"{name} {listed(values)}" for name, values in told["left_out"].items())
+    return f"{by}: without {gone or 'layouts that it does not have'} (--portable any searches them, too)"
+
+
+def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
+    """A plan in a few words, with choices that the short layout omits; axes in ``asked`` always appear."""
+    data, tensor, mesh = (plan.get(name, {}) for name in ("data_parallel", "tensor_parallel", "mesh"))
+    words = [layout(dict(plan))]
+    if (mesh.get("tp") or 1) > 1:
+        words.append("sequence parallel" if tensor.get("sequence_parallel") else "no sequence parallel")
+        words += ["tp overlap"] * bool(tensor.get("overlap"))
+    words += [f"{data['hsdp']} replicas"] * ((data.get("hsdp") or 1) > 1)
+    if (mesh.get("dp") or 1) > 1:
+        words += ["late reduction"] * (data.get("overlap_grad_reduce") is False)
+        words += ["late gather"] * (data.get("overlap_param_gather") is False and bool(data.get("zero")))
+    words += _requested(plan, asked)
+    layers = plan.get("pipeline", {}).get("layers") or ()
+    words += [f"layers {'+'.join(map(str, layers))}"] * (len(set(layers)) > 1)
+    order = [axis for axis in mesh if axis not in ("ep", "etp")]
+    return ", ".join([*words, *(["-".join(order)] if order[-1] != "pp" else [])])
+
+
+def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
+    """Choices that are searched on request only, where they are not the default."""
+    usual, wanted = usual_values(), set(asked)
+    for axis in REQUESTED:
+        value = plan.get(flat.SECTION_OF[axis.name], {}).get(axis.name, usual[axis.name])
+        if axis.said is not None and value != usual[axis.name]:
+            yield (axis.said or f"{axis.name} {{}}").format(value)
+    for name in (axis.name for axis in REQUESTED if axis.is_decided and axis.name in wanted):
+        if (value := flat.under(plan, name)) is not None:
+            yield f"{name} {value}"
+
+
+def _asked(found: SearchResult) -> Iterable[str]:
+    """Axes whose values were given."""
+    asked: Iterable[str] = found.details.get("constraints", {}).get("fixed", ())
+    return asked
+
+
+def headline(found: SearchResult) -> str:
+    """Model, cluster, step time and objective in one line."""
+    model, cluster = found.details["model"], found.details["cluster"]
+    size = f" ({format_count(model['parameters'])})" if model.get("parameters") else ""
+    training, best = found.details["training"], TITLES.get(found.objective, found.objective)
+    return (
+        f"{model['name']}{size} on {cluster['nodes']} x {cluster['hardware']} ({cluster['devices']:,} "
+        f"{cluster['device']}), {training['global_batch']} x {training['seq_len']} tokens, "
+        f"{found.details['stack']} stack: best {best}"
+    )
+
+
+def _print_candidates(found: SearchResult, console: Console) -> None:
+    extra = EXTRA.get(found.objective, {})
+    compared = "best_probability" in found.best.figures
+    columns = [
+        Column(""), Column("step"), Column("slower by", spare=2), *[Column("is best", spare=4)] * compared,
+        Column("MFU", spare=1), Column("reserved GiB", spare=3), Column("fits", least=9), *map(Column, extra),
+        Column("plan", "left", least=24),
+    ]  # fmt: skip
+    rows = []
+    for one in found.candidates:
+        lost = one.step_time_s - found.shortest.step_time_s
+        odds = [f"{one.figures['best_probability']:.0%}"] if compared else []
+        rows.append((
+            str(one.rank), format_seconds(one.step_time_s), format_seconds(lost) if lost else "", *odds,
+            f"{one.mfu:.1%}", f"{one.figures['peak_reserved_bytes'] / GIB:.1f}",
+            probably(one.figures["fit_probability"]),
+            *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(found)),
+        ))  # fmt: skip
+    print_table(console, columns, rows)
+
+
+def _figure(one: Candidate, name: str) -> str:
+    value = one.figures.get(name)
+    if value is None:
+        return "-"
+    return f"{value / MEGA:.3g}" if name == "energy_j_per_step" else f"{value:.4g}"
+
+
+def _point(one: Mapping[str, Any], asked: Iterable[str]) -> str:
+    size, step = format_bytes(one["needed_bytes"]), format_seconds(one["step_time_s"])
+    return f"{size}: {step}, {describe(one['plan'], asked)}"
+
+
+def print_grid(grid: Mapping[str, Any], console: Console) -> None:
+    """Print the best layout of every cell of a grid of searches to a rich console."""
+    columns = [
+        *(Column(name, "left") for name in grid["axes"]), Column("step"), Column("90 % interval", spare=3),
+        Column("MFU", spare=1), Column("reserved GiB", spare=2), Column("fits", least=9),
+        Column("plan", "left", least=24),
+    ]  # fmt: skip
+    rows = []
+    for cell in grid["cells"]:
+        best = cell["best"]
+        at = [str(cell[axis]) for axis in grid["axes"]]
+        figures = ["-", "-", "-", "-", "-", cell["reason"]]
+        if best:
+            figures = [
+                format_seconds(best["step_time_s"]), interval_words(best["step_time_interval_s"]), f"{best['mfu']:.1%}",
+                f"{best['peak_reserved_bytes'] / GIB:.1f}", probably(best["fit_probability"]), describe(best["plan"]),
+            ]  # fmt: skip
+        rows.append((*at, *figures))
+    console.print(f"Best layouts, {grid['title']}", style="italic", soft_wrap=True)
+    print_table(console, columns, rows)
+    done = [cell for cell in grid["cells"] if cell["best"]]
+    certified = sum(cell["certified_optimal"] for cell in done)
+    console.print(
+        f"{len(done)} of {len(grid['cells'])} have a plan that fits, {certified} certified", soft_wrap=True
+    )

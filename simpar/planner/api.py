@@ -1,0 +1,77 @@
+"""The front door: one call that searches any space of plans.
+
+A space is a function of a Problem and a Progress that returns a SearchResult. SPACES lists it under the name that users
+type; its module is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Unpack
+
+from simpar.errors import UserError
+from simpar.files import choose
+from simpar.hardware.cluster import Cluster
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.planner.problem import Problem, StackOptions, make_problem
+from simpar.planner.progress import Progress
+from simpar.planner.result import SearchResult
+from simpar.planner.workers import LOKY, Workers
+
+SPACES = {
+    "uniform": "uniform:search_runnable",
+    "alpa": "stages.alpa.optimize:search_alpa",
+    "uneven": "stages.uneven:search_uneven",
+}
+Searcher = Callable[[Problem, Progress], SearchResult]
+
+
+def search(
+    model: ModelGraph | str,
+    cluster: Cluster,
+    training: Training,
+    *,
+    space: str | None = None,
+    progress: Progress | None = None,
+    time_limit_s: float | None = None,
+    jobs: int = 1,
+    backend: str = LOKY,
+    **options: Unpack[StackOptions],
+) -> SearchResult:
+    """The best plans for a model on a cluster, with a certificate.
+
+    ``space`` is "uniform" (what Megatron-like launchers can express), "alpa" (stages with meshes and operator
+    shardings of their own) or "uneven" (stages with different numbers of layers, also over several kinds of nodes).
+    The default is "uniform", or "uneven" if the nodes differ. In the uniform space, axes that were not asked for take
+    only values that the framework of the stack supports, unless ``constraints.portable`` decides that. ``options`` are
+    ``stack`` and these fields of :class:`simpar.planner.Problem`: ``objective``, ``constraints``, ``base``,
+    ``perturbation``.
+
+    After ``time_limit_s`` seconds the answer is the best plan so far with its gap, and is not certified. ``jobs``
+    processes (-1: all cores) of a ``backend`` ("fork" on Linux; joblib's "loky", "dask", "ray") simulate plans in
+    parallel; their number does not change the answer. If ``progress`` is given, its own limit and workers apply.
+    Raises UserError for bad input and Infeasible if no plan meets the constraints.
+
+    >>> import simpar
+    >>> from simpar.planner.problem import Constraints
+    >>> few = Constraints(fixed={"tp": 1, "cp": 1, "pp": 1, "micro_batch": 8})
+    >>> training = simpar.Training(seq_len=1024, global_batch=64)
+    >>> found = search("gpt2", simpar.Cluster("dgx-h100"), training, constraints=few)
+    >>> found.certified_optimal, found.best.plan.mesh.dp
+    (True, 8)
+    """
+    searcher = find_space(space, cluster)
+    problem = make_problem(model, cluster, training, **options)
+    return searcher(problem, progress or Progress(time_limit_s=time_limit_s, workers=Workers(jobs, backend)))
+
+
+def find_space(space: str | None, cluster: Cluster) -> Searcher:
+    """The function that searches a space; by default the one for the cluster's kind. Raises UserError if unknown."""
+    name = space or ("uneven" if cluster.is_mixed else "uniform")
+    module, _, function = SPACES[choose(name, SPACES, "space")].partition(":")
+    if cluster.is_mixed and name != "uneven":
+        raise UserError(f"space {name}: nodes of {cluster.profile.name} differ; allowed: uneven")
+    found: Searcher = getattr(import_module(f"simpar.planner.{module}"), function)
+    return found

@@ -1,0 +1,282 @@
+"""Durations of passes through blocks for all keys: the Program's own phases, evaluated on arrays.
+
+A *key* is one combination of the axes that decide the passes; a *kind* is a block with its way of recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simpar.cost.optimizers import inner_matrices, matrices_time_s
+from simpar.cost.power import beyond_waiting, streaming_operators
+from simpar.models.graph import Block, evaluate
+from simpar.models.recompute import OPTIMAL, SIMPLE, modes
+from simpar.plan.optimizers import OPTIMIZERS
+from simpar.planner.bound.keys import KEY_AXES, Batch, Keys
+from simpar.planner.bound.passes import Passes
+from simpar.program.blocks.block_view import RankBlock
+from simpar.program.blocks.phases import BLOCK_STREAMS, Step
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.blocks.segments import slowed_beside
+from simpar.program.blocks.steps import block_steps
+from simpar.program.emission.traffic import send_bytes
+from simpar.program.resolve.checkpointing import module_policies
+from simpar.program.structure.stages import PASSES
+from simpar.program.structure.synchronisation import DENSE, EXPERTS
+from simpar.units import NS_PER_S, Floats, Ints, Numbers, to_ns
+
+if TYPE_CHECKING:
+    from simpar.planner.bound.shapes import Shape
+
+LETTERS = tuple(PASSES)
+AGAIN = "again"
+_PHASES = {**PASSES, AGAIN: AGAIN}
+UNCHANGED = ("F", "W")
+"""Passes whose duration does not depend on recomputation."""
+
+
+@dataclass(frozen=True)
+class BlockPolicy:
+    """A block and how it is recomputed."""
+
+    block: Block
+    recompute: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Durations of the passes of a letter, int64[keys, kinds]: whole passes, and their kernels alone.
+
+    ``carried_ns`` int64[keys, kinds, streams] is the part on each of BLOCK_STREAMS; ``drained_s`` float64[keys, kinds,
+    links] is the time that their collectives occupy each link of rank 0.
+    """
+
+    plain_ns: Ints
+    kernels_ns: Ints
+    carried_ns: Ints
+    drained_s: Floats
+
+
+@dataclass
+class BlockCosts(Keys):
+    """Keys with the durations of passes through every kind of block, and the parameters of blocks on a rank."""
+
+    _kept: dict[tuple[int, int, str], Passes] = field(default_factory=dict)
+
+    @cached_property
+    def kinds(self) -> tuple[BlockPolicy, ...]:
+        """Embedding and head, then every block of a layer with every way of recomputation in use."""
+        graph = self.jobs.problem.graph
+        policies = self.jobs.rows.domain["recompute"]
+        blocks = [graph.blocks[name] for name in dict.fromkeys(graph.layers)]
+        layers = dict.fromkeys(
+            BlockPolicy(block, how)
+            for policy in policies
+            for block in blocks
+            for how in _choices(policy, block)
+        )
+        return (BlockPolicy(graph.embedding, "none"), BlockPolicy(graph.head, "none"), *layers)
+
+    @cached_property
+    def index(self) -> dict[tuple[str, str], int]:
+        """Position of a kind by (block name, recompute)."""
+        return {(kind.block.name, kind.recompute): at for at, kind in enumerate(self.kinds)}
+
+    @property
+    def head(self) -> int:
+        """Position of the head."""
+        return self.index[self.jobs.problem.graph.head.name, "none"]
+
+    def _of(self, value: Callable[[RankView, BlockPolicy], Numbers]) -> Floats:
+        """Evaluates a number for every key and kind, float64[keys, kinds]."""
+        found = np.zeros((len(self.row), len(self.kinds)))
+        for batch, (at, kind) in product(self.all_batches, enumerate(self.kinds)):
+            found[batch.keys, at] = value(batch.view, kind)
+        return found
+
+    @cached_property
+    def experts(self) -> Floats:
+        """Trained parameters of experts on one rank, before data-parallel sharding, float64[keys, kinds]."""
+        return self._of(lambda view, kind: kind.block.trained_experts(view.tensor))
+
+    @cached_property
+    def dense(self) -> Floats:
+        """All other trained parameters on one rank, float64[keys, kinds]."""
+        return self._of(lambda view, kind: kind.block.trained_parameters(view.tensor)) - self.experts
+
+    @cached_property
+    def still(self) -> dict[str, Floats]:
+        """Frozen parameters, counted by their bytes as in a StageBlock, by who holds copies: float64[keys, kinds]."""
+
+        def held(view: RankView, kind: BlockPolicy, expert: bool) -> Numbers:
+            width = view.compute_bytes
+            return kind.block.frozen_bytes(view.tensor, width)[expert] / width
+
+        return {
+            DENSE: self._of(lambda view, kind: held(view, kind, False)),
+            EXPERTS: self._of(lambda view, kind: held(view, kind, True)),
+        }
+
+    @cached_property
+    def projection(self) -> Floats:
+        """Parameters of the output projection on one rank, float64[keys]."""
+        weights = self.jobs.problem.graph.head.operator("lm_head").weights[0].size
+        return self._of(lambda view, _: evaluate(weights, view.tensor))[:, self.head]
+
+    @cached_property
+    def sent_bytes(self) -> Floats:
+        """Bytes of the activation that a rank sends if it is cut after a block, float64[keys, kinds]."""
+        return self._of(lambda view, kind: send_bytes(view, kind.block))
+
+    @cached_property
+    def products_s(self) -> dict[str, Floats]:
+        """Seconds of the update's matrix products by optimizer, float64[keys, kinds, 2, 2].
+
+        The third axis is dense parameters and experts, the fourth all matrices of a block and its most expensive one.
+        """
+        rows, numerics = self.jobs.rows.some(self.row), self.jobs.problem.base.numerics
+        code = rows.number([name for name in KEY_AXES if name != "micro_batch"])
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        found: dict[str, Floats] = {}
+        for name in rows.domain.get("optimizer", (numerics.optimizer,)):
+            table = np.zeros((len(first), len(self.kinds), 2, 2))
+            for at, key in enumerate(first.tolist() if OPTIMIZERS[name].by_matrix else ()):
+                view, chosen = self.view(key), numerics.model_copy(update={"optimizer": name})
+                for kind, expert in product(range(len(self.kinds)), (0, 1)):
+                    matrices = inner_matrices([self.kinds[kind].block], view.tensor)
+                    mine = [matrix for matrix in matrices if matrix.expert == bool(expert)]
+                    table[at, kind, expert] = matrices_time_s(mine, chosen, view.job.kernels)
+            found[name] = table[which]
+        return found
+
+    def _passes(
+        self, batch: Batch, kinds: Sequence[int], letters: Sequence[str]
+    ) -> Iterator[tuple[int, str, Passes]]:
+        """The passes of a batch through blocks of some kinds; yields kind, letter and passes."""
+        block: RankBlock | None = None
+        shared: dict[str, Passes] = {}
+        for kind in sorted(kinds, key=lambda at: self.kinds[at].block.name):
+            one = self.kinds[kind]
+            if block is None or block.block is not one.block:
+                block, shared = RankBlock.of(one.block, batch.view), {}
+            steps = block_steps(block, recompute=one.recompute)
+            for letter in letters:
+                passes = shared.get(letter) or Passes.of(getattr(steps, _PHASES[letter]), batch, self)
+                if letter in UNCHANGED:
+                    shared[letter] = passes
+                yield kind, letter, passes
+
+    @cached_property
+    def _tables(self) -> dict[str, Table]:
+        """Durations of passes by letter, computed for all keys at once."""
+        size, slow = (len(self.row), len(self.kinds)), self.jobs.problem.stack.launch.kernel_overhead
+        found = {
+            letter: Table(
+                np.zeros(size, dtype=np.int64),
+                np.zeros(size, dtype=np.int64),
+                np.zeros((*size, len(BLOCK_STREAMS)), dtype=np.int64),
+                np.zeros((*size, len(self.prices.own))),
+            )
+            for letter in _PHASES
+        }
+        for batch in self.all_batches:
+            for kind, letter, passes in self._passes(batch, range(len(self.kinds)), tuple(_PHASES)):
+                at, table = (batch.keys, kind), found[letter]
+                table.plain_ns[at] = passes.took_ns(slice(None), slow)
+                rounded = len(passes.kernels)  # a slow rank rounds other durations
+                table.kernels_ns[at] = np.maximum(0, to_ns(slow * passes.compute_s) - rounded)
+                table.carried_ns[at] = passes.carried_ns(slice(None), slow).T
+                table.drained_s[at] = passes.drained_s
+        return found
+
+    @cached_property
+    def kernels_ns(self) -> dict[str, Ints]:
+        """Durations of the kernels alone by letter, int64[keys, kinds]: a lower bound of every pass."""
+        return {letter: self._tables[letter].kernels_ns for letter in LETTERS}
+
+    @cached_property
+    def asked_ns(self) -> dict[str, Floats]:
+        """Kernel time by letter, weighted with the power demand of each kernel above idle waiting.
+
+        float64[keys, kinds]; a kernel that asks for the device's power limit counts in full.
+        """
+        problem = self.jobs.problem
+        slow, streaming = problem.stack.launch.kernel_overhead, streaming_operators(problem.graph)
+        found = {letter: np.zeros((len(self.row), len(self.kinds))) for letter in LETTERS}
+        for batch in self.all_batches:
+            for kind, letter, passes in self._passes(batch, range(len(self.kinds)), LETTERS):
+                kernels = [step for step in passes.phase.steps if step.collective is None]
+                asked = np.array([_asked(step, streaming) for step in kernels])
+                asked_ns = NS_PER_S * slow * (asked @ passes.seconds) - asked.sum()  # less rounding
+                found[letter][batch.keys, kind] = np.maximum(asked_ns, 0.0)
+        return found
+
+    def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
+        """Durations of passes by letter with nothing beside them, int64[len(keys), kinds]."""
+        return {letter: self._tables[letter].plain_ns[keys] for letter in letters}
+
+    def again_ns(self, keys: Ints) -> Ints:
+        """Durations of the recomputation that runs ahead of the backward, int64[len(keys), kinds]."""
+        return self._tables[AGAIN].plain_ns[keys]
+
+    def least_ns(self, keys: Ints, shape: Shape) -> Iterator[tuple[dict[str, Ints], dict[str, Ints]]]:
+        """Least rank time and least start-to-end time of passes of a shape, int64[len(keys), kinds] by letter.
+
+        The two are equal if nothing runs beside a pass. Where passes run together, one pair of mappings per stream of
+        BLOCK_STREAMS is yielded: a rank takes at least what that stream carries.
+        """
+        alone = self.plain_ns(keys, shape.letters)
+        for stream in range(len(BLOCK_STREAMS)) if shape.pairs else ():
+            yield (
+                {letter: self._tables[letter].carried_ns[keys, :, stream] for letter in shape.letters},
+                alone,
+            )
+        if not shape.pairs:
+            yield alone, alone
+
+    def drains_s(self, keys: Ints, letter: str) -> Floats:
+        """Seconds that collectives inside passes occupy each link of rank 0, float64[len(keys), kinds, links]."""
+        return self._tables[letter].drained_s[keys]
+
+    def slowed_ns(self, keys: Ints, letter: str, busy_ns: Floats) -> Ints:
+        """Durations of passes with ``busy_ns`` of data-parallel communication beside each, int64[len(keys), kinds]."""
+        found, stack = self.plain_ns(keys, (letter,))[letter], self.jobs.problem.stack
+        excess = stack.overlap.compute_slowdown_while_comm - 1.0
+        beside = np.flatnonzero(busy_ns.any(axis=0)).tolist() if excess > 0 else []
+        for batch, mine, which in self.batches(keys) if beside else ():
+            known: dict[object, Ints] = {}
+            for kind, passes in self.kept(batch, letter, beside).items():
+                busy = busy_ns[mine, kind]
+                same = id(passes), busy.tobytes()
+                if same not in known:
+                    compute_ns = to_ns(passes.compute_s[which]).astype(np.float64)
+                    slow = stack.launch.kernel_overhead * slowed_beside(excess, busy, compute_ns)
+                    known[same] = passes.took_ns(which, slow)
+                found[mine, kind] = known[same]
+        return found
+
+    def kept(self, batch: Batch, letter: str, kinds: Sequence[int]) -> dict[int, Passes]:
+        """Passes of a batch through blocks of some kinds, kept because several questions need them."""
+        first = int(batch.keys[0])
+        missing = [kind for kind in kinds if (first, kind, letter) not in self._kept]
+        for kind, _, passes in self._passes(batch, missing, (letter,)):
+            self._kept[first, kind, letter] = passes
+        return {kind: self._kept[first, kind, letter] for kind in kinds}
+
+
+def _asked(step: Step, streaming: Collection[str]) -> float:
+    """The power demand above waiting of a step that is no collective; 0 if the host delays it."""
+    return 0.0 if step.kind == "host" else beyond_waiting(streaming=step.name in streaming)
+
+
+def _choices(policy: str, block: Block) -> tuple[str, ...]:
+    """What a recompute policy chooses for single layers of a block; segments take as long as their layers."""
+    if policy == OPTIMAL:
+        return (*SIMPLE, *module_policies(block))
+    return modes(policy)

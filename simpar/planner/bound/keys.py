@@ -1,0 +1,152 @@
+"""Keys: combinations of the axes that decide the passes through a block, and batches of keys evaluated at once.
+
+Many rows share their kernels: what a rank computes depends on its shares of the tensors, and what it exchanges on where
+its groups lie, but on neither the pipeline nor data parallelism otherwise. Keys that differ in sizes only (SIZES) form
+a batch: one walk through a block makes the phases of all of them, with arrays of durations and collective sizes. Code
+that would have to branch on such an array raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from simpar.plan import flat
+from simpar.plan.mesh import Mesh
+from simpar.planner.space.axes import BLOCKS, fully_sharded
+from simpar.planner.space.jobs import SIZES, Jobs, column
+from simpar.planner.space.optional_axes import names_that_decide
+from simpar.planner.space.table import Rows, numbered, stride
+from simpar.program.blocks.phases import CollectiveUse
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.emission.collective_prices import Price, Prices
+from simpar.program.emission.traffic import block_groups, late_per_member_s
+from simpar.units import Floats, Ints
+
+KEY_AXES = names_that_decide(BLOCKS)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Keys int64[n] that differ in sizes only, and the view of a rank; ``mesh`` int64[n] is the index of each mesh.
+
+    ``prices`` and ``costs`` cache collectives by operation and group, and by size as well.
+    """
+
+    keys: Ints
+    view: RankView
+    mesh: Ints
+    prices: dict[tuple[str, str], list[tuple[Ints, Price]]] = field(default_factory=dict)
+    costs: dict[object, tuple[Ints, Floats]] = field(default_factory=dict)
+
+
+def _strides(rows: Rows) -> list[Ints]:
+    """Strides between the ranks of the groups that blocks communicate in, int64[rows] by axis (experts: over dp)."""
+    sizes = {"tp": "tp", "cp": "cp", "dp": "ep"}
+    return [np.where(rows[size] > 1, stride(rows, axis), 0) for axis, size in sizes.items()]
+
+
+@dataclass
+class Keys:
+    """Keys of all rows: ``key`` int64[rows] is the key of every row, ``row`` one row of every key."""
+
+    jobs: Jobs
+    prices: Prices
+    key: Ints
+    row: Ints
+    _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, jobs: Jobs, prices: Prices) -> Self:
+        """Keys of all rows."""
+        rows = jobs.rows
+        code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # decides whether gradients accumulate in place
+        row, key = numbered(code, *_strides(rows))
+        return cls(jobs, prices, key, row)
+
+    def view(self, key: int) -> RankView:
+        """What a rank of a key sees."""
+        return self.batch(np.array([key])).view
+
+    @cached_property
+    def _meshes(self) -> tuple[list[Mesh], Ints]:
+        """The distinct meshes of the keys, and the index of every key's mesh, int64[keys]."""
+        rows = self.jobs.rows.some(self.row)
+        names = "tp", "cp", "dp", "pp", "ep", "expert_tp"
+        columns = np.stack([*(rows[name] for name in names), rows.code["order"]], axis=1)
+        distinct, which = np.unique(columns, axis=0, return_inverse=True)
+        meshes = [
+            Mesh(
+                **dict(zip((*names[:-1], "etp"), sizes, strict=True)),
+                order=flat.axes(rows.domain["order"][order]),
+            )
+            for *sizes, order in distinct.tolist()
+        ]
+        return meshes, which.ravel()
+
+    @cached_property
+    def all_batches(self) -> list[Batch]:
+        """All keys in batches that differ in sizes only.
+
+        Whether an axis has one rank or several is no size: it changes which collectives exist.
+        """
+        rows = self.jobs.rows.some(self.row)
+        code = rows.number([name for name in KEY_AXES if name not in SIZES], fully_sharded(rows), 2)
+        grids = np.zeros(rows.count, dtype=bool)
+        if "tp_method" in rows.domain:
+            grids = ~rows.one_of("tp_method", "1d")  # the side and depth of the grid count panels
+        facts = [
+            code,
+            *(rows[name] > 1 for name in ("tp", "ep", "expert_tp")),
+            np.where(grids, rows["tp"], 0),
+        ]
+        _, which = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
+        return [self.batch(np.flatnonzero(which.ravel() == number)) for number in range(int(which.max()) + 1)]
+
+    def batch(self, keys: Ints) -> Batch:
+        """Some keys that differ in sizes only."""
+        (meshes, which), cluster = self._meshes, self.prices.cluster
+        distinct, index = np.unique(which[keys], return_inverse=True)
+        late_s = np.array([late_per_member_s(cluster, meshes[mesh]) for mesh in distinct])[index]
+        view = RankView.of(self.jobs.batch(self.row[keys]), late_per_member_s=column(late_s))
+        return Batch(keys, view.first, which[keys])
+
+    def batches(self, keys: Ints) -> Iterator[tuple[Batch, Ints, Ints]]:
+        """The batches that some keys are in: yields batch, positions among ``keys``, and places in the batch."""
+        number, place = self._place[:, keys]
+        for one in np.unique(number).tolist():
+            mine = np.flatnonzero(number == one)
+            yield self.all_batches[one], mine, place[mine]
+
+    @cached_property
+    def _place(self) -> Ints:
+        """The batch of every key and its place in the batch, int64[2, keys]."""
+        found = np.zeros((2, len(self.row)), dtype=np.int64)
+        for number, batch in enumerate(self.all_batches):
+            found[:, batch.keys] = np.full(len(batch.keys), number), np.arange(len(batch.keys))
+        return found
+
+    def _price(self, batch: Batch, mesh: Mesh, op: str, name: str) -> Price:
+        """The price of an operation on the group of rank 0 of a name on a mesh."""
+        view, tensor = batch.view, batch.view.job.plan.tensor_parallel
+        known = mesh, tensor.tp_method, tensor.tp_depth, view.tensor["ulysses"], view.tensor["gathered"]
+        if known not in self._groups:
+            plan = view.job.plan.model_copy(update={"mesh": mesh})
+            kinds = block_groups(replace(view, job=replace(view.job, plan=plan)))
+            self._groups[known] = {kind.name: kind.groups[0].copy() for kind in kinds}
+        return self.prices.of(op, self._groups[known][name], name)
+
+    def priced(self, batch: Batch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
+        """The prices of a collective in a batch, each with the keys that have it."""
+        if (use.op, use.group) not in batch.prices:
+            meshes, distinct = self._meshes[0], np.unique(batch.mesh)
+            each = {int(at): self._price(batch, meshes[at], use.op, use.group) for at in distinct}
+            prices = {id(price): price for price in each.values()}
+            which = np.array([id(each[at]) for at in batch.mesh.tolist()])
+            found = [(np.flatnonzero(which == number), price) for number, price in prices.items()]
+            batch.prices[use.op, use.group] = found
+        return batch.prices[use.op, use.group]

@@ -1,0 +1,100 @@
+"""Pairs of passes that run together (DualPipe): the duration of a forward and a backward in one, without contention.
+
+Blocks that meet are merged as in the Program. If the Program may choose another order, because groups of one kind share
+links, the bound is the larger of the time each stream carries of both and the time each pass takes alone. Of pairs that
+exchange tokens only the forward counts alone, because weight gradients leave their place in the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import numpy as np
+
+from simpar.plan.routing import has_sampled_loads
+from simpar.planner.bound.block_costs import BlockCosts
+from simpar.planner.bound.keys import Batch
+from simpar.planner.bound.passes import Passes
+from simpar.program.blocks.phases import Phase
+from simpar.program.blocks.segments import make_segment
+from simpar.program.structure.pairs import exchanges, merged
+from simpar.units import Flags, Floats, Ints
+
+
+@dataclass
+class OverlappedPasses:
+    """Bounds of pairs by key, kinds of the blocks that meet, and letter of the backward, each found once."""
+
+    blocks: BlockCosts
+    _known: dict[tuple[int, int, str], Ints] = field(default_factory=dict)
+
+    def pairs_ns(self, keys: Ints, ahead: tuple[int, ...], back: tuple[int, ...], letter: str) -> Floats:
+        """Nanoseconds of a forward over stage ``ahead`` beside a backward over stage ``back``, float64[len(keys)].
+
+        Stages are the kinds of their blocks in model order. Where one has more blocks, the rest run alone.
+        """
+        unique, where = np.unique(keys, return_inverse=True)
+        alone = {one: self.blocks.plain_ns(unique, (one,))[one] for one in ("F", letter)}
+        found = np.zeros(len(unique))
+        for forward, backward in zip_longest(ahead, back[::-1]):
+            if forward is None:
+                found += alone[letter][:, backward]
+            elif backward is None:
+                found += alone["F"][:, forward]
+            else:
+                found += self._blocks_ns(unique, forward, backward, letter)
+        return np.asarray(found[where])
+
+    def _blocks_ns(self, keys: Ints, forward: int, backward: int, letter: str) -> Ints:
+        """Bounds of two blocks that meet, int64[len(keys)] in nanoseconds."""
+        none = np.full(len(self.blocks.row), -1, dtype=np.int64)
+        known = self._known.setdefault((forward, backward, letter), none)
+        missing = keys[known[keys] < 0]
+        for batch, mine, which in self.blocks.batches(missing):
+            both = [
+                self.blocks.kept(batch, one, (kind,))[kind]
+                for kind, one in ((forward, "F"), (backward, letter))
+            ]
+            known[missing[mine]] = self._met_ns(batch, both, which)
+        return known[keys]
+
+    def _met_ns(self, batch: Batch, both: Sequence[Passes], which: Ints) -> Ints:
+        """:meth:`_blocks_ns` for some keys of a batch: merged exactly, or bounded by streams and single passes."""
+        exact = self._is_exact(batch, [passes.phase for passes in both])[which]
+        found, least = np.zeros(len(which), dtype=np.int64), which[~exact]
+        for at, place in zip(np.flatnonzero(exact).tolist(), which[exact].tolist(), strict=True):
+            phases = [passes.phase.of(place) for passes in both]
+            found[at] = self._merged_ns(phases, [passes.prices_ns[:, place] for passes in both])
+        if len(least):
+            slow = self.blocks.jobs.problem.stack.launch.kernel_overhead
+            carried = np.sum([passes.carried_ns(least, slow) for passes in both], axis=0)
+            alone = both[:1] if any(exchanges(passes.phase) for passes in both) else both
+            found[~exact] = np.max([*carried, *(passes.took_ns(least, slow) for passes in alone)], axis=0)
+        return found
+
+    def _merged_ns(self, phases: Sequence[Phase], prices_ns: Sequence[Ints]) -> int:
+        """Two blocks of one key merged as in the Program; ``prices_ns`` are the prices of each one's collectives."""
+        price = {
+            use: took_ns
+            for phase, each_ns in zip(phases, prices_ns, strict=True)
+            for use, took_ns in zip(phase.collectives, each_ns.tolist(), strict=True)
+        }.__getitem__
+        stack = self.blocks.jobs.problem.stack
+        merge, share = merged(phases[0], phases[1], price)
+        excess = max(stack.overlap.compute_slowdown_while_comm - 1.0, 0.0)
+        slow = stack.launch.kernel_overhead * (1.0 + excess * share)
+        return make_segment(merge, price, slowdown=slow).duration_ns
+
+    def _is_exact(self, batch: Batch, phases: Sequence[Phase]) -> Flags:
+        """Whether all ranks merge in the order of rank 0: no link is shared by several groups of one kind.
+
+        Otherwise some ranks may find their collectives more expensive and merge in another order.
+        """
+        uneven = batch.view.uneven_context or has_sampled_loads(batch.view.job.plan)
+        found = np.full(len(batch.keys), not uneven)
+        for use in (use for phase in phases for use in phase.collectives):
+            for mine, price in self.blocks.priced(batch, use):
+                found[mine] &= price.private
+        return found

@@ -1,0 +1,91 @@
+"""Phases of batches of keys as numbers: the duration of every step of a phase, and of the whole phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from simpar.planner.bound.keys import Batch, Keys
+from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse, Phase
+from simpar.program.blocks.segments import latest, launched_ns, schedule, without_held
+from simpar.units import Flags, Floats, Ints, to_ns
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A phase of a batch of n keys as numbers.
+
+    ``kernels`` bool[steps] marks the steps that are not collectives; these take ``seconds`` float64[kernels, n], the
+    collectives ``prices_ns`` int64[collectives, n]. ``issue_ns`` int64[n] is the host's launch time, ``drained_s``
+    float64[n, links] the time that the collectives occupy each link of rank 0.
+    """
+
+    phase: Phase
+    kernels: Flags
+    seconds: Floats
+    prices_ns: Ints
+    issue_ns: Ints
+    drained_s: Floats
+
+    @staticmethod
+    def of(phase: Phase, batch: Batch, keys: Keys) -> Passes:
+        """A phase of a batch, with its collectives priced on the groups of rank 0."""
+        size = len(batch.keys)
+        kernels = np.array([step.collective is None for step in phase.steps], dtype=bool)
+        seconds, prices_ns = np.empty((sum(kernels), size)), np.empty((sum(~kernels), size), dtype=np.int64)
+        durations = (step.duration_s for step in phase.steps if step.collective is None)
+        for at, duration_s in enumerate(durations):
+            seconds[at] = duration_s
+        drained_s = np.zeros((size, len(keys.prices.own)))
+        for at, use in enumerate(phase.collectives):
+            sizes = np.full(size, use.size_bytes)
+            same = use.op, use.group, use.count, sizes.tobytes()
+            if same not in batch.costs:
+                batch.costs[same] = _cost(use, sizes, batch, keys)
+            prices_ns[at] = batch.costs[same][0]
+            drained_s += batch.costs[same][1]
+        issue_ns = np.full(size, to_ns(phase.issue_s))
+        return Passes(phase, kernels, seconds, prices_ns, issue_ns, drained_s)
+
+    @cached_property
+    def compute_s(self) -> Floats:
+        """Seconds of all kernels, float64[n]."""
+        return np.asarray(sum(self.seconds, np.zeros(len(self.issue_ns))))
+
+    def spans_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
+        """Nanoseconds of every step for some keys, int64[steps, which]; kernels take ``slow`` times as long.
+
+        They take longer still if token exchanges beside them occupy multiprocessors.
+        """
+        found = np.zeros((len(self.kernels), len(self.issue_ns[which])), dtype=np.int64)
+        found[~self.kernels] = self.prices_ns[:, which]
+        seconds = self.seconds[:, which] * slow
+        found[self.kernels] = to_ns(seconds * without_held(self.phase, list(found), list(seconds)))
+        return found
+
+    def carried_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
+        """Nanoseconds of the passes of some keys on each of BLOCK_STREAMS, int64[streams, which]."""
+        found = np.zeros((len(BLOCK_STREAMS), len(self.issue_ns[which])), dtype=np.int64)
+        streams = [BLOCK_STREAMS.index(step.stream) for step in self.phase.steps]
+        np.add.at(found, streams, self.spans_ns(which, slow))
+        return found
+
+    def took_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
+        """Nanoseconds of the passes of some keys, int64[which]; kernels take ``slow`` times as long."""
+        issue_ns = self.issue_ns[which]
+        ends = schedule(self.phase.steps, list(self.spans_ns(which, slow)))[1]
+        return np.asarray(launched_ns(self.phase, latest(ends, 0 * issue_ns), issue_ns))
+
+
+def _cost(use: CollectiveUse, sizes: Floats, batch: Batch, keys: Keys) -> tuple[Ints, Floats]:
+    """Nanoseconds of a collective of a batch, int64[n], and seconds on each link of rank 0, float64[n, links]."""
+    took_ns, drained_s = (
+        np.empty(len(sizes), dtype=np.int64),
+        np.empty((len(sizes), len(keys.prices.own))),
+    )
+    for mine, price in keys.priced(batch, use):
+        took_ns[mine] = price.time_ns(sizes[mine], use.count)
+        drained_s[mine] = (sizes[mine] * use.count)[:, None] * price.slopes_s(keys.prices.own)
+    return took_ns, drained_s

@@ -1,0 +1,223 @@
+"""Pipelines: rows without their data parallelism, bounded by kernels alone, then by passes and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from simpar.planner.bound.block_costs import BlockCosts
+from simpar.planner.bound.paths import Hops, Passes, Path, Stages, path_bound
+from simpar.planner.bound.shapes import Shape, Shapes, weigh
+from simpar.planner.space.jobs import Jobs
+from simpar.planner.space.table import numbered, stride, together
+from simpar.program.emission.collective_prices import FREE, Price, Prices
+from simpar.units import Flags, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Senders:
+    """The kind of the last block of every virtual stage but the last, and whether no gradient returns; numbered."""
+
+    number: int
+    kinds: tuple[int, ...]
+    resting: tuple[bool, ...]
+
+
+@dataclass
+class Pipelines:
+    """Distinct pipelines of the rows: ``index`` int64[rows] into the columns ``key``, ``shape`` and ``row``."""
+
+    jobs: Jobs
+    blocks: BlockCosts
+    shapes: Shapes
+    prices: Prices
+    index: Ints
+    row: Ints
+    _hops: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
+    _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], tuple[bool, ...]]] = field(
+        default_factory=dict
+    )
+    _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Price], Floats, Ints]] = field(
+        default_factory=dict
+    )
+
+    @staticmethod
+    def of(jobs: Jobs, prices: Prices) -> Pipelines:
+        """Pipelines of all rows."""
+        blocks = BlockCosts.of(jobs, prices)
+        shapes = Shapes.of(jobs, blocks)
+        code = blocks.key * len(shapes.row) + shapes.index
+        code = code * len(jobs.rows.domain["order"]) + jobs.rows.code["order"]
+        row, index = numbered(code)
+        return Pipelines(jobs, blocks, shapes, prices, index, row)
+
+    def moved(self, rows: Ints) -> int:
+        """Assigns some rows, alike except in overlap, to the pipeline of their new shape; returns that pipeline."""
+        self.shapes.moved(rows)
+        for name in ("key", "shape"):
+            self.__dict__.pop(name, None)
+        self.row = np.append(self.row, rows[0])
+        self.index[rows] = len(self.row) - 1
+        return len(self.row) - 1
+
+    @cached_property
+    def key(self) -> Ints:
+        """Key of the passes of every pipeline."""
+        return self.blocks.key[self.row]
+
+    @cached_property
+    def shape(self) -> Ints:
+        """Shape of every pipeline."""
+        return self.shapes.index[self.row]
+
+    @property
+    def meet(self) -> Flags:
+        """Rows in which one rank holds both embedding and head, if these share a trained table."""
+        graph = self.jobs.problem.graph
+        if not graph.tied_embeddings or graph.embedding.still:
+            return np.zeros(self.jobs.rows.count, dtype=bool)
+        each = [self.shapes[at].meets for at in range(len(self.shapes.row))]
+        return np.array(each, dtype=bool)[self.shapes.index]
+
+    def microbatches(self, which: Ints) -> Floats:
+        """Microbatches of some pipelines."""
+        return np.asarray(self.jobs.rows.at("microbatches", self.row[which]), dtype=np.float64)
+
+    def by_shape(self, which: Ints) -> Iterator[tuple[Shape, Ints]]:
+        """Some pipelines in groups of equal shape: the shape, and positions in ``which``."""
+        shape = self.shape[which]
+        for mine in together(shape):
+            yield self.shapes[int(shape[mine[0]])], mine
+
+    def kernels_bound_ns(self) -> tuple[Floats, Floats]:
+        """Lower bounds of all pipelines by kernels, and the kernels of their least busy rank, in nanoseconds."""
+        found, everything = np.zeros(len(self.row)), np.arange(len(self.row))
+        least = np.zeros(len(self.row))
+        key = self.key
+        for shape, mine in self.by_shape(everything):
+            times = {letter: table[key[mine]] for letter, table in self.blocks.kernels_ns.items()}
+            passes = self.passes(shape, times)
+            path = path_bound(
+                shape, Stages(passes, passes, passes), Hops.none(shape, len(mine)), self.microbatches(mine)
+            )
+            found[mine] = path.behind()
+            each = weigh(passes.forward + passes.backward, shape.of_rank)
+            least[mine] = self.microbatches(mine) * each.min(axis=1)
+        return found, least
+
+    def asked_bound_ns(self) -> Floats:
+        """Weighted kernel time (:attr:`BlockCosts.asked_ns`) of the rank with the least, for every pipeline."""
+        least = np.zeros(len(self.row))
+        for shape, mine in self.by_shape(np.arange(len(self.row))):
+            times = {letter: table[self.key[mine]] for letter, table in self.blocks.asked_ns.items()}
+            passes = self.passes(shape, times)
+            each = weigh(passes.forward + passes.backward, shape.of_rank)
+            least[mine] = self.microbatches(mine) * each.min(axis=1)
+        return least
+
+    def path(self, shape: Shape, which: Ints, stages: Stages) -> Path:
+        """Bounds of pipelines of one shape by their passes and messages."""
+        return path_bound(shape, stages, self.hops(shape, which), self.microbatches(which))
+
+    def paths(self, shape: Shape, which: Ints) -> Iterator[Path]:
+        """Bounds of pipelines of one shape by their passes with nothing beside them, or by each stream of these."""
+        for each in self.blocks.least_ns(self.key[which], shape):
+            times, alone = (self.passes(shape, one) for one in each)
+            yield self.path(shape, which, Stages(times, times, alone))
+
+    def passes(self, shape: Shape, times: Mapping[str, Ints | Floats]) -> Passes:
+        """Passes of the stages of a shape, from durations by letter, int64[n, kinds]."""
+        return Passes.of({one: weigh(times[one], shape.by_stage) for one in shape.letters})
+
+    def passes_bound_ns(self, which: Ints) -> Floats:
+        """Bounds of some pipelines by their passes and messages."""
+        found = np.zeros(len(which))
+        for shape, mine in self.by_shape(which):
+            for path in self.paths(shape, which[mine]):
+                found[mine] = np.maximum(found[mine], path.behind())
+                if "recompute_early" in self.jobs.rows.domain:
+                    busy = path.ends + self._ahead(shape, which[mine])
+                    found[mine] = np.maximum(found[mine], busy.max(axis=1))
+        return found
+
+    def _ahead(self, shape: Shape, which: Ints) -> Floats:
+        """Recomputation ahead of backwards, [n, ranks]: it may hide in bubbles, but each rank does all of it."""
+        if shape.pairs:
+            return np.zeros((len(which), shape.num_ranks))
+        again = weigh(self.blocks.again_ns(self.key[which]), shape.of_rank @ shape.by_stage)
+        return np.asarray(self.microbatches(which)[:, None] * again)
+
+    def hops(self, shape: Shape, which: Ints) -> Hops:
+        """Messages of pipelines of one shape."""
+        times = self._of_messages(shape, which, 0, (2, len(shape.pieces) - 1))
+        return Hops(times[:, 0], times[:, 1], self.jobs.problem.stack.overlap.p2p_blocks_compute)
+
+    def drains_s(self, shape: Shape, which: Ints) -> Floats:
+        """Seconds that the messages of a microbatch occupy each rank's port and NIC, float64[n, ranks, links]."""
+        return self._of_messages(shape, which, 1, (shape.num_ranks, len(self.prices.own)))
+
+    def _of_messages(self, shape: Shape, which: Ints, part: int, size: tuple[int, int]) -> Floats:
+        """A part of :meth:`_sent` for pipelines of one shape, float64[n, *size]."""
+        if len(shape.pieces) == 1:
+            return np.zeros((len(which), *size))
+        rows = self.jobs.rows
+        code = self.key[which] * len(rows.domain["order"]) + rows.code["order"][self.row[which]]
+        _, first, where = np.unique(code, return_index=True, return_inverse=True)
+        senders = self._senders_of(shape)
+        return np.stack([self._sent(shape, senders, int(pipe))[part] for pipe in which[first]])[where]
+
+    def _senders_of(self, shape: Shape) -> Senders:
+        """What the messages of a shape depend on, and its number among the distinct ones."""
+        if shape.pieces not in self._senders:
+            kinds = self.blocks.kinds
+            of_block = {kind.block.name: at for at, kind in enumerate(kinds)}
+            senders = tuple(of_block[kinds[pieces[-1]].block.name] for pieces in shape.pieces[:-1])
+            resting = tuple(all(kinds[kind].block.still for kind in pieces) for pieces in shape.pieces[:-1])
+            self._senders[shape.pieces] = senders, resting
+        known = shape.rank_of_stage, *self._senders[shape.pieces]
+        return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])
+
+    def _sent(self, shape: Shape, senders: Senders, pipe: int) -> tuple[Floats, Floats]:
+        """The messages of one pipeline: nanoseconds [2, stages - 1] ahead and back, and seconds on links."""
+        known = senders.number, int(self.key[pipe]), int(self.jobs.rows.code["order"][self.row[pipe]])
+        if known not in self._hops:
+            prices, slopes, index = self._priced(shape, pipe)
+            size = self.blocks.sent_bytes[known[1], list(senders.kinds)]
+            table = np.stack([price.time_ns(size) for price in prices])
+            times = np.take_along_axis(table, index, axis=0).astype(np.float64)
+            took = size[:, None] * slopes[index]
+            rests = list(senders.resting)  # nothing goes back to where nothing is trained
+            times[1, rests], took[1, rests] = 0.0, 0.0
+            drains, ranks = np.zeros((shape.num_ranks, took.shape[-1])), np.array(shape.rank_of_stage)
+            for way, ends in zip(took, ((ranks[:-1], ranks[1:]), (ranks[1:], ranks[:-1])), strict=True):
+                for at, rank in enumerate(ends):  # outgoing links: the sender's; incoming: the receiver's
+                    np.add.at(drains[:, at::2], rank, way[:, at::2])
+            self._hops[known] = times, drains
+        return self._hops[known]
+
+    def _priced(self, shape: Shape, pipe: int) -> tuple[list[Price], Floats, Ints]:
+        """Distinct prices of a pipeline's messages, seconds per byte of port and NIC, and each message's price."""
+        ranks = np.arange(shape.num_ranks) * self._strides[self.row[pipe]]
+        cached = shape.rank_of_stage, tuple(ranks[:2].tolist())
+        if cached not in self._messages:
+            at = ranks[np.array(shape.rank_of_stage)]
+            pairs = np.concatenate([np.stack([at[:-1], at[1:]], 1), np.stack([at[1:], at[:-1]], 1)])
+            cluster = self.prices.cluster
+            moved = pairs - pairs.min(axis=1, keepdims=True) // cluster.domain_size * cluster.domain_size
+            _, first, index = np.unique(moved, axis=0, return_index=True, return_inverse=True)
+            prices = [self.prices.of("send", pair) if pair[0] != pair[1] else FREE for pair in pairs[first]]
+            placed = pairs[first] if cluster.leaves_bind else moved[first]
+            slopes = [
+                price.slopes_s(self.prices.ends(*pair)) for price, pair in zip(prices, placed, strict=True)
+            ]
+            self._messages[cached] = prices, np.array(slopes), index.reshape(2, -1)
+        return self._messages[cached]
+
+    @cached_property
+    def _strides(self) -> Ints:
+        """The distance between neighbouring ranks of a pipeline, int64[rows]."""
+        return stride(self.jobs.rows, "pp")

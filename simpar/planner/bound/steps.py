@@ -1,0 +1,365 @@
+"""Bounds of whole steps, row by row: the pipeline's path with data parallelism, optimizer and embedding sums on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from simpar.cost.collectives import host
+from simpar.cost.offload import update_bytes
+from simpar.cost.optimizers import shared_out_s
+from simpar.plan.optimizers import OPTIMIZERS
+from simpar.plan.plan import Numerics
+from simpar.planner.bound.batches import Batch
+from simpar.planner.bound.data_parallel import Configuration, Configurations
+from simpar.planner.bound.paths import Passes, Stages
+from simpar.planner.bound.pipelines import Pipelines
+from simpar.planner.bound.shapes import Shape, weigh
+from simpar.planner.space.table import together
+from simpar.program.structure.synchronisation import DENSE, EXPERTS
+from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
+
+NEARLY = 0.999
+"""Safety factor of bounds by links: the rates of shared links are rounded to whole numbers."""
+GATHERS, REDUCES, BOTH = slice(0, 1), slice(1, 2), slice(0, 2)
+
+
+@dataclass
+class StepBounds:
+    """Bounds of rows by everything that is known without the schedule's table."""
+
+    pipelines: Pipelines
+    configurations: Configurations
+
+    def of(self, rows: Ints) -> Floats:
+        """Lower bounds of the steps of some rows in nanoseconds, float64[len(rows)]."""
+        found, batch = np.zeros(len(rows)), Batch(self, rows)
+        for shape, mine in self.pipelines.by_shape(self.pipelines.index[rows]):
+            found[mine] = self._of_shape(RowCharge(batch, shape, mine))
+        return found
+
+    def _of_shape(self, charge: RowCharge) -> Floats:
+        shape, pipelines = charge.shape, self.pipelines.index[charge.rows]
+        tail, bounds = (
+            charge.tail(),
+            [(charge.linked() + charge.update).max(axis=1), charge.crowded().max(axis=1)],
+        )
+        for times, alone in self.pipelines.blocks.least_ns(charge.keys, shape):
+            path = self.pipelines.path(shape, pipelines, charge.stages(times, alone))
+            bounds.append(charge.opening(alone["F"]) + path.behind(tail))
+        return np.asarray(np.maximum.reduce(bounds))
+
+
+@dataclass(frozen=True)
+class RowCharge:
+    """Arithmetic on the rows ``mine`` of a batch, which share a shape; all arrays are float64[n, ...] nanoseconds."""
+
+    batch: Batch
+    shape: Shape
+    mine: Ints
+    _slowed: dict[tuple[str, bool], Floats] = field(default_factory=dict)
+
+    @property
+    def bounds(self) -> StepBounds:
+        """The bounds that all rows share."""
+        return self.batch.bounds
+
+    @property
+    def rows(self) -> Ints:
+        """Rows of the space."""
+        return self.batch.rows[self.mine]
+
+    @property
+    def closing(self) -> str:
+        """The letter of the passes that complete gradients."""
+        return "W" if self.shape.splits else "B"
+
+    @property
+    def keys(self) -> Ints:
+        """Key of the passes of every row."""
+        return self.batch.key[self.mine]
+
+    def by_configuration(self) -> Iterator[tuple[Configuration, Ints]]:
+        """Groups rows by configuration."""
+        configuration = self.batch.configuration[self.mine]
+        for rows in together(configuration):
+            yield self.batch.configurations[int(configuration[rows[0]])], rows
+
+    def each(self, name: Any, value: Callable[[Configuration], Any]) -> Any:
+        """A function of a configuration, evaluated for every row."""
+        return self.batch.each(name, value)[self.batch.configuration[self.mine]]
+
+    def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
+        """A field of Moves for the passes of a letter, [n, kinds]."""
+        return self.batch.moves(name, letter, boundary=boundary)[self.batch.configuration[self.mine]]
+
+    @cached_property
+    def reshard(self) -> Flags:
+        """Whether parameters are freed after every use."""
+        return np.asarray(self.each("reshard", lambda one: one.policies["F", True].reshard))
+
+    @cached_property
+    def per_unit(self) -> Flags:
+        """Whether blocks are gathered and reduced one by one."""
+        return np.asarray(self.each("per_unit", lambda one: one.sync.per_unit))
+
+    def pass_times(self, letter: str, *, boundary: bool) -> Floats:
+        """Durations of passes by kind, slowed by data-parallel communication beside them, [n, kinds]."""
+        return self.batch.pass_times(self.mine, letter, boundary=boundary)
+
+    def slowed_times(self, letter: str, *, boundary: bool) -> Floats:
+        """Durations of passes by stage, slowed by data-parallel communication beside them, [n, stages]."""
+        known = letter, boundary
+        if known not in self._slowed:
+            kinds = self.pass_times(letter, boundary=boundary)
+            self._slowed[known] = self.stage_times(kinds, letter, boundary=boundary)
+        return self._slowed[known]
+
+    def stages(self, times: Mapping[str, Ints], alone: Mapping[str, Ints]) -> Stages:
+        """Durations of the passes of every stage, which wait for gathers inside them if parameters are freed.
+
+        By letter, [n, kinds]: a pass takes at least ``times`` of its rank, and at least ``alone`` from start to end.
+        """
+        usual, ends = (self._passes(times, boundary) for boundary in (False, True))
+        return Stages(usual, ends, ends if alone is times else self._passes(alone, True))
+
+    def _passes(self, times: Mapping[str, Ints], boundary: bool) -> Passes:
+        return Passes.of(
+            {one: self.stage_times(times[one], one, boundary=boundary) for one in self.shape.letters}
+        )
+
+    def stage_times(self, kinds: Ints | Floats, letter: str, *, boundary: bool) -> Floats:
+        """Durations of the passes of every stage, [n, stages], of blocks that take ``kinds`` [n, kinds].
+
+        Gathers run at most two blocks ahead, and a block waits for the reduction of the block two before it. So between
+        the first and the last block of a pass there run the third and later gathers, all reductions but the last two,
+        and everything inside the blocks between.
+        """
+        distinct, like = self.shape.distinct
+        times = weigh(kinds, self.shape.by_stage[distinct])
+        gather = self.moves("gather", letter, boundary=boundary) * self.reshard[:, None]
+        if not gather.any():
+            return times[:, like]
+        first, last, later, between, earlier = self.shape.windows[letter == "F"]
+        linked = self._inside(letter, between) + self._copied(letter, later, boundary, GATHERS)
+        linked += self._copied(letter, earlier, boundary, REDUCES) * self.per_unit[:, None, None]
+        used = NEARLY * NS_PER_S * linked.max(axis=2, initial=0.0)
+        # t(stage) >= t(first) + t(last) + max(gathers of blocks 3.., work of the busiest link between them)
+        window = np.maximum(weigh(gather, later), used)
+        several = later.any(axis=1) & some(gather)
+        return np.where(several, np.maximum(times, weigh(kinds, first + last) + window), times)[:, like]
+
+    def opening(self, kinds: Ints) -> Floats:
+        """The least delay of a rank's passes behind the pipeline's path, [n].
+
+        All of them wait for the first gather of the first stage, and no forward of blocks that take ``kinds`` [n,
+        kinds] ends before its parameters are there.
+        """
+        gather = self.moves("gather", "F", boundary=True)
+        first = self.shape.pieces[0]
+        both = np.stack([weigh(each, self.shape.by_stage[:1])[:, 0] for each in (gather, kinds)])
+        # the last block follows all gathers G: delay = G + t(last) - sum of t (if freed: see stage_times)
+        late = both[0] + kinds[:, first[-1]] - both[1]
+        opened = np.maximum(gather[:, first[0]], np.where(self.reshard, 0.0, late))
+        return np.asarray(opened * (both[0] > 0))
+
+    @cached_property
+    def parameters(self) -> dict[str, Floats]:
+        """Parameters of every rank by who holds copies, [n, ranks]; a projection tied to its embedding counts once."""
+        blocks, counts = self.bounds.pipelines.blocks, self.shape.of_rank @ self.shape.by_stage
+        dense, experts = (weigh(each[self.keys], counts) for each in (blocks.dense, blocks.experts))
+        dense[:, 0] -= self._meet * blocks.projection[self.keys]
+        return {DENSE: dense, EXPERTS: experts}
+
+    @cached_property
+    def _meet(self) -> Flags:
+        """Whether rank 0 holds a tied table as both embedding and head, [n]."""
+        return self.bounds.configurations.meet[self.rows]
+
+    @cached_property
+    def late(self) -> Floats:
+        """Reductions after the last backward, if none ran beside it, [n, ranks]."""
+        return self._behind("late_reductions")
+
+    @cached_property
+    def embedding(self) -> Floats:
+        """The all-reduce of tied embedding gradients on the first and last rank, [n]."""
+        return np.asarray(self.each("embedding", lambda one: one.embedding_ns), dtype=np.float64)
+
+    @cached_property
+    def optimizer(self) -> Floats:
+        """The update and the gather after it, [n, ranks]."""
+        parts = {kind: self.each(("shards", kind), partial(_shards, kind=kind)) for kind in self.parameters}
+        share = sum(held / parts[kind][:, None] for kind, held in self.parameters.items())
+        share = np.where(self.each("alone", lambda one: one.sync.single_process)[:, None], 0.0, share)
+        found, which = np.zeros_like(share), self.batch.alike_updates[self.batch.configuration[self.mine]]
+        for at in np.unique(which).tolist():
+            sync, mine = self.batch.configurations[at].sync, np.flatnonzero(which == at)
+            products_s = self._products_s(sync.job.plan.numerics, parts, mine)
+            found[mine] = to_ns(sync.update_s(share[mine]) + products_s)
+        found = np.where(share > 0, found, 0.0)  # a single process updates on the first device only
+        found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
+        return np.asarray(found + self._behind("late_gathers"))
+
+    def _products_s(self, numerics: Numerics, parts: Mapping[str, Floats], mine: Ints) -> Floats | float:
+        """Seconds of the matrix products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
+        if not OPTIMIZERS[numerics.optimizer].by_matrix:
+            return 0.0
+        counts = self.shape.of_rank @ self.shape.by_stage
+        table = self.bounds.pipelines.blocks.products_s[numerics.optimizer][self.keys[mine]]
+        found = np.zeros((len(mine), len(counts)))
+        for expert, kind in enumerate((DENSE, EXPERTS)):
+            whole_s, each_s = table[:, :, expert, 0], table[:, None, :, expert, 1]
+            dearest_s = (each_s * (counts > 0)).max(axis=2)
+            found += shared_out_s(weigh(whole_s, counts), dearest_s, parts[kind][mine][:, None])
+        return found
+
+    def _on_host_ns(self, configuration: Configuration) -> float:
+        """Nanoseconds per parameter that updates of one stage's ranks take of their host's memory bandwidth.
+
+        Neighbours in a node that differ only in tensor or context rank (or in data-parallel rank, if that axis comes
+        before the pipeline) update at the same time, unless some ranks are slow.
+        """
+        job, blocks = configuration.sync.job, self.bounds.pipelines.blocks
+        if not job.plan.offload.ratio or job.plan.offload.offload_delayed:
+            return 0.0
+        cluster, mesh = blocks.prices.cluster, job.plan.mesh
+        beside = mesh.tp * mesh.cp * (mesh.replicas if mesh.order.index("dp") < mesh.order.index("pp") else 1)
+        if blocks.jobs.problem.perturbation.slow_ranks:
+            beside = 1
+        alone_s = host.line("host_update", 0, cluster).seconds_per_byte * update_bytes(job.plan, job.stack)
+        at_once = min(beside, cluster.profile.devices_per_node)
+        return float(NEARLY * at_once * job.plan.offload.ratio * alone_s * NS_PER_S)
+
+    def _behind(self, name: str) -> Floats:
+        """Collectives after the last pass of ranks; ``name`` is a method of :class:`Synchronisation`."""
+        found = np.zeros((len(self.mine), self.shape.num_ranks))
+        none = {kind: np.zeros(1) for kind in self.parameters}
+        moves = self.each(name, lambda one: bool(getattr(one.sync, name)(none)))
+        for configuration, rows in self.by_configuration() if moves.any() else ():
+            if not moves[rows[0]]:
+                continue
+            held = {kind: each[rows[:1]] for kind, each in self.parameters.items()}
+            found[rows] = configuration.taken_ns(getattr(configuration.sync, name)(held))
+        return found
+
+    @cached_property
+    def update(self) -> Floats:
+        """Everything after a rank's last pass except the collectives that ran beside it, [n, ranks]."""
+        found = self.late + self.optimizer
+        if self.shape.rank_of_stage[-1]:
+            found[:, [0, self.shape.rank_of_stage[-1]]] += self.embedding[:, None]
+        return found
+
+    def ended(self, ready: Floats, again: Floats) -> Floats:
+        """When the steps of ranks end, [n, ranks].
+
+        ``ready`` is the end of their passes and first reductions, ``again`` that of their second reductions. Tied
+        embeddings are summed when both ends of the pipeline are ready.
+        """
+        reduced, last = ready + self.late, self.shape.rank_of_stage[-1]
+        tied = np.flatnonzero(self.embedding > 0)
+        if last and len(tied):
+            ends = np.ix_(tied, np.array([0, last]))
+            reduced[ends] = (reduced[ends].max(axis=1) + self.embedding[tied])[:, None]
+        return np.maximum(reduced, again) + self.optimizer
+
+    def tail(self) -> Floats:
+        """The least time after a rank's last pass, [n, ranks]: the rest of the reductions beside it, and the update.
+
+        At least the last block's reduction is left. Embeddings are summed after the first reduction and beside the
+        second.
+        """
+        first, both = (self.moves(name, self.closing, boundary=True) for name in ("first", "both"))
+        if self.shape.splits:
+            placed = list(zip(self.shape.pieces, self.shape.rank_of_stage, strict=True))
+            held = [[pieces[0] for pieces, rank in placed if rank == r] for r in range(self.shape.num_ranks)]
+            left, later = (
+                np.stack([times[:, each].min(axis=1) for each in held], axis=1) for times in (first, both)
+            )
+        else:
+            opened = [self.shape.pieces[stage][0] for stage in self.shape.first_stage]
+            left, later = first[:, opened], both[:, opened]
+        return np.maximum(left + self.update, later + self.optimizer)
+
+    def _moved(self, kind: str, counts: Floats) -> Floats:
+        """Parameters that data parallelism moves for given numbers of blocks, [n, len(counts)]."""
+        blocks = self.bounds.pipelines.blocks
+        if kind == EXPERTS:
+            return weigh(blocks.experts[self.keys], counts)
+        once = np.where(self._meet & ~self.per_unit, blocks.projection[self.keys], 0.0)
+        return weigh(blocks.dense[self.keys], counts) - once[:, None] * counts[:, blocks.head]
+
+    def linked(self) -> Floats:
+        """Time on each rank's busiest link, if all ranks' groups lay like those of rank 0, [n, ranks].
+
+        It counts gathers, reductions, messages and the collectives inside passes. If a table has both whole and split
+        backwards, the lesser of the two counts.
+        """
+        pipelines, counts = self.bounds.pipelines, self.shape.of_rank @ self.shape.by_stage
+        which = pipelines.index[self.rows]
+        inside = {letter: self._inside(letter, counts) for letter in self.shape.letters}
+        found = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
+        found = found + self._over_passes(
+            lambda one, boundary: inside[one] + self._copied(one, counts, boundary)
+        )
+        return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
+
+    def crowded(self) -> Floats:
+        """Time of gathers and reductions on the busiest link of the most crowded rank of each stage, [n, ranks].
+
+        Zero if all ranks are as crowded as rank 0, which :meth:`linked` covers.
+        """
+        if not self.each("crowded", lambda one: bool(one.crowded)).any():
+            return np.zeros((len(self.mine), self.shape.num_ranks))
+        found = self._over_passes(self._crowded)
+        return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
+
+    def _over_passes(self, each: Callable[[str, bool], Floats]) -> Floats:
+        """Sums ``each(letter, boundary)``, seconds on links, over a step: 1 boundary pass, m - 1 others."""
+        found, several = (
+            np.zeros(1),
+            self.bounds.pipelines.microbatches(self.bounds.pipelines.index[self.rows]) - 1.0,
+        )
+        for boundary, times in ((True, np.ones(1)), (False, several)):
+            passes = Passes.of({one: each(one, boundary) for one in self.shape.letters})
+            found = found + times[:, None, None] * (passes.forward + passes.backward)
+        return found
+
+    def _crowded(self, letter: str, boundary: bool) -> Floats:
+        """Seconds that gathers and reductions of a pass take of the links of crowded ranks, [n, ranks, links]."""
+        counts = self.shape.of_rank @ self.shape.by_stage
+        distinct, which = np.unique(self.batch.configuration[self.mine], return_inverse=True)
+        each = (self.batch.configurations[at] for at in distinct.tolist())
+        held = [one.crowded_s(letter, self.shape.num_ranks, boundary=boundary) for one in each]
+        slopes = np.stack(held)[which]
+        moved = (self._moved(kind, counts)[..., None] for kind in (DENSE, EXPERTS))
+        return np.asarray(sum(size * slopes[:, at] for at, size in enumerate(moved)))
+
+    def _inside(self, letter: str, counts: Floats) -> Floats:
+        """Seconds that collectives inside blocks occupy each link of rank 0, [n, len(counts), links]."""
+        return np.tensordot(self.batch.inside(letter)[self.mine], counts, (1, 1)).swapaxes(1, 2)
+
+    def _copied(self, letter: str, counts: Floats, boundary: bool, parts: slice = BOTH) -> Floats:
+        """Seconds that gathers and reductions of blocks occupy each link of rank 0, [n, len(counts), links]."""
+        name = "slopes", letter, boundary
+        slopes = self.each(name, lambda one: one.slopes_s(letter, boundary=boundary))[:, :, parts].sum(axis=2)
+        found = np.zeros((len(self.mine), len(counts), slopes.shape[-1]))
+        for at, kind in enumerate((DENSE, EXPERTS)):
+            if slopes[:, at].any():
+                found += self._moved(kind, counts)[..., None] * slopes[:, None, at]
+        return found
+
+
+def some(values: Floats) -> Flags:
+    """Rows with any value that is not zero, bool[n, 1]."""
+    return np.asarray(values.any(axis=1))[:, None]
+
+
+def _shards(configuration: Configuration, kind: str) -> float:
+    """The number of ranks over which one copy of the optimizer states is sharded."""
+    return float(next((one.shards for one in configuration.sync.replicas if one.kind == kind), 1))

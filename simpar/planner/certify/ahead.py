@@ -1,0 +1,152 @@
+"""Speculative simulations by other processes of the rows that a search will probably need next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from time import perf_counter
+from typing import TypeAlias
+
+from simpar.errors import UserError
+from simpar.plan.plan import Plan
+from simpar.planner.certify.exact import Exact, measure
+from simpar.planner.certify.frontier import SWEPT, Frontier
+from simpar.planner.problem import Problem
+from simpar.planner.space.jobs import plan_of
+from simpar.planner.space.portable import refusals
+from simpar.planner.workers import FORK, Forks, Workers
+
+Place: TypeAlias = tuple[int, int]
+"""A frontier (by its index) and one of its rows."""
+Task: TypeAlias = tuple[int, Plan]
+"""A frontier (by its index) and the plan of one of its rows."""
+QUEUED = 2
+"""Tasks per forked process: the one it runs and the next one."""
+
+
+def measured_elsewhere(problems: Sequence[Problem], before: int, task: Task) -> Exact | None:
+    """The simulated step of a plan, run in another process; None if it cannot be simulated.
+
+    ``problems`` are those of the frontiers. ``before`` is the number of ops simulated so far, by which the engine is
+    chosen.
+    """
+    place, plan = task
+    try:
+        return measure(problems[place], plan, before).let_go()
+    except UserError:
+        return None  # the process that needs this plan runs it again and reports why
+
+
+@dataclass
+class Ahead:
+    """Keeps what other processes find until its turn comes: a search takes the same path with any number of them.
+
+    ``frontiers`` are those of the search; their number does not change.
+    """
+
+    frontiers: Sequence[Frontier]
+    workers: Workers
+    best: float = float("inf")
+    _alone_s: float = 0.0
+    _found: dict[Place, Future[Exact | None]] = field(default_factory=dict)
+    _forks: Forks[Task, Exact | None] | None = None
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._forks is not None:
+            self._forks.__exit__(*error)
+
+    def simulate(self, place: int, row: int, best: float) -> Exact:
+        """The simulated step of a row whose turn has come; rows worth no less than ``best`` are not speculated on.
+
+        Raises TooManyOps if the row's Program has more ops than are built.
+        """
+        self.best = best
+        frontier, alone = self.frontiers[place], self.workers.jobs == 1
+        if alone or self._alone_s < self.workers.patience_s:
+            began = perf_counter()
+            found = frontier.simulate(row)
+            self._alone_s += perf_counter() - began
+            return found
+        try:
+            self._ask((place, row))
+            elsewhere = self._taken((place, row))
+        except BrokenProcessPool:  # the system killed a process, as when memory runs out: go on alone
+            self.workers, elsewhere = Workers(), None
+        if elsewhere is None:
+            return frontier.simulate(row)
+        found = replace(elsewhere, problem=frontier.rows.problem)
+        frontier.note(row, found)
+        return found
+
+    def _ask(self, now: Place) -> None:
+        """Ask other processes for rows that are likely to be next; joblib's also for the row whose turn it is."""
+        if self.workers.backend == FORK:
+            queued = sum(not each.done() for each in self._found.values())
+            room = QUEUED * (self.workers.at_once - 1) - queued
+            for each in islice(self._likely(now), max(room, 0)):
+                self._found[each] = self._forked().submit(self._task(each))
+        elif now not in self._found:
+            places = [now, *islice(self._likely(now), self.workers.at_once - 1)]
+            for each, found in zip(
+                places, self.workers.map(self._function(), list(map(self._task, places))), strict=True
+            ):
+                self._found[each] = _done(found)
+
+    def _taken(self, now: Place) -> Exact | None:
+        """What another process finds for a row; None if this process has to run it.
+
+        While the other process is still running it, this one simulates other likely rows.
+        """
+        future = self._found.pop(now, None)
+        if future is None or future.cancel():
+            return None
+        while not future.done() and (each := next(self._likely(now), None)) is not None:
+            self._found[each] = _done(self._function()(self._task(each)))
+        return future.result()
+
+    def _function(self) -> Callable[[Task], Exact | None]:
+        problems = [each.rows.problem for each in self.frontiers]
+        return partial(measured_elsewhere, problems, max(each.num_ops for each in self.frontiers))
+
+    def _forked(self) -> Forks[Task, Exact | None]:
+        if self._forks is None:
+            self._forks = Forks(self._function(), self.workers.at_once - 1)
+        return self._forks
+
+    def _task(self, at: Place) -> Task:
+        place, row = at
+        return place, plan_of(self.frontiers[place].rows, row)
+
+    def _likely(self, now: Place) -> Iterator[Place]:
+        """Swept rows with the lowest bounds that are not simulated yet and would be, lowest first.
+
+        It is asked when the turn of ``now`` has come, so that no row is dropped before that.
+        """
+        most = 2 * QUEUED * self.workers.at_once
+        found = [
+            (float(frontier.worth(row)), at, row)
+            for at, frontier in enumerate(self.frontiers)
+            for row in frontier.nearest(SWEPT, most)
+            if (at, row) not in self._found and (at, row) != now
+        ]
+        for worth, at, row in sorted(found):
+            rows = self.frontiers[at].rows
+            room = (
+                worth < self.best and self.frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
+            )
+            if room and not refusals(rows, row):
+                yield at, row
+
+
+def _done(found: Exact | None) -> Future[Exact | None]:
+    """A future that already has its result."""
+    future: Future[Exact | None] = Future()
+    future.set_result(found)
+    return future

@@ -1,0 +1,451 @@
+"""The frontier: rows with lower bounds, sharpened where it pays: kernels, passes, whole steps, sweeps, simulations.
+
+The row with the lowest bound is always examined next, together with others that can share the next, more expensive
+bound. A row whose bound is no better than the incumbent is never examined again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.power import beyond_waiting
+from simpar.errors import TooManyOps
+from simpar.plan.schedules import declared, looks_at_costs
+from simpar.plan.sync import apart
+from simpar.planner.bound.batched_sweep import Sweeps
+from simpar.planner.bound.data_parallel import Configurations
+from simpar.planner.bound.dualpipe import asked_bound_ns, kernels_bound_ns
+from simpar.planner.bound.pipelines import Pipelines
+from simpar.planner.bound.steps import StepBounds
+from simpar.planner.certify.exact import BY_TIME, Exact, Known, Rates, measure, objective_rates, swept_ns
+from simpar.planner.certify.token_slices import SliceBounds, sliced, with_slices
+from simpar.planner.problem import Problem
+from simpar.planner.space.axes import both_ends, undecided
+from simpar.planner.space.fit import needed_by_table, needs
+from simpar.planner.space.jobs import Jobs, plan_of
+from simpar.planner.space.portable import refusals
+from simpar.planner.space.recomputation import RecomputeBounds, alike, decide
+from simpar.planner.space.table import Rows
+from simpar.program.emission.collective_prices import Added, Prices
+from simpar.units import NS_PER_S, Flags, Floats, Ints
+
+KERNELS, PASSES, STEP, TABLED, SWEPT, EXACT = range(6)
+SIZED = ("tp", "cp", "pp", "schedule", "vpp", "zero", "sequence_parallel", "tp_overlap")
+"""Axes that decide how many ops a pass has, and how many ranks differ."""
+TRIES = 3
+SOON = 1.02  # rows with bounds up to this factor above the lowest are examined with it
+PASSED_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 16384, 16384, 64
+UNTOLD = ("tp", "cp", "pp", "ep", "zero", "hsdp", "sequence_parallel", "tp_overlap")
+"""Axes whose values bounds by kernels alone do not rank."""
+DEGREES = ("tp", "cp", "pp", "ep")
+FAMILY, FAMILIES = (*DEGREES, "zero"), 4
+TOLD = ("schedule", "micro_batch", "recompute")
+PASSED, PROMISING = 512, 48
+MANY_MICROBATCHES = 40
+"""With so many microbatches or more, tables with few of them in flight are bounded by how they begin first."""
+KEPT, KEPT_OPS = 6, 200_000
+"""How many of the best simulated steps are kept for reports, and how many ops they may have together."""
+
+
+@dataclass
+class Frontier:
+    """Rows that fit, with the lower bound of each in seconds, the bound's level, and the memory that each needs.
+
+    The objective of a row is at least what ``rates`` make of its bound and, for energy, of ``asked_s``: kernel seconds
+    weighted with their power demand above waiting. ``simulated`` holds the rows that were simulated, in Programs of
+    ``num_ops`` ops in all; those that do not fit are dropped. ``unbuilt`` are rows whose Programs have more ops than
+    are built; they keep their bounds.
+    """
+
+    rows: Rows
+    sweeps: Sweeps
+    bound_s: Floats
+    level: NDArray[np.int8]
+    needed_bytes: Floats
+    rates: Rates = BY_TIME
+    asked_s: Floats | None = None
+    swept: int = 0
+    simulated: dict[int, Exact] = field(default_factory=dict)
+    num_ops: int = 0
+    unbuilt: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @cached_property
+    def _lowest(self) -> tuple[Ints, Ints, float]:
+        """The active rows at the last full scan, the rows with the lowest bounds among them, and the limit of these."""
+        return self._active, self._active[:0], 0.0
+
+    @cached_property
+    def squeeze(self) -> RecomputeBounds:
+        """Bounds for rows whose recomputation is undecided: the time that limited memory costs them."""
+        return RecomputeBounds(self.bounds.pipelines)
+
+    @cached_property
+    def turned_down(self) -> dict[int, float]:
+        """Bounds in seconds of rows that were dropped because the tables they run hold too much."""
+        return {}
+
+    @cached_property
+    def _large(self) -> Known:
+        """Large steps that were simulated."""
+        return {}
+
+    @cached_property
+    def slicing(self) -> SliceBounds:
+        """Bounds of rows with token slices."""
+        return SliceBounds(self.bounds.pipelines)
+
+    @cached_property
+    def own(self) -> Flags:
+        """Rows that are bounded one by one: those with token slices, and pipelines with two ends."""
+        return sliced(self.rows) | both_ends(self.rows)
+
+    @cached_property
+    def greedy(self) -> NDArray[np.bool_]:
+        """Rows whose tables depend on the durations of their passes."""
+        names = filter(looks_at_costs, map(str, self.rows.domain["schedule"]))
+        return np.asarray(self.rows.one_of("schedule", *names))
+
+    @cached_property
+    def begun(self) -> NDArray[np.bool_]:
+        """Rows that have been bounded by the beginning of their table, or skip that step."""
+        begins = [name for name in map(str, self.rows.domain["schedule"]) if declared(name).beginnings]
+        held = self.rows.one_of("schedule", *begins) & (self.rows.at("pp", ...) > 1)
+        return np.asarray(~held | (self.rows.at("microbatches", ...) < MANY_MICROBATCHES))
+
+    @staticmethod
+    def of(rows: Rows, needed_bytes: Floats) -> Frontier:
+        """A frontier with all rows bounded by their kernels, and by those of a slow rank at any place in a pipeline."""
+        problem, rows = rows.problem, with_slices(rows)
+        pipelines = Pipelines.of(
+            Jobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack))
+        )
+        sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
+        bound, least = pipelines.kernels_bound_ns()
+        if (cut := np.unique(pipelines.index[sliced(rows)])).size:
+            bound[cut], least[cut] = SliceBounds(pipelines).kernels_bound_ns(cut)
+        if (ends := np.unique(pipelines.index[both_ends(rows)])).size:
+            bound[ends], least[ends] = kernels_bound_ns(pipelines, ends)
+        if "sync" not in rows.domain and not apart(problem.base):  # else nobody waits for a slow rank
+            bound = np.maximum(bound, max(problem.perturbation.slow_ranks.values(), default=1.0) * least)
+        bound_s = np.asarray(problem.stack.step_s(bound))[pipelines.index]
+        level = np.full(rows.count, KERNELS, dtype=np.int8)
+        rates, active, asked_s = objective_rates(problem), np.arange(rows.count), None
+        if rates.asked_per_s:
+            asked = pipelines.asked_bound_ns()
+            asked[cut] = least[cut] * min(beyond_waiting(streaming=each) for each in (True, False))
+            asked[ends] = asked_bound_ns(pipelines, ends)
+            asked_s = (asked / NS_PER_S)[pipelines.index]
+        return Frontier(rows, sweeps, bound_s, level, needed_bytes, rates, asked_s, _active=active)
+
+    @property
+    def bounds(self) -> StepBounds:
+        """Bounds of whole steps."""
+        return self.sweeps.bounds
+
+    def worth(self, rows: Any) -> Any:
+        """A lower bound of the objective of rows."""
+        worth = self.rates.per_s * self.bound_s[rows]
+        if self.asked_s is None:
+            return worth
+        busy = self.rates.asked_per_s * self.asked_s[rows]
+        return np.minimum(worth + busy, self.rates.most_per_s * self.bound_s[rows])
+
+    def forget(self, best: float) -> None:
+        """Deactivate rows that cannot beat the incumbent ``best``."""
+        alive = (self.worth(self._active) < best) & (self.level[self._active] < EXACT)
+        self._active = self._active[alive]
+
+    def next(self) -> int | None:
+        """The active row with the lowest bound; None if there is none."""
+        rows, worth = self._near()
+        return int(rows[np.argmin(worth)]) if len(rows) else None
+
+    def _near(self) -> tuple[Ints, Floats]:
+        """Active rows with bounds a little above the lowest or less, and their lower bounds of the objective.
+
+        Bounds only rise, so no other row can overtake these. The full scan over millions of rows is repeated only when
+        these few have risen or the active rows have changed.
+        """
+        active, rows, limit = self._lowest
+        worth = self.worth(rows)
+        if active is not self._active or not len(rows) or SOON * worth.min() > limit:
+            rows, worth = self._active, self.worth(self._active)
+            lowest = worth.min(initial=np.inf)
+            limit = lowest + (SOON**2 - 1) * abs(lowest)
+            rows, worth = rows[worth <= limit], worth[worth <= limit]
+            self._lowest = self._active, rows, limit
+        return rows, worth
+
+    def shortest(self, mask: Flags, level: int = SWEPT, tries: int | None = None) -> int | None:
+        """The best row of a mask by bounds of a level, contention left out; None without any.
+
+        After ``tries`` sweeps, the best of the rows that have reached the level.
+        """
+        kept, self._active = self._active, np.flatnonzero(mask & np.isfinite(self.bound_s))
+        try:
+            while (row := self.next()) is not None and self.level[row] < level:
+                if tries is not None and tries <= 0:
+                    self._active = self._active[self.level[self._active] >= level]
+                    return self.next()
+                if tries is not None:  # sweeping a Program of its own costs more than a table
+                    tries -= 2 if self.own[row] else int(self.level[row] == TABLED)
+                self.sharpen(row)
+        finally:
+            self._active = kept
+        return row
+
+    def layouts(self) -> Ints:
+        """The layout number of every row; rows of one layout differ only in data parallelism and the order of ranks."""
+        pipelines = self.bounds.pipelines
+        return pipelines.blocks.key * len(pipelines.shapes.row) + pipelines.shapes.index
+
+    def promising(self, mask: Flags, near: Rows) -> Flags:
+        """The few rows of a mask that are likely to have the shortest steps, with bounds of their whole steps.
+
+        A family is a combination of degrees and ZeRO stage. Considered are the family of a good row (``near``, of this
+        or another frontier), families in which one degree is half or twice as large, and the families with the shortest
+        steps, judged by their row with the least kernel time. Of these, the rows with the shortest passes are taken.
+        Rows whose bounds say little are left out as long as there are others: tensor ranks that span domains, and
+        tables that depend on durations.
+        """
+        told = mask & (self.rows.at("tp", ...) <= self.rows.problem.cluster.domain_size) & ~self.greedy
+        rows = np.flatnonzero((told if told.any() else mask) & np.isfinite(self.bound_s))
+        family = self.rows.number(FAMILY)
+        few = self._in_whole(self._first_of(rows, self.rows.number(UNTOLD)), family)
+        away = sum(np.abs(np.log2(self.rows.at(name, rows) / near[name])) for name in DEGREES)
+        best = np.isin(family[rows], family[self._first_of(few, family)[:FAMILIES]])
+        alike = self.rows.number(TOLD, family, int(family.max()) + 1)
+        again = self._in_whole(rows[best | (away <= 1.0)], alike)
+        return np.isin(np.arange(self.rows.count), np.append(few, again))
+
+    def _in_whole(self, rows: Ints, number: Ints) -> Ints:
+        """The rows with the shortest passes, one per number, bounded by whole steps."""
+        rows = self._first_of(rows, self.bounds.pipelines.index * (number.max() + 1) + number)[:PASSED]
+        self._raise_passes(rows)
+        rows = self._first_of(rows, number)[:PROMISING]
+        self._raise_steps(rows)
+        return rows
+
+    def _first_of(self, rows: Ints, number: Ints) -> Ints:
+        """For every number the row with the lowest bound; lowest first."""
+        ordered = rows[np.argsort(self.bound_s[rows], kind="stable")]
+        return ordered[np.sort(np.unique(number[ordered], return_index=True)[1])]
+
+    def sharpen(self, row: int) -> None:
+        """Raise a row to the next level of bound, and others along with it."""
+        if self.own[row]:
+            self._sweep_own(row)
+            return
+        {KERNELS: self._passes, PASSES: self._steps, STEP: self._tables, TABLED: self._sweep}[
+            int(self.level[row])
+        ](row)
+
+    def nearest(self, level: int, most: int) -> list[int]:
+        """Active rows of a level with the lowest bounds, lowest first."""
+        mine = self._active[self.level[self._active] == level]
+        return [int(row) for row in mine[np.argsort(self.worth(mine), kind="stable")[:most]]]
+
+    def may_fit(self, row: int) -> bool:
+        """Whether a row may fit with the table that it runs; it is dropped if not."""
+        needed_bytes = self.least_bytes(row)
+        self.needed_bytes[row] = max(self.needed_bytes[row], needed_bytes)
+        if needed_bytes > self.rows.problem.memory_limit_bytes:
+            self.turned_down[row] = float(self.bound_s[row])
+            self.drop(np.array([row]))
+            return False
+        return True
+
+    def least_bytes(self, row: int, problem: Problem | None = None) -> float:
+        """Memory that a row needs at least with the table it runs; 0 if the row's own table adds nothing.
+
+        Rows were admitted by what is in flight in a table of any durations; a table made for the row's durations may
+        hold more. ``problem`` may ask for another probability of fitting.
+        """
+        name = str(self.rows.domain["schedule"][self.rows.code["schedule"][row]])
+        if row in self.simulated or self.own[row] or not looks_at_costs(name) or self.rows.at("pp", row) == 1:
+            return 0.0
+        return needed_by_table(self.rows, row, self.sweeps.table_of(row), problem)
+
+    def simulate(self, row: int) -> Exact:
+        """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
+        # never hold two large Programs beside the one that is being made
+        found = measure(
+            self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._let_go
+        )
+        self.note(row, found)
+        return found
+
+    def first_that(self, allowed: Callable[[Exact], bool], *, on_any_target: bool = False) -> Exact | None:
+        """The first of the few shortest rows, by bounds of whole steps, that is ``allowed`` once simulated."""
+        left = np.ones(self.rows.count, dtype=bool)
+        for _ in range(TRIES):
+            if (row := self.shortest(left, STEP)) is None:
+                return None
+            left[row] = False
+            with suppress(TooManyOps):
+                if (on_any_target or not refusals(self.rows, row)) and allowed(found := self.simulate(row)):
+                    return found
+        return None
+
+    def note(self, row: int, found: Exact) -> None:
+        """Record a simulated row; drop it if it does not fit. Only the best steps and the last one are kept."""
+        self.simulated[row], self.num_ops = found, self.num_ops + found.num_ops
+        if found.kept:
+            self._let_go(found)
+        if not found.fits:
+            self.drop(np.array([row]))
+
+    def _let_go(self, last: Exact | None = None) -> None:
+        """Free all simulated steps but the best and ``last``."""
+        held = [one for one in self.simulated.values() if one.kept]
+        held.sort(key=lambda one: (not one.fits, one.worth))
+        ops = np.cumsum([one.num_ops for one in held])
+        for at, one in enumerate(held[1:], start=1):
+            if (at >= KEPT or ops[at] > KEPT_OPS) and one is not last:
+                one.let_go()
+
+    def unseen(self, limit_s: float) -> int:
+        """The number of rows bounded below ``limit_s`` that were neither simulated, dropped nor refused."""
+        found = (self.bound_s < limit_s) & (self.level < EXACT)
+        found[list(self.simulated)] = False
+        return int(found.sum())
+
+    def drop(self, rows: Ints) -> None:
+        """Exclude rows for good: they do not fit."""
+        self.bound_s[rows], self.level[rows] = np.inf, EXACT
+        self._active = self._active[~np.isin(self._active, rows)]
+
+    def leave_late(self, deadline_s: float) -> None:
+        """Deactivate rows whose steps take longer than a deadline by their bounds, which they keep."""
+        self._active = self._active[self.bound_s[self._active] <= deadline_s]
+
+    def leave(self, row: int) -> None:
+        """Deactivate a row whose Program has more ops than are built, and rows as large; they keep their bounds."""
+        rows = np.append(self._active[self.as_large(row)[self._active]], row)
+        self.unbuilt = np.union1d(self.unbuilt, rows)
+        self._active = np.setdiff1d(self._active, rows)
+
+    def as_large(self, row: int) -> Flags:
+        """Rows with at least as many ops per step as a row: at least its microbatches, of passes with as many ops."""
+        rows = self.rows
+        found = np.asarray(rows.at("microbatches", ...) >= rows.at("microbatches", row))
+        for name in SIZED:
+            found &= rows.code[name] == rows.code[name][row]
+        return found
+
+    def settle(self, row: int) -> None:
+        """Mark a row as done: it was simulated, or never will be, and its bound no longer counts."""
+        self.level[row] = EXACT
+        self._active = self._active[self._active != row]
+
+    def _at(self, level: int, most: int) -> Ints:
+        """Active rows of a level close to the lowest bound, at most ``most`` of them."""
+        rows, worth = self._near()
+        mine: Ints = rows[(worth <= SOON * worth.min()) & (self.level[rows] == level) & ~self.own[rows]]
+        if len(mine) <= most:
+            return mine
+        kept: Ints = mine[np.argpartition(self.worth(mine), most)[:most]]
+        return kept
+
+    def _raise(self, rows: Ints, bound_ns: Floats, level: int) -> None:
+        bound_s = self.rows.problem.stack.step_s(bound_ns)
+        self.bound_s[rows] = np.maximum(self.bound_s[rows], bound_s)
+        self.level[rows] = level
+
+    def _sweep_own(self, row: int) -> None:
+        """Sweep the Program of a row; if it has token slices, first choose these for it and its like."""
+        if sliced(self.rows)[row] and not self.slicing.is_chosen(row):
+            self.slicing.set_slices(self.slicing.alike(row), self.slicing.choose(row))
+        self._raise(np.array([row]), np.array([swept_ns(self.rows.problem, plan_of(self.rows, row))]), SWEPT)
+        self.swept += 1
+
+    def _decide(self, row: int) -> None:
+        """Make the recomputation choice for a row and its like; drop them if nothing fits."""
+        mine = alike(self.rows, row)
+        policy = decide(self.rows, row)
+        if policy is None:
+            self.drop(mine)
+            return
+        self.rows.set("recompute", mine, policy)
+        pipe = self.bounds.pipelines.moved(mine)
+        self.needed_bytes[mine] = needs(self.rows.some([row])).needed_bytes[0]
+        self._raise(
+            mine, np.repeat(self.bounds.pipelines.passes_bound_ns(np.array([pipe])), len(mine)), PASSES
+        )
+
+    def _passes(self, row: int) -> None:
+        self._raise_passes(np.append(self._at(KERNELS, PASSED_AT_ONCE), row))
+
+    def _raise_passes(self, rows: Ints) -> None:
+        """Bound the pipelines of some rows by their passes, for all rows that have these pipelines."""
+        pipelines = self.bounds.pipelines
+        which = np.unique(pipelines.index[rows[(self.level[rows] == KERNELS) & ~self.own[rows]]])
+        found = np.zeros(len(pipelines.row))
+        found[which] = pipelines.passes_bound_ns(which)
+        mine = np.flatnonzero((self.level == KERNELS) & (found[pipelines.index] > 0))
+        assert not self.own[mine].any(), "such rows are bounded by themselves"
+        self._raise(mine, found[pipelines.index[mine]], PASSES)
+        waiting = mine[undecided(self.rows, mine)]
+        if len(waiting):
+            self._raise(waiting, self._squeezed(waiting), PASSES)
+
+    def _squeezed(self, rows: Ints) -> Floats:
+        """Nanoseconds of the end ranks of undecided rows' pipelines, with the least cost of dropping activations."""
+        pipelines, found = self.bounds.pipelines, np.zeros(len(rows))
+        which = pipelines.index[rows]
+        for shape, mine in pipelines.by_shape(which):
+            extra = pipelines.microbatches(which[mine]) * self.squeeze.extra_ns(rows[mine], shape)
+            for path in pipelines.paths(shape, which[mine]):
+                found[mine] = np.maximum(found[mine], (path.ends[:, [0, -1]].T + extra).max(axis=0))
+        return found
+
+    def _steps(self, row: int) -> None:
+        if undecided(self.rows, row).any():
+            self._decide(row)
+            return
+        self._raise_steps(np.append(self._at(PASSES, ROWS_AT_ONCE), row))
+
+    def _raise_steps(self, rows: Ints) -> None:
+        """Bound rows whose passes are known by whole steps."""
+        rows = np.unique(rows[self.level[rows] == PASSES])
+        rows = rows[~undecided(self.rows, rows)]
+        self._raise(rows, self.bounds.of(rows), STEP)
+
+    def _tables(self, row: int) -> None:
+        """Bound pipelines of rows like this one by their table, for all rows that have these pipelines.
+
+        The beginning of the table comes first, if the schedule has one.
+        """
+        index, mine = self.bounds.pipelines.index, self.level == STEP
+        wanted = np.zeros(len(self.bounds.pipelines.row), dtype=bool)
+        wanted[index[self._like(row)]] = True
+        rows = np.flatnonzero(mine & wanted[index])
+        rows = rows[self.begun[rows] == self.begun[row]]
+        if self.begun[row]:
+            self._raise(rows, self.sweeps.tables_ns(rows), TABLED)
+        else:
+            self._raise(rows, self.sweeps.begun_ns(rows), STEP)
+            self.begun[rows] = True
+
+    def _sweep(self, row: int) -> None:
+        rows = self._like(row)
+        self._raise(rows, self.sweeps.of(rows), SWEPT)
+        self.swept += len(rows)
+
+    def _like(self, row: int) -> Ints:
+        """A row and active rows at its level with the same table, those with the lowest bounds."""
+        columns, alike = self.rows, self._at(int(self.level[row]), len(self._active))
+        for name in ("schedule", "pp", "vpp"):
+            alike = alike[columns.code[name][alike] == columns.code[name][row]]
+        alike = alike[columns.at("microbatches", alike) == columns.at("microbatches", row)]
+        if len(alike) > SWEPT_AT_ONCE:
+            alike = alike[np.argpartition(self.worth(alike), SWEPT_AT_ONCE)[:SWEPT_AT_ONCE]]
+        return np.unique(np.append(alike, row))

@@ -1,0 +1,146 @@
+"""What a certificate covers: the values of every axis, which axes were held, and what the space leaves out.
+
+All of it is read from the tables of axes, so that it follows their changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from types import MappingProxyType
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.models.recompute import OPTIMAL, SIMPLE, every
+from simpar.plan import flat
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import SCHEDULES
+from simpar.planner.problem import Problem
+from simpar.planner.space.axes import AXES, divisors, path_of
+from simpar.planner.space.optional_axes import ALL_NAMES, REQUESTED, offered
+from simpar.planner.space.portable import losses
+from simpar.planner.space.rows import fixed_values, in_order
+
+MOST = 6
+"""The number of values that are listed one by one."""
+
+POSSIBLE: dict[str, Callable[[Problem], Sequence[Any]]] = {
+    "cp": lambda problem: [] if problem.graph.has_state else divisors(problem.training.seq_len),
+    "micro_batch": lambda problem: divisors(problem.training.global_batch),
+    "schedule": lambda _: list(SCHEDULES),
+    "recompute": lambda problem: [
+        *SIMPLE, *(every(n) for n in range(2, len(problem.graph.layers) + 1)), OPTIMAL
+    ],
+    "order": lambda _: ["-".join(order) for order in permutations(("tp", "cp", "dp", "pp"))],
+}  # fmt: skip
+"""All values a plan may have, for axes that offer only some of them."""
+RULES = {
+    "vpp": "chunks above 4 that do not divide the layers, with or without embedding and head, evenly",
+    "hsdp": "replicas (hsdp) of states under ZeRO-1 and 2",
+    "overlap_grad_reduce": "late reductions (overlap_grad_reduce False) under ZeRO-2 and 3 where stacks reduce at once",
+}
+"""What the rule of an axis excludes although a plan may have it."""
+
+
+def scope(problem: Problem, refused: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> dict[str, Any]:
+    """Values searched by axis, values held by axis with the reason, and what is left out, in words.
+
+    ``refused`` are the values by axis that the export target has left out.
+    """
+    offers, asked = domains(problem), fixed_values(problem.constraints.fixed)
+    searched = {
+        name: tuple(value for value in values if value not in refused.get(name, ()))
+        for name, values in offers.items()
+    }
+    held = {name: values[0] for name, values in searched.items() if len(values) == 1}
+    plan = {name: _value(problem.base, name) for name in (*_names_of(problem), *_elsewhere())}
+    return {
+        "searched": {name: list(values) for name, values in searched.items() if len(values) > 1},
+        "held": held | plan,
+        "restricted": [name for name in asked if name in searched],
+        "left_out": list(left_out(problem, offers)),
+        "decided_by": _decided_by(problem, refused),
+    }
+
+
+def _decided_by(problem: Problem, refused: Mapping[str, Sequence[Any]]) -> dict[str, Any] | None:
+    """The target that restricts plans, whether it was asked for, and the values it left out."""
+    if problem.target is None:
+        return None
+    values = {name: list(values) for name, values in refused.items() if values}
+    return {"target": problem.target, "asked": problem.held_to is not None, "left_out": values}
+
+
+def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
+    """The values that the space of a problem offers for each of its axes."""
+    fixed = fixed_values(problem.constraints.fixed)
+    found = {}
+    for axis in (*AXES, *offered(problem)):
+        usual = axis.domain(problem)
+        found[axis.name] = in_order(fixed[axis.name], usual) if axis.name in fixed else tuple(usual)
+    return found
+
+
+def left_out(problem: Problem, searched: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """What no row of the space has although a plan may: values that an axis does not offer, and exclusions by rules."""
+    fixed = fixed_values(problem.constraints.fixed)
+    for name, possible in POSSIBLE.items():
+        missing = (
+            [] if name in fixed else [value for value in possible(problem) if value not in searched[name]]
+        )
+        if missing:
+            yield f"{name} {listed(missing)}"
+    for name, words in RULES.items():
+        if len(searched[name]) > 1:
+            yield words
+
+
+def listed(values: Sequence[Any]) -> str:
+    """A few values, and how many more there are."""
+    more = f" and {len(values) - MOST} more" if len(values) > MOST else ""
+    return ", ".join(map(str, values[:MOST])) + more
+
+
+def _names_of(problem: Problem) -> list[str]:
+    """Axes on request that are not searched."""
+    searched = {axis.name for axis in offered(problem)}
+    return [axis.name for axis in REQUESTED if axis.name not in searched]
+
+
+def _elsewhere() -> list[str]:
+    """Keys of a plan that are not axes."""
+    return [
+        name for name in flat.SECTION_OF if name not in (*ALL_NAMES, "dp", "slices", "actions", "expert_load")
+    ]
+
+
+def usual_values() -> dict[str, Any]:
+    """The default of a Plan for every axis that a search may hold."""
+    return {name: _value(Plan(), name) for name in (*(axis.name for axis in REQUESTED), *_elsewhere())}
+
+
+def _value(plan: Plan, name: str) -> Any:
+    section, field = path_of(name)
+    return plan.model_dump(mode="json")[section][field]
+
+
+def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
+    """Why the framework of the problem's stack cannot express a plan (which has its dp); None if it can.
+
+    Also None if the search was restricted to a target, or if no target has the stack.
+    """
+    from simpar.export import targets_of
+
+    own = targets_of(problem.stack.name)
+    if problem.held_to is not None or not own:
+        return None
+
+    def refused(name: str) -> list[str]:
+        try:
+            return list(map(str, losses(problem, plan, name)))
+        except UserError as error:  # e.g. the model's config file is gone, or stages have meshes of their own
+            return [str(error)]
+
+    reasons = {name: refused(name) for name in own}
+    first = min(own, key=lambda name: len(reasons[name]))
+    return {"target": first, "reasons": reasons[first]} if reasons[first] else None

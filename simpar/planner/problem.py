@@ -1,0 +1,191 @@
+"""A search problem: model, cluster, training, objective, and the constraints that a plan must satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypedDict, Unpack
+
+from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.errors import UserError
+from simpar.files import choose
+from simpar.hardware.catalogue import recorded
+from simpar.hardware.cluster import Cluster
+from simpar.models.documents import with_documents
+from simpar.models.graph import ModelGraph
+from simpar.models.recompute import OPTIMAL, says_layers
+from simpar.models.training import Training
+from simpar.plan.plan import SLICING, Plan
+from simpar.program.perturbation import Perturbation
+from simpar.scenario import chosen_cluster
+from simpar.simulation import tuned_graph
+from simpar.tracing.load import load_model
+from simpar.uncertainty.memory import AS_PREDICTED, WANTED
+
+ANY = "any"
+"""Value of ``portable`` if no framework has to be able to run the plan."""
+Held = int | float | str | None
+"""A value of an axis, or several as comma-separated text."""
+BY_REGRET = "regret"
+"""The default objective."""
+OBJECTIVES = {
+    BY_REGRET: "the step with the least expected regret among those tied with the shortest",
+    "time": "the shortest step, as predicted",
+    "cost": "the fewest dollars a step, over numbers of nodes",
+    "energy": "the least energy a step, over numbers of nodes",
+    "devices": "the fewest devices that meet the deadline",
+}
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Constraints on every candidate.
+
+    ``fit_probability`` is the least probability that the plan fits in memory (0.5: fits as predicted), ``headroom`` the
+    fraction of device memory to leave free in addition. ``fixed`` maps axes of the space to the values they must have.
+    ``portable`` names an export target that must be able to express the plan ("any": no target restricts plans; None:
+    see ``Problem.framework``). ``schedules`` restricts pipeline schedules, ``deadline_s`` bounds the step time. Raises
+    UserError for values that are not allowed.
+
+    >>> Constraints(fixed={"tp": (1, 2)}, portable="megatron").fit_probability
+    0.95
+    """
+
+    headroom: float = 0.0
+    fixed: Mapping[str, Held | Sequence[Held]] = field(default_factory=dict)
+    portable: str | None = None
+    schedules: tuple[str, ...] | None = None
+    deadline_s: float | None = None
+    fit_probability: float = WANTED
+
+    @property
+    def sure_words(self) -> str:
+        """The wanted probability in words, to follow a need in bytes; empty if it is as predicted."""
+        return "" if self.fit_probability == AS_PREDICTED else f" to be {100 * self.fit_probability:g} % sure"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.headroom < 1:
+            raise UserError(f"headroom = {self.headroom}: allowed: a fraction from 0 to below 1")
+        if not AS_PREDICTED <= self.fit_probability < 1:
+            raise UserError(
+                f"fit_probability = {self.fit_probability}: allowed: from {AS_PREDICTED} (as predicted) to below 1"
+            )
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise UserError(f"deadline = {self.deadline_s}: allowed: above 0 s")
+        wanted = self.fixed.get("recompute", ())
+        for policy in wanted if isinstance(wanted, list | tuple) else (wanted,):
+            if says_layers(str(policy)):
+                raise UserError(
+                    f"plan.recompute = {policy}: is a choice for one layout, not searched; allowed: none, selective, "
+                    f"full, every:C, and {OPTIMAL}, which makes that choice for every layout"
+                )
+
+
+@dataclass(frozen=True)
+class Framework:
+    """The framework behind a stack, by its export target; values on ``axes`` are restricted to those it supports."""
+
+    target: str
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything a search needs; ``base`` gives what is not an axis, such as optimizer, precision, bucket sizes.
+
+    ``perturbation`` makes ranks differ, as in a scenario: bounds are those of the healthy cluster, exact times those of
+    the perturbed one. ``framework`` restricts axes that were not asked for.
+    """
+
+    graph: ModelGraph
+    cluster: Cluster
+    training: Training
+    stack: Stack
+    base: Plan = field(default_factory=Plan)
+    objective: str = BY_REGRET
+    constraints: Constraints = Constraints()
+    perturbation: Perturbation = field(default_factory=Perturbation)
+    framework: Framework | None = None
+
+    @property
+    def is_of_time(self) -> bool:
+        """Whether the search minimises step time on all nodes; so does "regret", which then chooses among ties."""
+        return self.objective in (BY_REGRET, "time")
+
+    @property
+    def held_to(self) -> str | None:
+        """The export target that plans must be expressible for, if one was asked for."""
+        return None if self.constraints.portable == ANY else self.constraints.portable
+
+    @property
+    def target(self) -> str | None:
+        """The export target that restricts plans: the one asked for, or that of the framework."""
+        if self.constraints.portable is not None:
+            return self.held_to
+        return self.framework.target if self.framework else None
+
+    @cached_property
+    def place(self) -> dict[str, Any]:
+        """The cluster, as plans that are found for it record it."""
+        return chosen_cluster(recorded(self.cluster))
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """The most memory that a plan may reserve on a device."""
+        return self.cluster.device.memory_bytes * (1.0 - self.constraints.headroom)
+
+
+class Options(TypedDict, total=False):
+    """Optional fields of a :class:`Problem`."""
+
+    objective: str
+    base: Plan
+    constraints: Constraints
+    perturbation: Perturbation
+
+
+class StackOptions(Options, total=False):
+    """:class:`Options` and the stack or its name."""
+
+    stack: Stack | str | None
+
+
+def make_problem(
+    model: ModelGraph | str,
+    cluster: Cluster,
+    training: Training,
+    *,
+    stack: Stack | str | None = None,
+    **options: Unpack[Options],
+) -> Problem:
+    """A problem from names.
+
+    The default stack is that of the export target asked for, else the usual one. Raises UserError for unknown names and
+    values that are not allowed.
+    """
+    choose(options.get("objective", BY_REGRET), OBJECTIVES, "objective")
+    base = options.get("base")
+    if base is not None and base.pipeline.slices:
+        raise UserError(
+            f"plan.slices: slices are chosen for every layout; allowed: none of them, and --fix schedule={SLICING}"
+        )
+    if "perturbation" in options and options["perturbation"].jitter_sigma > 0:
+        raise UserError(
+            "perturbation.jitter: layouts are searched by their steps without jitter; allowed: none of it, and "
+            "`simpar simulate PLAN --jitter SIGMA` for the plans found"
+        )
+    graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
+    graph = graph if base is None else tuned_graph(base, graph)
+    constraints = options.get("constraints", Constraints())
+    habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
+    return Problem(with_documents(graph, training), cluster, training, habits, **options)
+
+
+def _stack_of(portable: str | None) -> str:
+    """The stack of an export target; the usual one without a target. Raises UserError for an unknown target."""
+    if portable in (None, ANY):
+        return DEFAULT_STACK
+    from simpar.export import load_target
+
+    return load_target(str(portable)).stack

@@ -1,0 +1,161 @@
+"""The result of a search: ranked candidates with their reasons, and how sure it is that nothing better exists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simpar import formats
+from simpar.errors import Infeasible, UserError
+from simpar.files import write_atomic
+from simpar.plan.plan import Plan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of plans in the space, that fit in memory, were bounded, swept without contention, and simulated."""
+
+    space_size: int = 0
+    feasible: int = 0
+    bounded: int = 0
+    swept: int = 0
+    simulated: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with its simulated figures (SI units); ``why`` says in words what it wins or loses by."""
+
+    rank: int
+    plan: Plan
+    step_time_s: float
+    mfu: float
+    peak_memory_bytes: float
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    why: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Candidate:
+        """A candidate from its plain data."""
+        rest = dict(data)
+        head = {name: rest.pop(name) for name in ("rank", "step_time_s", "mfu", "peak_memory_bytes")}
+        plan, why = Plan.model_validate(rest.pop("plan")), tuple(rest.pop("why"))
+        return Candidate(plan=plan, why=why, figures=rest, **head)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the promised keys first, then the other figures."""
+        head = {
+            "rank": self.rank, "step_time_s": self.step_time_s, "mfu": self.mfu,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }  # fmt: skip
+        return head | {"plan": self.plan.model_dump(mode="json"), "why": list(self.why)} | dict(self.figures)
+
+
+@dataclass(frozen=True, repr=False)
+class SearchResult:
+    """Candidates, best first, and the certificate.
+
+    ``certified_optimal`` says that no plan of the space can beat the best as predicted (with objective "regret", the
+    ``shortest``). Otherwise ``gap`` is the share of the objective by which an unseen plan still might. ``details`` has
+    problem, naive choices, Pareto front and more. ``not_shown`` are further candidates that were compared. Steps are in
+    s, memory in bytes, shares in 0..1 (:class:`Candidate`).
+    """
+
+    candidates: tuple[Candidate, ...]
+    counts: Counts
+    objective: str
+    certified_optimal: bool
+    gap: float
+    search_seconds: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+    not_shown: tuple[Candidate, ...] = ()
+
+    @property
+    def best(self) -> Candidate:
+        """The first candidate. Raises Infeasible if there is none."""
+        if not self.candidates:
+            raise Infeasible("the search found no plan")
+        return self.candidates[0]
+
+    @property
+    def shortest(self) -> Candidate:
+        """The candidate with the shortest predicted step, to which the certificate of a search for time applies."""
+        return min((*self.candidates, *self.not_shown), key=lambda one: one.step_time_s)
+
+    @property
+    def tied(self) -> tuple[Candidate, ...]:
+        """Candidates that cannot be told apart; empty if the best is clear."""
+        return tuple(one for one in (*self.candidates, *self.not_shown) if one.figures.get("tied"))
+
+    def __repr__(self) -> str:
+        from simpar.planner.tables import short
+
+        return short(self)
+
+    def _repr_html_(self) -> str:
+        from simpar.planner.tables import to_html
+
+        return to_html(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per candidate, best first, indexed by rank: figures in SI units and a column per axis."""
+        import pandas as pd
+
+        from simpar.planner.tables import rows
+
+        return pd.DataFrame(rows(self)).set_index("rank")
+
+    @staticmethod
+    def load(path: str | Path) -> SearchResult:
+        """Load what :meth:`save` or ``simpar search --json`` wrote. Raises UserError for any other file."""
+        from simpar.report.result import read_object
+
+        return SearchResult.from_dict(read_object(path), source=str(path))
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], *, source: str = "search") -> SearchResult:
+        """A result from plain data. Raises UserError if it is not one, or of another version."""
+        formats.SEARCH.check(data, source)
+        rest = dict(data)
+        if not isinstance(data.get("candidates"), list):
+            raise UserError(f"{source}: not a whole search (candidates is not a list)")
+        own = ("certified_optimal", "gap", "search_seconds", "objective")
+        try:
+            counts = Counts(**{each.name: rest.pop(each.name) for each in fields(Counts)})
+            head = {name: rest.pop(name) for name in own}
+            candidates = tuple(Candidate.from_dict(one) for one in rest.pop("candidates"))
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{source}: not a whole search ({error})") from None
+        rest.pop(formats.SEARCH.key)
+        return SearchResult(candidates, counts, details=rest, **head)
+
+    def saying(self, more: Mapping[str, object]) -> SearchResult:
+        """The same result with more details."""
+        return replace(self, details={**self.details, **more})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``simpar search --json`` writes it."""
+        return {
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            **asdict(self.counts),
+            "certified_optimal": self.certified_optimal,
+            "gap": self.gap,
+            "search_seconds": self.search_seconds,
+            "objective": self.objective,
+            formats.SEARCH.key: formats.SEARCH.version,
+            **self.details,
+        }
+
+    def to_json(self) -> str:
+        """The result as JSON text."""
+        return json.dumps(self.to_dict(), allow_nan=False, indent=1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON atomically."""
+        write_atomic(Path(path), self.to_json() + "\n")

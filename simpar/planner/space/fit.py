@@ -1,0 +1,280 @@
+"""Memory, decided before time: which rows of the space may fit, for all of them at once.
+
+A row is dropped if a lower bound of its simulated peak (:mod:`simpar.cost.memory.bound`) plus its exact static memory
+exceeds the device: simulated, it would not fit. Whether a remaining row fits is decided when it may win
+(:mod:`simpar.program.footprint`, and its simulation). Every term is evaluated once for each combination of its inputs:
+states by layout, microbatches in flight by pipeline, tensor sizes by shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
+from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_moving_bytes
+from simpar.cost.memory.routed import experts_risk_bytes
+from simpar.cost.memory.static import held_memory
+from simpar.cost.stack import resolve, under
+from simpar.models.recompute import FULL, NONE, OPTIMAL, by_layer, together
+from simpar.plan.layouts import Layouts
+from simpar.plan.mirrored import FOLDED, folded
+from simpar.plan.offload import decided_offload, leaves_unasked
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import declared
+from simpar.plan.schedules.actions import Schedule
+from simpar.plan.sharding import dims_of
+from simpar.plan.stage_layers import layers_by_cost, spread_layers
+from simpar.planner.problem import Problem
+from simpar.planner.space.axes import MEMORY, both_ends, fully_sharded, undecided
+from simpar.planner.space.jobs import counted
+from simpar.planner.space.optional_axes import REQUESTED
+from simpar.planner.space.table import ROWS_AT_ONCE, Rows, numbered
+from simpar.uncertainty.memory import Parts
+from simpar.uncertainty.table import shipped
+from simpar.units import MIB, Floats, Ints
+
+COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
+SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
+"""Columns that tensor sizes depend on."""
+ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
+"""Columns on which states depend only through buffers for gathered rows."""
+ALIKE = ("recompute", *(axis.name for axis in REQUESTED if MEMORY in axis.decides))
+"""Axes that have a single value in one call of the bound, as does the kind of data parallelism."""
+FIRST, LAST = 0, 1.0
+PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)
+"""Pipeline ranks that are checked: integers count from the first one; floats are shares of the way to the last."""
+PLACES_IF_UNLIKE: tuple[int | float, ...] = (FIRST, 1, 2, 3, 0.25, 0.5, 0.75, LAST)
+"""PLACES if some layers are frozen and others are not, so that any rank may be the fullest."""
+ROUNDING_BYTES = 2.0 * MIB
+"""Needs are rounded up to allocator segments, so more transient memory may lower a need with its risk by this much."""
+SEGMENTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+"""Numbers of layers recomputed from one input that are tried for whether anything fits."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """The least device memory that each row needs, in bytes, and the pipeline rank that needs it, int32[rows].
+
+    ``predicted_bytes`` ignores that predictions err.
+    """
+
+    needed_bytes: Floats
+    stage: NDArray[np.int32]
+    predicted_bytes: Floats
+
+    def some(self, which: NDArray[np.bool_]) -> Need:
+        """The needs of some of the rows."""
+        return Need(self.needed_bytes[which], self.stage[which], self.predicted_bytes[which])
+
+
+@dataclass(frozen=True)
+class Least:
+    """The least that pipeline ranks of rows hold at some moment of the schedule, arrays [places, rows].
+
+    Fields: the rank, its layers, the most microbatches of a layer in flight; bytes of states, saved activations,
+    workspaces beside these, and memory outside the allocator; and the device memory for all of it, with the requested
+    probability and as predicted.
+    """
+
+    rank: Floats
+    layers: Floats
+    deepest: Floats
+    static_bytes: Floats
+    activations_bytes: Floats
+    transient_bytes: Floats
+    overhead_bytes: Floats
+    needed_bytes: Floats
+    predicted_bytes: Floats
+
+
+def needs(rows: Rows) -> Need:
+    """The least device memory that each row needs: context, communicators, and the allocator's least.
+
+    Rows with undecided recomputation need what the most frugal policy needs.
+    """
+    needed, stage = np.full(rows.count, np.inf), np.zeros(rows.count, dtype=np.int32)
+    predicted = needed.copy()
+    for first in range(0, rows.count, ROWS_AT_ONCE):
+        part = slice(first, first + ROWS_AT_ONCE)
+        some, here = rows.some(part), np.arange(first, min(first + ROWS_AT_ONCE, rows.count))
+        waiting = undecided(some)
+        for policy, mine in [(None, ~waiting), *(_frugal(some, waiting) if waiting.any() else ())]:
+            found = some.some(mine)
+            if policy is not None:
+                found.set("recompute", np.arange(found.count), policy)
+            (most, least), rank = _most(found)
+            better = most < needed[here[mine]]
+            needed[here[mine][better]], stage[here[mine][better]] = most[better], rank[better]
+            predicted[here[mine]] = np.minimum(predicted[here[mine]], least)
+    return Need(needed, stage, predicted)
+
+
+def needed_by_table(rows: Rows, row: int, table: Schedule, problem: Problem | None = None) -> float:
+    """The least device memory of a row with the table that it runs, in bytes, for its or another ``problem``."""
+    one = rows.some([row])
+    one.problem = problem or rows.problem
+    found = _of_alike(one, np.zeros(1, dtype=np.int64), range(table.num_ranks), table)
+    return float(Least(*found).needed_bytes.max())
+
+
+def _frugal(rows: Rows, waiting: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Policies that need the least memory, each with the waiting rows whose stages are long enough for it."""
+    layers = len(rows.problem.graph.layers)
+    longest = np.maximum(-(-layers // rows["stages"]), 1)
+    yield NONE, waiting
+    for size in SEGMENTS:
+        if (fits := waiting & (longest >= size)).any():
+            yield by_layer([(together(size), layers)]) if size > 1 else FULL, fits
+
+
+def _most(rows: Rows) -> tuple[Floats, Floats]:
+    """The need of the fullest pipeline rank of every row, and which rank it is.
+
+    float64[2, rows], with the requested probability and as predicted, and float64[rows].
+    """
+    graph = rows.problem.graph
+    places = PLACES_IF_UNLIKE if any(graph.blocks[name].still for name in graph.layers) else PLACES
+    most, rank = np.zeros((2, rows.count)), np.zeros(rows.count)
+    for which in _alike(rows) if rows.count else ():
+        found = Least(*_of_alike(rows, which, places))
+        place = np.argmax(found.needed_bytes, axis=0), np.arange(len(which))
+        most[:, which] = found.needed_bytes[place], found.predicted_bytes.max(axis=0)
+        rank[which] = found.rank[place]
+    return most, rank
+
+
+def fullest(rows: Rows, row: int) -> dict[str, float]:
+    """The fields of :class:`Least` for the pipeline rank of a row that needs the most memory."""
+    found = least(rows.some([row]), PLACES)
+    place = int(np.argmax(found.needed_bytes[:, 0]))
+    return {name: float(getattr(found, name)[place, 0]) for name in Least.__annotations__}
+
+
+def least(rows: Rows, places: Sequence[int | float]) -> Least:
+    """The least that pipeline ranks at ``places`` hold."""
+    found = np.zeros((len(Least.__annotations__), len(places), rows.count))
+    for which in _alike(rows) if rows.count else ():
+        for part, column in zip(found, _of_alike(rows, which, places), strict=True):
+            part[:, which] = column
+    return Least(*found)
+
+
+def _of_alike(
+    rows: Rows, which: Ints, places: Sequence[int | float], table: Schedule | None = None
+) -> tuple[Floats, ...]:
+    """The fields of :class:`Least` for pipeline ranks of rows that are alike.
+
+    A single row may come with its ``table``; without it, the least over the tables of its schedule for any durations
+    counts.
+    """
+    problem, columns = rows.problem, _columns(rows, which)
+    graph, plan = problem.graph, _template(rows, int(which[0]))
+    stack, training = under(problem.stack, plan), problem.training
+    microbatches = training.global_batch // (columns["dp"] * columns["micro_batch"])
+    names = [FOLDED.get(str(name), str(name)) for name in rows.domain["schedule"]]
+    number = rows.code["schedule"][which].astype(np.int64)
+    looped = np.isin(number, [at for at, name in enumerate(names) if not declared(name).v_shaped])
+    stream = () if stack.memory.gather_buffers else ROWS_OF_STREAM
+    pipe, pipe_of = numbered(number, columns["pp"], columns["vpp"], microbatches)
+    shape, shape_of = numbered(*(columns[name] for name in SHAPED))
+    layout, layout_of = numbered(*(columns[name] for name in columns if name not in stream), looped)
+    layouts = _some(columns, layout)
+    schemes = ParameterBytes.of(layouts, plan, stack)
+    _, scheme_of = numbered(*(np.unique(column, return_inverse=True)[1] for column in astuple(schemes)))
+    moving, moving_of = numbered(pipe_of, shape_of, scheme_of[layout_of])
+    scheme = schemes.where(layout_of[moving])
+    dims, shaped = (dims_of(graph, _some(columns, one), plan, training) for one in (layout, shape))
+    overhead = np.broadcast_to(overhead_bytes(layouts.communicators, stack, problem.cluster), len(layout))
+    outside = np.asarray(overhead[layout_of], dtype=np.float64)
+    pipelines = (columns["pp"][pipe], columns["vpp"][pipe], microbatches[pipe])
+    chunks = set(zip(*(column.tolist() for column in pipelines[:2]), strict=True))
+    layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in chunks}
+    flight = flights(graph, (names, number[pipe], table), plan.memory.recompute, pipelines, layers, places)
+    held = held_of(graph, flight.where(pipe_of[layout]))
+    static = held_memory(graph, held, dims.tensor, plan, stack, layouts)
+    resident, between = (
+        np.broadcast_to(size, (len(places), len(layout)))[:, layout_of]
+        for size in (static.resident_bytes, static.total_bytes)
+    )
+    flying, sizes = flight.where(pipe_of[moving]), shape_of[moving]
+    kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (plan, stack), sizes)
+    saved, beside = kept[:, moving_of], workspace[:, moving_of]
+    beside = np.maximum(beside, between - resident - saved)
+    errors = shipped().memory
+    said = problem.base.experts.expert_imbalance  # also if loads are sampled
+    asked = plan.model_copy(update={"experts": plan.experts.model_copy(update={"expert_imbalance": said})})
+    experts = experts_risk_bytes(graph, flying, shaped, (asked, stack), sizes, errors.imbalance)
+    unsure = (np.broadcast_to(each, kept.shape)[:, moving_of] for each in experts)
+    parts = Parts(resident, saved + beside, outside, *unsure)
+    needed = _needed_bytes(problem, parts, microbatches > 1)
+    pipelined = (each[:, pipe_of] for each in (flight.rank, flight.counts.sum(axis=0), flight.deepest))
+    return (*pipelined, resident, saved, beside, outside, *needed)
+
+
+def _needed_bytes(problem: Problem, parts: Parts, alternates: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """The least need with the requested probability, and the need as predicted.
+
+    The allocator takes as little as it can or, if some of the device is to stay free, what it reports.
+    """
+    outside = parts.outside_bytes
+    habits, room = problem.stack.memory.allocator, problem.cluster.device.memory_bytes - outside
+    found = reserve(parts.static_bytes, parts.moving_bytes, habits, alternates=alternates, limit_bytes=room)
+    risk, share = memory_risk(problem.stack, problem.cluster), 1.0 - problem.constraints.headroom
+    needed = outside + found.needed_bytes
+    surely = risk.needed_bytes(problem.constraints.fit_probability, needed, parts)
+    surely = np.maximum(needed, surely - ROUNDING_BYTES)
+    reported = found.reserved_bytes if share < 1.0 else 0.0
+    return np.maximum(share * surely, outside + reported), np.maximum(share * needed, outside + reported)
+
+
+def _some(columns: dict[str, NDArray[Any]], which: Ints) -> Layouts:
+    """Columns of some layouts."""
+    return Layouts(**{name: column[which] for name, column in columns.items()})
+
+
+def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
+    """Layers of every virtual stage."""
+    count, stages = len(problem.graph.layers), pp * vpp
+    by_cost = problem.stack.launch.pipeline_balance == "cost" and stages > 1
+    return (layers_by_cost(problem.graph, stages) if by_cost else None) or spread_layers(count, stages)
+
+
+def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:
+    """Sizes of some rows as they are costed: of half the pipeline if it has two ends."""
+    found = {name: rows[name][which] for name in COLUMNS} | {"etp": rows["expert_tp"][which]}
+    two = both_ends(rows)[which]
+    if two.any():
+        found["pp"], found["dp"], found["vpp"] = (
+            np.where(two, other, found[name])
+            for name, other in (("pp", found["pp"] // 2), ("dp", 2 * found["dp"]), ("vpp", 2 * found["vpp"]))
+        )
+    return found
+
+
+def _alike(rows: Rows) -> list[Ints]:
+    """Groups rows by recomputation, requested axes, kind of data parallelism, and whether they are pipelined."""
+    once = rows.problem.stack.once_a_step(True, rows["pp"])
+    offloads = "offload_optimizer" in rows.domain or rows.problem.base.offload.is_used
+    free = offloads & leaves_unasked(rows["zero"], rows["width"])  # of the plan's own mesh, not half of it
+    key = rows.number(ALIKE, 4 * fully_sharded(rows) + 2 * once + free, 8)
+    first, place = numbered(key)
+    small = place.astype(np.min_scalar_type(len(first)))  # 16-bit numbers get a radix sort
+    order = np.argsort(small, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(place))[:-1])
+
+
+def _template(rows: Rows, index: int) -> Plan:
+    """A resolved plan with what rows that are alike share; sampled loads are as even as they may come out."""
+    plan = counted(rows, index)
+    if plan.memory.recompute == OPTIMAL:
+        plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": FULL})})
+    plan = resolve(plan, rows.problem.stack)
+    plan = folded(plan.model_copy(update={"offload": decided_offload(plan)}))
+    if plan.experts.expert_load == "sampled" and plan.experts.expert_imbalance:
+        plan = plan.model_copy(update={"experts": plan.experts.model_copy(update={"expert_imbalance": 0.0})})
+    return plan

@@ -1,0 +1,122 @@
+"""Rows of the space as plans and as jobs, without the checks that the axis tables make superfluous."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.cost.stack import resolve
+from simpar.models.recompute import OPTIMAL
+from simpar.plan import flat
+from simpar.plan.mirrored import FOLDED
+from simpar.plan.offload import decided_offload
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import EVEN_COSTS, declared, looks_at_costs, natural_vpp, usual_schedule
+from simpar.planner.problem import Problem
+from simpar.planner.space.axes import AXIS_NAMES, path_of
+from simpar.planner.space.table import Rows
+from simpar.program.blocks.rank_view import Job
+from simpar.simulation import balanced, checked_job
+from simpar.units import Ints, Numbers
+
+FOUND = {"predicted", "cluster", "perturbation", "search"}
+"""Keys of the record of a plan that are those of another search."""
+SIZES = ("tp", "ep", "etp", "micro_batch")
+"""Axes of which one job may have many values as arrays: they decide only sizes (and whether there is more than 1)."""
+
+
+def plan_of(rows: Rows, index: int) -> Plan:
+    """The plan of one row, on top of the problem's base plan, which also supplies axes that are not joined yet."""
+    sections: dict[str, dict[str, Any]] = {}
+    loose: dict[str, Any] = {}
+    for name in rows.domain:
+        value = rows.domain[name][rows.code[name][index]]
+        value = flat.axes(value) if name == "order" else value
+        section, field = path_of(name)
+        if section:
+            sections.setdefault(section, {})[field] = value
+        else:
+            loose[name] = value
+    base = rows.problem.base.model_dump(exclude=FOUND)
+    merged = {section: {**base[section], **values} for section, values in sections.items()}
+    return Plan.model_validate({**base, **merged, **loose})
+
+
+def counted(rows: Rows, index: int) -> Plan:
+    """The plan of one row with its data-parallel degree filled in, if its pipeline is known.
+
+    If chunks are not joined yet, they are the fewest that the schedule takes.
+    """
+    plan = plan_of(rows, index)
+    if "schedule" in rows.domain and "vpp" not in rows.domain:
+        pipeline = plan.pipeline.model_copy(update={"vpp": natural_vpp(plan.schedule)})
+        plan = plan.model_copy(update={"pipeline": pipeline})
+    if "pp" not in rows.domain:
+        return plan
+    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": int(rows.at("dp", index))})})
+
+
+def without_axes(plan: Plan) -> Plan:
+    """A plan with every axis of every space at its default."""
+    given = plan.model_dump(exclude=FOUND, exclude_unset=True)
+    for name in (*AXIS_NAMES, "dp", "layers", "actions"):
+        section, field = path_of(name)
+        holder = given.get(section, {}) if section else given
+        if isinstance(holder, dict):
+            holder.pop(field, None)
+    return Plan.model_validate(given)
+
+
+@dataclass
+class Jobs:
+    """Jobs of rows, made on demand."""
+
+    rows: Rows
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that the rows belong to."""
+        return self.rows.problem
+
+    def plan(self, row: int) -> Plan:
+        """The resolved plan of a row, with dp and schedule filled in."""
+        problem = self.problem
+        plan = plan_of(self.rows, row)
+        if plan.memory.recompute == OPTIMAL:  # undecided: no recomputation takes the least time
+            plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": "none"})})
+        mesh = plan.mesh.model_copy(update={"dp": int(self.rows.at("dp", row))})
+        pipeline = plan.pipeline.model_copy(update={"schedule": plan.schedule})
+        if declared(plan.schedule).sliced:  # whole passes; slices are in planner/certify/token_slices.py
+            pipeline = pipeline.model_copy(update={"slices": (problem.training.seq_len,)})
+        if plan.schedule in FOLDED:  # passes are priced as on a pipeline with one end
+            pipeline = pipeline.model_copy(update={"schedule": usual_schedule()})
+        if looks_at_costs(plan.schedule):  # tables are made in planner/bound/batched_sweep.py
+            pipeline = pipeline.model_copy(update={"pass_costs": pipeline.pass_costs or EVEN_COSTS})
+        filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
+        filled = filled.model_copy(update={"offload": decided_offload(filled)})
+        return balanced(resolve(filled, problem.stack), problem.graph, problem.stack)
+
+    def job(self, row: int) -> Job:
+        """The job of a row."""
+        problem = self.problem
+        return checked_job(problem.graph, problem.cluster, self.plan(row), problem.training, problem.stack)
+
+    def batch(self, which: NDArray[np.int64]) -> Job:
+        """One job for rows int64[n] whose passes differ in SIZES only; its plan has int64[n] where they differ.
+
+        It has the pipeline and the data parallelism of the first row.
+        """
+        names = {"tp": "tp", "ep": "ep", "etp": "expert_tp", "micro_batch": "micro_batch"}
+        sizes = {name: column(self.rows.at(of_rows, which)) for name, of_rows in names.items()}
+        job, batch = self.job(int(which[0])), {"micro_batch": sizes.pop("micro_batch")}
+        mesh = job.plan.mesh.model_copy(update=sizes)
+        return replace(job, plan=job.plan.model_copy(update=batch | {"mesh": mesh}))
+
+
+def column(values: Ints) -> Numbers:
+    """The common value if all are equal, otherwise the column itself, [n]."""
+    found: Numbers = values if (values != values[0]).any() else values[0].item()
+    return found

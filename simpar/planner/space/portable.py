@@ -1,0 +1,161 @@
+"""Restrictions of plans to what the framework that runs them supports.
+
+``--portable TARGET`` asks for plans that an export target can express completely. Without it, the framework behind the
+stack restricts what nobody asked for: it leaves out schedules, recomputation, ZeRO stages, overlaps and sizes that the
+framework does not have, but keeps what the user held or listed, and the model. ``--portable any`` turns both off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.errors import Infeasible, UserError
+from simpar.plan.plan import Plan
+from simpar.planner.problem import ANY, Framework, Problem
+from simpar.planner.space.axes import AXIS_NAMES, axis_named
+from simpar.planner.space.jobs import counted
+from simpar.planner.space.table import Rows, numbered
+from simpar.units import Ints
+
+if TYPE_CHECKING:
+    from simpar.export import Loss
+
+AXIS_OF = {
+    "rank_order": "order", "overlap": "tp_overlap", "cp_method": "cp", "cp_balance": "cp", "ulysses": "cp",
+    "layers": "pp", "kind": "zero", "reshard_after_forward": "zero",
+}  # fmt: skip
+"""Axes to which losses of other fields are attributed."""
+SIZES = ("cp", "pp", "ep", "vpp", "hsdp")
+"""Axes for which a target supports either only 1 or any size."""
+UNSEEN = ("micro_batch",)
+"""Axes that no target looks at."""
+SIMPLEST, SPREAD = 32, 32
+"""Layouts per value that a target is asked about: the ones with the fewest axes in use, and a spread of others."""
+
+
+def of_its_framework(problem: Problem) -> Problem:
+    """The problem with the framework behind its stack, unless the problem says which plans are allowed.
+
+    No framework is set if no export target has the stack, or if the model cannot be described to any.
+    """
+    if problem.constraints.portable is not None or problem.framework is not None:
+        return problem
+    from simpar.export import load_target, targets_of
+
+    known: list[tuple[int, str]] = []
+    for name in targets_of(problem.stack.known_as):
+        try:
+            lost = losses(problem, problem.base.with_values(dp=1), name)
+        except UserError:  # the model cannot be described, e.g. its config file is gone
+            continue
+        if "a part" not in load_target(name).features:
+            known.append((sum(axis_of(loss) not in AXIS_NAMES for loss in lost), name))
+    if not known:
+        return problem
+    asked = {axis_named(name) for name in problem.constraints.fixed}
+    asked |= {"schedule"} if problem.constraints.schedules else set()
+    _, target = min(known, key=lambda each: each[0])
+    return replace(problem, framework=Framework(target, frozenset(AXIS_NAMES) - asked))
+
+
+def refusals(rows: Rows, row: int) -> list[str]:
+    """Why the target asked for or the framework refuses the plan of a row; empty if it accepts it."""
+    target = rows.problem.target
+    return [] if target is None else [str(loss) for loss in _counting(rows, row, target)]
+
+
+def _counting(rows: Rows, row: int, target: str) -> list[Loss]:
+    """Losses of a row that count: for a requested target all, for a framework those of its axes."""
+    problem = rows.problem
+    found = losses(problem, counted(rows, row), target)
+    if problem.held_to is not None or problem.framework is None:
+        return found
+    return [loss for loss in found if axis_of(loss) in problem.framework.axes]
+
+
+def axis_of(loss: Loss) -> str:
+    """The axis that a loss belongs to, or else its field."""
+    return AXIS_OF.get(loss.field, loss.field)
+
+
+def losses(problem: Problem, plan: Plan, target: str) -> list[Loss]:
+    """What a target cannot express of a plan (which has its dp) on the problem's cluster, as an export reports it.
+
+    Raises UserError if the target cannot be asked.
+    """
+    from simpar import export
+    from simpar.export.subject import node_of
+
+    named = plan.model_copy(update={"stack": problem.stack.name, "cluster": problem.place})
+    job, inside = (named, problem.graph, problem.training, target), node_of(problem.cluster)
+    return list(export.losses(*job, own=problem.stack, devices_per_node=inside))
+
+
+def keep_expressible(rows: Rows) -> Rows:
+    """Leave out values of axes that the target or framework refuses in all layouts it is asked about.
+
+    Values that it refuses only in some layouts, such as a schedule with replicas, are found when a row's turn comes.
+    Raises Infeasible if nothing is left.
+    """
+    target = rows.problem.target
+    if target is None or not rows.count:
+        return rows
+    columns = _columns(rows)
+    first, kind = numbered(*columns.values())
+    kinds = {name: column[first] for name, column in columns.items()}
+    use = np.sum([values > 0 for values in kinds.values()], axis=0)
+    alive, known = np.ones(len(first), dtype=bool), dict[int, bool]()
+
+    def refused(one: int) -> bool:
+        if one not in known:
+            known[one] = bool(_counting(rows, int(first[one]), target))
+        return known[one]
+
+    for name, values in kinds.items():
+        for value in np.unique(values):
+            mine = np.flatnonzero(alive & (values == value))
+            if len(mine) and all(refused(int(one)) for one in _tried(mine, use)):
+                alive[mine] = False
+                rows.left_out[name] = (*rows.left_out.get(name, ()), *_values(rows, name, int(value)))
+    if not alive.any():
+        raise Infeasible(_none_left(rows, int(first[np.argmin(use)]), target))
+    rows.take(alive[kind])
+    return rows
+
+
+def _columns(rows: Rows) -> dict[str, Ints]:
+    """What distinguishes layouts for a target, 0 if an axis is not in use: int64[rows] per axis."""
+    found = {
+        name: (rows[name] > 1).astype(np.int64) if name in SIZES else rows.code[name].astype(np.int64)
+        for name in rows.domain
+        if name not in UNSEEN
+    }
+    return found | {"dp": (rows["dp"] > 1).astype(np.int64)}
+
+
+def _values(rows: Rows, name: str, value: int) -> tuple[Any, ...]:
+    """The values of an axis that a column gives the same number."""
+    domain = rows.domain.get(name, ())  # dp has no domain: it follows from other axes
+    if name not in SIZES:
+        return domain[value : value + 1]
+    return tuple(size for size in domain if (size > 1) == bool(value))
+
+
+def _tried(kinds: Ints, use: NDArray[np.int64]) -> Ints:
+    """The simplest of some kinds of layouts, and a spread of the others."""
+    by_use = kinds[np.argsort(use[kinds], kind="stable")]
+    others = by_use[SIMPLEST:]
+    some = np.linspace(0, len(others) - 1, min(len(others), SPREAD), dtype=np.int64)
+    return np.concatenate([by_use[:SIMPLEST], others[some]])
+
+
+def _none_left(rows: Rows, row: int, target: str) -> str:
+    why = "; ".join(refusals(rows, row))
+    if rows.problem.held_to is not None:
+        return f"no plan is possible: {target} can express none, not even the simplest: {why}"
+    stack = rows.problem.stack.name
+    return f"no plan is possible: {target}, the framework of stack {stack}, has none: {why}; try --portable {ANY}"

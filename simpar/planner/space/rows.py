@@ -1,0 +1,133 @@
+"""The uniform space as columns: every legal plan of the axis tables, each once, enumerated in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simpar import files
+from simpar.errors import Infeasible, UserError
+from simpar.files import allowed, suggest
+from simpar.plan import flat
+from simpar.plan.plan import Plan
+from simpar.plan.schedules import known_name
+from simpar.planner.problem import Problem
+from simpar.planner.space.axes import LATE_AXES, MEMORY_AXES, Axis, axis_named, value_of, written
+from simpar.planner.space.optional_axes import ALL_NAMES, Requested, companions, offered
+from simpar.planner.space.portable import keep_expressible
+from simpar.planner.space.table import ROWS_AT_ONCE, Rows
+
+WORDS = {"true": True, "false": False, "on": True, "off": False}
+ORIGIN = "origin"
+
+
+def enumerate_space(problem: Problem) -> Rows:
+    """All rows of the space of a problem. Raises UserError for an unknown axis, Infeasible if none is left."""
+    return keep_expressible(join_axes(memory_rows(problem), LATE_AXES))
+
+
+def memory_rows(problem: Problem) -> Rows:
+    """Rows over the axes that memory depends on. Raises as :func:`enumerate_space` does."""
+    return keep_expressible(join_axes(Rows(problem), (*MEMORY_AXES, *offered(problem))))
+
+
+def with_late_axes(rows: Rows) -> Rows:
+    """Rows joined with the axes that memory does not depend on; column ORIGIN is the row each comes from."""
+    rows.code[ORIGIN] = np.arange(rows.count, dtype=np.int32)
+    return keep_expressible(join_axes(rows, LATE_AXES))
+
+
+def late_count(rows: Rows) -> int:
+    """How many rows result from joining the late axes, counted one part at a time."""
+    count = 0
+    for part in np.array_split(np.arange(rows.count), rows.count // ROWS_AT_ONCE + 1):
+        try:
+            count += with_late_axes(rows.some(part)).count
+        except Infeasible:  # none of these
+            continue
+    return count
+
+
+def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
+    """Join axes to rows, in order, and keep the rows that are legal and new. Raises Infeasible if none is left."""
+    fixed = fixed_values(rows.problem.constraints.fixed)
+    for axis in axes:
+        offered_values = axis.domain(rows.problem)
+        domain = in_order(fixed[axis.name], offered_values) if axis.name in fixed else tuple(offered_values)
+        domain = (axis.neutral, *domain) if isinstance(axis, Requested) else domain
+        before = rows.count
+        rows.join(axis.name, domain, axis.keep)
+        if axis.name == "pp" and "dp" in fixed:
+            rows.take(np.isin(rows["dp"], fixed["dp"]))
+        if before and not rows.count:
+            raise Infeasible(_emptied(rows, axis, fixed, before))
+    return rows
+
+
+def _emptied(rows: Rows, last: Axis, fixed: dict[str, tuple[Any, ...]], before: int) -> str:
+    name, domain = last.name, rows.domain[last.name][isinstance(last, Requested) :]
+    given = {axis: values for axis, values in fixed.items() if axis in (*rows.domain, "dp")}
+    said = ", ".join(f"{axis} = {'|'.join(map(str, values))}" for axis, values in given.items())
+    tried = "|".join(str(value) for value in list(domain)[:8])
+    return f"no plan is possible: {name} = {tried or 'nothing'} leaves none of {before}" + (
+        f"; fixed: {said}" if said else ""
+    )
+
+
+DROPLESS = ("capacity_factor",)
+"""Axes on which "none" is a value of its own."""
+
+
+def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
+    """The allowed values of each fixed axis, without duplicates: one, or several as a list or separated by commas.
+
+    The given order is not kept (:func:`in_order`). Raises UserError for an axis that the space does not have.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, value in fixed.items():
+        axis = axis_named(name)
+        if axis not in (*ALL_NAMES, "dp"):
+            raise UserError(f"--fix {name}: no axis{suggest(name, ALL_NAMES) or allowed(ALL_NAMES)}")
+        items = value.split(",") if isinstance(value, str) else value
+        values = items if isinstance(items, list | tuple) else [items]
+        found[axis] = in_order([_typed(axis, item) for item in values])
+    return found
+
+
+def in_order(values: Sequence[Any], offered_values: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """Distinct values in the order that they have in every space: as the axis offers them, then by size or name.
+
+    The position of a value decides which of equal plans is named first, and which value stands for all if they make no
+    difference. It must not depend on the order in which a user writes them.
+    """
+    known = {value: place for place, value in enumerate(offered_values)}
+
+    def place(value: Any) -> tuple[Any, ...]:
+        number = float(value) if isinstance(value, int | float) else 0.0
+        return known.get(value, len(known)), value is not None, isinstance(value, str), number, str(value)
+
+    return tuple(sorted(dict.fromkeys(values), key=place))
+
+
+def _typed(axis: str, item: Any) -> Any:
+    """A value as the Plan has it. Raises UserError if no plan can have it."""
+    value: Any = _scalar(item) if isinstance(item, str) else item
+    value = None if axis in DROPLESS and value == "none" else value
+    plan = files.parse(Plan, {**written(axis, value), **companions(axis)}, source=f"--fix {axis}={item}")
+    if axis == "order":
+        return "-".join(flat.axes(value))
+    read = value_of(plan, axis)
+    return known_name(read) if axis == "schedule" else read
+
+
+def _scalar(text: str) -> Any:
+    """Parse text as a truth value, a number or a string."""
+    text = text.strip()
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    whole, point, rest = text.partition(".")
+    if whole.lstrip("-").isdigit() and (not point or rest.isdigit()):
+        return float(text) if point else int(text)
+    return text

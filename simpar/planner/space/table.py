@@ -1,0 +1,187 @@
+"""Rows of the space as columns of codes, one per joined axis, and derived quantities on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simpar.plan import flat
+from simpar.planner.problem import Problem
+from simpar.units import Flags, Ints
+
+Mask = Flags
+Codes = NDArray[np.int8 | np.int16 | np.int32]
+"""Indices into the domain of an axis, in the narrowest integer type that holds them."""
+ROWS_AT_ONCE = 2**19
+SPARSE = 16
+"""Numbers spread over more than SPARSE times their count are made dense by sorting."""
+
+
+class Rows:
+    """Rows of the space under construction: codes of every joined axis, and arrays of values on demand.
+
+    ``left_out`` are values of axes that an export target refused in all rows.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.domain: dict[str, tuple[Any, ...]] = {}
+        self.code: dict[str, Codes] = {}
+        self.count = 1
+        self.left_out: dict[str, tuple[Any, ...]] = {}
+        self._known: dict[str, Any] = {}
+
+    def join(self, name: str, domain: Sequence[Any], keep: Callable[[Rows], Mask] | None = None) -> None:
+        """Multiply the rows by the values of another axis and keep what a rule keeps, ROWS_AT_ONCE rows at a time."""
+        step, codes = max(ROWS_AT_ONCE // max(len(domain), 1), 1), dict[str, list[Codes]]()
+        for first in range(0, max(self.count, 1), step):
+            part = self if self.count <= step else self.some(slice(first, first + step))
+            part._multiply(name, tuple(domain))
+            if keep is not None:
+                part.take(keep(part))
+            for known, column in part.code.items():
+                codes.setdefault(known, []).append(column)
+        self.code = {known: np.concatenate(columns) for known, columns in codes.items()}
+        self.domain[name], self.count = tuple(domain), len(self.code[name])
+        self._known.clear()
+
+    def _multiply(self, name: str, domain: tuple[Any, ...]) -> None:
+        self._known.clear()
+        small = np.int8 if len(domain) <= np.iinfo(np.int8).max else np.int16
+        self.code = {known: np.repeat(codes, len(domain)) for known, codes in self.code.items()}
+        self.code[name] = np.tile(np.arange(len(domain), dtype=small), self.count)
+        self.domain[name] = domain
+        self.count *= len(domain)
+
+    def set(self, name: str, which: Ints, value: Any) -> None:
+        """Give some rows a value of an axis, which may be new to its domain; rows these were taken from keep theirs."""
+        if value not in self.domain[name]:
+            self.domain[name] = (*self.domain[name], value)
+        codes = self.code[name].astype(np.int32)
+        codes[which] = self.domain[name].index(value)
+        self.code[name] = codes
+        self._known.pop(name, None)
+
+    def take(self, which: Any) -> None:
+        """Keep some of the rows, by numbers or by a mask."""
+        if isinstance(which, np.ndarray) and which.dtype.kind == "b":
+            if which.all():
+                return
+            which = np.flatnonzero(which)
+        self._known.clear()
+        self.code = {name: codes[which] for name, codes in self.code.items()}
+        self.count = len(next(iter(self.code.values()), ()))
+
+    def __getitem__(self, name: str) -> Any:
+        """Values of a numeric axis or of a derived quantity: dp, microbatches, stages."""
+        if name not in self._known:
+            derived = name in _DERIVED
+            found = _DERIVED[name](self) if derived else np.array(self.domain[name])[self.code[name]]
+            self._known[name] = found
+        return self._known[name]
+
+    def at(self, name: str, which: Any) -> Any:
+        """Values of some rows, or of one, without computing and keeping the column of all rows."""
+        found = Rows(self.problem)
+        found.domain = self.domain
+        found.code = {each: self.code[each][which] for each in {*_READ, name} & self.code.keys()}
+        return found[name]
+
+    def some(self, which: Any) -> Rows:
+        """A copy with some of the rows."""
+        found = Rows(self.problem)
+        found.domain, found.code, found.count = dict(self.domain), dict(self.code), self.count
+        found.left_out = dict(self.left_out)
+        found.take(which)
+        return found
+
+    def number(self, names: Sequence[str], last: Any = 0, most: int = 1) -> Ints:
+        """One number per combination of values of those axes that are joined, and of ``last`` below ``most``."""
+        code = np.zeros(self.count, dtype=np.int64)
+        for name in names:
+            if (values := len(self.domain.get(name, ()))) > 1:
+                code *= values
+                code += self.code[name]
+        code *= most
+        code += last
+        return code
+
+    def one_of(self, name: str, *values: Any) -> Mask:
+        """Rows whose value on an axis is one of ``values``."""
+        wanted = [index for index, value in enumerate(self.domain[name]) if value in values]
+        return np.isin(self.code[name], wanted)
+
+
+def numbered(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
+    """The first row of every distinct combination of columns, in ascending order, and each row's index in these."""
+    rows = len(columns[0])
+    code, size = np.zeros(rows, dtype=np.int64), 1
+    for column in columns if rows else ():
+        place, count = _dense(np.asarray(column, dtype=np.int64))
+        code, size = code * count + place, size * count
+        if size > SPARSE * rows:
+            code, size = _dense(code)
+    if len(columns) > 1 and rows:
+        code, size = _dense(code)
+    first = np.zeros(size if rows else 0, dtype=np.int64)
+    first[code[::-1]] = np.arange(rows)[::-1]  # the last write stays: the first row
+    return first, code
+
+
+def stride(rows: Rows, axis: str) -> Ints:
+    """The distance of neighbours along an axis of the mesh, int64[rows]: the product of the faster axes."""
+    orders = [flat.axes(order) for order in rows.domain["order"]]
+    found = np.ones(rows.count, dtype=np.int64)
+    for other in orders[0]:
+        faster = np.array([order.index(other) < order.index(axis) for order in orders])
+        if faster.any():
+            found *= np.where(faster[rows.code["order"]], rows[other], 1)
+    return found
+
+
+def together(number: Ints) -> Iterator[Ints]:
+    """Positions of equal numbers in groups, the lowest number first, each group in ascending order."""
+    order, first = np.argsort(number, kind="stable"), 0
+    for end in (*(np.flatnonzero(np.diff(number[order])) + 1).tolist(), len(order)):
+        if end > first:
+            yield order[first:end]
+        first = end
+
+
+def _dense(column: Ints) -> tuple[Ints, int]:
+    """Consecutive numbers from 0 that keep the order of a column's values, and how many there are."""
+    least, most = int(column.min()), int(column.max())
+    if most - least > SPARSE * len(column):
+        values, index = np.unique(column, return_inverse=True)
+        return index, len(values)
+    there = np.zeros(most - least + 1, dtype=bool)
+    there[column - least] = True
+    place = np.cumsum(there) - 1
+    return place[column - least], int(place[-1]) + 1
+
+
+_DERIVED: dict[str, Callable[[Rows], Any]] = {
+    "dp": lambda rows: rows.problem.cluster.world_size // (rows["tp"] * rows["cp"] * rows["pp"]),
+    "width": lambda rows: rows["dp"] * rows["cp"],
+    "expert_tp": lambda rows: _expert_tensor_parallel(rows),
+    "copies": lambda rows: rows["tp"] * rows["width"] // (rows["ep"] * rows["expert_tp"]),
+    "microbatches": lambda rows: (
+        rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1)
+    ),
+    "stages": lambda rows: rows["pp"] * rows["vpp"],
+}
+_READ = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
+"""Axes from which the derived quantities follow."""
+
+
+def _expert_tensor_parallel(rows: Rows) -> Ints:
+    """Ranks that share an expert: as asked for, else 1 with expert parallelism, else the tensor ranks."""
+    usual = np.where(rows["ep"] > 1, 1, rows["tp"])
+    if "etp" not in rows.domain:
+        given = np.asarray(rows.problem.base.mesh.etp or 0)
+    else:  # rows in which it changes nothing have None
+        given = np.array([ranks or 0 for ranks in rows.domain["etp"]])[rows.code["etp"]]
+    return np.asarray(np.where(given > 0, given, usual))

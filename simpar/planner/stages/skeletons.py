@@ -1,0 +1,184 @@
+"""Plans without their cut into stages: durations of every block on every stage, and bounds of all cuts.
+
+A skeleton fixes everything else (tp, pp, micro-batch, recomputation, rank order, schedule). Its blocks are priced once,
+as the Program prices them if nothing runs beside them. A cut is then bounded by its schedule's table with the sums of
+its stages, in whole nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import comb
+
+import numpy as np
+
+from simpar.errors import UserError
+from simpar.plan.check import schedule_of
+from simpar.plan.plan import Pipeline, Plan
+from simpar.plan.schedules import looks_at_costs
+from simpar.plan.schedules.actions import LETTERS
+from simpar.planner.bound.action_tables import Table, finishes_ns
+from simpar.planner.bound.paths import Hops
+from simpar.planner.certify.exact import job_of
+from simpar.planner.problem import Problem
+from simpar.planner.stages.cuts import before, cuts_within, fastest_cut
+from simpar.program.blocks.rank_view import Job
+from simpar.program.resolve.pass_costs import PassesAlone
+from simpar.program.structure.stages import PASSES
+from simpar.units import NS_PER_S, Floats, Ints
+
+RankHardware = tuple[int, int, float]
+"""Kind of device, part of the cluster, and slowdown of the rank relative to its kind."""
+CUTS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Skeleton:
+    """A plan without its cut: embedding and head count as blocks.
+
+    ``blocks_ns`` float64[columns, letters, stages, blocks] are passes F, B, I, W through every block on every stage. A
+    column is one rank of every stage, which send to each other; columns of equally fast ranks are merged.
+    """
+
+    job: Job
+    blocks_ns: Floats
+
+    def plan(self, cut: Sequence[int]) -> Plan:
+        """The plan with a cut."""
+        layers = np.array(cut)
+        layers[0] -= 1
+        layers[-1] -= 1
+        pipeline = self.job.plan.pipeline.model_copy(update={"layers": tuple(layers.tolist())})
+        return self.job.plan.model_copy(update={"pipeline": pipeline})
+
+    @property
+    def num_cuts(self) -> int:
+        """The number of cuts into stages of at least one block."""
+        stages, blocks = self.costs_ns.shape
+        return comb(blocks - 1, stages - 1)
+
+    @cached_property
+    def costs_ns(self) -> Floats:
+        """One microbatch on every block of every stage, on its slowest rank: float64[stages, blocks].
+
+        Forward plus backward, whole or split, whichever is less.
+        """
+        forward, backward, first, second = np.moveaxis(self.blocks_ns, 1, 0)
+        return np.asarray((forward + np.minimum(backward, first + second)).max(axis=0))
+
+    @cached_property
+    def bound_s(self) -> float:
+        """A lower bound in seconds of all cuts: all microbatches on the slowest stage of the best cut."""
+        return float(self._step_s(self._slowest_ns(self._best))[0])
+
+    @cached_property
+    def promise_s(self) -> float:
+        """A lower bound in seconds of the cut whose slowest stage is fastest."""
+        return float(self.bounds_s(self._best)[0])
+
+    @cached_property
+    def _best(self) -> Ints:
+        """The cut whose slowest stage is fastest, int64[1, stages]; a checked plan has a block for every stage."""
+        return np.array([fastest_cut(self.costs_ns)])
+
+    @property
+    def _microbatches(self) -> int:
+        return self.job.plan.num_microbatches(self.job.training.global_batch)
+
+    def _step_s(self, passes_ns: Floats) -> Floats:
+        """Seconds of steps from the nanoseconds of their passes."""
+        return np.asarray(self.job.stack.step_s(passes_ns))
+
+    def _slowest_ns(self, cuts: Ints) -> Floats:
+        """Nanoseconds of all microbatches on the slowest stage of cuts int64[n, stages]."""
+        return np.asarray(self._microbatches * _sums(self.costs_ns, cuts).max(axis=1))
+
+    def cuts_below(self, limit_s: float, at_most: int) -> Ints | None:
+        """All cuts whose slowest stage allows a step below ``limit_s``; None if there are more than ``at_most``."""
+        passes_s = limit_s - self.job.stack.launch.step_overhead_s
+        return cuts_within(self.costs_ns, passes_s * NS_PER_S / self._microbatches, at_most)
+
+    def bounds_s(self, cuts: Ints) -> Floats:
+        """Lower bounds of the steps of cuts int64[n, stages] in seconds: float64[n].
+
+        It sweeps the schedule's table with the passes of every stage, without messages, contention and what follows the
+        last pass. If the table depends on durations, it is not known yet: then the slowest stage bounds.
+        """
+        found, table = self._slowest_ns(cuts), self._table
+        if table is None:
+            return self._step_s(found)
+        for begin in range(0, len(cuts), CUTS_AT_ONCE):
+            part = slice(begin, begin + CUTS_AT_ONCE)
+            none = np.zeros((len(cuts[part]), cuts.shape[1] - 1))
+            for column in self.blocks_ns:
+                passes = zip(LETTERS, (_sums(blocks, cuts[part]) for blocks in column), strict=True)
+                times = {(letter, last): taken for letter, taken in passes for last in (False, True)}
+                finish = finishes_ns(table, times, Hops(none, none, False)).max(axis=0)
+                found[part] = np.maximum(found[part], finish)
+        return self._step_s(found)
+
+    @cached_property
+    def _table(self) -> Table | None:
+        if looks_at_costs(self.job.plan.schedule):
+            return None
+        return Table.of(schedule_of(self.job.plan, self.job.training))
+
+
+def _sums(blocks: Floats, cuts: Ints) -> Floats:
+    """Sums over the blocks of every stage: float64[stages, blocks], cuts int64[n, stages] to float64[n, stages]."""
+    sums, end, stage = before(blocks), np.cumsum(cuts, axis=1), np.arange(len(blocks))
+    return np.asarray(sums[stage, end] - sums[stage, end - cuts])
+
+
+@dataclass
+class Pricing:
+    """Prices the skeletons of a problem; shared parts are priced once."""
+
+    problem: Problem
+    _known: dict[tuple[RankHardware, str], Mapping[str, Floats]] = field(default_factory=dict)
+
+    def skeleton(self, plan: Plan) -> Skeleton | None:
+        """A plan with the times of its blocks; None if the layout is not possible."""
+        try:
+            job = job_of(self.problem, plan)
+        except UserError:
+            return None
+        names = job.graph.embedding.name, *job.graph.layers, job.graph.head.name
+        found = []
+        for column, ranks in self._columns(job).items():
+            priced = [self._blocks(job, *stage) for stage in zip(column, ranks, strict=True)]
+            found.append([np.stack([stage[name] for name in names], axis=1) for stage in priced])
+        return Skeleton(job, np.moveaxis(np.array(found), 2, 1))
+
+    def _columns(self, job: Job) -> dict[tuple[RankHardware, ...], tuple[int, ...]]:
+        """The distinct columns of rank hardware, stage by stage, each with one example column of ranks."""
+        cluster, mesh = self.problem.cluster, job.plan.mesh
+        ranks = np.arange(cluster.world_size)
+        part = np.searchsorted(np.cumsum([each.world_size for each in cluster.parts]), ranks, side="right")
+        device, slow = cluster.device_of(ranks), self.problem.perturbation.slow_ranks
+        first = ranks[mesh.coordinates(ranks)["pp"] == 0]
+        found: dict[tuple[RankHardware, ...], tuple[int, ...]] = {}
+        for column in mesh.at_stage(first[:, None], np.arange(mesh.pp)[None, :]).tolist():
+            places = tuple((int(device[r]), int(part[r]), slow.get(r, 1.0)) for r in column)
+            found.setdefault(places, tuple(column))
+        return found
+
+    def _blocks(self, job: Job, place: RankHardware, rank: int) -> Mapping[str, Floats]:
+        """Nanoseconds of every pass through every kind of block on a rank, with collectives alone on their links."""
+        mesh = job.plan.mesh  # the axes before tp decide how far apart tensor ranks are
+        ahead = mesh.model_copy(update={"order": mesh.order[: mesh.order.index("tp") + 1]})
+        blank = {"mesh": ahead, "pipeline": Pipeline()}  # a block needs neither pipeline nor other ranks
+        key = place, job.plan.model_copy(update=blank).model_dump_json()
+        if key not in self._known:
+            alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])
+            found: dict[str, Floats] = {}
+            for piece in {
+                (p.block.name, p.recompute): p for stage in alone.builder.pieces for p in stage
+            }.values():
+                taken = np.array([alone.duration_ns(piece, PASSES[letter]) for letter in LETTERS], np.float64)
+                name = piece.block.name
+                found[name] = np.minimum(found.get(name, np.inf), taken)
+            self._known[key] = found
+        return self._known[key]

@@ -1,0 +1,183 @@
+"""Logs of every framework that is read: what their lines say, in SI, and beside what is predicted."""
+
+import gzip
+
+import pytest
+
+from simpar import cli
+from simpar.diagnosis.answer import explain
+from simpar.diagnosis.logs import read_log
+from simpar.errors import UserError
+from simpar.simulation import simulate
+from simpar.units import GIB, GIGA, MIB
+from tests.diagnosis.test_against import scenario
+
+MEGATRON = (
+    " [2026-01-01 00:00:0{i}] iteration {i:8d}/     100 | consumed samples: {i:12d} | "
+    "elapsed time per iteration (ms): {ms:.1f} | throughput per GPU (TFLOP/s/GPU): 412.5 | learning rate: 1.0E-04 | "
+    "global batch size:    64 | lm loss: 1E+01 |"
+)
+MEMORY = (
+    "[Rank 3] (after 2 iterations) memory (MB) | allocated: 100.5 | max allocated: 2048.0 | reserved: 1.0 | "
+    "max reserved: 4096.0"
+)
+BRIDGE = " iteration {i}/ 50 | elapsed time per iteration (ms): {ms} |"
+NEMO = (
+    "Training epoch 0, iteration {i}/99 | lr: 1e-06 | global_batch_size: 8 | global_step: {i} | "
+    "reduced_train_loss: 1.3 | train_step_timing in s: {s} | TFLOPS_per_GPU: 512.0"
+)
+NEMO_BAR = "Epoch 0: : 10%|#| 10/100 [10:48, reduced_train_loss=0.01, global_step={i}.00, train_step_timing in s={s}]"
+TITAN = (
+    "\x1b[31mstep: {i:2}  \x1b[32mloss:  7.1234  \x1b[36mmemory: 39.50GiB(49.9%)  \x1b[34mtps: {tps:,}  "
+    "\x1b[36mtflops: 300.10  \x1b[35mmfu: 30.34%\x1b[39m"
+)
+DEEPSPEED = (
+    "[2024-03-07 15:27:02,646] [INFO] [timer.py:260:stop] epoch=0/micro_step={i}/global_step={i}, "
+    "RunningAvgSamplesPerSec=58.7, CurrSamplesPerSec={sps}, MemAllocated=6.01GB, MaxMemAllocated=19.52GB"
+)
+NANOTRON = (
+    "12/01/2026 00:00:00 [INFO|DP=0|PP=0|TP=0]: iteration: {i} / 100 | consumed_tokens: 1.05M | "
+    "time_per_iteration_ms: {kms}K | tokens_per_sec: 800K | tokens_per_sec_per_gpu: 12.5K | global_batch_size: 1.02M | "
+    "lm_loss: 11 | model_tflops_per_gpu: 440 | cuda_memory_allocated: 20.1G | cuda_max_memory_reserved: 56.8G |"
+)
+NANOTRON_MEMORY = " Memory usage: 1234.56MiB. Peak allocated 2048.00MiB. Peak reserved: 4096.00MiB"
+MEGATRON_SAYS = {
+    "step_time_s": 2.0,
+    "tflops": 412.5,
+    "allocated_bytes": 2048 * MIB,
+    "reserved_bytes": 4096 * MIB,
+}
+
+
+def log(folder, template, **values):
+    """A log of six steps of 2 s, the first slow."""
+    lines = []
+    for number in range(1, 7):
+        s = 9.0 if number == 1 else 2.0
+        found = {"ms": 1000 * s, "s": s, "kms": s, "tps": round(4096 / s), "sps": 32 / s} | values
+        lines += [template.format(i=number, **found), "something else | 3"]
+    path = folder / "train.log"
+    path.write_text("\n".join([*lines, MEMORY if template is MEGATRON else ""]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("template", "framework", "figures"),
+    [
+        (MEGATRON, "Megatron", MEGATRON_SAYS),
+        (BRIDGE, "Megatron", {"step_time_s": 2.0}), (NEMO, "NeMo", {"step_time_s": 2.0, "tflops": 512.0}),
+        (NEMO_BAR, "NeMo", {"step_time_s": 2.0}),
+        (TITAN, "torchtitan", {"tokens_per_s_per_device": 2048.0, "tflops": 300.1, "reserved_bytes": 39.5 * GIB}),
+        (DEEPSPEED, "DeepSpeed", {"samples_per_s": 16.0, "allocated_bytes": 19.52 * GIB}),
+        (NANOTRON, "nanotron",
+         {"step_time_s": 2.0, "tokens_per_s_per_device": 12_500.0, "tflops": 440.0, "reserved_bytes": 56.8 * GIGA}),
+        (f"{BRIDGE}\n{NANOTRON_MEMORY}", "Megatron",
+         {"step_time_s": 2.0, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}),
+    ],
+)  # fmt: skip
+def test_lines_of_every_framework(tmp_path, template, framework, figures):
+    """Medians without the first step, peaks of memory of all, units of each framework."""
+    found = read_log(log(tmp_path, template))
+    assert (found.framework, found.steps, found.count) == (framework, (2, 6), 5)
+    assert found.figures == pytest.approx(figures)
+    assert found.spread == pytest.approx(0.0, abs=1e-9)
+
+
+def test_step_times_from_rates(tmp_path):
+    """Tokens of a device, or samples of the job, and what a step trains of them."""
+    assert read_log(log(tmp_path, TITAN)).step_time_s() is None
+    assert read_log(log(tmp_path, TITAN)).step_time_s(8 * 4096, 8, 8) == pytest.approx(2.0)
+    assert read_log(log(tmp_path, DEEPSPEED)).step_time_s(8 * 4096, 32, 8) == pytest.approx(2.0)
+
+
+def test_a_log_beside_a_plan(tmp_path, capsys):
+    """Step time and memory against the predicted ones, changes fitted to the step alone; a page needs traces."""
+    plan = scenario()
+    path = log(tmp_path, MEGATRON, ms=40.0)
+    found = explain(path, plan=plan)
+    rows = {name: (measured, predicted) for name, measured, predicted in found.logged}
+    assert rows["step time, s"][0] == 0.04
+    assert rows["reserved at most, GiB"][0] == 4.0
+    before, after = found.changes.fitted.before_s, found.changes.fitted.after_s
+    assert abs(after - 0.04) < abs(before - 0.04)
+    assert found.to_dict()["log"]["framework"] == "Megatron"
+    assert cli.run(["explain", str(path)]) == 0
+    assert "step time, s" in capsys.readouterr().out
+    assert cli.run(["explain", str(path), "--html", str(tmp_path / "page.html")]) == 2
+    assert not (tmp_path / "page.html").exists()
+    with pytest.raises(UserError, match=r"plan is not that of .*train\.log: .*step time: 2.00 s logged"):
+        explain(log(tmp_path, MEGATRON), plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("lines", "job"),
+    [
+        (MEGATRON, {"global_batch": 64}),
+        (f"{BRIDGE} global batch size:    16 |", {"global_batch": 16}),
+        (f"  seq_length ..................... 4096\n  encoder_seq_length ......... 2048\n{BRIDGE}", {"seq_len": 4096}),
+        (f"  global_batch_size ................ 256\n{BRIDGE}", {"global_batch": 256}),
+        (f"  global_batch_size ................ 256\n{MEGATRON}", {"global_batch": 64}),
+        (f"using world size: 64, data-parallel size: 8, context-parallel size: 1\n{BRIDGE}", {"devices": 64}),
+        (NEMO, {"global_batch": 8}),
+        (f"[config.py:1001:print]   train_batch_size ............. 32\n{DEEPSPEED}", {"global_batch": 32}),
+        (
+            f"Trainer is initialized with local batch size 1, global batch size 24, sequence length 8192,\n{TITAN}",
+            {"global_batch": 24, "seq_len": 8192},
+        ),
+        (NANOTRON, {}),
+    ],
+)  # fmt: skip
+def test_what_logs_say_of_the_job(tmp_path, lines, job):
+    """Batch, sequences and devices: of steps before lists of arguments, and no rounded number."""
+    found = read_log(log(tmp_path, lines))
+    assert found.job == job
+
+
+def test_a_batch_that_grows(tmp_path):
+    """Of the steps whose time is taken."""
+    path = tmp_path / "train.log"
+    steps = [
+        MEGATRON.format(i=i, ms=40.0).replace("size:    64", f"size: {8 if i < 3 else 32}")
+        for i in range(1, 9)
+    ]
+    path.write_text("\n".join(steps))
+    assert read_log(path).job == {"global_batch": 32}
+
+
+@pytest.mark.parametrize(
+    ("said", "contradicts"),
+    [
+        ({"training.global_batch": 128}, "global batch: 64 logged, 128 planned"),
+        ({"training.seq_len": 512}, "sequence length: 1024 logged, 512 planned"),
+        ({"cluster.nodes": 2}, "devices: 8 logged, 16 planned"),
+        ({"model": "gpt2-large"}, "work of a device in a step: .* TFLOP logged, .* TFLOP planned"),
+    ],
+)
+def test_a_plan_of_another_job_than_the_logged(tmp_path, said, contradicts):
+    """Refused in one line with the two numbers, also where the step times are alike."""
+    work = simulate(**scenario().inputs())
+    rate = f"{work.speed.tflops_per_device * work.step_time_s / 0.04:.1f}"
+    start = "using world size: 8, data-parallel size: 8\n  seq_length ......... 1024\n"
+    path = log(tmp_path, start + MEGATRON.replace("412.5", rate), ms=40.0)
+    assert explain(path, plan=scenario(), changes=False).logged
+    with pytest.raises(UserError, match=rf"^the plan is not that of {path}: {contradicts}$"):
+        explain(path, plan=scenario(**said), changes=False)
+
+
+def test_logs_that_are_none(tmp_path):
+    """Texts without a step, two logs, a packed one that is cut short."""
+    path = tmp_path / "notes.txt"
+    path.write_text("hello\n" * 10)
+    with pytest.raises(UserError, match="no line of a training step"):
+        explain(path)
+    good = log(tmp_path, MEGATRON)
+    with pytest.raises(UserError, match="one log of a run"):
+        explain(good, path)
+    packed = gzip.compress(good.read_bytes())
+    path.write_bytes(packed)
+    assert read_log(path).count == 5
+    path.write_bytes(packed[:-20])
+    with pytest.raises(UserError, match="cannot be read"):
+        read_log(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        explain(tmp_path / "nothing.log")

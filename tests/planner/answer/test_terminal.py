@@ -1,0 +1,66 @@
+"""How sure an answer is, in words."""
+
+import pytest
+
+from simpar.plan.plan import Plan
+from simpar.planner.answer.terminal import certificate, headline
+from simpar.planner.result import Candidate, Counts, SearchResult
+
+COUNTS = Counts(1000, 400, 400, 20, 3)
+
+
+def answer(*, certified=False, gap=0.0, fit_probability=0.99, objective="time", **details):
+    """An answer with one candidate."""
+    best = Candidate(1, Plan(), 1.0, 0.4, 1e9, figures={"fit_probability": fit_probability})
+    return SearchResult((best,), COUNTS, objective, certified, gap, 2.5, details)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"certified": True}, "certified: no plan of the space "),
+        ({"gap": 0.05}, "not certified: a plan that was not simulated may be better by up to 5.00%"),
+        ({"gap": 1.0}, "not certified: a usual layout, simulated; no other plan had been bounded yet"),
+        ({}, "not certified: stopped before the whole space was bounded"),
+    ],
+)
+def test_a_certificate_says_how_much_is_left(options, words):
+    """In its first line; its last but others counts what was done."""
+    first, counted, *_ = certificate(answer(**options))
+    assert first.startswith(words)
+    assert counted == "1,000 plans, 400 fit, 400 bounded, 20 swept, 3 simulated in 2.5 s"
+
+
+def test_what_stands_against_an_answer_is_said():
+    """That it was stopped, plans too large to simulate, a first that may not fit, a target that cannot have it."""
+    said = list(
+        certificate(
+            answer(
+                fit_probability=0.6,
+                stopped="time limit",
+                not_built=12,
+                not_portable={"target": "megatron", "reasons": ["one", "two"]},
+            )
+        )
+    )
+    assert said[0].startswith("stopped early (time limit)")
+    assert any(line.startswith("12 plans that may be better have more than ") for line in said)
+    assert any("--fit-probability 0.95 finds the best that is so sure" in line for line in said)
+    assert any("megatron cannot express the first: one; two; --portable megatron" in line for line in said)
+
+
+def test_the_margin_stands_in_place_of_the_warning():
+    """What another probability of fitting would gain."""
+    said = list(certificate(answer(fit_probability=0.6, margin={"fit_probability": 0.5, "gain": 0.031})))
+    assert "with --fit-probability 0.5: 3.1% faster" in said
+    assert not any("finds the best that is so sure" in line for line in said)
+    none = certificate(answer(margin={"fit_probability": 0.5, "gain": 0.0}))
+    assert "with --fit-probability 0.5: nothing faster that was tried" in list(none)
+
+
+def test_the_headline_names_the_problem():
+    """Model and cluster, in one line."""
+    cluster = {"hardware": "dgx-h100", "nodes": 2, "devices": 16, "device": "h100"}
+    shape = {"global_batch": 8, "seq_len": 128}
+    found = answer(model={"name": "tiny"}, cluster=cluster, training=shape, stack="fsdp", objective="regret")
+    assert headline(found) == "tiny on 2 x dgx-h100 (16 h100), 8 x 128 tokens, fsdp stack: best time"

@@ -1,0 +1,67 @@
+"""Tables swept level by level and action by action give the same times, to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simpar.plan.schedules import make_schedule
+from simpar.plan.schedules.actions import LETTERS
+from simpar.planner.bound import action_tables
+from simpar.planner.bound.action_tables import Table, finishes_ns
+from simpar.planner.bound.paths import Hops
+
+TABLES = [
+    ("1f1b", 4, 8, 1),
+    ("interleaved", 4, 8, 3),
+    ("v-min", 5, 9, 2),
+    ("dualpipe", 4, 12, 1),
+    ("naive", 1, 3, 1),
+]
+
+
+def drawn(table, rows, blocking, seed):
+    """Durations, messages (of some stages none), floors and pairs for some rows."""
+    draw, stages = np.random.default_rng(seed), len(table.schedule.rank_of_stage)
+    times = {
+        (letter, boundary): draw.uniform(1.0, 3.0, (rows, stages))
+        for letter in LETTERS
+        for boundary in (False, True)
+    }
+    ahead, back = draw.uniform(0.0, 0.5, (2, rows, stages - 1)) * draw.integers(0, 2, (2, 1, stages - 1))
+    pairs = {pair: draw.uniform(2.0, 5.0, rows) for pair in table.pairs}
+    return times, Hops(ahead, back, blocking), draw.uniform(0.0, 9.0, (rows, stages)), pairs
+
+
+@pytest.mark.parametrize(("name", "p", "m", "chunks"), TABLES)
+@pytest.mark.parametrize("blocking", [False, True])
+def test_compiled_sweeps_are_those_by_level(name, p, m, chunks, blocking, monkeypatch):
+    """Any durations, messages and floors, passes together or apart."""
+    pytest.importorskip("numba")
+    whole = Table.of(make_schedule(name, p, m, chunks))
+    for table in (whole, Table.of(whole.schedule, frozenset({("F", True)}), whole)):
+        for rows in (1, 5):
+            times, hops, floors, pairs = drawn(table, rows, blocking, rows)
+            for given in (None, floors):
+                found = []
+                for code in (None, action_tables.SWEEP.compiled()):
+                    monkeypatch.setattr(action_tables.SWEEP, "when_worth", lambda _, code=code: code)
+                    found.append(finishes_ns(table, times, hops, given, pairs))
+                assert found[0].tobytes() == found[1].tobytes()
+
+
+@pytest.mark.parametrize(("name", "p", "m", "chunks"), TABLES)
+def test_no_action_waits_for_one_of_its_own_level(name, p, m, chunks):
+    """Every action is in one level, behind all that it waits for, compiled or not."""
+    table = Table.of(make_schedule(name, p, m, chunks))
+    level = np.empty(len(table.code), dtype=np.int64)
+    for depth, actions in enumerate(table.levels):
+        level[actions] = depth
+    assert sorted(np.concatenate(table.levels).tolist()) == list(range(len(table.code)))
+    for waits in (table.before, table.source, table.other):
+        assert (level[waits[waits >= 0]] < level[waits >= 0]).all()
+    pytest.importorskip("numba")
+    found = np.zeros_like(level)
+    ends = np.cumsum([len(columns) for columns in table.schedule.ranks])
+    action_tables.DEPTHS.compiled()(ends, table.source, table.other, found)
+    assert (found == level + 1).all()

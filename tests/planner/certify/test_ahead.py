@@ -1,0 +1,61 @@
+"""Simulations of rows that are likely to be next."""
+
+import numpy as np
+import pytest
+
+from simpar.planner.certify import ahead
+from simpar.planner.certify.ahead import Ahead, measured_elsewhere
+from simpar.planner.certify.exact import measure
+from simpar.planner.certify.frontier import SWEPT
+from simpar.planner.space.jobs import plan_of
+from simpar.planner.workers import Workers
+
+
+@pytest.fixture
+def frontier(problem_of, frontier_of):
+    """Rows of which a few are swept."""
+    found = frontier_of(problem_of(3, hsdp=1, recompute="none"), 3, 20)
+    left = np.ones(found.rows.count, dtype=bool)
+    for _ in range(3):
+        left[found.shortest(left, SWEPT)] = False
+    return found
+
+
+def test_elsewhere_is_what_is_found_here(frontier):
+    """The same step and the same need, without what is large."""
+    problem = frontier.rows.problem
+    plan = plan_of(frontier.rows, frontier.next())
+    found, here = measured_elsewhere([problem], 0, (0, plan)), measure(problem, plan)
+    assert (found.step_time_s, found.needed_bytes, found.fits) == (
+        here.step_time_s,
+        here.needed_bytes,
+        here.fits,
+    )
+
+
+def test_what_cannot_be_simulated_is_left_to_whoever_needs_it(frontier):
+    """It says why then."""
+    problem, row = frontier.rows.problem, frontier.next()
+    plan = plan_of(frontier.rows, row)
+    whole = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"tp": 3})})
+    assert measured_elsewhere([problem], 0, (0, whole)) is None
+
+
+def test_likely_rows_are_swept_and_better_than_the_best(frontier, monkeypatch):
+    """Lowest first, without the one whose turn it is; none that a target refuses or that is no better."""
+    waiting = Ahead([frontier], Workers())
+    swept = frontier.nearest(SWEPT, 99)
+    assert len(swept) > 1
+    assert [row for _, row in waiting._likely((0, swept[0]))] == swept[1:]
+    waiting.best = float(frontier.worth(swept[-1]))
+    assert swept[-1] not in [row for _, row in waiting._likely((0, swept[0]))]
+    monkeypatch.setattr(ahead, "refusals", lambda *_: ["refused"])
+    assert list(waiting._likely((0, swept[0]))) == []
+
+
+def test_alone_a_row_is_simulated_when_its_turn_comes(frontier):
+    """And nothing else."""
+    row = frontier.next()
+    with Ahead([frontier], Workers()) as alone:
+        found = alone.simulate(0, row, np.inf)
+    assert frontier.simulated == {row: found}

@@ -1,0 +1,67 @@
+"""The table of axes: what each decides, where it stands in a plan, and which values are legal."""
+
+from __future__ import annotations
+
+import pytest
+
+import simpar
+from simpar.errors import UserError
+from simpar.planner import Constraints, make_problem
+from simpar.planner.space.axes import (
+    AXES,
+    BLOCKS,
+    LATE_AXES,
+    MEMORY,
+    MEMORY_AXES,
+    REPLICAS,
+    SHAPE,
+    path_of,
+    value_of,
+    written,
+)
+from simpar.planner.space.optional_axes import REQUESTED
+from simpar.planner.space.rows import enumerate_space
+
+
+def given_degrees(*degrees: int) -> set[int]:
+    """Tensor parallel degrees of the rows of a model of 28 heads, of those given."""
+    constraints = Constraints(fixed={"tp": degrees, "pp": 1, "micro_batch": 1})
+    problem = make_problem(
+        "qwen2-57b-a14b",
+        simpar.Cluster("dgx-h100"),
+        simpar.Training(seq_len=1024, global_batch=8),
+        constraints=constraints,
+    )
+    return set(enumerate_space(problem)["tp"].tolist())
+
+
+def test_of_given_tensor_degrees_those_stay_that_the_model_allows() -> None:
+    """28 heads lie on 1, 2 or 4 ranks: 8 is left out beside others, and alone it is refused with the reason."""
+    assert given_degrees(1, 8) == {1}
+    assert given_degrees(8, 4, 2) == {2, 4}
+    with pytest.raises(
+        UserError, match=r"plan.tp = 8: does not divide the attention heads 28; allowed: 1, 2, 4"
+    ):
+        given_degrees(8)
+
+
+def test_what_decides_nothing_that_fits_is_joined_last() -> None:
+    """Memory is decided before the last axes are joined: all others decide it."""
+    names = [axis.name for axis in AXES]
+    assert names == [axis.name for axis in (*MEMORY_AXES, *LATE_AXES)]
+    for axis in (*AXES, *REQUESTED):
+        assert axis.decides
+        assert axis.decides <= {MEMORY, BLOCKS, SHAPE, REPLICAS}, axis.name
+
+
+def test_an_axis_is_found_in_a_plan_by_its_path() -> None:
+    """Flat keys where they stand, and those with a path of their own; written as a file has them."""
+    plan = simpar.Plan(tp=2, tensor_parallel={"overlap": True}, rank_order="tp-cp-pp-dp")
+    assert [value_of(plan, name) for name in ("tp", "tp_overlap", "order")] == [2, True, "tp-cp-pp-dp"]
+    assert [value_of(simpar.Plan(pp=2, vpp=chunks), "schedule") for chunks in (1, 2)] == [
+        "1f1b",
+        "interleaved",
+    ]
+    assert path_of("zero") == ("data_parallel", "zero")
+    assert written("order", "tp-cp-dp-pp") == {"mesh": {"order": ("tp", "cp", "dp", "pp")}}
+    assert written("zero", 3) == {"zero": 3}

@@ -1,0 +1,180 @@
+"""Several processes find what one finds, to the last byte, on every backend that is installed."""
+
+from dataclasses import replace
+from functools import cache
+from multiprocessing import active_children
+
+import numpy as np
+import pytest
+
+import simpar
+from simpar.errors import UserError
+from simpar.planner.certify import ahead, branch_and_bound, exact
+from simpar.planner.certify.ahead import Ahead, measured_elsewhere
+from simpar.planner.certify.exact import measure
+from simpar.planner.certify.frontier import Frontier
+from simpar.planner.progress import Progress
+from simpar.planner.space.jobs import plan_of
+from simpar.planner.space.rows import enumerate_space
+from simpar.planner.uniform import search_uniform
+from simpar.planner.workers import FORK, LOKY, Forks, Workers, can_fork, num_cores
+from tests.gate import some
+
+
+def answer(problem, **options):
+    """What a search says, but for its seconds."""
+    found = search_uniform(problem, Progress(top=3, **options)).to_dict()
+    del found["search_seconds"]
+    return found
+
+
+HELD = {
+    "hsdp": 1, "tp": (1, 2), "micro_batch": (1, 2), "schedule": ("1f1b", "gpipe"), "recompute": "none",
+    "tp_overlap": False, "zero": (0, 1, 3),
+}  # fmt: skip
+FEW = {"pp": (1, 2)}
+"""What is held besides, where the answer of processes is all that is looked at."""
+
+
+@pytest.fixture(scope="module")
+def alone(problem_of):
+    """What one process finds: function of the seed and of what is held besides, asked for once each."""
+    return cache(lambda seed, **more: answer(problem_of(seed, **HELD, **more)))
+
+
+@pytest.mark.parametrize("backend", some([FORK, LOKY], 1))
+def test_two_processes_find_what_one_finds(problem_of, alone, monkeypatch, backend):
+    """Candidates, reasons, lists, counts and certificate; rows that were simulated ahead for nothing are not told."""
+    problem, expected, asked = problem_of(5, **HELD, **FEW), alone(5, **FEW), []
+    usual = Ahead._likely
+    monkeypatch.setattr(Ahead, "_likely", lambda self, now: asked.append(now) or usual(self, now))
+    assert answer(problem, workers=Workers(2, backend)) == expected
+    assert asked
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_finds_what_one_process_finds(problem_of, monkeypatch):
+    """A scheduler named by its address, with a worker that has its own process."""
+    distributed = pytest.importorskip("distributed")
+    import dask
+
+    problem = problem_of(2, **HELD, pp=(1, 2))
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
+        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
+        dask.config.refresh()
+        assert answer(problem, workers=Workers(-1, "dask")) == answer(problem)
+    monkeypatch.undo()
+    dask.config.refresh()
+
+
+def test_ray_finds_what_one_process_finds(problem_of):
+    """A local instance, started for the search."""
+    ray = pytest.importorskip("ray")
+    problem = problem_of(2, **HELD, pp=(1, 2))
+    try:
+        assert answer(problem, workers=Workers(2, "ray")) == answer(problem)
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", some([13, 18, 21], 1))
+def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, seed):
+    """No row is simulated twice, and a search that asks for eight at once takes the same way."""
+    problem, expected, asked = problem_of(seed, **HELD), alone(seed), []
+
+    def counted(problems, before, task):
+        asked.append(task[1].model_dump_json())
+        return measured_elsewhere(problems, before, task)
+
+    monkeypatch.setattr(ahead, "measured_elsewhere", counted)
+    monkeypatch.setattr(Workers, "map", lambda _, function, items: [function(item) for item in items])
+    assert answer(problem, workers=Workers(8)) == expected
+    assert len(set(asked)) == len(asked) > 0
+
+
+@pytest.mark.parametrize("seed", some([5, 13, 18], 1))
+def test_forked_processes_are_gone_behind_a_search(problem_of, alone, seed):
+    """Whatever they were doing: of eight most are not asked to the end."""
+    problem, before = problem_of(seed, **HELD, **FEW), set(active_children())
+    assert answer(problem, workers=Workers(8, FORK)) == alone(seed, **FEW)
+    assert set(active_children()) <= before
+
+
+@pytest.mark.skipif(not can_fork(), reason="no forks")
+def test_a_search_goes_on_without_processes_that_were_killed(problem_of, alone, monkeypatch):
+    """As the system kills them for memory: the answer is the same."""
+    problem, expected, killed = problem_of(5, **HELD, **FEW), alone(5, **FEW), []
+    usual = Forks.submit
+
+    def submit(self, item):
+        found = usual(self, item)
+        killed.extend(each.kill() for each in self._mine)
+        return found
+
+    monkeypatch.setattr(Forks, "submit", submit)
+    assert answer(problem, workers=Workers(3, FORK)) == expected
+    assert killed
+
+
+def test_a_search_without_a_number_begins_alone(problem_of, alone, monkeypatch):
+    """Processes are asked for when simulations have taken a while, and no sooner."""
+    problem, expected = problem_of(5, **HELD, **FEW), alone(5, **FEW)
+    monkeypatch.setattr(Forks, "__init__", lambda *_: pytest.fail("forked"))
+    assert answer(problem, workers=replace(Workers.usual(), patience_s=1e9)) == expected
+    if can_fork() and num_cores() > 1:
+        with pytest.raises(pytest.fail.Exception, match="forked"):
+            answer(problem, workers=replace(Workers.usual(), patience_s=0.0))
+
+
+def test_large_reports_are_made_by_several_processes(problem_of, alone, monkeypatch):
+    """They are those that one process makes."""
+    problem, expected = problem_of(5, **HELD, **FEW), alone(5, **FEW)
+    monkeypatch.setattr(exact, "MANY_OPS", 0)
+    monkeypatch.setattr(
+        Frontier, "_let_go", lambda self, *_: [one.let_go() for one in self.simulated.values()]
+    )
+    assert answer(problem, workers=Workers(2, FORK)) == expected
+
+
+@pytest.mark.slow
+def test_only_rows_that_may_fit_are_sent_ahead(problem_of, monkeypatch):
+    """Those of which the very table holds too much are neither simulated nor dropped before their turn."""
+    problem, sent = problem_of(13, **HELD), []
+    usual = Frontier.least_bytes
+    monkeypatch.setattr(
+        Frontier, "least_bytes", lambda self, row, *of: np.inf if row % 2 else usual(self, row, *of)
+    )
+    monkeypatch.setattr(
+        Workers, "map", lambda _, function, items: sent.extend(items) or [function(item) for item in items]
+    )
+    assert answer(problem, workers=Workers(8)) == answer(problem)
+    (field,) = branch_and_bound.fields_of(problem, [problem.cluster.nodes])
+    odd = [plan_of(field.frontier.rows, row) for row in range(1, field.frontier.rows.count, 2)]
+    assert sent
+    assert not [plan for _, plan in sent if plan in odd]
+
+
+def test_figures_are_those_of_the_measure(problem_of):
+    """What a process sends back stands for the plan's own measure; a plan that cannot be has none."""
+    problem = problem_of(3, hsdp=1, pp=2)
+    plan = plan_of(enumerate_space(problem), 0)
+    mine, sent = measure(problem, plan), measured_elsewhere([problem], 0, (0, plan))
+    assert (mine.step_time_s, mine.worth, mine.fits, mine.num_ops) == (
+        sent.step_time_s, sent.worth, sent.fits, sent.num_ops
+    )  # fmt: skip
+    assert mine.report().step_time_s == sent.report().step_time_s
+    assert measured_elsewhere([problem], 0, (0, plan.with_values(tp=3))) is None
+
+
+def test_numbers_and_backends_that_are_not_allowed_are_refused():
+    """One line each, from the front door, too."""
+    with pytest.raises(UserError, match="jobs = 0"):
+        Workers(0)
+    with pytest.raises(UserError, match="loky"):
+        Workers(2, "spark")
+    with pytest.raises(UserError, match="jobs = -2"):
+        simpar.search(
+            "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=8), jobs=-2
+        )
