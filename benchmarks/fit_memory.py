@@ -26,10 +26,10 @@ import numpy as np
 
 from simpar.cost.memory import allocator
 from simpar.cost.memory.allocator import reserve
-from simpar.cost.stack import AllocatorHabits, load_stack
 from simpar.errors import UserError
 from simpar.program.footprint import footprints
 from simpar.program.structure import stages
+from simpar.stacks.stack import AllocatorHabits, load_stack
 from simpar.units import Floats
 from simpar.validate.cells import Row, Unmodelled
 from simpar.validate.predict import cluster_of, timed

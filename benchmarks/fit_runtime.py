@@ -24,9 +24,9 @@ from simpar.calibrate import fit
 from simpar.calibrate.fit import Machine, Samples
 from simpar.calibrate.profile import Facts, build, step_s, write
 from simpar.calibrate.request import Request, Sample, Walk
-from simpar.cost.stack import Stack, TensorCast, load_stack
 from simpar.hardware.device import load_device
 from simpar.profiles import yaml_text
+from simpar.stacks.stack import Stack, TensorCast, load_stack
 from simpar.units import MS, US
 
 HERE = Path(__file__).parent / "measured" / "h200"

@@ -20,9 +20,9 @@ import numpy as np
 from calibrate_uncertainty_rows import Run
 from numpy.typing import NDArray
 
-from simpar.cost.stack import load_stack
 from simpar.hardware.device import load_device
 from simpar.learn.parameters import ATTENTION, CLOCKS, Name
+from simpar.stacks.stack import load_stack
 from simpar.units import MS, NS, TERA, US
 
 Floats = NDArray[np.float64]

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import simpar
-from simpar.cost.stack import load_stack
 from simpar.engine import choose_engine
 from simpar.files import bundled
 from simpar.planner.problem import Constraints
 from simpar.simulation import lower_job, make_job
+from simpar.stacks.stack import load_stack
 from simpar.validate.table import validate
 
 MODELS = (

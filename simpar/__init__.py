@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simpar.cost.stack import load_stack
     from simpar.diagnosis.answer import explain
     from simpar.errors import Infeasible, UserError
     from simpar.hardware.catalogue import load_cluster
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from simpar.report.trace import write_trace
     from simpar.scenario import Scenario, load_scenario
     from simpar.simulation import simulate
+    from simpar.stacks.stack import load_stack
     from simpar.tracing.load import load_model
 
     Cluster = load_cluster
@@ -55,7 +55,7 @@ _CONTENTS = (
     ("make_schedule", "plan.schedules:make_schedule", "a pipeline schedule as a table of actions"),
     ("Schedule", "plan.schedules.actions:Schedule", "what make_schedule gives"),
     ("Action", "plan.schedules.actions:Action", "one pass of one stage over one microbatch"),
-    ("load_stack", "cost.stack:load_stack", "habits of a training software stack"),
+    ("load_stack", "stacks.stack:load_stack", "habits of a training software stack"),
     ("Perturbation", "program.perturbation:Perturbation", "slow ranks and jitter"),
     ("simulate", "simulation:simulate", "the step of one plan"),
     ("search", "planner.api:search", "the best plans for a cluster, certified"),

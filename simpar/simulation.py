@@ -7,11 +7,11 @@ from functools import partial
 from typing import Literal, TypedDict, Unpack
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve, under
 from simpar.engine import choose_engine, choose_engine_here
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
+from simpar.layout.defaults import resolve, under
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import MOST_TOKENS, Training
@@ -36,6 +36,7 @@ from simpar.report.context import Context
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.sampling import sample
+from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.tracing.load import load_model
 from simpar.uncertainty.memory import AS_PREDICTED
 

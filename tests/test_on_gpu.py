@@ -10,11 +10,11 @@ from statistics import median
 
 import pytest
 
-from simpar.cost.stack import load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
 from simpar.runtime import request
 from simpar.runtime.request import load_request, make_ready
+from simpar.stacks.stack import load_stack
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks/on_gpu.py"
 

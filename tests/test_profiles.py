@@ -2,7 +2,6 @@
 
 import pytest
 
-from simpar.cost.stack import load_stack
 from simpar.errors import UserError
 from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
@@ -10,6 +9,7 @@ from simpar.hardware.device import load_device
 from simpar.hardware.reliability import load_reliability
 from simpar.hardware.shown import annotated
 from simpar.profiles import LEARNED, REVISION, as_written, base_name, load_profile, yaml_text
+from simpar.stacks.stack import load_stack
 from simpar.units import GIB
 
 

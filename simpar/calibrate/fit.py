@@ -18,12 +18,12 @@ from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import SUMS, OperatorTime, operator_times, sum_s
 from simpar.cost.optimizers import optimizer_time_s
-from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.models.graph import Block
 from simpar.plan.plan import Numerics, Plan
 from simpar.plan.sharding import RankDims, rank_dims
+from simpar.stacks.stack import Stack
 from simpar.units import MS, US, Floats
 
 PASS_KINDS = ("norm", "rope", "gated_activation", "activation", "add", "dropout", "embedding", "loss")

@@ -9,7 +9,6 @@ from typing import Any
 
 from simpar.calibrate import fit
 from simpar.calibrate.fit import Machine, Quality, Samples, rounded
-from simpar.cost.stack import Stack, load_stack
 from simpar.files import write_atomic
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
@@ -18,6 +17,7 @@ from simpar.plan.plan import Plan
 from simpar.profiles import as_written, yaml_text
 from simpar.runtime.prepare import STACK
 from simpar.simulation import simulate
+from simpar.stacks.stack import Stack, load_stack
 from simpar.units import GIB, MIB, US
 
 

@@ -26,12 +26,12 @@ def json_schema(what: str) -> dict[str, Any]:
     """The JSON Schema of one of :data:`SCHEMAS`."""
     from pydantic import BaseModel
 
-    from simpar.cost.stack import Stack
     from simpar.hardware.device import Device
     from simpar.hardware.profile import ClusterProfile
     from simpar.hardware.reliability import Reliability
     from simpar.plan.plan import Plan
     from simpar.scenario import Scenario
+    from simpar.stacks.stack import Stack
 
     models: dict[str, type[BaseModel]] = {
         "plan": Plan, "scenario": Scenario, "profile": ClusterProfile, "device": Device, "stack": Stack,

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.errors import UserError
 from simpar.export import load_target
 from simpar.export.nearest import Job, Near, nearest, saving
@@ -15,6 +14,7 @@ from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.report.words import memory_state, step_and_memory
 from simpar.simulation import simulate
+from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.units import format_seconds
 
 NO_CLUSTER = "the plan names no cluster"

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.cost.context import exchange_elements
-from simpar.cost.stack import Stack
 from simpar.models.graph import (
     INPUT,
     PRODUCTS,
@@ -28,6 +27,7 @@ from simpar.models.recompute import is_full, operators, segment
 from simpar.plan.plan import Numerics
 from simpar.plan.sharding import RankDims
 from simpar.precisions import PRECISIONS
+from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags, Numbers
 
 _FLOAT = DTYPE_BYTES["fp32"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.optimizers import moment_bytes
-from simpar.cost.stack import Stack
 from simpar.plan.plan import Plan
+from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES
 
 _WIDE = DTYPE_BYTES["fp32"]

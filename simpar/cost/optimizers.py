@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, Operator, Weight, evaluate
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.optimizers.optimizer import ByMatrix
 from simpar.plan.plan import Numerics
+from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Numbers
 
 _WIDE = DTYPE_BYTES["fp32"]

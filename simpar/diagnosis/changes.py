@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from simpar.cost.stack import DEFAULT_STACK
 from simpar.diagnosis.measured import Measured
 from simpar.errors import UserError
 from simpar.hardware.profile import MixedProfile
@@ -28,6 +27,7 @@ from simpar.plan.plan import CUSTOM, Plan
 from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.report.parts import TimeBreakdown
 from simpar.simulation import simulate
+from simpar.stacks.stack import DEFAULT_STACK
 from simpar.uncertainty.ties import drawn_together
 from simpar.validate.predict import NO_TUNING, Tuning, changed, changed_stack, result_of
 from simpar.validate.rows import Case

@@ -15,7 +15,6 @@ from importlib import import_module
 from pydantic import ValidationError
 
 from simpar import files
-from simpar.cost.stack import DEFAULT_STACK, Stack
 from simpar.errors import UserError
 from simpar.export.launch import readme, recorded
 from simpar.export.subject import Loss, Subject, not_understood, subject
@@ -28,6 +27,7 @@ from simpar.plan.optimizers import USUAL
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform
 from simpar.precisions import in_place_of
+from simpar.stacks.stack import DEFAULT_STACK, Stack
 
 TARGETS = {
     "torch": "torch:TORCH",

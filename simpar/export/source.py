@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from simpar import files
-from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack, resolve
 from simpar.errors import UserError
 from simpar.export.subject import cluster_of, node_of
 from simpar.formats import check_answer, is_simulated
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
@@ -21,6 +21,7 @@ from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.scenario import Perturbations, chosen_cluster, load_scenario
+from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.tracing.code import is_code
 
 CODE = "is code, which no launcher builds; allowed: a model by name or config.json, or simpar run"

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from simpar import files
-from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.hardware.cluster import Cluster
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import is_full, of_layer
@@ -26,6 +26,7 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan, Record
 from simpar.plan.stage_layers import stage_layers
 from simpar.scenario import ClusterChoice
+from simpar.stacks.stack import Stack, load_stack
 
 STACK_FIELDS = {
     "data_parallel": (

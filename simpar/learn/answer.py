@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from simpar.cost.stack import load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.learn.fit import Learned, Observed
@@ -21,6 +20,7 @@ from simpar.learn.runs import Runs, runs_of
 from simpar.profiles import LEARNED, REVISION, as_written, base_name, yaml_text
 from simpar.report.certainty import runs_on, step_time_error, traits_of
 from simpar.report.layouts import kin_of, layout_of, shares_of
+from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.uncertainty.support import Traits

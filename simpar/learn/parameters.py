@@ -19,11 +19,11 @@ import numpy as np
 from simpar import files
 from simpar.cost.collectives.parameters import PARAMETERS
 from simpar.cost.kernels import variants
-from simpar.cost.stack import Stack, load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device, load_device
 from simpar.hardware.profile import ClusterProfile
 from simpar.precisions import PRECISIONS
+from simpar.stacks.stack import Stack, load_stack
 from simpar.units import GIB, MIB, MS, NS, US
 from simpar.validate.predict import Tuning, changed_stack, cluster_of
 from simpar.validate.rows import Case

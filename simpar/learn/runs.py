@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from simpar.cost.stack import load_stack
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.learn.fit import Observed, Peak
 from simpar.learn.memory import merged_peak, odd_peak
 from simpar.learn.reports import is_report, reported
 from simpar.models.flops import model_flop_per_token
+from simpar.stacks.stack import load_stack
 from simpar.validate.cells import Row, Unmodelled
 from simpar.validate.chosen import Chosen
 from simpar.validate.predict import predict_time_s

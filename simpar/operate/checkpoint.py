@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 
 from simpar.cost.memory.widths import kept_widths
-from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
 from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Plan
+from simpar.stacks.stack import Stack
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from simpar.cost.stack import Stack
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
@@ -21,6 +20,7 @@ from simpar.operate.checkpoint import Saving, checkpoint_bytes, daly, efficiency
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.simulation import stack_for, tuned_graph
+from simpar.stacks.stack import Stack
 from simpar.units import DAY_S
 
 CONFIDENCE = 1.959964  # two-sided 95 % quantile of the normal distribution

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
-from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.catalogue import recorded
@@ -20,6 +19,7 @@ from simpar.plan.plan import SLICING, Plan
 from simpar.program.perturbation import Perturbation
 from simpar.scenario import chosen_cluster
 from simpar.simulation import tuned_graph
+from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.tracing.load import load_model
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from simpar.cost.stack import resolve
 from simpar.errors import UserError
 from simpar.export import load_target
 from simpar.export.subject import STACK_FIELDS, idle_overlaps, subject
 from simpar.export.target import Imported
+from simpar.layout.defaults import resolve
 from simpar.plan.check import Target, check
 from simpar.plan.plan import Plan, Record
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit

@@ -17,8 +17,8 @@ from math import lcm, prod
 
 import numpy as np
 
-from simpar.cost.stack import under
 from simpar.hardware.cluster import Cluster
+from simpar.layout.defaults import under
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block
 from simpar.plan.mesh import Mesh

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.cost.stack import load_stack, resolve
 from simpar.errors import UserError
+from simpar.layout.defaults import resolve
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.check import Target, check, schedule_of
@@ -17,6 +17,7 @@ from simpar.plan.staged import refuse_in_roles
 from simpar.plan.sync import decided
 from simpar.runtime.strategy import Strategy, choose
 from simpar.simulation import balanced
+from simpar.stacks.stack import load_stack
 
 STACK = "simpar"
 

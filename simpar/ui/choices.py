@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any, get_args
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.stack import resolve
 from simpar.errors import UserError
+from simpar.layout.defaults import resolve
 from simpar.neighbours import RECOMPUTE
 from simpar.plan.check import Target, check
 from simpar.plan.optimizers import OPTIMIZERS

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 from simpar import files
-from simpar.cost.stack import DEFAULT_STACK, Stack, load_stack
 from simpar.errors import UserError
 from simpar.hardware.catalogue import EXACT
 from simpar.hardware.cluster import Cluster
@@ -27,6 +26,7 @@ from simpar.plan.plan import Plan
 from simpar.profiles import as_written
 from simpar.scenario import ClusterChoice, Perturbations, Scenario, chosen_cluster
 from simpar.settings import with_value
+from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
 
 SOURCE = "the page"
 SHOWN = ("model", "cluster", "training", "plan", "stack", "perturbation", "noise_scale_tokens")

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from simpar import files
 from simpar.cost.collectives.measured import calibrated
-from simpar.cost.stack import Stack, load_stack
 from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
@@ -35,6 +34,7 @@ from simpar.report.context import Context
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.simulation import lower_job, make_job
+from simpar.stacks.stack import Stack, load_stack
 from simpar.validate.cells import Unmodelled
 from simpar.validate.rows import Case
 from simpar.validate.words import PeakCounts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import FULL, MODULES, NONE, by_layer, every, of_modules
 from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp, usual_schedule
+from simpar.stacks.stack import load_stack
 from simpar.validate.cells import Row, Unmodelled, is_primus, number, text, whole
 from simpar.validate.dense import is_mixture, unfused
 from simpar.validate.mixtures import (

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from simpar import files
-from simpar.cost.stack import load_stack
 from simpar.models.graph import ModelGraph
+from simpar.stacks.stack import load_stack
 from simpar.validate.cells import Row, paper_release, text, whole
 from simpar.validate.dense import is_mixture, unfused
 from simpar.validate.mixtures import is_sync_free, overlap_words

@@ -10,7 +10,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import simpar
-from simpar.cost.stack import load_stack
 from simpar.errors import UserError
 from simpar.files import bundled
 from simpar.models.catalogue import load_model
@@ -18,6 +17,7 @@ from simpar.plan.stages import StagePlan
 from simpar.plan.uniform_stages import as_stages
 from simpar.program.lower_stages import messages
 from simpar.simulation import make_job, simulate
+from simpar.stacks.stack import load_stack
 from tests.gate import some
 
 TRAINING = simpar.Training(seq_len=1024, global_batch=32)

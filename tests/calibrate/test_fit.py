@@ -10,13 +10,13 @@ from simpar.calibrate.profile import Facts, build, write
 from simpar.calibrate.request import Sample, quick
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.optimizers import optimizer_time_s
-from simpar.cost.stack import load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import load_device
 from simpar.plan.plan import Numerics
 from simpar.profiles import as_written, yaml_text
 from simpar.runtime.job import Machine as Where
+from simpar.stacks.stack import load_stack
 
 TRUE = {
     "gemm_efficiency": 0.8, "gemm_prologue_k": 40.0, "gemm_wave_overlap": 1.0, "gemm_small_tile_loss": 0.0,

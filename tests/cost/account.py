@@ -5,7 +5,6 @@ from __future__ import annotations
 from simpar.cost.kernels import KernelModel
 from simpar.cost.memory.static import Part, StaticMemory, parts_terms
 from simpar.cost.optimizers import moment_bytes
-from simpar.cost.stack import Stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
@@ -14,6 +13,7 @@ from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.structure.stages import StageBuilder
+from simpar.stacks.stack import Stack
 
 
 def builder_of(graph: ModelGraph, plan: Plan, training: Training, stack: Stack) -> StageBuilder:

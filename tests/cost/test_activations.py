@@ -8,12 +8,12 @@ import pytest
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
-from simpar.cost.stack import MemoryHabits, Overlap, Stack, StackNumerics, load_stack
 from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Numerics, Plan
 from simpar.plan.sharding import RankDims, rank_dims
+from simpar.stacks.stack import MemoryHabits, Overlap, Stack, StackNumerics, load_stack
 from simpar.units import GB
 
 S, B = 2048, 2

@@ -9,13 +9,13 @@ import pytest
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
-from simpar.cost.stack import Stack, load_stack
 from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Block
 from simpar.models.training import Training
 from simpar.plan.plan import Numerics, Plan
 from simpar.plan.sharding import RankDims, rank_dims
+from simpar.stacks.stack import Stack, load_stack
 
 TRAINING = Training(seq_len=4096, global_batch=64)
 PLAN = Plan(ep=64, micro_batch=4)

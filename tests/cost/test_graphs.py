@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from simpar.cost.graphs import launches, part_names
-from simpar.cost.stack import load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Block, ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.simulation import simulate
+from simpar.stacks.stack import load_stack
 from simpar.validate.predict import changed_stack
 
 

@@ -13,7 +13,6 @@ from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import (
     operator_times,
 )
-from simpar.cost.stack import Fusion, load_stack
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
@@ -24,6 +23,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.sharding import rank_dims
 from simpar.precisions import PRECISIONS
 from simpar.simulation import simulate
+from simpar.stacks.stack import Fusion, load_stack
 from simpar.units import MS, PETA, TERA
 
 MODEL = KernelModel(load_device("h100-sxm-80gb"))

@@ -8,12 +8,13 @@ import pytest
 
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.static import BETWEEN
-from simpar.cost.stack import Stack, load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
+from simpar.stacks.stack import Stack, load_stack
 from simpar.uncertainty.table import shipped
 from simpar.units import GB, MIB
 from tests.cost.account import stage_static_memory, static_memory

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from simpar import files
 from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, Held, flat_shard, held_memory
-from simpar.cost.stack import load_stack, resolve
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
@@ -23,6 +23,7 @@ from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import dims_of
 from simpar.simulation import simulate
+from simpar.stacks.stack import load_stack
 from simpar.units import GIB
 from tests.cost.account import builder_of, stage_static_memory
 from tests.gate import assert_law, some

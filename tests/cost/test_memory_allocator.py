@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.cost.memory.allocator import reserve
-from simpar.cost.stack import AllocatorHabits
+from simpar.stacks.stack import AllocatorHabits
 from simpar.units import GIB, MIB
 
 HABITS = AllocatorHabits(fragmentation=0.1, churn=0.2)

@@ -6,16 +6,17 @@ import pytest
 
 from simpar.cost.collectives.measured import calibrated
 from simpar.cost.memory.moments import most_in_flight
-from simpar.cost.stack import load_stack, resolve
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, looks_at_costs, make_schedule
 from simpar.program.footprint import footprints
 from simpar.simulation import lower_job, make_job
+from simpar.stacks.stack import load_stack
 from tests.cost.account import builder_of
 
 TRAINING = Training(seq_len=512, global_batch=32)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from simpar.cost.memory.static import placeholder_bytes
-from simpar.cost.stack import load_stack, resolve
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.sharding import rank_dims
+from simpar.stacks.stack import load_stack
 from tests.cost.account import stage_static_memory
 
 TRAINING = Training(seq_len=4096, global_batch=8)

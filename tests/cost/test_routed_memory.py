@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from simpar.cost.stack import load_stack
 from simpar.engine import sweep
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
@@ -18,6 +17,7 @@ from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
 from simpar.program.footprint import Footprint, footprints
 from simpar.simulation import lower_job
+from simpar.stacks.stack import load_stack
 
 
 def problem(model: str, fixed: dict[str, Any], probability: float = 0.95) -> Problem:

@@ -11,7 +11,6 @@ import pytest
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
-from simpar.cost.stack import MemoryHabits, Stack, load_stack
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
@@ -21,6 +20,7 @@ from simpar.models.training import Training
 from simpar.models.transformer import Shape, Style
 from simpar.plan.plan import Numerics, Plan
 from simpar.plan.sharding import RankDims, rank_dims
+from simpar.stacks.stack import MemoryHabits, Stack, load_stack
 from simpar.units import MEGA, TERA
 
 GRANITE = {

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from simpar import cli
-from simpar.cost.stack import load_stack
 from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import load_device
 from simpar.hardware.intervals import FILE, interval_of
+from simpar.stacks.stack import load_stack
 
 KNOWN = json.loads(FILE.read_text())
 PROFILES = {

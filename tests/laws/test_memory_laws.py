@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.cost.stack import load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.report.parts import StageMemory
 from simpar.simulation import simulate
+from simpar.stacks.stack import load_stack
 from tests.cost.account import stage_static_memory, static_memory
 from tests.gate import assert_law, some
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from simpar.cli import run
-from simpar.cost.stack import load_stack
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.learn.answer import learn
 from simpar.learn.runs import runs_of
+from simpar.stacks.stack import load_stack
 from simpar.validate.chosen import Chosen
 from simpar.validate.predict import Tuning, predict_time_s
 from simpar.validate.rows import case

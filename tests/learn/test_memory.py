@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from simpar.cli import run
-from simpar.cost.stack import load_stack
 from simpar.learn.answer import learn
 from simpar.learn.fit import Observed, Peak
 from simpar.learn.memory import learn_memory, merged_peak
 from simpar.learn.parameters import MEMORY, RESERVED, spread_of
 from simpar.learn.reports import reported
 from simpar.learn.runs import runs_of
+from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.table import shipped
 from simpar.units import GIB, MIB

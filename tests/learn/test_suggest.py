@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.cost.stack import load_stack
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster, make_mixed
 from simpar.hardware.profile import MixedProfile
@@ -15,6 +14,7 @@ from simpar.models.training import Training
 from simpar.planner.api import find_space
 from simpar.planner.problem import Constraints, make_problem
 from simpar.planner.progress import Progress
+from simpar.stacks.stack import load_stack
 from simpar.validate.columns import RUN_COLUMNS
 
 FIXED = {

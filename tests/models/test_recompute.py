@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simpar.cost.activations import block_activations
-from simpar.cost.stack import load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.models.recompute import (
@@ -34,6 +34,7 @@ from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.steps import block_steps
 from simpar.simulation import make_job
+from simpar.stacks.stack import load_stack
 
 TRAINING = Training(seq_len=4096, global_batch=64)
 DEEPSEEK = load_model("deepseek-v3")

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from simpar.cost.stack import load_stack, resolve
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.operation import Operation
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.operate.checkpoint import checkpoint_bytes, daly, efficiency, saving, young
 from simpar.plan.plan import Plan
 from simpar.simulation import tuned_graph
+from simpar.stacks.stack import load_stack
 from simpar.units import GB, HOUR_S
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.cost.stack import load_stack, resolve
 from simpar.errors import UserError
+from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.check import Target, check, schedule_of
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
 from simpar.plan.stage_layers import layers_by_cost, stage_layers
+from simpar.stacks.stack import load_stack
 
 
 def test_dp_and_the_schedule_are_filled_in(target):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from simpar.cost.memory.allocator import memory_risk
-from simpar.cost.stack import load_stack
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import bundled, load
@@ -27,6 +26,7 @@ from simpar.report.html.data import page_data
 from simpar.report.result import Result
 from simpar.report.terminal import memory_rows
 from simpar.simulation import lower_job, make_job, simulate
+from simpar.stacks.stack import load_stack
 from tests.gate import some
 
 UNFOLDED = Perturbation(fold=False)

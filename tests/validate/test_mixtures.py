@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.cost.stack import ExpertHabits, load_stack
+from simpar.stacks.stack import ExpertHabits, load_stack
 from simpar.validate.cells import Unmodelled
 from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
 from simpar.validate.rows import case

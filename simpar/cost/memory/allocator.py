@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.cost.memory.moments import most_in_flight
-from simpar.cost.stack import AllocatorHabits, Stack
 from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
+from simpar.stacks.stack import AllocatorHabits, Stack
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.table import shipped
 from simpar.units import MIB, Flags, Numbers

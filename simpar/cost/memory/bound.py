@@ -19,7 +19,6 @@ from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import fullest_moment, held_stages, moment, stages_of
 from simpar.cost.memory.static import Held
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
-from simpar.cost.stack import Stack
 from simpar.models.graph import Block, ModelGraph
 from simpar.models.recompute import of_layer
 from simpar.plan.layouts import Layouts
@@ -28,6 +27,7 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.plan.schedules.producer import NONE
 from simpar.plan.sharding import RankDims
 from simpar.plan.sync import apart
+from simpar.stacks.stack import Stack
 from simpar.units import Flags, Floats, Ints, Numbers
 
 Kind = tuple[str, str]

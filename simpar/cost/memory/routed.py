@@ -14,11 +14,11 @@ import numpy as np
 
 from simpar.cost.activations import block_activations
 from simpar.cost.memory.bound import Flight
-from simpar.cost.stack import Stack
 from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, excess_of_fullest, spread
 from simpar.plan.sharding import RankDims
+from simpar.stacks.stack import Stack
 from simpar.units import Floats, Ints, Numbers
 
 

@@ -21,10 +21,10 @@ import numpy as np
 from simpar.cost.activations import activation_bytes
 from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.optimizers import moment_bytes, state_bytes
-from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
+from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags, Ints, Numbers
 
 ALWAYS, PASSES, BETWEEN = "always", "passes", "between"

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simpar.cost.optimizers import moment_bytes
-from simpar.cost.stack import Stack
 from simpar.plan.offload import leaves_unasked
 from simpar.plan.plan import Plan
+from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags, Numbers
 
 

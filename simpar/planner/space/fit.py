@@ -19,7 +19,7 @@ from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_moving_bytes
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
-from simpar.cost.stack import resolve, under
+from simpar.layout.defaults import resolve, under
 from simpar.models.recompute import FULL, NONE, OPTIMAL, by_layer, together
 from simpar.plan.layouts import Layouts
 from simpar.plan.mirrored import FOLDED, folded

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.stack import resolve
+from simpar.layout.defaults import resolve
 from simpar.models.recompute import OPTIMAL
 from simpar.plan import flat
 from simpar.plan.mirrored import FOLDED

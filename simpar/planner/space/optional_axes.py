@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from simpar.cost.stack import resolve
+from simpar.layout.defaults import resolve
 from simpar.models.recompute import FULL, modes
 from simpar.plan import flat
 from simpar.plan.check import Target, keeps_rules

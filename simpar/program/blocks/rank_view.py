@@ -12,12 +12,12 @@ from functools import cached_property
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.stack import Stack
 from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_arrivals, fullest_load
 from simpar.plan.sharding import RankDims, rank_dims
+from simpar.stacks.stack import Stack
 from simpar.units import Numbers, agreed, floats
 
 ANY = -1

@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike
 
 from simpar.cost.collectives.choice import occupied_s_per_byte, offers_and_loads
 from simpar.cost.collectives.traffic import is_port
-from simpar.cost.stack import Stack
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.flow import NO_CAP, drained_ns, quantise, solo_rates, to_cap
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
+from simpar.stacks.stack import Stack
 from simpar.units import Floats, Ints, Numbers, to_ns
 
 

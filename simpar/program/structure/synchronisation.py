@@ -24,7 +24,7 @@ import numpy as np
 
 from simpar.cost.memory.widths import once_a_step
 from simpar.cost.optimizers import Matrix, optimizer_time_s, products_time_s
-from simpar.cost.stack import ALL_AT_ONCE
+from simpar.layout.defaults import ALL_AT_ONCE
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart, num_replicas

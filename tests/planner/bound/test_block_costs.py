@@ -5,7 +5,6 @@ import pytest
 
 import simpar
 from simpar.cost.optimizers import inner_matrices, matrices_time_s
-from simpar.cost.stack import load_stack
 from simpar.models.hf_config import read
 from simpar.plan.sharding import rank_dims
 from simpar.planner import Constraints, make_problem
@@ -19,6 +18,7 @@ from simpar.program.blocks.steps import block_steps
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
 from simpar.program.structure.stages import PASSES
+from simpar.stacks.stack import load_stack
 from simpar.units import to_ns
 from tests.gate import some
 

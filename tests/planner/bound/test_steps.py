@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.cost.stack import load_stack
 from simpar.engine import sweep
 from simpar.plan.schedules import SCHEDULES
 from simpar.planner import make_problem
@@ -18,6 +17,7 @@ from simpar.planner.certify.exact import measure
 from simpar.planner.space.fit import needs
 from simpar.planner.space.jobs import plan_of
 from simpar.simulation import lower_job, make_job
+from simpar.stacks.stack import load_stack
 from simpar.units import NS_PER_S
 from tests.gate import some
 

@@ -9,7 +9,6 @@ import pytest
 
 from simpar import files
 from simpar.cost.memory.moments import fullest_moment, moment, stages_of
-from simpar.cost.stack import load_stack
 from simpar.engine import sweep
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster
@@ -26,6 +25,7 @@ from simpar.planner.space.optional_axes import REQUESTED
 from simpar.planner.space.rows import enumerate_space
 from simpar.program.footprint import footprints
 from simpar.simulation import lower_job
+from simpar.stacks.stack import load_stack
 from tests.cost.account import stage_static_memory
 from tests.gate import some
 

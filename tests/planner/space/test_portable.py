@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.cost.stack import load_stack
 from simpar.errors import Infeasible
 from simpar.export import TARGETS, load_target, targets_of, unsupported
 from simpar.planner import Constraints, make_problem
@@ -17,6 +16,7 @@ from simpar.planner.space.jobs import counted, plan_of
 from simpar.planner.space.portable import losses, of_its_framework, refusals
 from simpar.planner.space.rows import enumerate_space
 from simpar.planner.uniform import search_runnable
+from simpar.stacks.stack import load_stack
 from tests.gate import some
 from tests.target_bases import BASES
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.cost.stack import load_stack
 from simpar.planner import Constraints
 from simpar.planner.certify.exact import measure
 from simpar.planner.progress import Progress
@@ -15,6 +14,7 @@ from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.optional_axes import ALL_NAMES
 from simpar.planner.space.rows import ORIGIN, enumerate_space, fixed_values, in_order
 from simpar.planner.uniform import search_uniform
+from simpar.stacks.stack import load_stack
 
 VALUES = {
     "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 4), "ep": (1,), "micro_batch": (1, 2, 4), "vpp": (1, 2, 3),

@@ -8,7 +8,6 @@ from itertools import combinations
 
 import pytest
 
-from simpar.cost.stack import load_stack
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
@@ -23,6 +22,7 @@ from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 from simpar.simulation import make_job, simulate
+from simpar.stacks.stack import load_stack
 from simpar.units import to_ns
 from tests.cost.account import stage_static_memory
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.cost.stack import Stack, load_stack
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
@@ -17,6 +16,7 @@ from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.blocks.segments import make_segment
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.simulation import make_job
+from simpar.stacks.stack import Stack, load_stack
 
 
 def layer_job(model: str, stack: str | Stack = "megatron", **plan: object) -> Job:

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simpar
-from simpar.cost.stack import load_stack
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.emission.collective_prices import Added, Prices
 from simpar.simulation import lower_job, make_job
+from simpar.stacks.stack import load_stack
 
 CLUSTER = simpar.Cluster("dgx-h100", nodes=2)
 STACK = load_stack("megatron")

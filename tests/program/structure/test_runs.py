@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.stack import Stack, load_stack
 from simpar.engine import reference, sweep
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
@@ -13,6 +12,7 @@ from simpar.plan.plan import Plan
 from simpar.program.ir.memory import memory_uses
 from simpar.program.lower import Lowered, lower
 from simpar.simulation import make_job
+from simpar.stacks.stack import Stack, load_stack
 from tests.program.emission.test_buffers import slow
 
 CLUSTER = slow()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import simpar
-from simpar.cost.stack import Stack, load_stack
 from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
 from simpar.simulation import lower_job, make_job
+from simpar.stacks.stack import Stack, load_stack
 from simpar.units import NS_PER_S, US
 
 CLUSTER = load_cluster("dgx-h100", 4)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simpar import files
-from simpar.cost.stack import load_stack
 from simpar.errors import UserError
+from simpar.stacks.stack import load_stack
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Layouts: plans with everything decided."""

@@ -1,0 +1,1 @@
+"""Software stacks: what training frameworks fuse, overlap, bucket and keep in memory, as profiles."""
