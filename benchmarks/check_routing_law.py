@@ -25,7 +25,7 @@ from tables import DATA
 
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import load_device
-from simpar.plan.plan import Experts
+from simpar.plan.choices.experts import Experts
 from simpar.plan.routing import Routing, fullest_load
 from simpar.units import MS
 

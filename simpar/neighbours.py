@@ -17,8 +17,10 @@ from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.models.recompute import OPTIMAL, SIMPLE, chosen_layers
 from simpar.models.training import Training
+from simpar.plan.choices.offload import Offload
+from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.follows import following
-from simpar.plan.plan import CUSTOM, Offload, Plan
+from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, declared
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty

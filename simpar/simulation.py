@@ -17,8 +17,9 @@ from simpar.models.graph import ModelGraph
 from simpar.models.training import MOST_TOKENS, Training
 from simpar.models.tuning import TUNED, tuned
 from simpar.plan.check import Target, check, schedule_of
+from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.mirrored import folded
-from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.plan import Plan
 from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.stage_layers import layers_by_cost

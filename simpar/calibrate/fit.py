@@ -21,7 +21,8 @@ from simpar.cost.optimizers import optimizer_time_s
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.models.graph import Block
-from simpar.plan.plan import Numerics, Plan
+from simpar.plan.choices.numerics import Numerics
+from simpar.plan.plan import Plan
 from simpar.plan.sharding import RankDims, rank_dims
 from simpar.stacks.stack import Stack
 from simpar.units import MS, US, Floats

@@ -24,7 +24,7 @@ from simpar.models.graph import (
     saved_tensors,
 )
 from simpar.models.recompute import is_full, operators, segment
-from simpar.plan.plan import Numerics
+from simpar.plan.choices.numerics import Numerics
 from simpar.plan.sharding import RankDims
 from simpar.precisions import PRECISIONS
 from simpar.stacks.stack import Stack

@@ -14,9 +14,9 @@ import numpy as np
 
 from simpar.cost.kernels import KernelModel
 from simpar.models.graph import Block, Dims, Operator, Weight, evaluate
+from simpar.plan.choices.numerics import Numerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.optimizers.optimizer import ByMatrix
-from simpar.plan.plan import Numerics
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Numbers
 

@@ -22,8 +22,9 @@ from simpar.hardware.profile import MixedProfile
 from simpar.learn.fit import Learned, Observed, Quantity, learn
 from simpar.learn.parameters import names_of
 from simpar.neighbours import Change, as_flags, neighbours
+from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.follows import following
-from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.report.parts import TimeBreakdown
 from simpar.simulation import simulate

@@ -11,13 +11,14 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import SIMPLE, chosen_layers, of_layer, segment
 from simpar.models.training import Training
+from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.early import check_early
 from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
 from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.optimizers import BY_VALUE, OPTIMIZERS
-from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.plan import Plan
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import EVEN_COSTS, make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv

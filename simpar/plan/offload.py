@@ -12,7 +12,8 @@ from simpar.plan.sync import apart
 from simpar.units import Flags, Numbers
 
 if TYPE_CHECKING:
-    from simpar.plan.plan import Offload, Plan
+    from simpar.plan.choices.offload import Offload
+    from simpar.plan.plan import Plan
 
 
 def decided_offload(plan: Plan) -> Offload:

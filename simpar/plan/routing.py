@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.models.graph import ModelGraph
-from simpar.plan.plan import Experts, Plan
+from simpar.plan.choices.experts import Experts
+from simpar.plan.plan import Plan
 from simpar.units import agreed
 
 _SPAN = 0.8 * 2**14

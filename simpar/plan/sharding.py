@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from simpar.models.flops import shape_dims
 from simpar.models.graph import SHARDED_DIMS, Block, Dims, ModelGraph, Operator
 from simpar.models.training import Training
+from simpar.plan.choices.context_parallel import ContextParallel
 from simpar.plan.layouts import Layouts
-from simpar.plan.plan import ContextParallel, Plan
+from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_load
 from simpar.units import Numbers
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simpar.plan.plan import DataParallel, Plan
+    from simpar.plan.choices.data_parallel import DataParallel
+    from simpar.plan.plan import Plan
 
 
 @dataclass(frozen=True)

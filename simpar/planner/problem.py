@@ -15,7 +15,8 @@ from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL, says_layers
 from simpar.models.training import Training
-from simpar.plan.plan import SLICING, Plan
+from simpar.plan.choices.pipeline import SLICING
+from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.scenario import chosen_cluster
 from simpar.simulation import tuned_graph

@@ -20,7 +20,7 @@ from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import StaticMemory
 from simpar.cost.offload import HostMemory, host_memory
 from simpar.hardware.cluster import Cluster
-from simpar.plan.plan import CUSTOM
+from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.stage_layers import stage_layers
 from simpar.program.blocks.rank_view import Job

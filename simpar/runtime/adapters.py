@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from simpar.errors import UserError
 from simpar.models.tuning import PARTS
-from simpar.plan.plan import Tuning
+from simpar.plan.choices.tuning import Tuning
 from simpar.runtime.casts import cast
 from simpar.runtime.decoder import BlockModule, Decoder, Part
 from simpar.runtime.operators import Linear, Projection

@@ -17,8 +17,10 @@ from simpar.errors import UserError
 from simpar.layout.defaults import resolve
 from simpar.neighbours import RECOMPUTE
 from simpar.plan.check import Target, check
+from simpar.plan.choices.offload import Home
+from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.optimizers import OPTIMIZERS
-from simpar.plan.plan import CUSTOM, Home, Plan
+from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp, usual_schedule
 from simpar.planner.space.axes import LEAST_PIECE, value_of
 from simpar.precisions import PRECISIONS

@@ -13,7 +13,7 @@ from simpar.cost.optimizers import optimizer_time_s
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import load_device
-from simpar.plan.plan import Numerics
+from simpar.plan.choices.numerics import Numerics
 from simpar.profiles import as_written, yaml_text
 from simpar.runtime.job import Machine as Where
 from simpar.stacks.stack import load_stack

@@ -11,7 +11,8 @@ from simpar.cost.operators import operator_times
 from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.plan import Numerics, Plan
+from simpar.plan.choices.numerics import Numerics
+from simpar.plan.plan import Plan
 from simpar.plan.sharding import RankDims, rank_dims
 from simpar.stacks.stack import MemoryHabits, Overlap, Stack, StackNumerics, load_stack
 from simpar.units import GB

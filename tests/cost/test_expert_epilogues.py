@@ -13,7 +13,8 @@ from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Block
 from simpar.models.training import Training
-from simpar.plan.plan import Numerics, Plan
+from simpar.plan.choices.numerics import Numerics
+from simpar.plan.plan import Plan
 from simpar.plan.sharding import RankDims, rank_dims
 from simpar.stacks.stack import Stack, load_stack
 

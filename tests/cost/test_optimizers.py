@@ -11,8 +11,8 @@ from simpar.cost.optimizers import (
     state_bytes,
 )
 from simpar.errors import UserError
+from simpar.plan.choices.numerics import Numerics
 from simpar.plan.optimizers import OPTIMIZERS
-from simpar.plan.plan import Numerics
 from simpar.planner import make_problem
 from simpar.planner.space.fit import FIRST, least
 from simpar.planner.space.jobs import plan_of

@@ -18,7 +18,8 @@ from simpar.models.hf_hybrids import hybrid
 from simpar.models.mamba import Mamba
 from simpar.models.training import Training
 from simpar.models.transformer import Shape, Style
-from simpar.plan.plan import Numerics, Plan
+from simpar.plan.choices.numerics import Numerics
+from simpar.plan.plan import Plan
 from simpar.plan.sharding import RankDims, rank_dims
 from simpar.stacks.stack import MemoryHabits, Stack, load_stack
 from simpar.units import MEGA, TERA

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.models.catalogue import load_model
-from simpar.plan.plan import Experts, Plan
+from simpar.plan.choices.experts import Experts
+from simpar.plan.plan import Plan
 from simpar.plan.routing import (
     Routing,
     excess_of_fullest,

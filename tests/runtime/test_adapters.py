@@ -9,7 +9,8 @@ from simpar.models.catalogue import load_model  # noqa: E402
 from simpar.models.graph import evaluate  # noqa: E402
 from simpar.models.hf_config import read  # noqa: E402
 from simpar.models.training import Training  # noqa: E402
-from simpar.plan.plan import Plan, Tuning  # noqa: E402
+from simpar.plan.choices.tuning import Tuning  # noqa: E402
+from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime.adapters import AdaptedLinear, num_still, tune  # noqa: E402
 from simpar.runtime.decoder import Part  # noqa: E402
 from simpar.runtime.operators import Linear  # noqa: E402

@@ -15,7 +15,8 @@ import numpy as np
 
 from simpar.models.training import Training
 from simpar.plan.check import schedule_of
-from simpar.plan.plan import CUSTOM, Plan
+from simpar.plan.choices.pipeline import CUSTOM
+from simpar.plan.plan import Plan
 from simpar.plan.schedules import EVEN_COSTS, SCHEDULES, at_work, declared, make_schedule
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, B, F, I, Schedule
 from simpar.plan.schedules.producer import NONE, Moment

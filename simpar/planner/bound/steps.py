@@ -12,8 +12,8 @@ import numpy as np
 from simpar.cost.collectives import host
 from simpar.cost.offload import update_bytes
 from simpar.cost.optimizers import shared_out_s
+from simpar.plan.choices.numerics import Numerics
 from simpar.plan.optimizers import OPTIMIZERS
-from simpar.plan.plan import Numerics
 from simpar.planner.bound.batches import Batch
 from simpar.planner.bound.data_parallel import Configuration, Configurations
 from simpar.planner.bound.paths import Passes, Stages

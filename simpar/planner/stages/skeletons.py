@@ -16,7 +16,8 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.plan.check import schedule_of
-from simpar.plan.plan import Pipeline, Plan
+from simpar.plan.choices.pipeline import Pipeline
+from simpar.plan.plan import Plan
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.schedules.actions import LETTERS
 from simpar.planner.bound.action_tables import Table, finishes_ns

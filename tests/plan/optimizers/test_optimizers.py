@@ -9,8 +9,9 @@ from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan import optimizers
 from simpar.plan.check import Target, check
+from simpar.plan.choices.numerics import Numerics
 from simpar.plan.optimizers import IN_TORCH, OPTIMIZERS, USUAL
-from simpar.plan.plan import Numerics, Plan
+from simpar.plan.plan import Plan
 
 TARGET = Target(load_model("gpt2"), Training(seq_len=256, global_batch=8), 2, 8)
 SHAPES = ((64, 64), (64, 256), (3000, 1000), (20000, 512))

@@ -6,8 +6,8 @@ import pytest
 
 import simpar
 from simpar.cost.optimizers import Matrix, products_time_s, state_bytes
+from simpar.plan.choices.numerics import Numerics
 from simpar.plan.optimizers import OPTIMIZERS
-from simpar.plan.plan import Numerics
 from simpar.simulation import make_job
 
 SOAP = OPTIMIZERS["soap"].by_matrix

@@ -1,0 +1,1 @@
+"""The choices of a plan, by section: one file each."""

@@ -1,0 +1,30 @@
+"""Choices about mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from simpar.plan.choices.section import Section
+
+
+class Experts(Section):
+    """Mixture of experts: how tokens spread over experts, and what runs beside their exchange.
+
+    ``capacity_factor`` pads (and drops) to that many times the mean; without it nothing is dropped.
+    ``expert_imbalance`` is the standard deviation of the experts' loads over their mean (0: forced balance); under the
+    ``expert_distribution`` "power_law" it is the exponent, and loads are spread as in measured routing.
+    ``expert_load`` "expected" gives every rank the expected load of the fullest one; "sampled" draws each rank's load
+    from the seed. ``ep_overlap`` runs the exchange of one microbatch beside the compute of another (passes that run in
+    pairs, as in DualPipe, have each other for that, with or without it).
+    ``token_dispatch`` "per_expert" sends a copy of a token to each of its experts, "per_rank" one to each rank that
+    holds some of them, "per_node" one to each scale-up domain that does, forwarded inside it (DeepEP, HybridEP).
+    """
+
+    capacity_factor: float | None = Field(None, gt=0, le=64, allow_inf_nan=False)
+    expert_imbalance: float = Field(0.0, ge=0, le=16, allow_inf_nan=False)
+    expert_distribution: Literal["normal", "power_law"] = "normal"
+    expert_load: Literal["expected", "sampled"] = "expected"
+    ep_overlap: bool | None = None
+    token_dispatch: Literal["per_expert", "per_rank", "per_node"] = "per_expert"

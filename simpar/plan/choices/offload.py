@@ -1,0 +1,42 @@
+"""Choices about what lives on the host."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from simpar.plan.choices.section import Section
+
+Home = Literal["none", "cpu", "nvme"]
+
+
+class Offload(Section):
+    """What lives on the host instead of the device, and is brought when it is needed.
+
+    ``offload_optimizer`` "cpu" keeps optimizer states in host memory and updates on the processors [ZeRO-Offload, Ren
+    et al. 2021, arXiv 2101.06840], "nvme" keeps them on drives [ZeRO-Infinity, Rajbhandari et al. 2021, arXiv
+    2104.07857]; ``offload_ratio`` of the parameters is updated there, the others on the device at the same time
+    (Twin-Flow of ZeRO-Offload++). ``offload_gradients`` sends them as they are made and keeps none on the device
+    (default: where states are offloaded and nothing else needs them there). ``offload_delayed`` updates with the
+    gradients of the step before, beside the passes of this one. ``offload_parameters`` brings the weights of a block
+    for every pass; ``offload_activations`` is the share of saved activations that waits on the host.
+    """
+
+    offload_optimizer: Home = "none"
+    offload_ratio: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    offload_gradients: bool | None = None
+    offload_delayed: bool = False
+    offload_parameters: Home = "none"
+    offload_activations: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+
+    @property
+    def ratio(self) -> float:
+        """Share of the parameters that is updated on the host."""
+        return self.offload_ratio if self.offload_optimizer != "none" else 0.0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is offloaded."""
+        away = (self.offload_optimizer, self.offload_parameters) != ("none", "none")
+        return away or self.offload_activations > 0

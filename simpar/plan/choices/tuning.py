@@ -1,0 +1,33 @@
+"""Choices about what of the model is trained."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from simpar.plan.choices.section import Section
+from simpar.units import Count
+
+Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class Tuning(Section):
+    """What of the model is trained.
+
+    Either low-rank adapters of ``lora_rank`` beside ``lora_targets``, or all but the embedding and the first
+    ``frozen_layers``; ``frozen_dtype`` nf4 stores frozen matrices of layers in 4 bits, fp8 in the 8 bits that products
+    of that precision read.
+    """
+
+    lora_rank: Count | None = None
+    lora_targets: tuple[Projection, ...] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+    frozen_layers: int = Field(0, ge=0, strict=True)
+    frozen_dtype: Literal["bf16", "fp8", "nf4"] = "bf16"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is frozen."""
+        return self.lora_rank is not None or self.frozen_layers > 0
