@@ -50,7 +50,7 @@ FIXES = (
     ("micro_batch", "3"), ("zero", "0,1"), ("zero", "3,2"), ("recompute", "none,full"), ("recompute", "optimal"),
     ("optimizer", "adamw,lion"), ("bucket_bytes", "1e6,1e8"), ("schedule", "1f1b,zb-h1"), ("vpp", "1,2"),
     ("sync", "bsp,local-sgd"), ("dp", "2"), ("sequence_parallel", "true"), ("order", "tp-cp-dp-pp"),
-    ("reduce_dtype", "fp32,bf16"), ("offload_optimizer", "none,cpu"), ("tp_method", "1d,2d"),
+    ("reduce_dtype", "fp32,bf16"), ("offload_optimizer", "none,cpu"),
     ("hsdp", "1,2"), ("tp_overlap", "false,true"), ("cp_method", "ring,ulysses"),
 )  # fmt: skip
 OPTIONS = (

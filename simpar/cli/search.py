@@ -55,7 +55,7 @@ SEARCH_FLAGS = (
         "",
         list[str],
         "Hold an axis at a value, or search only some values: axis=value or axis=value,value; may be repeated. Some "
-        "axes are searched only if given here: optimizer, tp_method, reduce_dtype, bucket_bytes, sync, ... "
+        "axes are searched only if given here: optimizer, reduce_dtype, bucket_bytes, sync, ... "
         "(docs/search_axes.md). micro_batch counts sequences of one data-parallel rank; with --space alpa, those of "
         "all devices of a stage",
     ),

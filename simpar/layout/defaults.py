@@ -32,7 +32,7 @@ def resolve(plan: Plan, stack: Stack) -> Plan:
     kind = data.kind or ("fsdp" if stack.shards(data.zero) else "ddp")
     once = bool(stack.once_a_step(kind == "fsdp", max(plan.mesh.pp, len(plan.pipeline.stages or ()))))
     low, own_width = numerics.products.is_mixed, OPTIMIZERS[numerics.optimizer].has_own_width
-    in_sequence = has_tensor_ranks(plan) and (stack.sequence_parallel or tensor.tp_method != "1d")
+    in_sequence = has_tensor_ranks(plan) and stack.sequence_parallel
     decided = {
         "stack": stack.name,
         "data_parallel": _filled(

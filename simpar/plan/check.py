@@ -9,11 +9,10 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
-from simpar.models.recompute import SIMPLE, chosen_layers, of_layer, segment
+from simpar.models.recompute import chosen_layers, of_layer, segment
 from simpar.models.training import Training
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.early import check_early
-from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
 from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import check_offload, decided_offload
@@ -46,7 +45,7 @@ def check(plan: Plan, target: Target) -> Plan:
     if plan.pipeline.stages:
         return _check_staged(plan, target)
     plan = _fill(plan, target)
-    for rule in (_tensor, _grid, _context, _experts, _batch, _stages, _recompute, _slices, _schedule, _data):
+    for rule in (_tensor, _context, _experts, _batch, _stages, _recompute, _slices, _schedule, _data):
         rule(plan, target)
     check_offload(plan)
     check_early(plan)
@@ -167,30 +166,6 @@ def _tensor(plan: Plan, target: Target) -> None:
         raise UserError(f"plan.tp = {plan.mesh.tp}: {target.graph.name} has {refusal}; allowed: 1")
     for dims in target.graph.scopes:
         _tensor_dims(plan, dims, int(dims.get("seq", target.training.seq_len)))
-
-
-def _grid(plan: Plan, target: Target) -> None:
-    """The ranks form a grid with whole sequences on each; features that grids do not support are off."""
-    if plan.tensor_parallel.tp_method == "1d":
-        return
-    grid, what = grid_of(plan), f"plan.tp_method = {plan.tensor_parallel.tp_method}"
-    if grid is None:
-        raise UserError(f"{what}: needs tp > 1; allowed: 1d")
-    if target.graph.is_mixture or len(target.graph.scopes) > 1:
-        raise UserError(f"{what}: {target.graph.name} is not a dense model with a single tower; allowed: 1d")
-    if target.graph.has_state:
-        raise UserError(f"{what}: {target.graph.name} has state-space layers; allowed: 1d")
-    if plan.mesh.cp > 1 or plan.runs_slices:
-        raise UserError(f"{what}: whole sequences lie on a rank; allowed: cp 1 without slices of tokens")
-    if not plan.tensor_parallel.sequence_parallel:
-        raise UserError(f"{what}: rows are spread over all ranks; allowed: sequence_parallel true")
-    if plan.memory.recompute not in SIMPLE:
-        raise UserError(f"{what}: plan.recompute = {plan.memory.recompute}; allowed: none, selective, full")
-    if plan.micro_batch % grid.sequences:
-        raise UserError(
-            f"plan.micro_batch = {plan.micro_batch}: {what} spreads whole sequences; allowed: multiples of "
-            f"{grid.sequences}"
-        )
 
 
 def refuse_tensor_parallel(tp: int, target: Target) -> None:
@@ -442,7 +417,6 @@ def _single_process(plan: Plan, target: Target) -> None:
 
 
 _RULES: dict[str, Callable[[Plan, Target], None]] = {
-    "grid": _grid,
     "slices": _slices,
     "context": _context,
     "experts": _experts,

@@ -35,5 +35,5 @@ def check_early(plan: Plan) -> None:
         raise UserError(
             f"{what}: zero = 3 gathers parameters for every pass; allowed: zero 0 to 2, or reshard_after_forward false"
         )
-    if plan.offload.is_used or plan.tensor_parallel.tp_method != "1d" or plan.experts.ep_overlap:
-        raise UserError(f"{what}: not with offload, grids of ranks or ep_overlap; allowed: none of them")
+    if plan.offload.is_used or plan.experts.ep_overlap:
+        raise UserError(f"{what}: not with offload or ep_overlap; allowed: neither of them")

@@ -13,8 +13,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from simpar import files
+from simpar.plan.choices.tensor_parallel import REMOVED, REMOVED_SCHEMA
 from simpar.plan.mesh import AXES
 
+TENSOR = "tensor_parallel"
 SECTIONS = {
     "mesh": ("tp", "cp", "dp", "pp", "ep", "etp"),
     "pipeline": ("schedule", "vpp", "layers", "actions", "slices", "pass_costs"),
@@ -22,7 +24,7 @@ SECTIONS = {
         "kind", "zero", "hsdp", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce",
         "overlap_param_gather", "reshard_after_forward", "sync", "sync_every", "staleness", "servers",
     ),
-    "tensor_parallel": ("sequence_parallel", "tp_method", "tp_depth"),
+    TENSOR: ("sequence_parallel",),
     "context_parallel": ("cp_method", "cp_balance", "ulysses"),
     "experts": (
         "capacity_factor", "expert_imbalance", "expert_distribution", "expert_load", "ep_overlap", "token_dispatch",
@@ -69,7 +71,7 @@ def nest(data: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{flat[name][0]} = {flat[name][1]!r} and {key} = {value!r} mean the same; give one"
             )
-        if name in SECTION_OF or name == "rank_order":
+        if name in SECTION_OF or name in REMOVED or name == "rank_order":
             flat[name] = key, value
         elif name != key and name in data and data[name] != value:
             raise ValueError(f"{name} = {data[name]!r} and {key} = {value!r} mean the same; give one")
@@ -78,9 +80,20 @@ def nest(data: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(nested.get("mesh"), Mapping):
         nested["mesh"] = _ordered_mesh(nested["mesh"])
     for name, (_, value) in flat.items():
-        section, field = ("mesh", "order") if name == "rank_order" else (SECTION_OF[name], name)
+        section, field = ("mesh", "order") if name == "rank_order" else (SECTION_OF.get(name, TENSOR), name)
         nested[section] = {**_fields(nested.get(section)), field: axes(value) if field == "order" else value}
+    if isinstance(nested.get(TENSOR), Mapping):
+        nested[TENSOR] = _without_removed(nested[TENSOR])
     return nested
+
+
+def _without_removed(section: Mapping[str, Any]) -> dict[str, Any]:
+    for key, left in REMOVED.items():
+        if (value := section.get(key, left)) != left:
+            raise ValueError(
+                f"{key} = {value!r}: tensor parallelism in 2-D, 2.5-D and 3-D was removed; allowed: {left}"
+            )
+    return {key: value for key, value in section.items() if key not in REMOVED}
 
 
 def axes(order: Any) -> Any:
@@ -121,7 +134,7 @@ def flat_schema(sections: Mapping[str, Any]) -> dict[str, Any]:
     for section, names in SECTIONS.items():
         fields = sections[section].model_json_schema()["properties"]
         found |= {name: fields[name] for name in names}
-    return found
+    return found | REMOVED_SCHEMA
 
 
 def _fields(section: Any) -> dict[str, Any]:

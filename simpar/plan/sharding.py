@@ -74,12 +74,11 @@ def dims_of(
     of all ranks. "experts" are the rank's own and "expert_ffn" is its share; in region "expert", rows are those of all
     ranks that share an expert, and "load" multiplies them.
     """
-    copies = plan.tensor_parallel.copies
-    tp, cp = np.asarray(layouts.tp) // copies, np.asarray(layouts.cp)
+    tp, cp = np.asarray(layouts.tp), np.asarray(layouts.cp)
     whole = {
         **shape_dims(graph, training.seq_len),
         "batch": layouts.micro_batch,
-        "seq": training.seq_len // copies,
+        "seq": training.seq_len,
     }
     tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
     tensor |= context_dims(plan.context_parallel, cp)

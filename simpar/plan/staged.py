@@ -58,11 +58,6 @@ def refuse_staged(plan: Plan) -> None:
             "plan.slices: stages run whole sequences",
             "none",
         ),
-        (
-            plan.tensor_parallel.tp_method != "1d",
-            f"plan.tp_method = {plan.tensor_parallel.tp_method}: stages have meshes of their own",
-            "1d",
-        ),
         (apart(plan), f"plan.sync = {data.sync}: stages reduce inside the step", "bsp without servers"),
         (data.kind == "single_process", "plan.kind = single_process: supports a single stage", "ddp, fsdp"),
         (

@@ -142,10 +142,6 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
         raise UserError(
             "plan.recompute_early = true: torch recomputes inside the backward; allowed in a real run: false"
         )
-    if plan.tensor_parallel.tp_method != "1d":
-        raise UserError(
-            f"plan.tp_method = {plan.tensor_parallel.tp_method}: torch has no such products; allowed in a real run: 1d"
-        )
     if apart(plan):
         _refuse_alone(plan)
     if numerics.optimizer not in IN_TORCH or numerics.moment_dtype not in (None, "fp32"):

@@ -59,8 +59,6 @@ CASES = {
     "tensor_parallel": {
         "sequence_parallel": [{"sequence_parallel": False}],
         "overlap": [{"overlap": True}],
-        "tp_method": [{"tp_method": "2d"}],
-        "tp_depth": [{"tp_method": "2.5d", "tp_depth": 2}],
     },
     "context_parallel": {
         "cp_method": [{"cp_method": "ulysses"}],

@@ -279,7 +279,6 @@ def test_impossible_roles_say_why():
     [
         ({"vpp": 2}, "vpp = 2"),
         ({"schedule": "dualpipe"}, "dualpipe"),
-        ({"tp_method": "2d"}, "tp_method = 2d"),
         ({"cp": 2}, "cp = 2"),
         ({"slices": [512, 512]}, "slices"),
         ({"recompute": "optimal"}, "recompute = optimal"),

@@ -201,3 +201,20 @@ def test_reading_never_breaks(data):
     """Any mapping is a plan or a UserError."""
     with contextlib.suppress(UserError):
         files.parse(Plan, data if isinstance(data, dict) else {"mesh": data})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_keys_of_removed_products_keep_the_value_that_old_files_have(nested):
+    """Plan files of earlier releases name them; another value is refused by name, and none is written."""
+
+    def as_written(keys):
+        return {"tensor_parallel": keys} if nested else keys
+
+    old = files.parse(Plan, as_written({"tp_method": "1d", "tp_depth": 1}), source="old.json")
+    assert old == Plan()
+    assert "tp_method" not in str(old.model_dump())
+    for keys in ({"tp_method": "2d"}, {"tp_method": "1d", "tp_depth": 2}):
+        with pytest.raises(
+            UserError, match=r"^old.json: tp_(method|depth) = '?2d?'?: .* was removed; allowed: 1"
+        ):
+            files.parse(Plan, as_written(keys), source="old.json")

@@ -96,14 +96,7 @@ class Keys:
         """
         rows = self.jobs.rows.some(self.row)
         code = rows.number([name for name in KEY_AXES if name not in SIZES], fully_sharded(rows), 2)
-        grids = np.zeros(rows.count, dtype=bool)
-        if "tp_method" in rows.domain:
-            grids = ~rows.one_of("tp_method", "1d")  # the side and depth of the grid count panels
-        facts = [
-            code,
-            *(rows[name] > 1 for name in ("tp", "ep", "expert_tp")),
-            np.where(grids, rows["tp"], 0),
-        ]
+        facts = [code, *(rows[name] > 1 for name in ("tp", "ep", "expert_tp"))]
         _, which = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
         return [self.batch(np.flatnonzero(which.ravel() == number)) for number in range(int(which.max()) + 1)]
 
@@ -132,8 +125,8 @@ class Keys:
 
     def _price(self, batch: Batch, mesh: Mesh, op: str, name: str) -> Price:
         """The price of an operation on the group of rank 0 of a name on a mesh."""
-        view, tensor = batch.view, batch.view.job.plan.tensor_parallel
-        known = mesh, tensor.tp_method, tensor.tp_depth, view.tensor["ulysses"], view.tensor["gathered"]
+        view = batch.view
+        known = mesh, view.tensor["ulysses"], view.tensor["gathered"]
         if known not in self._groups:
             plan = view.job.plan.model_copy(update={"mesh": mesh})
             kinds = block_groups(replace(view, job=replace(view.job, plan=plan)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import isqrt
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -32,12 +31,10 @@ from simpar.planner.space.axes import (
     Axis,
     both_ends,
     deciding,
-    divisors,
     everything,
     fully_sharded,
     gathers,
     shares,
-    tensor_degrees,
     undecided,
     value_of,
 )
@@ -47,7 +44,6 @@ from simpar.simulation import may_be_tuned
 
 OWN_WIDTH = tuple(each.name for each in OPTIMIZERS.values() if each.has_own_width)
 """Optimizers whose states have a bit width of their own."""
-GRID = ("tp", "cp", "micro_batch", "schedule", "sequence_parallel", "recompute", "tp_method", "tp_depth")
 CONTEXT = ("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses")
 EXPERTS = ("tp", "cp", "pp", "ep", "sequence_parallel", "etp", "sync", "servers")
 STATES = (
@@ -56,7 +52,7 @@ STATES = (
 )  # fmt: skip
 EARLY = (
     "cp", "pp", "dp", "schedule", "zero", "hsdp", "recompute", "recompute_early", "reshard_after_forward",
-    "offload_optimizer", "offload_parameters", "offload_activations", "tp_method", "ep_overlap", "tp",
+    "offload_optimizer", "offload_parameters", "offload_activations", "ep_overlap", "tp",
 )  # fmt: skip
 
 
@@ -105,28 +101,13 @@ def on_request(
         found[asked] = legal(rows.some(asked)) if len(asked) else True
         return found
 
-    implied = _depths if name == "tp_depth" else partial(_planned, name=name)
-    return Requested(name, decides, implied, keep, **more)
+    return Requested(name, decides, partial(_planned, name=name), keep, **more)
 
 
 def _planned(problem: Problem, *, name: str) -> Sequence[Any]:
     """The plan's value, if it is not the default."""
     found = value_of(problem.base, name)
     return () if found == value_of(Plan(), name) else (found,)
-
-
-def _depths(problem: Problem) -> Sequence[int]:
-    """Depths of 2.5-D grids (layers of squares), if such grids are asked for."""
-    planned = _planned(problem, name="tp_depth")
-    if planned or "2.5d" not in str(problem.constraints.fixed.get("tp_method", "")):
-        return planned
-    found = {
-        depth
-        for tp in tensor_degrees(problem)
-        for depth in divisors(tp)[1:-1]
-        if isqrt(tp // depth) ** 2 == tp // depth
-    }
-    return sorted(found)
 
 
 def lawful(rows: Rows, names: Sequence[str], rules: Sequence[str]) -> Mask:
@@ -145,16 +126,9 @@ def lawful(rows: Rows, names: Sequence[str], rules: Sequence[str]) -> Mask:
     return np.asarray(keeps[which])
 
 
-_grid_kept = partial(lawful, names=GRID, rules=("grid",))
 _context_kept = partial(lawful, names=CONTEXT, rules=("context",))
 _experts_kept = partial(lawful, names=EXPERTS, rules=("experts",))
 _states_kept = partial(lawful, names=STATES, rules=("data", "offload", "optimizer"))
-
-
-def _grid_fits(rows: Rows) -> Mask:
-    """Rows whose ranks form the grid; grids with depth are judged together with it."""
-    later = any(axis.name == "tp_depth" for axis in offered(rows.problem))
-    return np.asarray((later & rows.one_of("tp_method", "2.5d")) | _grid_kept(rows))
 
 
 def _has(rows: Rows, name: str, *values: Any) -> Mask:
@@ -208,15 +182,6 @@ REQUESTED = (
     on_request("moment_dtype", _STATES, lambda rows: ~_has(rows, "optimizer", *OWN_WIDTH), said="{} moments"),
     on_request("grad_dtype", _STATES, said=None, is_decided=True),
     on_request("reduce_dtype", _SENT, _reduces, said="gradients sent as {}"),
-    on_request("tp_method", _EVERYTHING, lambda rows: rows["tp"] > 1, _grid_fits, said="{} tensor parallel"),
-    on_request(
-        "tp_depth",
-        _EVERYTHING,
-        lambda rows: _has(rows, "tp_method", "2.5d"),
-        _grid_kept,
-        said="depth {}",
-        companions={"tp_method": "2.5d"},
-    ),
     on_request("cp_method", _CONTEXT, lambda rows: rows["cp"] > 1, _context_kept, said=None, is_decided=True),
     on_request(
         "cp_balance", _CONTEXT, lambda rows: rows["cp"] > 1, _context_kept, said=None, is_decided=True

@@ -18,17 +18,14 @@ from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Block, Operator
 from simpar.models.recompute import is_full
 from simpar.models.recompute import operators as recomputed_operators
-from simpar.plan.grid import grid_of
 from simpar.plan.placement import Transfer
 from simpar.program.blocks import experts
-from simpar.program.blocks.block_view import BlockView, RankBlock
+from simpar.program.blocks.block_view import BlockView
 from simpar.program.blocks.changes import Change
-from simpar.program.blocks.grid import GridSteps
 from simpar.program.blocks.phases import CollectiveUse, Phase, Step, StepList
 from simpar.units import Numbers, agreed
 
 NOTHING = Phase(())
-_GRADIENTS = ("input_gradient", "weight_gradient")
 Half = Literal["both", "input", "weight"]
 """What a backward walk through a block computes: all gradients, those of inputs, or those of weights."""
 
@@ -62,19 +59,7 @@ class BlockSteps:
         return self.walk("weight")
 
 
-def block_steps(view: RankBlock, *, recompute: str = "none") -> BlockSteps:
-    """Steps of one block on a rank of a uniform plan, for recompute ``none``, ``selective``, ``full`` or modules."""
-    if (grid := grid_of(view.job.plan)) is None:
-        return steps_of(view, recompute=recompute)
-    steps, kinds = GridSteps(grid, view, recompute), {"both": _GRADIENTS, "input": _GRADIENTS[:1]}
-    return BlockSteps(
-        forward=steps.forward("forward"),
-        walk=lambda half: steps.backward(*kinds.get(half, _GRADIENTS[1:])),
-        first=steps.forward("recompute") if is_full(recompute) else NOTHING,
-    )
-
-
-def steps_of(view: BlockView, *, recompute: str = "none") -> BlockSteps:
+def block_steps(view: BlockView, *, recompute: str = "none") -> BlockSteps:
     """Steps of one block on a rank, for recompute ``none``, ``selective`` (core attention), ``full`` or modules."""
     walk = _Walk(view)
     forward = walk.forward("forward", view.times)

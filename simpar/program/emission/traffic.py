@@ -12,13 +12,11 @@ from simpar.cost.collectives.choice import fastest, occupied_s_per_byte, offers
 from simpar.cost.collectives.lines import Line
 from simpar.hardware.cluster import LATE, Cluster
 from simpar.models.graph import Block
-from simpar.plan.grid import grid_of
 from simpar.plan.mesh import Mesh
 from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.context import HEADS, RING
 from simpar.program.blocks.experts import RANKS, SLICES
-from simpar.program.blocks.grid import COLUMN, DEPTH, ROW, grid_kinds
 from simpar.program.blocks.phases import CONTEXT, EXPERT, TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.collective_prices import (
@@ -39,9 +37,12 @@ from simpar.units import US, Flags, Floats, Indices, Ints, Numbers, floats
 
 EMBEDDING_GROUP = "embedding"
 _BLOCK_STREAM = {
-    TENSOR: TENSOR, ROW: TENSOR, COLUMN: TENSOR, DEPTH: TENSOR, RING: CONTEXT, HEADS: CONTEXT, RANKS: EXPERT,
+    TENSOR: TENSOR,
+    RING: CONTEXT,
+    HEADS: CONTEXT,
+    RANKS: EXPERT,
     SLICES: TENSOR,
-}  # fmt: skip
+}
 BLOCK_KINDS = tuple(_BLOCK_STREAM)
 """Kinds of groups in which the passes of a block communicate."""
 
@@ -121,9 +122,7 @@ def block_groups(view: RankView) -> list[GroupKind]:
     """
     mesh, heads = view.job.plan.mesh, view.job.plan.ulysses
     sums, kinds = ("all_gather", "reduce_scatter", "all_reduce"), list[GroupKind]()
-    if (grid := grid_of(view.job.plan)) is not None:
-        kinds += grid_kinds(grid, mesh.groups("tp"))
-    elif mesh.tp > 1:
+    if mesh.tp > 1:
         kinds.append(GroupKind(TENSOR, mesh.groups("tp"), sums))
     if mesh.cp > 1 and heads > 1:
         kinds.append(GroupKind(HEADS, mesh.groups("cp").reshape(-1, heads), ("all_to_all",)))

@@ -18,7 +18,6 @@ from simpar.models.graph import Block
 from simpar.models.recompute import (
     FULL,
     MODULES,
-    NONE,
     OPTIMAL,
     SIMPLE,
     by_layer,
@@ -188,9 +187,7 @@ class _Checkpointing:
 
     def choices(self, block: Block, length: int) -> tuple[Choice, ...]:
         """All choices for layers of a block: keep it, drop parts, or recompute segments of layers from one input."""
-        grid = self.job.plan.tensor_parallel.tp_method != "1d"
-        modes = [NONE, FULL] if grid else [*SIMPLE, *module_policies(block)]
-        found = [self._choice(block, mode) for mode in modes]
+        found = [self._choice(block, mode) for mode in (*SIMPLE, *module_policies(block))]
         full = next(choice for choice in found if choice.mode == FULL)
         for layers in range(2, length + 1):
             last = self._activations(block, last_of(layers))

@@ -43,7 +43,7 @@ from simpar.program.blocks.block_view import BlockView, loss_sums
 from simpar.program.blocks.changes import Change, Flow, changes
 from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import Job
-from simpar.program.blocks.steps import BlockSteps, steps_of
+from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.structure.stages import PASSES, ActionBuilder, Piece
 from simpar.program.structure.synchronisation import DENSE, GATHERED, Replicas, Synchronisation
 from simpar.units import DTYPE_BYTES
@@ -298,7 +298,7 @@ class RolesBuilder(ActionBuilder):
         return {name: self.view.block(block) for name, block in distinct.items()}
 
     def _make_steps(self, piece: Piece) -> BlockSteps:
-        return steps_of(self._views[piece.block.name], recompute=piece.recompute)
+        return block_steps(self._views[piece.block.name], recompute=piece.recompute)
 
     def _activations(self, piece: Piece) -> BlockActivations:
         return activations(self._views[piece.block.name], piece.recompute)

@@ -44,7 +44,6 @@ EXCHANGE = {
 RINGS = {
     "cp": (1, 2, 4), "cp_method": ("ring", "all_gather", "ulysses"), "cp_balance": ("zigzag", "contiguous"),
 }  # fmt: skip
-GRIDS = {"tp_method": ("1d", "2d"), "micro_batch": (2, 4), "tp_overlap": (False, True), "cp": 1}
 CASES = {
     "dense": ("llama-3.2-1b", "megatron", {"recompute": ("none", "selective", "full")}),
     "tied": ("gpt2", "simpar", {"tp_overlap": (False, True), "recompute": ("none", "full")}),
@@ -63,7 +62,6 @@ CASES = {
     "two towers": ("t5-3b", "megatron", {"cp": 1, "recompute": ("none", "full")}),
     "rings": ("small-llama", "nemo", {**RINGS, "recompute": "none"}),
     "hybrid rings": ("small-llama", "nemo", {"cp": 4, "ulysses": (1, 2)}),
-    "grids": ("small-llama", "simpar", GRIDS),
     "early": ("tiny-llama", "megatron", {"recompute": ("full",), "recompute_early": (False, True), "pp": 2}),
 }
 

@@ -36,8 +36,8 @@ VALUES = {
     "overlap_grad_reduce": (True, False), "overlap_param_gather": (True, False),
     "order": ("tp-cp-dp-pp", "tp-cp-pp-dp"), "precision": ("bf16", "fp32", "fp16"),
     "optimizer": ("adamw", "sgd", "muon"), "moment_dtype": ("fp32", "bf16"), "grad_dtype": ("fp32", "bf16"),
-    "reduce_dtype": ("fp32", "bf16", "fp8"), "gather_dtype": ("fp32", "fp8"), "tp_method": ("1d", "2d"),
-    "tp_depth": (1, 2), "cp_method": ("ring", "all_gather"), "cp_balance": ("zigzag", "contiguous"), "ulysses": (1, 2),
+    "reduce_dtype": ("fp32", "bf16", "fp8"), "gather_dtype": ("fp32", "fp8"),
+    "cp_method": ("ring", "all_gather"), "cp_balance": ("zigzag", "contiguous"), "ulysses": (1, 2),
     "etp": (1, 2), "capacity_factor": (1.0, 2.0), "ep_overlap": (True, False),
     "token_dispatch": ("per_expert", "per_rank", "per_node"), "sync": ("bsp", "local-sgd"), "sync_every": (4, 16),
     "staleness": (1, 3), "servers": (1, 2), "reshard_after_forward": (True, False),
@@ -55,8 +55,7 @@ STAGES = {"pp": 2, "tp": 2, "sequence_parallel": True}
 WITH = {
     "vpp": {"pp": 2, "schedule": "interleaved"}, "schedule": {"pp": 4}, "hsdp": {"zero": 3},
     "sequence_parallel": {"tp": 2},
-    "tp_overlap": TENSOR, "recompute": {"pp": 2}, "order": STAGES, "tp_method": {**TENSOR, "micro_batch": 2},
-    "tp_depth": {"tp": 8, "tp_method": "2.5d", "sequence_parallel": True, "micro_batch": 4},
+    "tp_overlap": TENSOR, "recompute": {"pp": 2}, "order": STAGES,
     "cp_method": {"cp": 4},
     "cp_balance": {"cp": 4}, "ulysses": {"cp": 4}, "etp": {**STAGES, "ep": 2}, "capacity_factor": {"ep": 2},
     "ep_overlap": {"ep": 2}, "token_dispatch": {"ep": 2}, "sync": {"zero": 0},
@@ -110,8 +109,7 @@ def test_every_axis_is_looked_at():
 def test_a_row_is_bounded_among_others_as_it_is_alone(axis):
     """In memory and at every level of bounds, to the last bit of seconds."""
     rows = rows_of(axis)
-    if axis != "tp_depth":  # a number of ranks has one depth, which tp_method tells from none
-        assert len(set(rows.code[axis].tolist())) > 1, "two values stand side by side"
+    assert len(set(rows.code[axis].tolist())) > 1, "two values stand side by side"
     np.testing.assert_allclose(bounds_of(rows), alone(rows), rtol=1e-12)
 
 

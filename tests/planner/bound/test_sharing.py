@@ -66,8 +66,6 @@ UNTRIED = (
     "sync",
     "sync_every",
     "token_dispatch",
-    "tp_depth",
-    "tp_method",
     "vpp",
 )
 """Axes that make no two rows of these small dense problems, or need others beside them."""

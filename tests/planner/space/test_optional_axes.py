@@ -11,7 +11,6 @@ import simpar
 from simpar.errors import Infeasible, UserError
 from simpar.planner import Constraints, make_problem, search
 from simpar.planner.certify.exact import measure
-from simpar.planner.space.fit import needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.optional_axes import REQUESTED, REQUESTED_NAMES, offered
 from simpar.planner.space.rows import enumerate_space
@@ -26,7 +25,6 @@ CASES = {
         "reduce_dtype": ("bf16", "fp8", "int4"), "gather_dtype": ("bf16", "fp8", "int8"), "moment_dtype": "fp8",
         "grad_dtype": ("fp32", "bf16"), "optimizer": ("adamw", "adafactor"), "zero": (1, 2, 3),
     },
-    "grid": {"tp_method": ("1d", "2d", "2.5d", "3d"), "tp": (1, 4), "micro_batch": (2, 4)},
     "buckets": {"bucket_bytes": ("1MB", "100MB"), "zero": (0, 1)},
     "sync": {"sync": ("bsp", "local-sgd", "diloco", "asp"), "sync_every": (4, 16), "zero": (0, 3)},
     "offload": {
@@ -39,7 +37,6 @@ CASES = {
 FEW = {
     "optimizer": {"optimizer": ("adamw", "muon", "sgd"), "zero": (0, 1)},
     "dtypes": {"reduce_dtype": ("bf16", "int4"), "zero": (1, 3)},
-    "grid": {"tp_method": ("1d", "2d"), "tp": 4, "sequence_parallel": (False, True), "zero": (0, 1)},
     "buckets": {"bucket_bytes": ("1MB", "100MB"), "zero": (0, 1)},
     "reshard": {"reshard_after_forward": (True, False), "zero": 3},
     "early": {"recompute_early": (True, False), "recompute": "full", "zero": (0, 3)},
@@ -97,7 +94,7 @@ def test_what_the_plan_has_stays_without_a_request(problem_of):
 
 
 @pytest.mark.parametrize("seed", some([2, 5], 1))
-@pytest.mark.parametrize("case", some(CASES, ["grid", "sync"]))
+@pytest.mark.parametrize("case", some(CASES, ["buckets", "sync"]))
 def test_bounds_hold(case, seed, problem_of, frontier_of):
     """No bound of any row is above its executed step, whatever is asked for."""
     problem = problem_of(seed, **{"micro_batch": 2, **CASES[case]})
@@ -115,8 +112,6 @@ def test_bounds_hold(case, seed, problem_of, frontier_of):
 def test_search_finds_what_brute_force_finds(case, seed, problem_of):
     """The certified best step is the best of all rows, each run by the reference engine."""
     held = {**NARROW, "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), **FEW[case]}
-    if case == "grid":
-        held |= {"micro_batch": 4, "pp": 1}
     problem = problem_of(seed, **held)
     assert enumerate_space(problem).count <= 40
     assert_certified(problem)
@@ -184,23 +179,9 @@ def corner(problem_of, seed, most=32):
     return problem
 
 
-def test_grids_have_the_ranks_they_need():
-    """2-D squares, 3-D cubes, 2.5-D layers of squares whose depths are found; whole sequences, spread rows."""
-    rows = enumerate_space(small(tp_method=("1d", "2d", "2.5d", "3d"), tp=(4, 8, 16), micro_batch=4, zero=1))
-    ranks = {
-        method: set(rows["tp"][rows.one_of("tp_method", method)].tolist())
-        for method in rows.domain["tp_method"]
-    }
-    assert ranks == {"1d": {4, 8, 16}, "2d": {4, 16}, "2.5d": {8}, "3d": {8}}
-    grids = rows.some(~rows.one_of("tp_method", "1d"))
-    assert grids["sequence_parallel"].all()
-    assert (grids["cp"] == 1).all()
-    assert set(grids["tp_depth"][grids.one_of("tp_method", "2.5d")].tolist()) == {2}
-
-
 def test_values_of_some_rows_are_those_of_the_columns():
     """Of single rows and of several, axes and what follows from them; whole columns are not kept for it."""
-    rows = enumerate_space(small(**FEW["grid"]))
+    rows = enumerate_space(small(**FEW["reshard"]))
     names = ("tp", "pp", "vpp", "micro_batch", "dp", "width", "expert_tp", "copies", "microbatches", "stages")
     which = np.arange(0, rows.count, 7)
     found = {name: (rows.at(name, which), rows.at(name, 3)) for name in names}
@@ -208,21 +189,6 @@ def test_values_of_some_rows_are_those_of_the_columns():
     for name, (several, single) in found.items():
         assert several.tolist() == rows[name][which].tolist(), name
         assert single == rows[name][3], name
-
-
-@pytest.mark.parametrize("method", ["2d", "2.5d", "3d"])
-def test_memory_of_grids_is_that_of_the_program(method):
-    """The closed form for columns sees the shares and copies of grids."""
-    problem = small(
-        tp_method=method, tp=4 if method == "2d" else 8, micro_batch=4, recompute="none", pp=1, zero=1
-    )
-    rows = enumerate_space(problem)
-    rows.take([0])
-    exact = simpar.simulate(
-        problem.graph, problem.cluster, plan_of(rows, 0), problem.training, stack=problem.stack
-    )
-    needed = float(needs(rows).predicted_bytes[0])
-    assert needed == pytest.approx(exact.memory.peak_reserved_bytes, rel=0.1)
 
 
 def test_replicas_on_their_own_are_where_there_are_several():

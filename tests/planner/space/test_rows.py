@@ -23,7 +23,7 @@ VALUES = {
     "overlap_grad_reduce": (True, False), "overlap_param_gather": (True, False),
     "order": ("tp-cp-dp-pp", "tp-cp-pp-dp"), "precision": ("bf16", "fp32", "fp8"), "optimizer": ("sgd", "adamw"),
     "moment_dtype": ("bf16", "fp32"), "grad_dtype": ("fp32", "bf16"), "reduce_dtype": ("fp32", "bf16"),
-    "gather_dtype": ("fp8", "bf16"), "tp_method": ("1d", "2d", "3d"), "tp_depth": (1, 2),
+    "gather_dtype": ("fp8", "bf16"),
     "cp_method": ("ring", "all_gather"), "cp_balance": ("zigzag", "striped"), "ulysses": (1, 2), "etp": (1, 2),
     "capacity_factor": (1.0, 1.25, "none"), "ep_overlap": (True, False), "token_dispatch": ("per_expert", "per_rank"),
     "sync": ("local-sgd", "bsp"), "sync_every": (4, 16), "staleness": (1, 2), "servers": (1, 2),
