@@ -49,7 +49,7 @@ def program() -> Figure:
     cluster = simpar.Cluster("dgx-h100")
     plan = simpar.Plan(pp=2, dp=4, zero=1, micro_batch=1)
     training = simpar.Training(seq_len=4096, global_batch=12)
-    lowered = lower_job(make_job("llama-3-8b", cluster, plan, training, "megatron"), cluster, {})
+    lowered = lower_job(make_job("llama-3-8b", cluster, plan, training, "megatron"), cluster)
     step, timing = lowered.program, choose_engine("auto", lowered.program)[1](lowered.program)
     result = simpar.simulate("llama-3-8b", cluster, plan, training, stack="megatron")
     figure = new_figure(13, 7.2)
@@ -206,7 +206,7 @@ def _folded(nodes: int, damage: dict[str, float], perturbation: dict[str, Any]) 
     plan = simpar.Plan(tp=8, pp=4, dp=nodes // 4, zero=1, micro_batch=1)
     training = simpar.Training(seq_len=4096, global_batch=8 * (nodes // 4))
     job = make_job("llama-3-70b", cluster, plan, training, "megatron")
-    return lower_job(job, cluster, {"perturbation": simpar.Perturbation(**perturbation)})
+    return lower_job(job, cluster, simpar.Perturbation(**perturbation))
 
 
 def _draw_classes(axes: Axes, lowered: Lowered, title: str) -> None:

@@ -99,7 +99,7 @@ def simulated(number: int, seed: int) -> tuple[str, dict[str, Any]]:
         cluster = simpar.Cluster(drawn["hardware"], nodes=drawn["nodes"])
         result = simpar.simulate(model, cluster, plan, training, stack=drawn["stack"])
         job = make_job(model, cluster, plan, training, load_stack(drawn["stack"]))
-        program = lower_job(job, cluster, {}).program
+        program = lower_job(job, cluster).program
         timing = choose_engine("auto", program)[1](program)
     except (simpar.UserError, ValueError) as error:
         return name, {"refused": type(error).__name__}

@@ -13,6 +13,10 @@ class UserError(Exception):
     """
 
 
+class BadCall(UserError, TypeError):
+    """A call in Python with an unknown keyword, or with a value of a type that is not taken."""
+
+
 class Infeasible(UserError):
     """Good input with no feasible answer (exit code 3).
 

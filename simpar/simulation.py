@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypedDict, Unpack
+from typing import Literal
 
+from simpar.calls import refuses_unknown_keywords
 from simpar.cost.kernels import KernelModel
 from simpar.engine import choose_engine, choose_engine_here
 from simpar.errors import UserError
@@ -44,21 +45,7 @@ from simpar.uncertainty.memory import AS_PREDICTED
 CONVENTIONS = ("full", "causal")
 
 
-class Options(TypedDict, total=False):
-    """Options of :func:`simulate`; none of them changes the layout.
-
-    ``noise_scale_tokens`` is the batch below which gradients are mostly noise, for the statistical efficiency of
-    replicas that step on their own. ``with_timeline=False`` saves the time that pictures and the critical path take.
-    """
-
-    engine: str
-    seed: int
-    flops_convention: Literal["full", "causal"]
-    perturbation: Perturbation
-    noise_scale_tokens: float | None
-    with_timeline: bool
-
-
+@refuses_unknown_keywords
 def simulate(
     model: ModelGraph | str,
     cluster: Cluster,
@@ -66,15 +53,22 @@ def simulate(
     training: Training,
     *,
     stack: Stack | str | None = None,
-    **options: Unpack[Options],
+    perturbation: Perturbation | None = None,
+    engine: str = "auto",
+    seed: int | None = None,
+    flops_convention: Literal["full", "causal"] = "full",
+    with_timeline: bool = True,
+    noise_scale_tokens: float | None = None,
 ) -> Result:
     """Simulate one optimizer step of a layout.
 
     ``stack`` is the training software (a name, or a :class:`Stack`); by default that of the plan, else Megatron.
-    ``options`` are ``perturbation`` (slow ranks, jitter), ``seed`` (of the jitter), ``engine`` ("auto", "reference",
-    "sweep", "event"), ``flops_convention`` ("full" or "causal": how attention is counted in the MFU),
-    ``with_timeline``, and ``noise_scale_tokens`` where replicas step on their own. Raises UserError where the plan is
-    impossible on this model and cluster, or an option's value is unknown. A layout that does not fit in memory is no
+    ``perturbation`` is what makes ranks differ (slow ranks, jitter), and ``seed`` replaces its seed. ``engine`` is
+    "auto", "reference", "sweep" or "event"; all give the same times. ``flops_convention`` says how attention is counted
+    in the MFU: "full", or "causal" (only the keys that a mask leaves). ``with_timeline=False`` saves the time that
+    pictures and the critical path take. ``noise_scale_tokens`` is the batch below which gradients are mostly noise, for
+    the statistical efficiency of replicas that step on their own. Raises UserError where the plan is impossible on this
+    model and cluster, or an option is unknown, and where its value is. A layout that does not fit in memory is no
     error: see ``Result.fits``.
 
     >>> import simpar
@@ -83,29 +77,28 @@ def simulate(
     >>> result.fits, result.setup.plan["mesh"]["dp"]
     (True, 8)
     """
-    convention = choose(options.get("flops_convention", "full"), CONVENTIONS, "FLOP convention")
+    convention = choose(flops_convention, CONVENTIONS, "FLOP convention")
     job = make_job(model, cluster, plan, training, stack)
-    perturbation = perturbed(options)
-    lowered = lower_job(job, cluster, {"perturbation": perturbation})
+    perturbation = perturbation or Perturbation()
+    if seed is not None:
+        perturbation = replace(perturbation, seed=seed)
+    lowered = lower_job(job, cluster, perturbation)
     check_countable(lowered.program)
-    name, engine = choose_engine(options.get("engine", "auto"), lowered.program)
+    name, run = choose_engine(engine, lowered.program)
     # of replicas that step on their own, jitter is drawn for many local steps, not for the passes of one step
     alone = apart(job.plan)
     jitter = None
     if perturbation.jitter_sigma > 0 and not alone:
-        alone_on_links = partial(lower_job, job, cluster, {"perturbation": perturbation}, contention=False)
-        jitter = sample(lowered, perturbation, options.get("engine", "auto"), alone_on_links)
-    nominal_ns = (
-        None if alone else without_slow_ranks_ns(job, cluster, perturbation, options.get("engine", "auto"))
-    )
-    timing = engine(lowered.program)
+        alone_on_links = partial(lower_job, job, cluster, perturbation, contention=False)
+        jitter = sample(lowered, perturbation, engine, alone_on_links)
+    nominal_ns = None if alone else without_slow_ranks_ns(job, cluster, perturbation, engine)
+    timing = run(lowered.program)
     context = Context(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan)
-    with_timeline = options.get("with_timeline", True)
     if not alone:
         return summarise(context, with_timeline=with_timeline)
     from simpar.replicas.cooperate import cooperate
 
-    return cooperate(context, options.get("noise_scale_tokens"), with_timeline=with_timeline)
+    return cooperate(context, noise_scale_tokens, with_timeline=with_timeline)
 
 
 def without_slow_ranks_ns(
@@ -114,7 +107,7 @@ def without_slow_ranks_ns(
     """The step if no rank were slow, in nanoseconds; None where none is."""
     if not perturbation.slow_ranks:
         return None
-    nominal = lower_job(job, cluster, {"perturbation": replace(perturbation, slow_ranks={})}).program
+    nominal = lower_job(job, cluster, replace(perturbation, slow_ranks={})).program
     return choose_engine(engine, nominal)[1](nominal).makespan_ns
 
 
@@ -198,7 +191,7 @@ def _decided(job: Job, cluster: Cluster) -> Job:
 
 def _room(cluster: Cluster, fit_probability: float, job: Job) -> dict[int, tuple[float, float]]:
     """For every pipeline rank: bytes that come and go in the simulated step of a job, and the most that would fit."""
-    lowered = lower_job(_decided(job, cluster), cluster, {})
+    lowered = lower_job(_decided(job, cluster), cluster)
     timing = choose_engine_here(lowered.program)(lowered.program)
     held = footprints(lowered, timing, cluster)
     return {
@@ -292,12 +285,6 @@ def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
     return plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"layers": layers})})
 
 
-def perturbed(options: Options) -> Perturbation:
-    """The perturbation of the options, with their seed where they give one."""
-    perturbation = options.get("perturbation") or Perturbation()
-    return replace(perturbation, seed=options["seed"]) if "seed" in options else perturbation
-
-
 def _check_tokens(job: Job) -> None:
     tokens = job.plan.micro_batch * job.training.seq_len
     if tokens > MOST_TOKENS:
@@ -307,14 +294,18 @@ def _check_tokens(job: Job) -> None:
         )
 
 
-def lower_job(job: Job, cluster: Cluster, options: Options, *, contention: bool = True) -> Lowered:
-    """Lower a job under the perturbation of the options. Raises UserError for a rank that does not exist."""
-    return outline_job(job, cluster, options, contention=contention).lowered()
+def lower_job(
+    job: Job, cluster: Cluster, perturbation: Perturbation | None = None, *, contention: bool = True
+) -> Lowered:
+    """Lower a job whose ranks differ by a perturbation. Raises UserError for a rank that does not exist."""
+    return outline_job(job, cluster, perturbation, contention=contention).lowered()
 
 
-def outline_job(job: Job, cluster: Cluster, options: Options, *, contention: bool = True) -> Outline:
+def outline_job(
+    job: Job, cluster: Cluster, perturbation: Perturbation | None = None, *, contention: bool = True
+) -> Outline:
     """What :func:`lower_job` decides before it writes the ops of the Program out. Raises UserError as it does."""
-    perturbation = perturbed(options)
+    perturbation = perturbation or Perturbation()
     for rank in perturbation.slow_ranks:
         if not 0 <= rank < cluster.world_size:
             raise UserError(f"slow_ranks: rank {rank}: allowed: 0..{cluster.world_size - 1}")

@@ -44,7 +44,7 @@ def test_replicas_wait_for_the_slowest() -> None:
     drawn = simpar.Perturbation(jitter_sigma=SIGMA, seeds=40)
     found = simpar.simulate("small-llama", cluster, plan, training, perturbation=drawn).jitter
     assert found is not None
-    kernels = Kernels.of(lower_job(make_job("small-llama", cluster, plan, training), cluster, {}))
+    kernels = Kernels.of(lower_job(make_job("small-llama", cluster, plan, training), cluster))
     forward, backward, update = np.bincount(kernels.action, kernels.time_ns) / NS_PER_S
     expected = SIGMA * largest * (sqrt(forward**2 + backward**2) + update)
     assert found.mean_s - found.nominal_s == pytest.approx(expected, rel=0.1)

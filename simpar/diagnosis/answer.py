@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simpar.calls import refuses_unknown_keywords
 from simpar.diagnosis.against import Against, check_is_logged, check_is_traced, log_rows, set_against
 from simpar.diagnosis.changes import Changes, Progress, Seen, find_changes
 from simpar.diagnosis.classes import load_classes
@@ -156,6 +157,7 @@ def mean_axes(ranks: tuple[RankAccount, ...]) -> Mapping[str, AxisUse]:
     return found
 
 
+@refuses_unknown_keywords
 def explain(
     *measured: str | Path,
     plan: str | Path | Scenario | None = None,

@@ -138,10 +138,19 @@ Family = Callable[[Config, str], ModelGraph]
 """The reader of a family of models: a config and the model's name to its graph."""
 
 
-def shape_of(config: Config, *, hidden: int, ffn: int, layers: int, heads: int, **sizes: int) -> Shape:
-    """A shape, checked for head counts that divide. ``sizes`` may give kv_heads, head_dim and positions."""
-    kv_heads = sizes.get("kv_heads") or heads
-    head_dim = sizes.get("head_dim") or 0
+def shape_of(
+    config: Config,
+    *,
+    hidden: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv_heads: int = 0,
+    head_dim: int = 0,
+    positions: int = 0,
+) -> Shape:
+    """A shape, checked for head counts that divide; of 0, ``kv_heads`` and ``head_dim`` follow from ``heads``."""
+    kv_heads = kv_heads or heads
     if heads % kv_heads:
         raise UserError(
             f"{config.source}: num_key_value_heads = {kv_heads} does not divide num_attention_heads = {heads}"
@@ -152,12 +161,15 @@ def shape_of(config: Config, *, hidden: int, ffn: int, layers: int, heads: int, 
         )
     return Shape(
         vocab=config.size("vocab_size"), hidden=hidden, ffn=ffn, layers=layers, heads=heads, kv_heads=kv_heads,
-        head_dim=head_dim or hidden // heads, positions=sizes.get("positions", 0),
+        head_dim=head_dim or hidden // heads, positions=positions,
     )  # fmt: skip
 
 
-def llama_shape(config: Config, **defaults: int) -> Shape:
-    """The shape in a config with Llama's field names; ``defaults`` may give kv_heads and head_dim. Raises UserError."""
+def llama_shape(config: Config, *, kv_heads: int | None = None, head_dim: int | None = None) -> Shape:
+    """The shape in a config with Llama's field names. Raises UserError.
+
+    ``kv_heads`` and ``head_dim`` are the family's defaults, where it has some of its own: else they follow from heads.
+    """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     return shape_of(
         config,
@@ -165,9 +177,9 @@ def llama_shape(config: Config, **defaults: int) -> Shape:
         ffn=config.size("intermediate_size"),
         layers=config.size("num_hidden_layers"),
         heads=heads,
-        kv_heads=config.size("num_key_value_heads", default=defaults.get("kv_heads", heads)),
-        head_dim=config.size("head_dim", default=defaults.get("head_dim") or max(hidden // heads, 1))
-        if "head_dim" in defaults or config.data.get("head_dim")
+        kv_heads=config.size("num_key_value_heads", default=heads if kv_heads is None else kv_heads),
+        head_dim=config.size("head_dim", default=head_dim or max(hidden // heads, 1))
+        if head_dim is not None or config.data.get("head_dim")
         else 0,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer
 
+from simpar.files import choose
 from simpar.units import Count, Ints
 
 AXES = ("tp", "cp", "dp", "pp")
@@ -79,8 +80,10 @@ class Mesh(BaseModel):
         return {axis: np.asarray(p, dtype=np.int64) for axis, p in zip(self.order, position, strict=True)}
 
     def rank(self, **coordinates: int) -> int:
-        """The rank at the given coordinates (0 where an axis is left out)."""
-        return int(self.at({axis: coordinates.get(axis, 0) for axis in self.order}))
+        """The rank at the given coordinates (0 where an axis is left out). Raises UserError for an unknown axis."""
+        for axis in coordinates:
+            choose(axis, self.order, "axis")
+        return int(self.at({**dict.fromkeys(self.order, 0), **coordinates}))
 
     def at(self, coordinates: Mapping[str, Any]) -> Ints:
         """Ranks at coordinates along every axis: ints, or arrays that broadcast."""

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Unpack
 
+from simpar.calls import refuses_unknown_keywords
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.planner.problem import Problem, StackOptions, make_problem
+from simpar.plan.plan import Plan
+from simpar.planner.problem import BY_REGRET, Constraints, Problem, make_problem
 from simpar.planner.progress import Progress
 from simpar.planner.result import SearchResult
 from simpar.planner.workers import LOKY, Workers
+from simpar.program.perturbation import Perturbation
+from simpar.stacks.stack import Stack
 
 SPACES = {
     "uniform": "uniform:search_runnable",
@@ -28,26 +31,33 @@ SPACES = {
 Searcher = Callable[[Problem, Progress], SearchResult]
 
 
+@refuses_unknown_keywords
 def search(
     model: ModelGraph | str,
     cluster: Cluster,
     training: Training,
     *,
+    stack: Stack | str | None = None,
+    objective: str = BY_REGRET,
+    constraints: Constraints | None = None,
+    base: Plan | None = None,
+    perturbation: Perturbation | None = None,
     space: str | None = None,
     progress: Progress | None = None,
     time_limit_s: float | None = None,
     jobs: int = 1,
     backend: str = LOKY,
-    **options: Unpack[StackOptions],
 ) -> SearchResult:
     """The best plans for a model on a cluster, with a certificate.
 
     ``space`` is "uniform" (what Megatron-like launchers can express), "alpa" (stages with meshes and operator
     shardings of their own) or "uneven" (stages with different numbers of layers, also over several kinds of nodes).
     The default is "uniform", or "uneven" if the nodes differ. In the uniform space, axes that were not asked for take
-    only values that the framework of the stack supports, unless ``constraints.portable`` decides that. ``options`` are
-    ``stack`` and these fields of :class:`simpar.planner.Problem`: ``objective``, ``constraints``, ``base``,
-    ``perturbation``.
+    only values that the framework of the stack supports, unless ``constraints.portable`` decides that.
+
+    ``stack`` is the training software (default: that of the export target in ``constraints``, else Megatron),
+    ``objective`` what is minimised ("regret", "time", "cost", "energy", "devices"), ``base`` the plan that gives what
+    is no axis (optimizer, precision, bucket sizes), ``perturbation`` which ranks are slow.
 
     After ``time_limit_s`` seconds the answer is the best plan so far with its gap, and is not certified. ``jobs``
     processes (-1: all cores) of a ``backend`` ("fork" on Linux; joblib's "loky", "dask", "ray") simulate plans in
@@ -55,15 +65,23 @@ def search(
     Raises UserError for bad input and Infeasible if no plan meets the constraints.
 
     >>> import simpar
-    >>> from simpar.planner.problem import Constraints
-    >>> few = Constraints(fixed={"tp": 1, "cp": 1, "pp": 1, "micro_batch": 8})
+    >>> few = simpar.Constraints(fixed={"tp": 1, "cp": 1, "pp": 1, "micro_batch": 8})
     >>> training = simpar.Training(seq_len=1024, global_batch=64)
     >>> found = search("gpt2", simpar.Cluster("dgx-h100"), training, constraints=few)
     >>> found.certified_optimal, found.best.plan.mesh.dp
     (True, 8)
     """
     searcher = find_space(space, cluster)
-    problem = make_problem(model, cluster, training, **options)
+    problem = make_problem(
+        model,
+        cluster,
+        training,
+        stack=stack,
+        objective=objective,
+        constraints=constraints,
+        base=base,
+        perturbation=perturbation,
+    )
     return searcher(problem, progress or Progress(time_limit_s=time_limit_s, workers=Workers(jobs, backend)))
 
 

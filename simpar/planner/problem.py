@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import choose
@@ -137,50 +137,40 @@ class Problem:
         return self.cluster.device.memory_bytes * (1.0 - self.constraints.headroom)
 
 
-class Options(TypedDict, total=False):
-    """Optional fields of a :class:`Problem`."""
-
-    objective: str
-    base: Plan
-    constraints: Constraints
-    perturbation: Perturbation
-
-
-class StackOptions(Options, total=False):
-    """:class:`Options` and the stack or its name."""
-
-    stack: Stack | str | None
-
-
 def make_problem(
     model: ModelGraph | str,
     cluster: Cluster,
     training: Training,
     *,
     stack: Stack | str | None = None,
-    **options: Unpack[Options],
+    objective: str = BY_REGRET,
+    constraints: Constraints | None = None,
+    base: Plan | None = None,
+    perturbation: Perturbation | None = None,
 ) -> Problem:
-    """A problem from names.
+    """A problem from names; the fields are those of :class:`Problem`.
 
     The default stack is that of the export target asked for, else the usual one. Raises UserError for unknown names and
     values that are not allowed.
     """
-    choose(options.get("objective", BY_REGRET), OBJECTIVES, "objective")
-    base = options.get("base")
-    if base is not None and base.pipeline.slices:
+    choose(objective, OBJECTIVES, "objective")
+    base, constraints = base or Plan(), constraints or Constraints()
+    perturbation = perturbation or Perturbation()
+    if base.pipeline.slices:
         raise UserError(
             f"plan.slices: slices are chosen for every layout; allowed: none of them, and --fix schedule={SLICING}"
         )
-    if "perturbation" in options and options["perturbation"].jitter_sigma > 0:
+    if perturbation.jitter_sigma > 0:
         raise UserError(
             "perturbation.jitter: layouts are searched by their steps without jitter; allowed: none of it, and "
             "`simpar simulate PLAN --jitter SIGMA` for the plans found"
         )
-    graph = load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
-    graph = graph if base is None else tuned_graph(base, graph)
-    constraints = options.get("constraints", Constraints())
+    graph = tuned_graph(
+        base, load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
+    )
     habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
-    return Problem(with_documents(graph, training), cluster, training, habits, **options)
+    graph = with_documents(graph, training)
+    return Problem(graph, cluster, training, habits, base, objective, constraints, perturbation)
 
 
 def _stack_of(portable: str | None) -> str:

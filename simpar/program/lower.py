@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TypedDict, Unpack
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.actions import Schedule
@@ -89,20 +88,30 @@ class Outline:
         )
 
 
-class How(TypedDict, total=False):
-    """Options of :func:`outline`: what makes ranks differ, and two simplifications of the Program."""
-
-    perturbation: Perturbation | None
-    collapse: bool
-    contention: bool
-
-
-def lower(job: Job, cluster: Cluster, schedule: Schedule, **how: Unpack[How]) -> Lowered:
+def lower(
+    job: Job,
+    cluster: Cluster,
+    schedule: Schedule,
+    *,
+    perturbation: Perturbation | None = None,
+    collapse: bool = True,
+    contention: bool = True,
+) -> Lowered:
     """Build the Program of one step, as :func:`outline` decides it."""
-    return outline(job, cluster, schedule, **how).lowered()
+    return outline(
+        job, cluster, schedule, perturbation=perturbation, collapse=collapse, contention=contention
+    ).lowered()
 
 
-def outline(job: Job, cluster: Cluster, schedule: Schedule, **how: Unpack[How]) -> Outline:
+def outline(
+    job: Job,
+    cluster: Cluster,
+    schedule: Schedule,
+    *,
+    perturbation: Perturbation | None = None,
+    collapse: bool = True,
+    contention: bool = True,
+) -> Outline:
     """Decide everything about one step except its ops.
 
     ``schedule`` is the plan's action table; ``collapse`` (the default) merges the serial steps of a block into one op
@@ -111,7 +120,7 @@ def outline(job: Job, cluster: Cluster, schedule: Schedule, **how: Unpack[How]) 
     links. Many microbatches without a pipeline become few ops where that is exact
     (:mod:`simpar.program.emission.microbatches`). Raises UserError for too many ops.
     """
-    perturbation, cluster, plan = how.get("perturbation") or Perturbation(), cluster.in_training, job.plan
+    perturbation, cluster, plan = perturbation or Perturbation(), cluster.in_training, job.plan
     builders: tuple[ActionBuilder, ...]
     if plan.pipeline.stages:
         builders, uneven = stage_builders(job, cluster, schedule), False
@@ -127,10 +136,10 @@ def outline(job: Job, cluster: Cluster, schedule: Schedule, **how: Unpack[How]) 
         kinds,
         build_layout(cluster, kinds, colours),
         streams_of(kinds, schedule, syncs),
-        how.get("contention", True),
+        contention,
         Added.of(job.stack, syncs[0].quantise_s_per_byte),
     )
-    maker = ClassMaker(job, builders, network, schedule, perturbation, boundaries, how.get("collapse", True))
+    maker = ClassMaker(job, builders, network, schedule, perturbation, boundaries, collapse)
     return Outline.of(maker)
 
 

@@ -120,7 +120,7 @@ def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Low
     """The Program of a case and the times of its ops. Raises Unmodelled."""
     with _in_words():
         job = job_of(case, cluster, tuning)
-        lowered = lower_job(job, cluster, {}, contention=cluster.profile.scale_up.kind in SHARED)
+        lowered = lower_job(job, cluster, contention=cluster.profile.scale_up.kind in SHARED)
     engine = choose_engine_here(lowered.program)
     return lowered, engine(lowered.program)
 

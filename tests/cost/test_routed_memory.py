@@ -34,7 +34,7 @@ def problem(model: str, fixed: dict[str, Any], probability: float = 0.95) -> Pro
 def held(given: Problem, row: int = 0) -> tuple[Footprint, ...]:
     """Memory of the simulated step of a layout of a problem."""
     job = job_of(given, plan_of(enumerate_space(given), row))
-    lowered = lower_job(job, given.cluster, {}, contention=False)
+    lowered = lower_job(job, given.cluster, contention=False)
     return footprints(lowered, sweep.run(lowered.program, lower_bound=True), given.cluster)
 
 

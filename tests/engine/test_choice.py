@@ -14,7 +14,7 @@ from simpar.simulation import lower_job, make_job
 def program(tp):
     """A small step, whose replicas share links."""
     job = make_job("tiny-llama", Cluster("a100-pcie-8"), Plan(tp=tp), Training(seq_len=512, global_batch=16))
-    return lower_job(job, Cluster("a100-pcie-8"), {}).program
+    return lower_job(job, Cluster("a100-pcie-8")).program
 
 
 def module(run):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from simpar.errors import UserError
 from simpar.plan.mesh import AXES, EXPERT_AXES, Mesh
 
 MESHES = st.builds(
@@ -91,3 +92,9 @@ def test_the_order_names_every_axis_once():
         Mesh(order=("tp", "dp"))
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         Mesh(tp=0)
+
+
+def test_a_rank_is_asked_for_by_axes_of_the_mesh() -> None:
+    """A misspelt axis is refused, not taken as 0."""
+    with pytest.raises(UserError, match="unknown axis 'pq'"):
+        Mesh(tp=2, pp=2).rank(tp=1, pq=1)

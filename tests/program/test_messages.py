@@ -21,7 +21,7 @@ def test_equal_numbers_are_equal_senders(plan: Plan) -> None:
     """Stages that wait under the same number wait for the same ranks, whichever stages they are."""
     cluster = Cluster("dgx-h100")
     job = make_job("gpt2", cluster, plan, Training(seq_len=256, global_batch=32))
-    maker = lower_job(job, cluster, {}).maker
+    maker = lower_job(job, cluster).maker
     messages, layout = maker.messages, maker.network.layout
     count, found = 0, dict[tuple[int, int], list[int]]()
     for rank in range(maker.schedule.num_ranks):
@@ -42,7 +42,7 @@ def test_stages_apart_send_one_message_ahead_and_one_back() -> None:
     """Every stage but the last sends activations, every stage but the first gradients; weight gradients stay."""
     cluster = Cluster("dgx-h100")
     job = make_job("gpt2", cluster, PLANS[1], Training(seq_len=256, global_batch=32))
-    messages = lower_job(job, cluster, {}).maker.messages
+    messages = lower_job(job, cluster).maker.messages
     last = messages.schedule.num_stages - 1
     for stage in range(last + 1):
         ahead, back = messages.sends("F", stage), messages.sends("B", stage)

@@ -114,7 +114,7 @@ def test_folded_equals_unfolded(plan: Plan) -> None:
     job = make_job(graph, cluster, plan, training)
     found = {}
     for name, perturbation in (("folded", Perturbation()), ("unfolded", UNFOLDED)):
-        lowered = lower_job(job, cluster, {"perturbation": perturbation})
+        lowered = lower_job(job, cluster, perturbation)
         timing = choose_engine("auto", lowered.program)[1](lowered.program)
         assert (lowered.layout.num_classes == cluster.world_size) == (name == "unfolded")
         ends = np.zeros(lowered.layout.num_classes, dtype=np.int64)
@@ -208,7 +208,7 @@ def test_links_of_other_nodes_say_nothing_of_communicators():
     assert slow.communicators < fast.communicators
     training = Training(seq_len=4096, global_batch=64)
     job = make_job("llama-3.2-3b", cluster, Plan(pp=2, tp=4), training)
-    lowered = lower_job(job, cluster, {})
+    lowered = lower_job(job, cluster)
     timing = choose_engine("auto", lowered.program)[1](lowered.program)
     held = footprints(lowered, timing, cluster)
     assert {one.capacity_bytes: one.risk for one in held} == {

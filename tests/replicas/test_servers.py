@@ -20,7 +20,7 @@ def setting():
     cluster = load_cluster("dgx-h100", 2)
     plan = simpar.Plan(sync="asp", servers=4)
     job = make_job("gpt2", cluster, plan, simpar.Training(seq_len=1024, global_batch=64))
-    lowered = lower_job(job, cluster, {})
+    lowered = lower_job(job, cluster)
     _, engine = choose_engine("auto", lowered.program)
     return setting_of(
         lowered, engine(lowered.program), cluster, simpar.Perturbation(jitter_sigma=0.2, seed=3)

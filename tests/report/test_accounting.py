@@ -13,8 +13,10 @@ from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.models.training import Training
+from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.lower import Lowered, Perturbation
+from simpar.program.lower import Lowered, lower
+from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import CAUSES, Accounts, account
 from simpar.report.result import Result
 from simpar.report.slot_facts import COMMUNICATION
@@ -62,7 +64,7 @@ def accounted(
     job = make_job(
         load_model(model, seq_len=512), cluster, plan, Training(seq_len=512, global_batch=batch), stack
     )
-    lowered = lower_job(job, cluster, {"perturbation": perturbation})
+    lowered = lower_job(job, cluster, perturbation)
     timing = choose_engine("auto", lowered.program)[1](lowered.program)
     return lowered, account(lowered, timing, perturbation.slow_ranks)
 
@@ -109,7 +111,7 @@ def test_kernels_are_told_apart(values: dict[str, object]) -> None:
     )
     both = []
     for collapse in (True, False):
-        lowered = lower_job(job, load_cluster("dgx-h100"), {"collapse": collapse})
+        lowered = lower(job, load_cluster("dgx-h100"), schedule_of(job.plan, job.training), collapse=collapse)
         found = account(lowered, choose_engine("auto", lowered.program)[1](lowered.program))
         kernels_s, causes = found.kernels_s(), [CAUSES.index(cause) for cause in ("compute", "optimizer")]
         assert kernels_s.sum(axis=1) * 1e9 == pytest.approx(found.causes_ns[:, causes].sum(axis=1))

@@ -50,7 +50,7 @@ def job_of(problem: Problem, plan: Plan) -> Job:
 
 def swept_ns(problem: Problem, plan: Plan) -> float:
     """A lower bound of a plan's step in nanoseconds: its Program swept without contention."""
-    lowered = lower_job(job_of(problem, plan), problem.cluster, {}, contention=False)
+    lowered = lower_job(job_of(problem, plan), problem.cluster, contention=False)
     return float(sweep.run(lowered.program, lower_bound=True).makespan_ns)
 
 
@@ -129,7 +129,7 @@ def measure(
             kept=lambda: result,
         )
     cluster = problem.cluster
-    outline = outline_job(job_of(problem, plan), cluster, {"perturbation": problem.perturbation})
+    outline = outline_job(job_of(problem, plan), cluster, problem.perturbation)
     key = None
     if known is not None and len(outline) > MANY_OPS and (digest := outline.digest()):
         usual = plan.mesh.model_copy(update={"order": AXES})

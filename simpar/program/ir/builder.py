@@ -82,9 +82,8 @@ class ProgramBuilder:
         unknown = columns.keys() - _OP_DEFAULTS.keys()
         if unknown:
             raise TypeError(f"no such column of ops: {', '.join(sorted(unknown))}")
-        for name, default in _OP_DEFAULTS.items():
-            column = np.asarray(columns.get(name, default), np.int64)
-            self._ops[name].append(np.broadcast_to(column, (count,)))
+        for name, column in {**_OP_DEFAULTS, **columns}.items():
+            self._ops[name].append(np.broadcast_to(np.asarray(column, np.int64), (count,)))
         self._num_ops += count
         return np.arange(self._num_ops - count, self._num_ops)
 

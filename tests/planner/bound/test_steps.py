@@ -40,7 +40,7 @@ def bounds_of(frontier, row):
 def swept_alone_s(problem, plan):
     """The Program of a plan without contention, swept."""
     job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
-    lowered = lower_job(job, problem.cluster, {}, contention=False)
+    lowered = lower_job(job, problem.cluster, contention=False)
     return sweep.run(lowered.program, lower_bound=True).makespan_ns / NS_PER_S
 
 

@@ -67,7 +67,7 @@ def brute_force(problem):
     for row in np.flatnonzero(fit).tolist():
         plan = plan_of(rows, row)
         job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
-        lowered = lower_job(job, problem.cluster, {})
+        lowered = lower_job(job, problem.cluster)
         timing = reference.run(lowered.program)
         held = footprints(lowered, timing, problem.cluster)
         needed = max(one.needed_at(problem.constraints.fit_probability) for one in held)

@@ -75,7 +75,7 @@ def test_never_above_the_program_and_little_below(seeds, of_mixtures):
                 job = job_of(problem, plan)
             except UserError:
                 continue
-            lowered = lower_job(job, problem.cluster, {}, contention=False)
+            lowered = lower_job(job, problem.cluster, contention=False)
             held = footprints(lowered, sweep.run(lowered.program, lower_bound=True), problem.cluster)
             sure = problem.constraints.fit_probability
             exact = max(one.needed_at(sure) for one in held)

@@ -47,7 +47,7 @@ def executed_s(problem, plan):
         job = make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack, sure)
     except Infeasible:
         return np.inf
-    lowered = lower_job(job, problem.cluster, {})
+    lowered = lower_job(job, problem.cluster)
     timing = reference.run(lowered.program)
     needed = max(one.needed_at(sure) for one in footprints(lowered, timing, problem.cluster))
     step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s

@@ -179,7 +179,7 @@ def test_nothing_goes_back_to_stages_below_what_is_trained():
     def ops(frozen_layers, **plan):
         plan = simpar.Plan(pp=4, tp=1, micro_batch=1, recompute="full", frozen_layers=frozen_layers, **plan)
         job = make_job("llama-3-8b", cluster, plan, training)
-        program = lower_job(job, cluster, {}).program
+        program = lower_job(job, cluster).program
         names = [program.labels[index].name for index in program.ops.label.tolist()]
         return names.count("send gradients"), names.count("all_gather parameters")
 

@@ -21,7 +21,7 @@ JOB = make_job(
     simpar.Training(seq_len=1024, global_batch=16),
     STACK.model_copy(update={"launch": LAUNCH}),
 )
-LOWERED = lower_job(JOB, CLUSTER, {}, contention=False)
+LOWERED = lower_job(JOB, CLUSTER, contention=False)
 RANK = int(LOWERED.maker.network.layout.representative_rank[0])
 
 

@@ -66,5 +66,5 @@ def test_the_program_stays_well_formed():
     """Shared cores are links like others: the rules of the Program hold."""
     plan = Plan.model_validate({"micro_batch": 1, "tp": 2, "pp": 2})
     cluster = machine(2.0, 0.5)
-    lowered = lower_job(make_job("tiny-llama", cluster, plan, TRAINING, "simpar"), cluster, {})
+    lowered = lower_job(make_job("tiny-llama", cluster, plan, TRAINING, "simpar"), cluster)
     assert verify(lowered.program).routes.link_names[-1] == "cores[0]"

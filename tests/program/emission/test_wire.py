@@ -75,7 +75,7 @@ def test_quantising_lengthens_reductions_of_gradients_and_nothing_else():
     """The network prices the same bytes of copies longer by bytes x seconds a byte, those of blocks as before."""
     cluster = simpar.Cluster("dgx-h100", nodes=2)
     job = make_job("gpt2", cluster, simpar.Plan(tp=4, reduce_dtype="fp8"), TRAINING)
-    network = lower_job(job, cluster, {}).maker.network
+    network = lower_job(job, cluster).maker.network
     plain = Network(cluster.in_training, network.kinds, network.layout, network.streams_of_kind)
     size = 64e6
     extra_ns = Synchronisation.of(job).quantise_s_per_byte["all_reduce"] * size * 1e9

@@ -37,7 +37,7 @@ def whole_buckets(least: float) -> list[int]:
 def lowered(bucket_bytes: float) -> Lowered:
     """Llama 3 8B on 64 GPUs, data parallel, one microbatch."""
     job = make_job("llama-3-8b", CLUSTER, simpar.Plan(micro_batch=1, bucket_bytes=bucket_bytes), TRAINING)
-    return lower_job(job, CLUSTER, {})
+    return lower_job(job, CLUSTER)
 
 
 def reductions(entry: Lowered) -> list[tuple[float, int]]:
@@ -104,7 +104,7 @@ def test_blocks_of_few_parameters_are_gathered_in_full_buckets() -> None:
     size, rank = 10 * MB, 8
     plan = simpar.Plan(zero=1, micro_batch=1, bucket_bytes=size, overlap_param_gather=True, lora_rank=rank)
     job = make_job("llama-3-8b", CLUSTER, plan, TRAINING)
-    entry = lower_job(job, CLUSTER, {})
+    entry = lower_job(job, CLUSTER)
     (actions,) = entry.actions
     nodes = [node for index in actions.template for node in actions.templates[index].nodes]
     uses = [node.collective for node in nodes if node.name == "all_gather parameters" and node.collective]
@@ -118,7 +118,7 @@ def test_blocks_of_few_parameters_are_gathered_in_full_buckets() -> None:
     whole = make_job(
         "llama-3-8b", CLUSTER, plan.model_copy(update={"tuning": simpar.Plan().tuning}), TRAINING
     )
-    (actions,) = lower_job(whole, CLUSTER, {}).actions
+    (actions,) = lower_job(whole, CLUSTER).actions
     nodes = [node for index in actions.template for node in actions.templates[index].nodes]
     uses = [node.collective for node in nodes if node.name == "all_gather parameters" and node.collective]
     assert {use.count for use in uses} == {1.0}

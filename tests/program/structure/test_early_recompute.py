@@ -28,7 +28,7 @@ def plan_of(pp, *, early, **options):
 def makespan_ns(cluster, plan):
     """The step by the reference engine."""
     job = make_job("llama-3-8b", cluster, plan, TRAINING, "megatron")
-    return reference.run(lower_job(job, cluster, {}).program).makespan_ns
+    return reference.run(lower_job(job, cluster).program).makespan_ns
 
 
 def again_ns(cluster, plan):
