@@ -152,7 +152,7 @@ def _check_plain(value: Any, source: str, location: Location = ()) -> None:
                 raise UserError(f"{source}: key {key!r} {fault}")
             _check_plain(item, source, (*location, key))
     elif fault := scalar_fault(value):
-        raise UserError(f"{source}: {dotted(location)} = {_short(value)}: {fault}")
+        raise UserError(f"{source}: {dotted(location)} = {short(value)}: {fault}")
 
 
 @lru_cache(maxsize=1)
@@ -208,7 +208,8 @@ def _first_line(message: object) -> str:
     return printable((str(message).strip().splitlines() or [""])[0])
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """The value as Python writes it, cut to 60 characters."""
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
 
@@ -276,12 +277,12 @@ def _problem(document: Document, model: type[BaseModel], item: Any, also: Iterab
     if item["type"] == MISSING:
         return f"{place}: {key} is missing"
     if item["type"] in NO_MAPPING:
-        return f"{place}: {key} = {_short(item['input'])}: {_mapping(model, location, item['input'])}"
+        return f"{place}: {key} = {short(item['input'])}: {_mapping(model, location, item['input'])}"
     message = _first_line(item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "))
     message += written_out(item.get("input")) if item["type"].startswith("int_") else ""
     if isinstance(item.get("input"), Mapping) and item["type"] in ("value_error", "assertion_error"):
         return f"{place}: {dotted(location) + ': ' if location else ''}{message}"
-    return f"{place}: {key} = {_short(item.get('input'))}: {message}"
+    return f"{place}: {key} = {short(item.get('input'))}: {message}"
 
 
 def _mapping(model: type[BaseModel], location: tuple[Any, ...], value: Any) -> str:

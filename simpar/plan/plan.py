@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import (
     ConfigDict,
@@ -93,11 +93,14 @@ class Plan(Record):
 
     What a plan leaves open (the data-parallel degree, what the software stack decides) is settled where it is
     simulated. Raises pydantic's ValidationError for keys and values that no plan has; whether a plan can be on a model
-    and a cluster, :func:`simpar.simulate` says.
+    and a cluster, :func:`simpar.simulate` says. Flat keys are read as they are written; its string is one line of those
+    that are not the defaults.
 
     >>> plan = Plan(tp=8, pp=4, micro_batch=1, zero=1)
-    >>> plan.mesh.tp, plan.schedule, plan.data_parallel.zero
-    (8, '1f1b', 1)
+    >>> plan
+    Plan(tp=8, pp=4, zero=1)
+    >>> plan.tp, plan.zero, plan.recompute, plan.schedule
+    (8, 1, 'none', '1f1b')
     >>> plan.with_values(vpp=2).schedule
     'interleaved'
     """
@@ -126,6 +129,27 @@ class Plan(Record):
             return handler(flat.nest(data))
         except ValidationError as error:
             raise flat.relocated(error, data) from None
+
+    if not TYPE_CHECKING:  # a type checker that saw it would know of no misspelt attribute any more
+
+        def __getattr__(self, name: str) -> Any:
+            if name in flat.SECTION_OF:
+                return self.said(name)
+            try:
+                return super().__getattr__(name)
+            except AttributeError as error:
+                nearest = "" if name.startswith("_") else files.suggest(name, dir(self))
+                raise AttributeError(f"{error}{nearest}") from None
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *flat.SECTION_OF]
+
+    def __repr__(self) -> str:
+        usual = Plan().flat_values()
+        given = {key: value for key, value in self.flat_values().items() if usual.get(key) != value}
+        return f"Plan({', '.join(f'{key}={files.short(value)}' for key, value in given.items())})"
+
+    __str__ = __repr__
 
     def said(self, key: str) -> Any:
         """What it says under a flat key; None where that is left open."""

@@ -218,3 +218,26 @@ def test_keys_of_removed_products_keep_the_value_that_old_files_have(nested):
             UserError, match=r"^old.json: tp_(method|depth) = '?2d?'?: .* was removed; allowed: 1"
         ):
             files.parse(Plan, as_written(keys), source="old.json")
+
+
+@given(PLANS)
+def test_flat_keys_are_read_as_they_are_written(plan):
+    """Every one of them is an attribute; those that a section has under another value say what is run."""
+    for key, section in SECTION_OF.items():
+        if key not in ("schedule", "ulysses"):  # left open, they say what follows
+            assert getattr(plan, key) == getattr(getattr(plan, section), key)
+        assert key in dir(plan)
+
+
+def test_an_unknown_attribute_is_answered_with_the_nearest():
+    """As an unknown key of a file is."""
+    assert not hasattr(Plan(), "_repr_html_")
+    with pytest.raises(AttributeError, match=r"has no attribute 'recomput'; did you mean 'recompute'\?$"):
+        _ = Plan().recomput
+
+
+@given(PLANS)
+def test_its_string_is_the_call_that_makes_it(plan):
+    """In one line, without what the plan was made for."""
+    assert "\n" not in repr(plan)
+    assert eval(repr(plan), {"Plan": Plan}).flat_values() == plan.flat_values()
