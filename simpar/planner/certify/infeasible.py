@@ -10,9 +10,11 @@ import numpy as np
 
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import MAX_DEVICES
+from simpar.layout.defaults import resolve
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.certify.exact import Exact, measure
 from simpar.planner.problem import ANY, Problem
+from simpar.planner.space.axes import value_of
 from simpar.planner.space.fit import fullest, needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import fixed_values, memory_rows, with_late_axes
@@ -109,7 +111,7 @@ def _hints(problem: Problem) -> Iterator[str | None]:
     fixed = fixed_values(constraints.fixed)
     for name in fixed:
         others = {axis: values for axis, values in fixed.items() if axis != name}
-        yield without(lambda found, name=name: f"--fix {name}={_value(found[0], name)}", fixed=others)  # type: ignore[misc]
+        yield without(lambda found, name=name: _fixing(name, found), fixed=others)  # type: ignore[misc]
     if constraints.fit_probability > AS_PREDICTED:
         yield without(lambda found: f"--fit-probability {_sure(found[1]):g}", fit_probability=AS_PREDICTED)
     if constraints.headroom:
@@ -121,9 +123,19 @@ def _hints(problem: Problem) -> Iterator[str | None]:
     yield _more_nodes(problem)
 
 
-def _value(rows: Rows, name: str) -> object:
-    """The value of an axis in the only row."""
-    return rows.domain[name][rows.code[name][0]] if name in rows.domain else rows[name][0]
+def _fixing(name: str, smallest: Smallest) -> str:
+    """The flag that gives an axis the value it has in the only row, or says to leave the axis out if it has none.
+
+    Axes on request that are not asked for are no columns: they have the value of the plan, or of the stack.
+    """
+    rows, found = smallest
+    if name == "dp":
+        value = rows[name][0]
+    elif name in rows.domain:
+        value = rows.domain[name][rows.code[name][0]]
+    else:
+        value = value_of(resolve(found.plan, found.problem.stack), name)
+    return f"no --fix {name}" if value is None else f"--fix {name}={value}"
 
 
 def _left(found: Exact) -> float:

@@ -1,9 +1,12 @@
 """Why there is no answer."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
+import simpar
+from simpar.errors import Infeasible
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.infeasible import _rounded_up, no_answer, too_large
 from simpar.planner.problem import Constraints
@@ -44,6 +47,30 @@ def test_a_hint_is_a_flag_with_which_something_fits(problem_of):
     small = replace(problem, constraints=Constraints(fixed=HELD, headroom=0.999))
     said = str(no_answer(searched(small, Progress()), small))
     assert "--headroom 0." in said.partition("; try ")[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_len", "stack", "fixed", "headroom", "hint"),
+    [
+        ("gpt2", 512, "megatron", {"optimizer": "shampoo"}, 0.94, "--fix optimizer=adamw"),
+        ("gpt2", 512, "nemo", {"grad_dtype": "fp32"}, 0.95, "--fix grad_dtype=bf16"),
+        ("small-mixture", 2048, "megatron", {"capacity_factor": 8.0}, 0.96, "no --fix capacity_factor"),
+    ],
+)
+def test_an_axis_that_nobody_else_asked_for_has_a_hint(model, seq_len, stack, fixed, headroom, hint):
+    """Its value without the flag: that of the plan, of the stack, or none; and with the hint something fits."""
+    training, cluster = simpar.Training(seq_len=seq_len, global_batch=16), simpar.Cluster("dgx-h100", 1)
+
+    def search(**fixed):
+        constraints = Constraints(fixed={**HELD, "cp": 1, **fixed}, headroom=headroom)
+        return simpar.search(model, cluster, training, stack=stack, constraints=constraints)
+
+    with pytest.raises(Infeasible) as refused:
+        search(**fixed)
+    assert hint in re.split("; try | or ", str(refused.value))[1:]
+    _, _, flag = hint.partition("--fix ")
+    name, _, value = flag.partition("=")
+    assert search(**({name: value} if value else {})).best
 
 
 def test_a_stopped_search_says_that_it_was_stopped(problem_of):
