@@ -15,7 +15,7 @@ from simpar.formats import HOW_MANY, SEARCH, check_answer, is_simulated
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.models.training import Training
-from simpar.plan.flat import SYNONYMS
+from simpar.plan.choices import SYNONYMS
 from simpar.plan.follows import followers
 from simpar.plan.plan import Plan
 from simpar.profiles import is_file

@@ -17,8 +17,9 @@ from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import MOST_TOKENS, Training
 from simpar.models.tuning import TUNED, tuned
-from simpar.plan.check import Target, check, schedule_of
+from simpar.plan.check import check, schedule_of
 from simpar.plan.choices.pipeline import CUSTOM
+from simpar.plan.choices.target import Target
 from simpar.plan.mirrored import folded
 from simpar.plan.plan import Plan
 from simpar.plan.routing import expected_maximum

@@ -11,7 +11,8 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import of_modules
 from simpar.models.training import Training
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 
 RECOMPUTE = {"none": 0, "full": 2}

@@ -17,7 +17,8 @@ from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.scenario import Perturbations, chosen_cluster, load_scenario

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from math import gcd, lcm
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.models.graph import ModelGraph
 from simpar.models.recompute import chosen_layers, of_layer, segment
 from simpar.models.training import Training
-from simpar.plan.choices.pipeline import CUSTOM
+from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, check_slices
+from simpar.plan.choices.target import Target, listed_divisors
+from simpar.plan.choices.tensor_parallel import refuse_tensor_parallel
 from simpar.plan.early import check_early
-from simpar.plan.mesh import Mesh
-from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.optimizers import BY_VALUE, OPTIMIZERS
 from simpar.plan.plan import Plan
-from simpar.plan.routing import has_sampled_loads
-from simpar.plan.schedules import EVEN_COSTS, make_schedule
+from simpar.plan.schedules import EVEN_COSTS, FOLDED, make_schedule
 from simpar.plan.schedules.actions import Schedule, from_csv
 from simpar.plan.schedules.terapipe import sliced
 from simpar.plan.stage_layers import stage_layers
@@ -27,25 +25,13 @@ from simpar.plan.staged import divide_batch, refuse_in_roles, refuse_staged, sta
 from simpar.plan.stages import check_stages
 from simpar.plan.sync import apart, decided, num_replicas
 
-MAX_PASSES = 2**21
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a plan is checked against."""
-
-    graph: ModelGraph
-    training: Training
-    world_size: int
-    devices_per_node: int
-
 
 def check(plan: Plan, target: Target) -> Plan:
     """The plan with dp and the schedule's name filled in. Raises UserError with the first rule it breaks."""
     if plan.pipeline.stages:
         return _check_staged(plan, target)
     plan = _fill(plan, target)
-    for rule in (_tensor, _context, _experts, _batch, _stages, _recompute, _slices, _schedule, _data):
+    for rule in (_tensor, _context, _experts, _batch, _stages, _recompute, check_slices, _schedule, _data):
         rule(plan, target)
     check_offload(plan)
     check_early(plan)
@@ -158,50 +144,8 @@ def _fill(plan: Plan, target: Target) -> Plan:
 
 
 def _tensor(plan: Plan, target: Target) -> None:
-    if plan.tensor_parallel.sequence_parallel and plan.mesh.tp == 1:
-        raise UserError(
-            "plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out"
-        )
-    if plan.mesh.tp > 1 and (refusal := target.graph.facts.get("no_tensor_parallel")):
-        raise UserError(f"plan.tp = {plan.mesh.tp}: {target.graph.name} has {refusal}; allowed: 1")
-    for dims in target.graph.scopes:
-        _tensor_dims(plan, dims, int(dims.get("seq", target.training.seq_len)))
-
-
-def refuse_tensor_parallel(tp: int, target: Target) -> None:
-    """Raise UserError where the sizes of a model do not divide over ``tp`` ranks, sequences aside."""
-    _tensor(Plan(mesh=Mesh(tp=tp)), target)
-
-
-def allows_tensor_parallel(tp: int, target: Target) -> bool:
-    """Whether the sizes of a model divide over ``tp`` ranks, sequences aside."""
-    try:
-        refuse_tensor_parallel(tp, target)
-    except UserError:
-        return False
-    return True
-
-
-def _tensor_dims(plan: Plan, dims: Mapping[str, int], seq_len: int) -> None:
-    """The rules of tensor parallelism on one tower's dims."""
-    tp = plan.mesh.tp
-    sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
-    if dims.get("shared_ffn"):
-        sizes["ffn size of the shared expert"] = dims["shared_ffn"]
-    if "state" in dims:
-        sizes["heads of state-space layers"] = dims["mamba_heads"]
-        sizes["groups of state-space layers"] = dims["mamba_groups"]
-    if plan.tensor_parallel.sequence_parallel:
-        sizes["seq_len (sequence parallel)"] = seq_len
-    whole = gcd(*sizes.values())
-    for name, size in sizes.items():
-        if size % tp:
-            raise UserError(f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {_divisors(whole)}")
-    kv_heads = dims["kv_heads"]
-    if kv_heads % tp and tp % kv_heads:
-        raise UserError(
-            f"plan.tp = {tp}: does not fit {kv_heads} key-value heads; allowed: a divisor or a multiple of it"
-        )
+    sequence_parallel = bool(plan.tensor_parallel.sequence_parallel)
+    refuse_tensor_parallel(plan.mesh.tp, target, sequence_parallel=sequence_parallel)
 
 
 def _context(plan: Plan, target: Target) -> None:
@@ -212,7 +156,7 @@ def _context(plan: Plan, target: Target) -> None:
     rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
     pieces = lcm(rows, 2 if choice.cp_balance == "zigzag" and choice.cp_method != "ulysses" else 1)
     if cp > 1 and seq_len % (cp * pieces):
-        allowed = "1" if seq_len % pieces else _divisors(seq_len // pieces)
+        allowed = "1" if seq_len % pieces else listed_divisors(seq_len // pieces)
         raise UserError(
             f"plan.cp = {cp}: seq_len = {seq_len} does not divide into {cp} x {pieces} equal pieces "
             f"(tp = {plan.mesh.tp}, cp_balance = {choice.cp_balance}); allowed: {allowed}"
@@ -223,13 +167,15 @@ def _context(plan: Plan, target: Target) -> None:
             "ring or all_gather for the hybrid"
         )
     if cp % plan.ulysses:
-        raise UserError(f"plan.ulysses = {plan.ulysses}: does not divide cp = {cp}; allowed: {_divisors(cp)}")
+        raise UserError(
+            f"plan.ulysses = {plan.ulysses}: does not divide cp = {cp}; allowed: {listed_divisors(cp)}"
+        )
     heads = target.graph.dims["heads"] // plan.mesh.tp
     kv_heads = max(target.graph.dims["kv_heads"] // plan.mesh.tp, 1)
     if heads % plan.ulysses or (kv_heads % plan.ulysses and plan.ulysses % kv_heads):
         raise UserError(
             f"plan.ulysses = {plan.ulysses}: splits the heads of a rank, which has {heads} ({kv_heads} key-value); "
-            f"allowed: {_divisors(gcd(cp, heads))}"
+            f"allowed: {listed_divisors(gcd(cp, heads))}"
         )
 
 
@@ -249,28 +195,24 @@ def _experts(plan: Plan, target: Target) -> None:
     ranks = mesh.tp * mesh.cp * mesh.replicas
     if dims["experts"] % mesh.ep:
         raise UserError(
-            f"plan.ep = {mesh.ep}: does not divide the {dims['experts']} experts; allowed: {_divisors(dims['experts'])}"
+            f"plan.ep = {mesh.ep}: does not divide the {dims['experts']} experts; allowed: "
+            f"{listed_divisors(dims['experts'])}"
         )
     if mesh.tp % etp or dims["expert_ffn"] % etp:
         raise UserError(
             f"plan.etp = {etp}: does not divide tp = {mesh.tp} and the experts' ffn size {dims['expert_ffn']}; "
-            f"allowed: {_divisors(gcd(mesh.tp, dims['expert_ffn']))}"
+            f"allowed: {listed_divisors(gcd(mesh.tp, dims['expert_ffn']))}"
         )
     if ranks % (mesh.ep * etp):
         raise UserError(
             f"plan.ep = {mesh.ep}: ep x etp = {mesh.ep} x {etp} does not divide the tp x cp x dp = {ranks} ranks of a "
-            f"stage; allowed: {_divisors(gcd(ranks // etp, dims['experts']))}"
+            f"stage; allowed: {listed_divisors(gcd(ranks // etp, dims['experts']))}"
         )
     if mesh.tp > 1 and not plan.tensor_parallel.sequence_parallel and (mesh.ep > 1 or etp < mesh.tp):
         raise UserError(
             "plan.sequence_parallel = false: experts with tp > 1 take each token from one rank; allowed: true, or "
             "ep = 1 with etp = tp"
         )
-
-
-def _divisors(number: int) -> str:
-    found = [str(n) for n in range(1, min(number, 64) + 1) if number % n == 0]
-    return ", ".join(found)
 
 
 def _batch(plan: Plan, target: Target) -> None:
@@ -302,30 +244,6 @@ def _stages(plan: Plan, target: Target) -> None:
     if given and 0 in given[1:-1]:
         raise UserError(
             f"plan.layers: stage {given.index(0, 1)} has none; allowed: 0 in the first and the last"
-        )
-
-
-def _slices(plan: Plan, target: Target) -> None:
-    """Only causal models are cut into slices of tokens, and every slice divides over its ranks."""
-    slices, seq_len = plan.pipeline.slices, target.training.seq_len
-    if not plan.runs_slices:
-        return
-    what = f"plan.slices = {list(slices)}" if slices else f"plan.schedule = {plan.schedule}"
-    masks = [op.attention for block in target.graph.blocks.values() for op in block.operators if op.attention]
-    if not all(mask.causal and mask.context == "context" for mask in masks) or len(target.graph.scopes) > 1:
-        raise UserError(f"{what}: {target.graph.name} has tokens that see later ones; allowed: causal models")
-    if target.graph.has_state:
-        raise UserError(f"{what}: {target.graph.name} carries states along the sequence; allowed: none")
-    if plan.mesh.cp > 1:
-        raise UserError(f"{what}: plan.cp = {plan.mesh.cp} spreads the tokens of a sequence; allowed: cp 1")
-    if has_sampled_loads(plan):
-        raise UserError(f"{what}: expert_load = sampled is drawn for whole sequences; allowed: expected")
-    if slices and sum(slices) != seq_len:
-        raise UserError(f"{what}: {sum(slices)} tokens in all; allowed: the sequence's {seq_len}")
-    rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
-    if any(size % rows for size in slices or ()):
-        raise UserError(
-            f"{what}: sequence parallelism shares rows over tp = {rows}; allowed: multiples of {rows}"
         )
 
 
@@ -387,7 +305,7 @@ def _data(plan: Plan, target: Target) -> None:
     if target.graph.is_mixture and copies % data.hsdp:
         raise UserError(
             f"plan.hsdp = {data.hsdp}: does not divide the {copies} ranks that hold the same experts; allowed: "
-            f"{_divisors(gcd(width, copies))}"
+            f"{listed_divisors(gcd(width, copies))}"
         )
 
 
@@ -417,7 +335,7 @@ def _single_process(plan: Plan, target: Target) -> None:
 
 
 _RULES: dict[str, Callable[[Plan, Target], None]] = {
-    "slices": _slices,
+    "slices": check_slices,
     "context": _context,
     "experts": _experts,
     "data": _data,

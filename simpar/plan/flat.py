@@ -13,47 +13,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from simpar import files
+from simpar.plan.choices import SECTION_OF, SECTIONS, SYNONYMS
+from simpar.plan.choices.mesh import split_order
 from simpar.plan.choices.tensor_parallel import REMOVED, REMOVED_SCHEMA
 from simpar.plan.mesh import AXES
 
 TENSOR = "tensor_parallel"
-SECTIONS = {
-    "mesh": ("tp", "cp", "dp", "pp", "ep", "etp"),
-    "pipeline": ("schedule", "vpp", "layers", "actions", "slices", "pass_costs"),
-    "data_parallel": (
-        "kind", "zero", "hsdp", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce",
-        "overlap_param_gather", "reshard_after_forward", "sync", "sync_every", "staleness", "servers",
-    ),
-    TENSOR: ("sequence_parallel",),
-    "context_parallel": ("cp_method", "cp_balance", "ulysses"),
-    "experts": (
-        "capacity_factor", "expert_imbalance", "expert_distribution", "expert_load", "ep_overlap", "token_dispatch",
-    ),
-    "memory": ("recompute", "recompute_early"),
-    "offload": (
-        "offload_optimizer", "offload_ratio", "offload_gradients", "offload_delayed", "offload_parameters",
-        "offload_activations",
-    ),
-    "tuning": ("lora_rank", "lora_targets", "frozen_layers", "frozen_dtype"),
-    "numerics": (
-        "precision", "grad_dtype", "reduce_dtype", "gather_dtype", "master_weights", "optimizer",
-        "moment_dtype",
-    ),
-}  # fmt: skip
-SECTION_OF = {flat: section for section, names in SECTIONS.items() for flat in names}
-SYNONYMS = {
-    "tensor_parallel_size": "tp", "tensor_model_parallel_size": "tp", "tensor_parallel_degree": "tp",
-    "pipeline_parallel_size": "pp", "pipeline_model_parallel_size": "pp", "pipeline_parallel_degree": "pp",
-    "data_parallel_size": "dp", "data_parallel_degree": "dp", "data_parallel_replicate_degree": "hsdp",
-    "context_parallel_size": "cp", "context_parallel_degree": "cp",
-    "expert_parallel_size": "ep", "expert_model_parallel_size": "ep", "expert_parallel_degree": "ep",
-    "expert_tensor_parallel_size": "etp", "expert_tensor_parallel_degree": "etp",
-    "virtual_pipeline_parallel_size": "vpp", "virtual_pipeline_model_parallel_size": "vpp",
-    "pipeline_schedule": "schedule", "pipeline_parallel_schedule": "schedule",
-    "micro_batch_size": "micro_batch", "microbatch_size": "micro_batch",
-    "train_micro_batch_size_per_gpu": "micro_batch",
-    "zero_stage": "zero", "recompute_granularity": "recompute",
-}  # fmt: skip
+TENSOR = "tensor_parallel"
 
 
 def under(plan: Mapping[str, Any], key: str) -> Any:
@@ -81,7 +47,10 @@ def nest(data: Mapping[str, Any]) -> dict[str, Any]:
         nested["mesh"] = _ordered_mesh(nested["mesh"])
     for name, (_, value) in flat.items():
         section, field = ("mesh", "order") if name == "rank_order" else (SECTION_OF.get(name, TENSOR), name)
-        nested[section] = {**_fields(nested.get(section)), field: axes(value) if field == "order" else value}
+        nested[section] = {
+            **_fields(nested.get(section)),
+            field: split_order(value) if field == "order" else value,
+        }
     if isinstance(nested.get(TENSOR), Mapping):
         nested[TENSOR] = _without_removed(nested[TENSOR])
     return nested
@@ -94,12 +63,6 @@ def _without_removed(section: Mapping[str, Any]) -> dict[str, Any]:
                 f"{key} = {value!r}: tensor parallelism in 2-D, 2.5-D and 3-D was removed; allowed: {left}"
             )
     return {key: value for key, value in section.items() if key not in REMOVED}
-
-
-def axes(order: Any) -> Any:
-    """Axes of a rank order such as "tp-cp-ep-dp-pp"; ep is no axis of its own."""
-    names = order.split("-") if isinstance(order, str) else order
-    return tuple(name for name in names if name != "ep") if isinstance(names, list | tuple) else names
 
 
 def relocated(error: ValidationError, data: Mapping[str, Any]) -> ValidationError:
@@ -149,7 +112,7 @@ def _ordered_mesh(mesh: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rank order is the key order; a partial mapping in the default order means the default."""
     named = [key for key in mesh if key in AXES]
     if "order" in mesh:
-        return {**mesh, "order": axes(mesh["order"])}
+        return {**mesh, "order": split_order(mesh["order"])}
     if len(named) == len(AXES):
         return {**mesh, "order": tuple(named)}
     if named != [axis for axis in AXES if axis in named]:

@@ -5,36 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from simpar.plan.choices import BY_NAME, CHOICES
 from simpar.plan.plan import Plan
 
-FOLLOWS: dict[str, tuple[str, ...]] = {
-    "nodes": ("dp",),
-    "hardware": ("dp",),
-    "tp": ("dp", "offload_gradients"),
-    "cp": ("dp", "offload_gradients"),
-    "pp": ("dp", "layers", "offload_gradients"),
-    "vpp": ("layers",),
-    "schedule": ("layers",),
-    "zero": ("kind", "reshard_after_forward", "offload_gradients"),
-    "offload_optimizer": ("offload_gradients",),
-}
-"""For fields of the plan or its cluster, the fields of the plan that follow from them."""
-IDLE_ALONE = {"tp": "sequence_parallel", "pp": "schedule"}
-"""For degrees, the field that means nothing where the degree is 1."""
+FOLLOW_CLUSTER = {"nodes": ("dp",), "hardware": ("dp",)}
+"""Fields of the plan that follow from the number of nodes and their profile."""
 
 
 def followers(change: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[str, ...]:
     """Flat names of the fields to leave open under a ``change`` of others; ``before`` are the degrees before it."""
-    names = dict.fromkeys(name for key in change for name in FOLLOWS.get(key, ()))
-    for axis, name in IDLE_ALONE.items():
-        if axis in change and 1 in (change[axis], before.get(axis)):
-            names[name] = None
+    names = dict.fromkeys(name for key in change for name in _reopened(key))
+    for choice in CHOICES:
+        if (
+            choice.idle_at_one
+            and 1 in (change.get(choice.name), before.get(choice.name))
+            and choice.name in change
+        ):
+            names[choice.idle_at_one] = None
     return tuple(name for name in names if name not in change)
+
+
+def _reopened(key: str) -> tuple[str, ...]:
+    return BY_NAME[key].reopens if key in BY_NAME else FOLLOW_CLUSTER.get(key, ())
 
 
 def following(change: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """The plan's stated fields that a ``change`` leaves open again, each with None ("follows from the rest")."""
-    said = {name: plan.said(name) for name in followers(change, before={})}
+    said = {name: plan.get(name) for name in followers(change, before={})}
     if said.get("sequence_parallel") is False:  # it follows as well: no sequence is sharded over one rank
         del said["sequence_parallel"]
     return {name: None for name, value in said.items() if value is not None}

@@ -16,11 +16,8 @@ import numpy as np
 
 from simpar.plan.mesh import Mesh
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import SCHEDULES, natural_vpp
+from simpar.plan.schedules import FOLDED, natural_vpp
 from simpar.units import Ints
-
-FOLDED = {each.name: each.half_is for each in SCHEDULES.values() if each.half_is}
-"""Schedules with two ends, each with the schedule that it runs as on half of the ranks."""
 
 
 class MirroredMesh(Mesh):

@@ -20,6 +20,7 @@ from simpar import files
 from simpar.formats import PLAN
 from simpar.models.training import Training
 from simpar.plan import flat
+from simpar.plan.choices import SECTION_OF, SECTIONS, path_of
 from simpar.plan.choices.context_parallel import ContextParallel
 from simpar.plan.choices.data_parallel import DataParallel
 from simpar.plan.choices.experts import Experts
@@ -106,7 +107,7 @@ class Plan(Record):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_add_flat_keys)
-    FLAT: ClassVar = (*flat.SECTION_OF,)
+    FLAT: ClassVar = (*SECTION_OF,)
 
     mesh: Mesh = Mesh()
     micro_batch: Count = Field(1, description="sequences a data-parallel rank runs at once")
@@ -133,8 +134,8 @@ class Plan(Record):
     if not TYPE_CHECKING:  # a type checker that saw it would know of no misspelt attribute any more
 
         def __getattr__(self, name: str) -> Any:
-            if name in flat.SECTION_OF:
-                return self.said(name)
+            if name in SECTION_OF:
+                return self.get(name)
             try:
                 return super().__getattr__(name)
             except AttributeError as error:
@@ -142,7 +143,7 @@ class Plan(Record):
                 raise AttributeError(f"{error}{nearest}") from None
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *flat.SECTION_OF]
+        return [*super().__dir__(), *SECTION_OF]
 
     def __repr__(self) -> str:
         usual = Plan().flat_values()
@@ -151,9 +152,10 @@ class Plan(Record):
 
     __str__ = __repr__
 
-    def said(self, key: str) -> Any:
-        """What it says under a flat key; None where that is left open."""
-        return getattr(getattr(self, flat.SECTION_OF[key]) if key in flat.SECTION_OF else self, key)
+    def get(self, name: str) -> Any:
+        """Its value of a choice, by name; None where that is left open."""
+        section, field = path_of(name)
+        return getattr(getattr(self, section) if section else self, field)
 
     @property
     def schedule(self) -> str:
@@ -192,7 +194,7 @@ class Plan(Record):
         """The layout alone, as plain data with flat keys; what it leaves open, and what it was made for, left out."""
         found: dict[str, Any] = {"rank_order": "-".join(self.mesh.order)}
         for section, value in self.model_dump(mode="json", exclude=set(Record.model_fields)).items():
-            flat_names = flat.SECTIONS.get(section)
+            flat_names = SECTIONS.get(section)
             if flat_names is None:
                 found[section] = value
                 continue

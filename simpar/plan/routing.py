@@ -15,15 +15,17 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from math import comb, erf, exp, pi, prod, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.models.graph import ModelGraph
-from simpar.plan.choices.experts import Experts
-from simpar.plan.plan import Plan
 from simpar.units import agreed
+
+if TYPE_CHECKING:
+    from simpar.plan.choices.experts import Experts
+    from simpar.plan.plan import Plan
 
 _SPAN = 0.8 * 2**14
 """The largest load of a power law over the smallest, as AIConfigurator draws loads of 16,384 tokens."""

@@ -6,11 +6,11 @@ from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL, SIMPLE
 from simpar.plan.mesh import AXES, Mesh
-from simpar.plan.mirrored import FOLDED
 from simpar.plan.offload import decided_offload
 from simpar.plan.optimizers import BY_VALUE, OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.routing import has_sampled_loads
+from simpar.plan.schedules import FOLDED
 from simpar.plan.sync import apart
 
 

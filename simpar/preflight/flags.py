@@ -17,7 +17,8 @@ from simpar.export import load_target
 from simpar.export.subject import STACK_FIELDS, idle_overlaps, subject
 from simpar.export.target import Imported
 from simpar.layout.defaults import resolve
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan, Record
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit
 from simpar.simulation import balanced

@@ -16,12 +16,13 @@ import numpy as np
 from simpar.engine import choose_engine
 from simpar.errors import Infeasible
 from simpar.models.recompute import SIMPLE
+from simpar.plan.choices import path_of, value_of
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp, usual_schedule
 from simpar.planner.certify.exact import is_allowed, job_of
 from simpar.planner.certify.frontier import SIZED, STEP, Frontier
 from simpar.planner.problem import ANY, Framework, Problem
-from simpar.planner.space.axes import AXIS_NAMES, path_of, value_of
+from simpar.planner.space.axes import AXIS_NAMES
 from simpar.planner.space.fit import needs
 from simpar.planner.space.jobs import plan_of, without_axes
 from simpar.planner.space.portable import axis_of, losses, refusals

@@ -8,7 +8,8 @@ from simpar.errors import UserError
 from simpar.layout.defaults import resolve
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.check import Target, check, schedule_of
+from simpar.plan.check import check, schedule_of
+from simpar.plan.choices.target import Target
 from simpar.plan.megatron_roles import in_roles
 from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.plan import Plan

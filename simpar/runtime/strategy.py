@@ -29,9 +29,9 @@ from simpar.errors import UserError
 from simpar.models.details import ROPE_TYPES, SCORES
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import SIMPLE, modes
-from simpar.plan.mirrored import FOLDED
 from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
+from simpar.plan.schedules import FOLDED
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.plan.stage_layers import stage_layers
 from simpar.plan.sync import apart

@@ -16,13 +16,15 @@ from simpar.cost.kernels import KernelModel
 from simpar.errors import UserError
 from simpar.layout.defaults import resolve
 from simpar.neighbours import RECOMPUTE
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices import value_of
+from simpar.plan.choices.context_parallel import LEAST_PIECE
 from simpar.plan.choices.offload import Home
 from simpar.plan.choices.pipeline import CUSTOM
+from simpar.plan.choices.target import Target
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, natural_vpp, usual_schedule
-from simpar.planner.space.axes import LEAST_PIECE, value_of
 from simpar.precisions import PRECISIONS
 from simpar.program.resolve.checkpointing import check_optimal
 from simpar.simulation import balanced, check_drives

@@ -6,7 +6,8 @@ from simpar.export import export, load_target, read
 from simpar.export.subject import settle
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 
 TRAINING = Training(seq_len=1024, global_batch=64)

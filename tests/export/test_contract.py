@@ -17,7 +17,8 @@ from simpar.export.subject import subject
 from simpar.export.target import FEATURES
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from tests.gate import some
 

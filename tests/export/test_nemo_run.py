@@ -10,7 +10,8 @@ import pytest
 from simpar.export import export
 from simpar.export.nemo_run import EXECUTORS
 from simpar.models.catalogue import load_model
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 
 from .conftest import TRAINING, checked, comes_back, exported

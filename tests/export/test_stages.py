@@ -5,7 +5,8 @@ import pytest
 from simpar.errors import UserError
 from simpar.export import export, unsupported
 from simpar.models.catalogue import load_model
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_stages, as_uniform
 from tests.export.conftest import TRAINING

@@ -14,7 +14,8 @@ from simpar.export import export, unsupported
 from simpar.export.torch import SCRIPT
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 
 from .conftest import TRAINING, checked, exported

@@ -6,7 +6,7 @@ import pytest
 
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import Target
+from simpar.plan.choices.target import Target
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from simpar.errors import UserError
 from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import Target, check, schedule_of
+from simpar.plan.check import check, schedule_of
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
 from simpar.plan.stage_layers import layers_by_cost, stage_layers

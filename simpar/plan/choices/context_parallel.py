@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
+from simpar.plan.choices.choice import (
+    BLOCKS,
+    MEMORY,
+    Choice,
+    Columns,
+    OptionalAxis,
+    Question,
+    Rules,
+    deciding,
+    divisors,
+    has_value,
+    in_section,
+)
 from simpar.plan.choices.section import Section
-from simpar.units import Count
+from simpar.units import Count, Flags
+
+LEAST_PIECE = 2048
+"""A rank's piece of a sequence is shorter than this many tokens only if the sequence is halved once."""
 
 
 class ContextParallel(Section):
@@ -28,3 +45,65 @@ class ContextParallel(Section):
     def degree(self, cp: Any) -> Any:
         """Ranks (an int, or an array like ``cp``) that exchange heads for tokens."""
         return self.ulysses or (cp if self.cp_method == "ulysses" else 1)
+
+
+def context_degrees(problem: Question) -> list[int]:
+    """Degrees that halve any sequence or leave at least LEAST_PIECE tokens; 1 for models with recurrent state.
+
+    If activations fill the memory, context parallelism beats more recomputation or tensor ranks at any length.
+    """
+    if problem.graph.has_state:
+        return [1]
+    return divisors(problem.training.seq_len, max(2, problem.training.seq_len // LEAST_PIECE))
+
+
+def context_fits(rows: Columns) -> Flags:
+    """Rows whose sequence divides into the chunks of every rank."""
+    problem, choice = rows.problem, rows.problem.base.context_parallel
+    seq, asked = problem.training.seq_len, {"cp_method", "cp_balance"} & set(problem.constraints.fixed)
+    chunks = 1 if asked or "contiguous" in (choice.cp_balance, problem.stack.context.balance) else 2
+    return np.asarray((rows["cp"] == 1) | (seq % (rows["cp"] * chunks) == 0))
+
+
+def _has_context_ranks(rows: Columns) -> Flags:
+    return np.asarray(rows["cp"] > 1)
+
+
+_DECIDES = deciding(MEMORY, BLOCKS)
+_KEEPS_CONTEXT = Rules(
+    ("context",), reads=("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses")
+)
+CHOICES = in_section(
+    "context_parallel",
+    Choice(
+        "cp_method",
+        axis=OptionalAxis(
+            _DECIDES,
+            _has_context_ranks,
+            rules=(_KEEPS_CONTEXT,),
+            label=None,
+            is_decided=True,
+            after="reduce_dtype",
+        ),
+    ),
+    Choice(
+        "cp_balance",
+        axis=OptionalAxis(
+            _DECIDES,
+            _has_context_ranks,
+            rules=(_KEEPS_CONTEXT,),
+            label=None,
+            is_decided=True,
+            after="cp_method",
+        ),
+    ),
+    Choice(  # hybrids: some context ranks exchange heads, the others use the method
+        "ulysses",
+        axis=OptionalAxis(
+            _DECIDES,
+            lambda rows: _has_context_ranks(rows) & ~has_value(rows, "cp_method", "ulysses"),
+            rules=(_KEEPS_CONTEXT,),
+            after="cp_balance",
+        ),
+    ),
+)

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
 
 from simpar import files
+from simpar.plan.choices.choice import (
+    MEMORY,
+    REPLICAS,
+    Axis,
+    Choice,
+    Columns,
+    Flag,
+    OptionalAxis,
+    Question,
+    Rules,
+    deciding,
+    divisors,
+    has_value,
+    in_section,
+)
+from simpar.plan.choices.experts import KEEPS_EXPERTS
+from simpar.plan.choices.pipeline import both_ends
 from simpar.plan.choices.section import Section
-from simpar.plan.sync import SCHEMES, problem
-from simpar.units import Bytes, Count
+from simpar.plan.sync import SCHEMES, apart, problem
+from simpar.units import Bytes, Count, Flags
 
 BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "examples": ["25 MiB"]})]
+
+MAKES_ZERO_3_DIFFER = ("offload", "reshard", "sync")
+"""First parts of the names of optional axes that make ZeRO-3 differ from ZeRO-2 in any pipeline."""
 
 
 class DataParallel(Section):
@@ -51,3 +72,189 @@ class DataParallel(Section):
     @field_serializer("bucket_bytes", "first_bucket_bytes")
     def _with_unit(self, size: float | None) -> str | None:
         return None if size is None else f"{int(size) if size == int(size) else size} B"
+
+
+def shares(rows: Columns) -> Flags:
+    """Rows in which several ranks have the same parameters: model replicas, or expert replicas among tensor ranks."""
+    return np.asarray((rows["width"] > 1) | (rows["copies"] > 1))
+
+
+def gathers(rows: Columns) -> Flags:
+    """Rows in which ranks hold shards of the parameters they update."""
+    return np.asarray((rows["zero"] > 0) & (np.maximum(rows["width"], rows["copies"]) > rows["hsdp"]))
+
+
+def fully_sharded(rows: Columns) -> Flags:
+    """Rows in which data parallelism works block by block (FSDP) instead of on flat buckets."""
+    kind = rows.problem.base.data_parallel.kind
+    return rows.problem.stack.shards(rows["zero"]) if kind is None else np.full(rows.count, kind == "fsdp")
+
+
+def _zero_fits(rows: Columns) -> Flags:
+    """Rows with one ZeRO stage if no rank shares parameters; FSDP shards at least gradients."""
+    fsdp = rows.problem.base.data_parallel.kind == "fsdp"
+    least = 2 if fsdp else 0
+    alone = (rows.code["zero"] == 0) | (shares(rows) & (rows["zero"] >= max(least, 1)))
+    return np.asarray(np.where(rows["width"] > 1, rows["zero"] >= least, alone))
+
+
+def _replicas_fit(rows: Columns) -> Flags:
+    """Rows with replicas of fully sharded states; as many replicas as sharding ranks would shard nothing."""
+    width, hsdp = rows["width"], rows["hsdp"]
+    legal = (width % hsdp == 0) & (width // hsdp > 1) & (rows["zero"] == 3)
+    if rows.problem.graph.is_mixture:
+        legal &= rows["copies"] % hsdp == 0
+    return np.asarray(np.where(hsdp == 1, ~_repeats_stage_two(rows), legal))
+
+
+def _repeats_stage_two(rows: Columns) -> Flags:
+    """Rows where ZeRO-3 equals ZeRO-2: pipelines that gather parameters once a step keep them either way.
+
+    Not if something was asked for that tells the two apart, nor with frozen weights, which ZeRO-3 alone shards.
+    """
+    problem, base = rows.problem, rows.problem.base
+    none = np.zeros(rows.count, dtype=bool)
+    if not problem.stack.overlap.once_in_pipelines or 2 not in rows.domain["zero"]:
+        return none
+    if base.data_parallel.kind is None and problem.stack.data_parallel != "fsdp":
+        return none
+    asked = any(name.startswith(MAKES_ZERO_3_DIFFER) for name in problem.constraints.fixed)
+    differs = base.offload.is_used or base.data_parallel.reshard_after_forward is not None or apart(base)
+    if asked or differs or problem.held_to is not None or _has_frozen(problem):
+        return none
+    return np.asarray(fully_sharded(rows) & (rows["zero"] == 3) & (rows["pp"] > 1))
+
+
+def _has_frozen(problem: Question) -> bool:
+    operators = (op for block in problem.graph.blocks.values() for op in block.operators)
+    return any(not weight.trainable for op in operators for weight in op.weights)
+
+
+def _reduce_overlap_fits(rows: Columns) -> Flags:
+    """Rows that reduce after the last backward only if whole gradients are kept: under ZeRO-2 and 3 in few stacks."""
+    once = rows.problem.stack.once_a_step(fully_sharded(rows), rows["pp"])
+    kept = (rows["zero"] < 2) | once
+    first = rows.code["overlap_grad_reduce"] == 0  # stands for both values if nothing is reduced
+    return np.asarray(rows["overlap_grad_reduce"] | (kept & (shares(rows) | first)))
+
+
+def _gather_overlap_fits(rows: Columns) -> Flags:
+    """Rows that gather parameters late only where whole ones are gathered once a step."""
+    return np.asarray((rows.code["overlap_param_gather"] == 0) | (gathers(rows) & ~fully_sharded(rows)))
+
+
+def scheme_takes(rows: Columns, what: str, never: Any = None) -> Flags:
+    """Rows whose synchronisation scheme has a period, a bound or servers (``what``)."""
+    return has_value(rows, "sync", *(name for name, one in SCHEMES.items() if getattr(one, what) != never))
+
+
+def step_apart(rows: Columns) -> Flags:
+    """Rows whose replicas step on their own and exchange parameters."""
+    return np.asarray(~has_value(rows, "sync", "bsp") | ~has_value(rows, "servers", None))
+
+
+def _enters_at_one_end(rows: Columns) -> Flags:
+    """Rows whose replicas step together, or whose microbatches enter at one end of the pipeline."""
+    asked = np.zeros(rows.count, dtype=bool)
+    for name, together in (("sync", "bsp"), ("servers", None)):
+        asked |= ~rows.one_of(name, together) if name in rows.domain else False
+    return np.asarray(~(asked & both_ends(rows)))
+
+
+KEEPS_STATES = Rules(
+    ("data", "offload", "optimizer"),
+    reads=(
+        "tp", "cp", "pp", "ep", "zero", "hsdp", "optimizer", "sync", "servers", "offload_optimizer", "offload_ratio",
+        "offload_gradients", "offload_delayed", "offload_parameters", "offload_activations",
+    ),
+)  # fmt: skip
+"""The rules about states that ranks share, update and offload."""
+STATES, SENT = deciding(MEMORY, REPLICAS), deciding(REPLICAS)
+CHOICES = in_section(
+    "data_parallel",
+    Choice("kind"),
+    Choice(
+        "zero",
+        synonyms=("zero_stage",),
+        flag=Flag(int, "ZeRO stage: 0, 1, 2 or 3"),
+        reopens=("kind", "reshard_after_forward", "offload_gradients"),
+        axis=Axis(STATES, lambda _: (0, 1, 2, 3), _zero_fits, after="vpp"),
+    ),
+    Choice(
+        "hsdp",
+        synonyms=("data_parallel_replicate_degree",),
+        flag=Flag(int, "Number of replicas of the sharded states (HSDP)"),
+        axis=Axis(STATES, lambda problem: divisors(problem.cluster.world_size), _replicas_fit, after="zero"),
+    ),
+    Choice(
+        "bucket_bytes",
+        axis=OptionalAxis(
+            SENT,
+            lambda rows: shares(rows) & ~fully_sharded(rows),
+            label=None,
+            is_decided=True,
+            after="recompute_early",
+        ),
+    ),
+    Choice("first_bucket_bytes"),
+    Choice(
+        "overlap_grad_reduce",
+        axis=Axis(SENT, lambda _: (True, False), _reduce_overlap_fits, after="tp_overlap"),
+    ),
+    Choice(
+        "overlap_param_gather",
+        axis=Axis(SENT, lambda _: (True, False), _gather_overlap_fits, after="overlap_grad_reduce"),
+    ),
+    Choice(
+        "reshard_after_forward",
+        axis=OptionalAxis(
+            STATES,
+            lambda rows: (rows["zero"] == 3) & fully_sharded(rows),
+            label=None,
+            is_decided=True,
+            after="gather_dtype",
+        ),
+    ),
+    Choice(
+        "sync",
+        flag=Flag(str, "How replicas cooperate: bsp, ssp, asp, local-sgd or diloco"),
+        axis=OptionalAxis(
+            STATES,
+            legal=_enters_at_one_end,
+            rules=(KEEPS_STATES, KEEPS_EXPERTS),
+            label="{}",
+            after="token_dispatch",
+        ),
+    ),
+    Choice(
+        "sync_every",
+        axis=OptionalAxis(
+            SENT,
+            lambda rows: scheme_takes(rows, "sync_every"),
+            label="every {} steps",
+            companions={"sync": "local-sgd"},
+            after="sync",
+        ),
+    ),
+    Choice(
+        "staleness",
+        axis=OptionalAxis(
+            SENT,
+            lambda rows: scheme_takes(rows, "staleness"),
+            companions={"sync": "ssp"},
+            after="sync_every",
+        ),
+    ),
+    Choice(
+        "servers",
+        axis=OptionalAxis(
+            STATES,
+            lambda rows: scheme_takes(rows, "servers", "no"),
+            _enters_at_one_end,
+            rules=(KEEPS_STATES, KEEPS_EXPERTS),
+            label="{} servers",
+            companions={"sync": "asp"},
+            after="staleness",
+        ),
+    ),
+)

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
+from simpar.plan.choices.choice import (
+    BLOCKS,
+    MEMORY,
+    Choice,
+    Columns,
+    OptionalAxis,
+    Rules,
+    deciding,
+    in_section,
+)
 from simpar.plan.choices.section import Section
+from simpar.units import Flags
 
 
 class Experts(Section):
@@ -28,3 +40,30 @@ class Experts(Section):
     expert_load: Literal["expected", "sampled"] = "expected"
     ep_overlap: bool | None = None
     token_dispatch: Literal["per_expert", "per_rank", "per_node"] = "per_expert"
+
+
+def _exchanges(rows: Columns) -> Flags:
+    """Rows in which tokens go to experts of other ranks."""
+    return np.asarray(rows["ep"] > 1)
+
+
+KEEPS_EXPERTS = Rules(
+    ("experts",), reads=("tp", "cp", "pp", "ep", "sequence_parallel", "etp", "sync", "servers")
+)
+CHOICES = in_section(
+    "experts",
+    Choice(
+        "capacity_factor",
+        axis=OptionalAxis(
+            deciding(MEMORY, BLOCKS),
+            lambda rows: np.full(rows.count, rows.problem.graph.is_mixture),
+            label="capacity {}",
+            after="etp",
+        ),
+    ),
+    Choice("expert_imbalance"),
+    Choice("expert_distribution"),
+    Choice("expert_load", is_held=False),
+    Choice("ep_overlap", axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="capacity_factor")),
+    Choice("token_dispatch", axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="ep_overlap")),
+)

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 from pydantic import Field, field_validator
 
 from simpar.models import recompute
+from simpar.plan.choices.choice import (
+    BLOCKS,
+    MEMORY,
+    SHAPE,
+    Axis,
+    Choice,
+    Columns,
+    Flag,
+    OptionalAxis,
+    Rules,
+    deciding,
+    in_section,
+)
+from simpar.plan.choices.pipeline import sliced_schedules
 from simpar.plan.choices.section import Section
+from simpar.plan.schedules import FOLDED
+from simpar.units import Flags
+
+RECOMPUTE = (*recompute.SIMPLE, recompute.every(2))
+"""The policies that searches try."""
 
 
 class MemoryPolicy(Section):
@@ -25,3 +47,51 @@ class MemoryPolicy(Section):
         if not recompute.is_known(value):
             raise ValueError(f"allowed {recompute.ALLOWED}")
         return value
+
+
+def undecided(rows: Columns, which: Any = ...) -> Flags:
+    """Which rows still wait for the choice by layer that ``recompute: optimal`` stands for."""
+    names = rows.domain.get("recompute", ())
+    if recompute.OPTIMAL not in names:
+        return np.zeros(rows.count if which is ... else len(np.atleast_1d(which)), dtype=bool)
+    return np.atleast_1d(rows.code["recompute"][which] == names.index(recompute.OPTIMAL))
+
+
+def _policy_fits(rows: Columns) -> Flags:
+    """Rows whose layers are chosen one by one only for whole sequences that enter at the first rank."""
+    chosen = rows.one_of("recompute", recompute.OPTIMAL)
+    return np.asarray(~chosen | ~rows.one_of("schedule", *sliced_schedules(rows), *FOLDED))
+
+
+def _recomputes_in_pipeline(rows: Columns) -> Flags:
+    """Rows that recompute whole layers in a pipeline."""
+    whole = [name for name in rows.domain["recompute"] if recompute.FULL in recompute.modes(name)]
+    return np.asarray((rows["pp"] > 1) & rows.one_of("recompute", *whole))
+
+
+_KEEPS_EARLY = Rules(
+    ("early",),
+    reads=(
+        "cp", "pp", "dp", "schedule", "zero", "hsdp", "recompute", "recompute_early", "reshard_after_forward",
+        "offload_optimizer", "offload_parameters", "offload_activations", "ep_overlap", "tp",
+    ),
+)  # fmt: skip
+CHOICES = in_section(
+    "memory",
+    Choice(
+        "recompute",
+        synonyms=("recompute_granularity",),
+        flag=Flag(str, f"Recomputed activations: {recompute.WORDS}"),
+        axis=Axis(deciding(MEMORY, SHAPE), lambda _: RECOMPUTE, _policy_fits, after="sequence_parallel"),
+    ),
+    Choice(
+        "recompute_early",
+        axis=OptionalAxis(
+            deciding(MEMORY, BLOCKS),
+            _recomputes_in_pipeline,
+            rules=(_KEEPS_EARLY,),
+            label="ahead of its backward",
+            after="offload_activations",
+        ),
+    ),
+)

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import AfterValidator, WithJsonSchema, model_validator
 
+from simpar.plan.choices.choice import (
+    BLOCKS,
+    MEMORY,
+    REPLICAS,
+    Choice,
+    Columns,
+    Flag,
+    OptionalAxis,
+    deciding,
+    has_value,
+    in_section,
+)
+from simpar.plan.choices.data_parallel import SENT, STATES, gathers, shares, step_apart
 from simpar.plan.choices.section import Section
 from simpar.plan.optimizers import OPTIMIZERS, USUAL, known_optimizer
 from simpar.precisions import PRECISIONS, Precision, known_precision
+from simpar.units import Flags
 
 PrecisionName = Annotated[
     str, AfterValidator(known_precision), WithJsonSchema({"type": "string", "enum": [*PRECISIONS]})
@@ -16,6 +31,9 @@ PrecisionName = Annotated[
 Optimizer = Annotated[
     str, AfterValidator(known_optimizer), WithJsonSchema({"type": "string", "enum": [*OPTIMIZERS]})
 ]
+
+OWN_WIDTH = tuple(each.name for each in OPTIMIZERS.values() if each.has_own_width)
+"""Optimizers whose states have a bit width of their own."""
 
 
 class Numerics(Section):
@@ -47,3 +65,48 @@ class Numerics(Section):
                 f"moment_dtype = {self.moment_dtype}: {self.optimizer} has its own width of states; allowed: none"
             )
         return self
+
+
+def _reduces(rows: Columns) -> Flags:
+    """Rows with gradients to sum: of replicas, or of a table tied over both ends of a pipeline."""
+    tied = rows.problem.graph.tied_embeddings
+    return np.asarray(shares(rows) | (tied & (rows["pp"] > 1)))
+
+
+CHOICES = in_section(
+    "numerics",
+    Choice(
+        "precision",
+        flag=Flag(str, "Precision of matrix products (simpar list precisions)"),
+        axis=OptionalAxis(deciding(MEMORY, BLOCKS, REPLICAS), label=None),
+    ),
+    Choice("grad_dtype", axis=OptionalAxis(STATES, label=None, is_decided=True, after="moment_dtype")),
+    Choice(
+        "reduce_dtype",
+        axis=OptionalAxis(SENT, _reduces, label="gradients sent as {}", after="grad_dtype"),
+    ),
+    Choice(
+        "gather_dtype",
+        axis=OptionalAxis(
+            SENT,
+            lambda rows: gathers(rows) | step_apart(rows),
+            label="parameters sent as {}",
+            after="servers",
+        ),
+    ),
+    Choice("master_weights"),
+    Choice(
+        "optimizer",
+        flag=Flag(str, "Optimizer (simpar list optimizers)"),
+        axis=OptionalAxis(STATES, label="{}", after="precision"),
+    ),
+    Choice(
+        "moment_dtype",
+        axis=OptionalAxis(
+            STATES,
+            lambda rows: ~has_value(rows, "optimizer", *OWN_WIDTH),
+            label="{} moments",
+            after="optimizer",
+        ),
+    ),
+)

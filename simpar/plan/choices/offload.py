@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
+from simpar.plan.choices.choice import Choice, Columns, OptionalAxis, has_value, in_section
+from simpar.plan.choices.data_parallel import KEEPS_STATES, SENT, STATES
+from simpar.plan.choices.memory import undecided
 from simpar.plan.choices.section import Section
+from simpar.units import Flags
 
 Home = Literal["none", "cpu", "nvme"]
 
@@ -40,3 +45,39 @@ class Offload(Section):
         """Whether anything is offloaded."""
         away = (self.offload_optimizer, self.offload_parameters) != ("none", "none")
         return away or self.offload_activations > 0
+
+
+def _states_away(rows: Columns) -> Flags:
+    """Rows whose optimizer states are on the host."""
+    return np.asarray(~has_value(rows, "offload_optimizer", "none"))
+
+
+def _waits_or_is_chosen(rows: Columns) -> Flags:
+    """Rows whose layers are not chosen one by one while activations wait on the host."""
+    return np.asarray(~undecided(rows) | (rows["offload_activations"] == 0))
+
+
+CHOICES = in_section(
+    "offload",
+    Choice(
+        "offload_optimizer",
+        reopens=("offload_gradients",),
+        axis=OptionalAxis(STATES, rules=(KEEPS_STATES,), label="states on {}", after="reshard_after_forward"),
+    ),
+    Choice("offload_ratio", axis=OptionalAxis(STATES, _states_away, after="offload_optimizer")),
+    Choice(
+        "offload_gradients",
+        axis=OptionalAxis(STATES, _states_away, rules=(KEEPS_STATES,), label=None, after="offload_delayed"),
+    ),
+    Choice("offload_delayed", axis=OptionalAxis(SENT, _states_away, after="offload_ratio")),
+    Choice(
+        "offload_parameters",
+        axis=OptionalAxis(STATES, rules=(KEEPS_STATES,), label="parameters on {}", after="offload_gradients"),
+    ),
+    Choice(
+        "offload_activations",
+        axis=OptionalAxis(
+            STATES, legal=_waits_or_is_chosen, rules=(KEEPS_STATES,), after="offload_parameters"
+        ),
+    ),
+)

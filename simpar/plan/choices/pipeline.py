@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from simpar import files
+from simpar.errors import UserError
+from simpar.plan.choices.choice import (
+    MEMORY,
+    SHAPE,
+    Axis,
+    Choice,
+    Columns,
+    Flag,
+    Question,
+    deciding,
+    everything,
+    in_section,
+)
 from simpar.plan.choices.section import Section
-from simpar.plan.schedules import SCHEDULES, known_name, meant_by, natural_vpp, usual_schedule
+from simpar.plan.choices.target import Target
+from simpar.plan.routing import has_sampled_loads
+from simpar.plan.schedules import (
+    FOLDED,
+    SCHEDULES,
+    declared,
+    known_name,
+    meant_by,
+    natural_vpp,
+    usual_schedule,
+)
 from simpar.plan.stages import StagePlan
-from simpar.units import Count
+from simpar.units import Count, Flags
 
 SLICING = ", ".join(each.name for each in SCHEDULES.values() if each.sliced)
 """Schedules that cut sequences into slices of tokens."""
 CUSTOM = "custom"
 PassCost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Layers = Annotated[int, Field(ge=0, strict=True)]
+
+if TYPE_CHECKING:
+    from simpar.plan.plan import Plan
+
+MAX_PASSES = 2**21
+"""The most stages x microbatches of a step."""
 
 
 class Pipeline(Section):
@@ -70,3 +100,118 @@ class Pipeline(Section):
         if self.actions and self.schedule not in (None, CUSTOM):
             raise ValueError(f"schedule = {self.schedule!r} and an action table: give one of them")
         return self
+
+
+def check_slices(plan: Plan, target: Target) -> None:
+    """Raises UserError unless slices of tokens belong to a causal model and divide over their ranks."""
+    slices, seq_len = plan.pipeline.slices, target.training.seq_len
+    if not plan.runs_slices:
+        return
+    what = f"plan.slices = {list(slices)}" if slices else f"plan.schedule = {plan.schedule}"
+    masks = [op.attention for block in target.graph.blocks.values() for op in block.operators if op.attention]
+    if not all(mask.causal and mask.context == "context" for mask in masks) or len(target.graph.scopes) > 1:
+        raise UserError(f"{what}: {target.graph.name} has tokens that see later ones; allowed: causal models")
+    if target.graph.has_state:
+        raise UserError(f"{what}: {target.graph.name} carries states along the sequence; allowed: none")
+    if plan.mesh.cp > 1:
+        raise UserError(f"{what}: plan.cp = {plan.mesh.cp} spreads the tokens of a sequence; allowed: cp 1")
+    if has_sampled_loads(plan):
+        raise UserError(f"{what}: expert_load = sampled is drawn for whole sequences; allowed: expected")
+    if slices and sum(slices) != seq_len:
+        raise UserError(f"{what}: {sum(slices)} tokens in all; allowed: the sequence's {seq_len}")
+    rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
+    if any(size % rows for size in slices or ()):
+        raise UserError(
+            f"{what}: sequence parallelism shares rows over tp = {rows}; allowed: multiples of {rows}"
+        )
+
+
+def may_be_sliced(problem: Question, schedule: str) -> bool:
+    """Whether sequences of the problem may pass through a pipeline in token slices."""
+    plan = problem.base.with_values(schedule=schedule, layers=None, actions=None)
+    try:
+        check_slices(plan, Target(problem.graph, problem.training, problem.cluster.world_size, 1))
+    except UserError:
+        return False
+    return True
+
+
+def schedules_to_try(problem: Question) -> list[str]:
+    """The schedules to search; the usual one comes first and stands for all if nothing is pipelined."""
+    asked = problem.constraints.schedules
+    kinds = ("by default", "when named") if asked else ("by default",)
+    searched = [each.name for each in SCHEDULES.values() if each.searched in kinds]
+    return sorted((name for name in searched if name in (asked or searched)), key=usual_schedule().__ne__)
+
+
+def both_ends(rows: Columns) -> Flags:
+    """Rows whose microbatches enter at both ends of the pipeline."""
+    return rows.one_of("schedule", *FOLDED)
+
+
+def sliced_schedules(rows: Columns) -> list[str]:
+    """The schedules of the rows' domain that run token slices."""
+    return [name for name in map(str, rows.domain["schedule"]) if declared(name).sliced]
+
+
+def _schedule_fits(rows: Columns) -> Flags:
+    """Rows whose schedule is allowed and distinct.
+
+    One schedule stands for all if nothing is pipelined, and for those without split backwards if there is a single
+    microbatch.
+    """
+    pp, m = rows["pp"], rows["microbatches"]
+    names = rows.domain["schedule"]
+    single = [at for at, name in enumerate(names) if declared(name).chunks == 1 and name not in FOLDED]
+    first = np.isin(rows.code["schedule"], single[:1])
+    alike = [names[at] for at in single if not (declared(names[at]).splits or declared(names[at]).sliced)]
+    plain = (pp == 1) | ((m == 1) & rows.one_of("schedule", *alike))
+    legal = everything(rows)
+    for name in names:
+        legal &= ~rows.one_of("schedule", name) | declared(name).allows(pp, m)
+    kept = np.where(plain, first, legal)
+    for name in sliced_schedules(rows):
+        may = (rows["cp"] == 1) & may_be_sliced(rows.problem, name)
+        kept &= ~rows.one_of("schedule", name) | may
+    return np.asarray(kept)
+
+
+def _chunks_fit(rows: Columns) -> Flags:
+    """Rows with several chunks only if the schedule has them and layers spread evenly over them, or nearly so."""
+    layers, stages, vpp = len(rows.problem.graph.layers), rows["stages"], rows["vpp"]
+    even = (layers % stages == 0) | ((layers + 2) % stages == 0) | (vpp <= 4)
+    right = np.zeros(rows.count, dtype=bool)
+    for name in map(str, rows.domain["schedule"]):
+        each = declared(name)
+        right |= rows.one_of("schedule", name) & ((vpp > 1) & even if each.any_chunks else vpp == each.chunks)
+    short = stages * rows["microbatches"] <= MAX_PASSES
+    return np.asarray(right & short & (stages <= layers + 2) & ((rows["pp"] > 1) | (vpp == 1)))
+
+
+CHOICES = in_section(
+    "pipeline",
+    Choice(
+        "schedule",
+        synonyms=("pipeline_schedule", "pipeline_parallel_schedule"),
+        flag=Flag(str, "Pipeline schedule (simpar list schedules)"),
+        reopens=("layers",),
+        read=lambda plan: plan.schedule,  # the usual one where a plan names none
+        axis=Axis(deciding(MEMORY, SHAPE), schedules_to_try, _schedule_fits, after="micro_batch"),
+    ),
+    Choice(
+        "vpp",
+        synonyms=("virtual_pipeline_parallel_size", "virtual_pipeline_model_parallel_size"),
+        flag=Flag(int, "Model chunks per pipeline rank"),
+        reopens=("layers",),
+        axis=Axis(
+            deciding(MEMORY, SHAPE),
+            lambda problem: range(1, (len(problem.graph.layers) + 2) // 2 + 1),
+            _chunks_fit,
+            after="schedule",
+        ),
+    ),
+    Choice("layers"),
+    Choice("actions", is_held=False),
+    Choice("slices", is_held=False),
+    Choice("pass_costs"),
+)

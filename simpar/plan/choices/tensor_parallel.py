@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import gcd
 from typing import Any
 
+import numpy as np
 from pydantic import ConfigDict
 
+from simpar.errors import UserError
+from simpar.plan.choices.choice import (
+    BLOCKS,
+    MEMORY,
+    REPLICAS,
+    Axis,
+    Choice,
+    Columns,
+    Flag,
+    Question,
+    deciding,
+    divisors,
+    in_section,
+)
 from simpar.plan.choices.section import Section
+from simpar.plan.choices.target import Target, listed_divisors
+from simpar.units import Flags
 
 REMOVED = {"tp_method": "1d", "tp_depth": 1}
 """Keys that plan files of earlier releases have, with the only value that is left."""
@@ -24,3 +43,104 @@ class TensorParallel(Section):
 
     sequence_parallel: bool | None = None
     overlap: bool | None = None
+
+
+def refuse_tensor_parallel(tp: int, target: Target, *, sequence_parallel: bool = False) -> None:
+    """Raise UserError where a model cannot be split over ``tp`` ranks.
+
+    Without ``sequence_parallel``, sequences aside.
+    """
+    if sequence_parallel and tp == 1:
+        raise UserError(
+            "plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out"
+        )
+    if tp > 1 and (refusal := target.graph.facts.get("no_tensor_parallel")):
+        raise UserError(f"plan.tp = {tp}: {target.graph.name} has {refusal}; allowed: 1")
+    for dims in target.graph.scopes:
+        seq_len = int(dims.get("seq", target.training.seq_len))
+        _divide_dims(tp, dims, seq_len if sequence_parallel else None)
+
+
+def _divide_dims(tp: int, dims: Mapping[str, int], seq_len: int | None) -> None:
+    """The rules on one tower's dims; ``seq_len`` where sequences are sharded, too."""
+    sizes = {"attention heads": dims["heads"], "ffn size": dims["ffn"], "hidden size": dims["hidden"]}
+    if dims.get("shared_ffn"):
+        sizes["ffn size of the shared expert"] = dims["shared_ffn"]
+    if "state" in dims:
+        sizes["heads of state-space layers"] = dims["mamba_heads"]
+        sizes["groups of state-space layers"] = dims["mamba_groups"]
+    if seq_len is not None:
+        sizes["seq_len (sequence parallel)"] = seq_len
+    whole = gcd(*sizes.values())
+    for name, size in sizes.items():
+        if size % tp:
+            raise UserError(
+                f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {listed_divisors(whole)}"
+            )
+    kv_heads = dims["kv_heads"]
+    if kv_heads % tp and tp % kv_heads:
+        raise UserError(
+            f"plan.tp = {tp}: does not fit {kv_heads} key-value heads; allowed: a divisor or a multiple of it"
+        )
+
+
+def allows_tensor_parallel(tp: int, target: Target) -> bool:
+    """Whether the sizes of a model divide over ``tp`` ranks, sequences aside."""
+    try:
+        refuse_tensor_parallel(tp, target)
+    except UserError:
+        return False
+    return True
+
+
+def tensor_degrees(problem: Question) -> list[int]:
+    """Tensor-parallel degrees that divide the devices and the sizes of the model."""
+    degrees, target = divisors(problem.cluster.world_size, int(problem.graph.dims["heads"])), _target(problem)
+    return [tp for tp in degrees if allows_tensor_parallel(tp, target)]
+
+
+def tensor_fits(rows: Columns) -> Flags:
+    """Rows with degrees that the model allows. Raises UserError with the reason if it allows none."""
+    legal = np.isin(rows["tp"], tensor_degrees(rows.problem))
+    if not legal.any():
+        for tp in rows.domain["tp"]:
+            refuse_tensor_parallel(tp, _target(rows.problem))
+    return legal
+
+
+def _target(problem: Question) -> Target:
+    return Target(problem.graph, problem.training, problem.cluster.world_size, 1)
+
+
+def _sequence_fits(rows: Columns) -> Flags:
+    lengths = {int(dims.get("seq", rows.problem.training.seq_len)) for dims in rows.problem.graph.scopes}
+    legal = rows["tp"] > 1
+    for length in sorted(lengths):
+        legal = legal & (length // rows["cp"] % rows["tp"] == 0)
+    needed = (rows["ep"] > 1) & (rows["tp"] > 1)  # sequence parallelism: each token comes from one rank
+    return np.asarray(np.where(rows["sequence_parallel"], legal, ~needed))
+
+
+CHOICES = in_section(
+    "tensor_parallel",
+    Choice(
+        "sequence_parallel",
+        flag=Flag(
+            bool,
+            "Shard activations along the sequence between tensor-parallel operators",
+            "--sequence-parallel/--no-sequence-parallel",
+        ),
+        axis=Axis(deciding(MEMORY, BLOCKS, REPLICAS), lambda _: (False, True), _sequence_fits, after="hsdp"),
+    ),
+    Choice(
+        "tp_overlap",
+        field="overlap",
+        key=None,
+        axis=Axis(
+            deciding(BLOCKS),
+            lambda _: (False, True),
+            lambda rows: np.asarray(~rows["tp_overlap"] | rows["sequence_parallel"]),
+            after="recompute",
+        ),
+    ),
+)

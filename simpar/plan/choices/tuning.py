@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from simpar.plan.choices.choice import Choice, in_section
 from simpar.plan.choices.section import Section
 from simpar.units import Count
 
@@ -31,3 +32,12 @@ class Tuning(Section):
     def is_used(self) -> bool:
         """Whether anything is frozen."""
         return self.lora_rank is not None or self.frozen_layers > 0
+
+
+CHOICES = in_section(
+    "tuning",
+    Choice("lora_rank"),
+    Choice("lora_targets"),
+    Choice("frozen_layers"),
+    Choice("frozen_dtype"),
+)

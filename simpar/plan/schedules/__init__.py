@@ -25,6 +25,8 @@ def _listed() -> dict[str, Producer]:
 
 
 SCHEDULES = _listed()
+FOLDED = {each.name: each.half_is for each in SCHEDULES.values() if each.half_is}
+"""Schedules with two ends, each with the schedule that it runs as on half of the ranks."""
 
 
 def declared(name: str) -> Producer:

@@ -10,12 +10,13 @@ from itertools import islice
 import numpy as np
 
 from simpar.errors import Infeasible, TooManyOps
+from simpar.plan.choices.memory import undecided
+from simpar.plan.choices.tensor_parallel import tensor_degrees
 from simpar.planner.answer.explanations import describe_need, why_it_loses
 from simpar.planner.certify.branch_and_bound import Field
 from simpar.planner.certify.exact import Exact, measure
 from simpar.planner.certify.frontier import STEP, Frontier
 from simpar.planner.problem import Problem
-from simpar.planner.space.axes import tensor_degrees, undecided
 from simpar.planner.space.jobs import counted, plan_of
 from simpar.planner.space.portable import refusals
 from simpar.planner.space.rows import fixed_values

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
+from simpar.plan.choices import OPTIONAL_AXES, SECTION_OF
 from simpar.planner.certify.scope import listed, usual_values
 from simpar.planner.problem import BY_REGRET
 from simpar.planner.result import Candidate, SearchResult
-from simpar.planner.space.optional_axes import REQUESTED
 from simpar.program.emission.emit import MOST_OPS
 from simpar.report.bill import WholeRun
 from simpar.report.run_rows import run_rows
@@ -192,11 +192,11 @@ def describe(plan: Mapping[str, Any], asked: Iterable[str] = ()) -> str:
 def _requested(plan: Mapping[str, Any], asked: Iterable[str]) -> Iterator[str]:
     """Choices that are searched on request only, where they are not the default."""
     usual, wanted = usual_values(), set(asked)
-    for axis in REQUESTED:
-        value = plan.get(flat.SECTION_OF[axis.name], {}).get(axis.name, usual[axis.name])
-        if axis.said is not None and value != usual[axis.name]:
-            yield (axis.said or f"{axis.name} {{}}").format(value)
-    for name in (axis.name for axis in REQUESTED if axis.is_decided and axis.name in wanted):
+    for axis in OPTIONAL_AXES:
+        value = plan.get(SECTION_OF[axis.name], {}).get(axis.name, usual[axis.name])
+        if axis.label is not None and value != usual[axis.name]:
+            yield (axis.label or f"{axis.name} {{}}").format(value)
+    for name in (axis.name for axis in OPTIONAL_AXES if axis.is_decided and axis.name in wanted):
         if (value := flat.under(plan, name)) is not None:
             yield f"{name} {value}"
 

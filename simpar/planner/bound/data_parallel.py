@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simpar.hardware.cluster import Cluster
+from simpar.plan.choices import names_that_decide
+from simpar.plan.choices.choice import REPLICAS
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules import make_schedule, usual_schedule
 from simpar.planner.bound.block_costs import BlockCosts
-from simpar.planner.space.axes import REPLICAS
-from simpar.planner.space.optional_axes import names_that_decide
 from simpar.planner.space.table import numbered
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView

@@ -15,11 +15,12 @@ from typing import Self
 
 import numpy as np
 
-from simpar.plan import flat
+from simpar.plan.choices import names_that_decide
+from simpar.plan.choices.choice import BLOCKS
+from simpar.plan.choices.data_parallel import fully_sharded
+from simpar.plan.choices.mesh import split_order
 from simpar.plan.mesh import Mesh
-from simpar.planner.space.axes import BLOCKS, fully_sharded
 from simpar.planner.space.jobs import SIZES, Jobs, column
-from simpar.planner.space.optional_axes import names_that_decide
 from simpar.planner.space.table import Rows, numbered, stride
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
@@ -82,7 +83,7 @@ class Keys:
         meshes = [
             Mesh(
                 **dict(zip((*names[:-1], "etp"), sizes, strict=True)),
-                order=flat.axes(rows.domain["order"][order]),
+                order=split_order(rows.domain["order"][order]),
             )
             for *sizes, order in distinct.tolist()
         ]

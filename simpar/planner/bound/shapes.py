@@ -8,12 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from simpar.models.recompute import is_full
+from simpar.plan.choices import names_that_decide
+from simpar.plan.choices.choice import SHAPE
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS
 from simpar.planner.bound.block_costs import BlockCosts
-from simpar.planner.space.axes import SHAPE
 from simpar.planner.space.jobs import Jobs
-from simpar.planner.space.optional_axes import names_that_decide
 from simpar.planner.space.table import numbered
 from simpar.program.structure.stages import virtual_stage_pieces
 from simpar.units import Floats, Ints

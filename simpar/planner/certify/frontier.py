@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from simpar.cost.power import beyond_waiting
 from simpar.errors import TooManyOps
+from simpar.plan.choices.memory import undecided
+from simpar.plan.choices.pipeline import both_ends
 from simpar.plan.schedules import declared, looks_at_costs
 from simpar.plan.sync import apart
 from simpar.planner.bound.batched_sweep import Sweeps
@@ -27,7 +29,6 @@ from simpar.planner.bound.steps import StepBounds
 from simpar.planner.certify.exact import BY_TIME, Exact, Known, Rates, measure, objective_rates, swept_ns
 from simpar.planner.certify.token_slices import SliceBounds, sliced, with_slices
 from simpar.planner.problem import Problem
-from simpar.planner.space.axes import both_ends, undecided
 from simpar.planner.space.fit import needed_by_table, needs
 from simpar.planner.space.jobs import Jobs, plan_of
 from simpar.planner.space.portable import refusals

@@ -12,12 +12,12 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.models.recompute import OPTIMAL, SIMPLE, every
-from simpar.plan import flat
+from simpar.plan.choices import AXES, CHOICES, OPTIONAL_AXES, SECTION_OF, path_of
+from simpar.plan.choices.choice import AnyAxis, divisors
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES
 from simpar.planner.problem import Problem
-from simpar.planner.space.axes import AXES, divisors, path_of
-from simpar.planner.space.optional_axes import ALL_NAMES, REQUESTED, offered
+from simpar.planner.space.axes import domain_of, offered
 from simpar.planner.space.portable import losses
 from simpar.planner.space.rows import fixed_values, in_order
 
@@ -75,8 +75,9 @@ def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
     """The values that the space of a problem offers for each of its axes."""
     fixed = fixed_values(problem.constraints.fixed)
     found = {}
-    for axis in (*AXES, *offered(problem)):
-        usual = axis.domain(problem)
+    axes: tuple[AnyAxis, ...] = (*AXES, *offered(problem))
+    for axis in axes:
+        usual = domain_of(axis, problem)
         found[axis.name] = in_order(fixed[axis.name], usual) if axis.name in fixed else tuple(usual)
     return found
 
@@ -104,19 +105,17 @@ def listed(values: Sequence[Any]) -> str:
 def _names_of(problem: Problem) -> list[str]:
     """Axes on request that are not searched."""
     searched = {axis.name for axis in offered(problem)}
-    return [axis.name for axis in REQUESTED if axis.name not in searched]
+    return [axis.name for axis in OPTIONAL_AXES if axis.name not in searched]
 
 
 def _elsewhere() -> list[str]:
     """Keys of a plan that are not axes."""
-    return [
-        name for name in flat.SECTION_OF if name not in (*ALL_NAMES, "dp", "slices", "actions", "expert_load")
-    ]
+    return [each.name for each in CHOICES if each.axis is None and each.is_held and each.name in SECTION_OF]
 
 
 def usual_values() -> dict[str, Any]:
     """The default of a Plan for every axis that a search may hold."""
-    return {name: _value(Plan(), name) for name in (*(axis.name for axis in REQUESTED), *_elsewhere())}
+    return {name: _value(Plan(), name) for name in (*(axis.name for axis in OPTIONAL_AXES), *_elsewhere())}
 
 
 def _value(plan: Plan, name: str) -> Any:

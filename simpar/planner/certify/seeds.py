@@ -7,10 +7,11 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.models.recompute import SIMPLE
+from simpar.plan.choices.mesh import DEFAULT_ORDER
+from simpar.plan.choices.tensor_parallel import tensor_degrees
 from simpar.plan.schedules import usual_schedule
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.problem import Problem
-from simpar.planner.space.axes import DEFAULT_ORDER, tensor_degrees
 
 PLAIN: dict[str, tuple[Any, ...]] = {
     "recompute": SIMPLE, "schedule": (usual_schedule(),), "vpp": (1,), "hsdp": (1,),

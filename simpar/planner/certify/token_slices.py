@@ -14,11 +14,11 @@ import numpy as np
 
 from simpar.cost.operators import operator_times
 from simpar.models.graph import Block, Dims
+from simpar.plan.choices.pipeline import sliced_schedules
 from simpar.plan.schedules.terapipe import least_sum
 from simpar.plan.sharding import RankDims
 from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.certify.exact import job_of
-from simpar.planner.space.axes import with_slices_of_tokens
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.table import Rows
 from simpar.program.blocks.rank_view import RankView
@@ -30,12 +30,12 @@ SLICES = "slices"
 
 def sliced(rows: Rows) -> Flags:
     """Rows whose sequences go through the pipeline in slices."""
-    return np.asarray(rows.one_of("schedule", *with_slices_of_tokens(rows)) & (rows.at("pp", ...) > 1))
+    return np.asarray(rows.one_of("schedule", *sliced_schedules(rows)) & (rows.at("pp", ...) > 1))
 
 
 def with_slices(rows: Rows) -> Rows:
     """The rows with a column for slices, none chosen yet; unchanged if no row has slices."""
-    if with_slices_of_tokens(rows) and SLICES not in rows.domain:
+    if sliced_schedules(rows) and SLICES not in rows.domain:
         rows.join(SLICES, (None,))
     return rows
 

@@ -21,18 +21,21 @@ from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.layout.defaults import resolve, under
 from simpar.models.recompute import FULL, NONE, OPTIMAL, by_layer, together
+from simpar.plan.choices import OPTIONAL_AXES
+from simpar.plan.choices.choice import MEMORY
+from simpar.plan.choices.data_parallel import fully_sharded
+from simpar.plan.choices.memory import undecided
+from simpar.plan.choices.pipeline import both_ends
 from simpar.plan.layouts import Layouts
-from simpar.plan.mirrored import FOLDED, folded
+from simpar.plan.mirrored import folded
 from simpar.plan.offload import decided_offload, leaves_unasked
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import declared
+from simpar.plan.schedules import FOLDED, declared
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.sharding import dims_of
 from simpar.plan.stage_layers import layers_by_cost, spread_layers
 from simpar.planner.problem import Problem
-from simpar.planner.space.axes import MEMORY, both_ends, fully_sharded, undecided
 from simpar.planner.space.jobs import counted
-from simpar.planner.space.optional_axes import REQUESTED
 from simpar.planner.space.table import ROWS_AT_ONCE, Rows, numbered
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.table import shipped
@@ -43,7 +46,7 @@ SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
 """Columns that tensor sizes depend on."""
 ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
 """Columns on which states depend only through buffers for gathered rows."""
-ALIKE = ("recompute", *(axis.name for axis in REQUESTED if MEMORY in axis.decides))
+ALIKE = ("recompute", *(axis.name for axis in OPTIONAL_AXES if MEMORY in axis.decides))
 """Axes that have a single value in one call of the bound, as does the kind of data parallelism."""
 FIRST, LAST = 0, 1.0
 PLACES: tuple[int | float, ...] = (FIRST, 1, LAST)

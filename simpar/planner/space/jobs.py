@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from simpar.layout.defaults import resolve
 from simpar.models.recompute import OPTIMAL
-from simpar.plan import flat
-from simpar.plan.mirrored import FOLDED
+from simpar.plan.choices import AXES, path_of
+from simpar.plan.choices.mesh import split_order
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import EVEN_COSTS, declared, looks_at_costs, natural_vpp, usual_schedule
+from simpar.plan.schedules import EVEN_COSTS, FOLDED, declared, looks_at_costs, natural_vpp, usual_schedule
 from simpar.planner.problem import Problem
-from simpar.planner.space.axes import AXIS_NAMES, path_of
 from simpar.planner.space.table import Rows
 from simpar.program.blocks.rank_view import Job
 from simpar.simulation import balanced, checked_job
@@ -34,7 +33,7 @@ def plan_of(rows: Rows, index: int) -> Plan:
     loose: dict[str, Any] = {}
     for name in rows.domain:
         value = rows.domain[name][rows.code[name][index]]
-        value = flat.axes(value) if name == "order" else value
+        value = split_order(value) if name == "order" else value
         section, field = path_of(name)
         if section:
             sections.setdefault(section, {})[field] = value
@@ -62,7 +61,7 @@ def counted(rows: Rows, index: int) -> Plan:
 def without_axes(plan: Plan) -> Plan:
     """A plan with every axis of every space at its default."""
     given = plan.model_dump(exclude=FOUND, exclude_unset=True)
-    for name in (*AXIS_NAMES, "dp", "layers", "actions"):
+    for name in (*(axis.name for axis in AXES), "dp", "layers", "actions"):
         section, field = path_of(name)
         holder = given.get(section, {}) if section else given
         if isinstance(holder, dict):

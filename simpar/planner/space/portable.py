@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Infeasible, UserError
+from simpar.plan.choices import name_of
 from simpar.plan.plan import Plan
 from simpar.planner.problem import ANY, Framework, Problem
-from simpar.planner.space.axes import AXIS_NAMES, axis_named
+from simpar.planner.space.axes import AXIS_NAMES
 from simpar.planner.space.jobs import counted
 from simpar.planner.space.table import Rows, numbered
 from simpar.units import Ints
@@ -56,7 +57,7 @@ def of_its_framework(problem: Problem) -> Problem:
             known.append((sum(axis_of(loss) not in AXIS_NAMES for loss in lost), name))
     if not known:
         return problem
-    asked = {axis_named(name) for name in problem.constraints.fixed}
+    asked = {name_of(name) for name in problem.constraints.fixed}
     asked |= {"schedule"} if problem.constraints.schedules else set()
     _, target = min(known, key=lambda each: each[0])
     return replace(problem, framework=Framework(target, frozenset(AXIS_NAMES) - asked))

@@ -17,8 +17,8 @@ from simpar.cost.activations import block_activations
 from simpar.cost.memory.allocator import memory_risk
 from simpar.errors import Infeasible
 from simpar.models.graph import Block
+from simpar.plan.choices.memory import undecided
 from simpar.planner.problem import Problem
-from simpar.planner.space.axes import undecided
 from simpar.planner.space.fit import FIRST, LAST, Least, least
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import ORIGIN

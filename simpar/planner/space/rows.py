@@ -10,12 +10,22 @@ import numpy as np
 from simpar import files
 from simpar.errors import Infeasible, UserError
 from simpar.files import allowed, suggest
-from simpar.plan import flat
+from simpar.plan.choices import name_of, value_of, written
+from simpar.plan.choices.choice import AnyAxis, OptionalAxis
+from simpar.plan.choices.mesh import split_order
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import known_name
 from simpar.planner.problem import Problem
-from simpar.planner.space.axes import LATE_AXES, MEMORY_AXES, Axis, axis_named, value_of, written
-from simpar.planner.space.optional_axes import ALL_NAMES, Requested, companions, offered
+from simpar.planner.space.axes import (
+    ALL_NAMES,
+    LATE_AXES,
+    MEMORY_AXES,
+    companions,
+    domain_of,
+    neutral,
+    offered,
+    rule_of,
+)
 from simpar.planner.space.portable import keep_expressible
 from simpar.planner.space.table import ROWS_AT_ONCE, Rows
 
@@ -50,15 +60,15 @@ def late_count(rows: Rows) -> int:
     return count
 
 
-def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
+def join_axes(rows: Rows, axes: Sequence[AnyAxis]) -> Rows:
     """Join axes to rows, in order, and keep the rows that are legal and new. Raises Infeasible if none is left."""
     fixed = fixed_values(rows.problem.constraints.fixed)
     for axis in axes:
-        offered_values = axis.domain(rows.problem)
+        offered_values = domain_of(axis, rows.problem)
         domain = in_order(fixed[axis.name], offered_values) if axis.name in fixed else tuple(offered_values)
-        domain = (axis.neutral, *domain) if isinstance(axis, Requested) else domain
+        domain = (neutral(axis), *domain) if isinstance(axis, OptionalAxis) else domain
         before = rows.count
-        rows.join(axis.name, domain, axis.keep)
+        rows.join(axis.name, domain, rule_of(axis))
         if axis.name == "pp" and "dp" in fixed:
             rows.take(np.isin(rows["dp"], fixed["dp"]))
         if before and not rows.count:
@@ -66,8 +76,8 @@ def join_axes(rows: Rows, axes: Sequence[Axis]) -> Rows:
     return rows
 
 
-def _emptied(rows: Rows, last: Axis, fixed: dict[str, tuple[Any, ...]], before: int) -> str:
-    name, domain = last.name, rows.domain[last.name][isinstance(last, Requested) :]
+def _emptied(rows: Rows, last: AnyAxis, fixed: dict[str, tuple[Any, ...]], before: int) -> str:
+    name, domain = last.name, rows.domain[last.name][isinstance(last, OptionalAxis) :]
     given = {axis: values for axis, values in fixed.items() if axis in (*rows.domain, "dp")}
     said = ", ".join(f"{axis} = {'|'.join(map(str, values))}" for axis, values in given.items())
     tried = "|".join(str(value) for value in list(domain)[:8])
@@ -87,7 +97,7 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
     """
     found: dict[str, tuple[Any, ...]] = {}
     for name, value in fixed.items():
-        axis = axis_named(name)
+        axis = name_of(name)
         if axis not in (*ALL_NAMES, "dp"):
             raise UserError(f"--fix {name}: no axis{suggest(name, ALL_NAMES) or allowed(ALL_NAMES)}")
         items = value.split(",") if isinstance(value, str) else value
@@ -117,7 +127,7 @@ def _typed(axis: str, item: Any) -> Any:
     value = None if axis in DROPLESS and value == "none" else value
     plan = files.parse(Plan, {**written(axis, value), **companions(axis)}, source=f"--fix {axis}={item}")
     if axis == "order":
-        return "-".join(flat.axes(value))
+        return "-".join(split_order(value))
     read = value_of(plan, axis)
     return known_name(read) if axis == "schedule" else read
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.plan import flat
+from simpar.plan.choices.mesh import split_order
 from simpar.planner.problem import Problem
 from simpar.units import Flags, Ints
 
@@ -133,7 +133,7 @@ def numbered(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
 
 def stride(rows: Rows, axis: str) -> Ints:
     """The distance of neighbours along an axis of the mesh, int64[rows]: the product of the faster axes."""
-    orders = [flat.axes(order) for order in rows.domain["order"]]
+    orders = [split_order(order) for order in rows.domain["order"]]
     found = np.ones(rows.count, dtype=np.int64)
     for other in orders[0]:
         faster = np.array([order.index(other) < order.index(axis) for order in orders])

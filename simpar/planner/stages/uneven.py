@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from simpar.errors import TooManyOps, UserError
 from simpar.models.recompute import SIMPLE
+from simpar.plan.choices.choice import divisors
+from simpar.plan.choices.mesh import ORDERS
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, usual_schedule
 from simpar.planner.certify.exact import Exact
 from simpar.planner.problem import Problem
 from simpar.planner.progress import Progress
 from simpar.planner.result import Counts, SearchResult
-from simpar.planner.space.axes import ORDERS, divisors
 from simpar.planner.stages.answers import StagesSearch, Value, chosen_values, even_optimum
 from simpar.planner.stages.cuts import fastest_cut, moves
 from simpar.planner.stages.skeletons import Pricing, Skeleton

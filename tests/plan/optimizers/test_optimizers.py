@@ -8,8 +8,9 @@ from simpar.errors import UserError
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan import optimizers
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
 from simpar.plan.choices.numerics import Numerics
+from simpar.plan.choices.target import Target
 from simpar.plan.optimizers import IN_TORCH, OPTIMIZERS, USUAL
 from simpar.plan.plan import Plan
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.plan.choices.pipeline import both_ends
 from simpar.planner import Constraints, make_problem
-from simpar.planner.space.axes import both_ends
 from simpar.planner.space.rows import enumerate_space
 from tests.gate import some
 from tests.planner.certify.test_branch_and_bound import NARROW, assert_certified

@@ -12,8 +12,8 @@ from simpar.models.hf_config import read
 from simpar.planner import Constraints, make_problem
 from simpar.planner.bound import data_parallel, keys
 from simpar.planner.certify.frontier import STEP, SWEPT, Frontier
+from simpar.planner.space.axes import ALL_NAMES
 from simpar.planner.space.fit import needs
-from simpar.planner.space.optional_axes import ALL_NAMES
 from simpar.planner.space.rows import enumerate_space
 from simpar.planner.space.table import numbered
 from tests.gate import some

@@ -14,8 +14,8 @@ from simpar.planner import Constraints, make_problem
 from simpar.planner.bound import data_parallel
 from simpar.planner.bound import keys as of_keys
 from simpar.planner.certify.frontier import Frontier
+from simpar.planner.space.axes import ALL_NAMES
 from simpar.planner.space.fit import needs
-from simpar.planner.space.optional_axes import ALL_NAMES
 from simpar.planner.space.rows import enumerate_space
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.rank_view import RankView

@@ -10,9 +10,8 @@ from simpar.export import load_target
 from simpar.models.hf_config import read
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.scope import POSSIBLE, RULES, not_portable, scope
-from simpar.planner.space.axes import AXIS_NAMES
+from simpar.planner.space.axes import ALL_NAMES, AXIS_NAMES, neutral, offered
 from simpar.planner.space.jobs import counted
-from simpar.planner.space.optional_axes import ALL_NAMES, offered
 from simpar.planner.space.rows import enumerate_space, memory_rows
 
 DENSE = {
@@ -42,7 +41,7 @@ def test_the_scope_is_that_of_the_rows(fixed):
     assert not set(told["searched"]) & set(told["held"])
     for name, values in told["searched"].items():
         seen = {rows.domain[name][code] for code in np.unique(rows.code[name])}
-        assert seen <= {*values, *(axis.neutral for axis in offered(problem) if axis.name == name)}
+        assert seen <= {*values, *(neutral(axis) for axis in offered(problem) if axis.name == name)}
     for name in set(fixed) & set(AXIS_NAMES):
         assert name in told["restricted"]
     words = " / ".join(told["left_out"])

@@ -6,20 +6,10 @@ import pytest
 
 import simpar
 from simpar.errors import UserError
+from simpar.plan.choices import AXES, OPTIONAL_AXES, path_of, value_of, written
+from simpar.plan.choices.choice import BLOCKS, MEMORY, REPLICAS, SHAPE
 from simpar.planner import Constraints, make_problem
-from simpar.planner.space.axes import (
-    AXES,
-    BLOCKS,
-    LATE_AXES,
-    MEMORY,
-    MEMORY_AXES,
-    REPLICAS,
-    SHAPE,
-    path_of,
-    value_of,
-    written,
-)
-from simpar.planner.space.optional_axes import REQUESTED
+from simpar.planner.space.axes import LATE_AXES, MEMORY_AXES
 from simpar.planner.space.rows import enumerate_space
 
 
@@ -49,7 +39,7 @@ def test_what_decides_nothing_that_fits_is_joined_last() -> None:
     """Memory is decided before the last axes are joined: all others decide it."""
     names = [axis.name for axis in AXES]
     assert names == [axis.name for axis in (*MEMORY_AXES, *LATE_AXES)]
-    for axis in (*AXES, *REQUESTED):
+    for axis in (*AXES, *OPTIONAL_AXES):
         assert axis.decides
         assert axis.decides <= {MEMORY, BLOCKS, SHAPE, REPLICAS}, axis.name
 

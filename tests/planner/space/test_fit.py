@@ -14,14 +14,14 @@ from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
+from simpar.plan.choices import OPTIONAL_AXES
+from simpar.plan.choices.choice import MEMORY
 from simpar.plan.schedules import SCHEDULES, looks_at_costs, make_schedule
 from simpar.planner.certify.exact import job_of, measure
 from simpar.planner.certify.frontier import Frontier
 from simpar.planner.problem import Constraints, Problem
-from simpar.planner.space.axes import MEMORY
 from simpar.planner.space.fit import FIRST, least, needed_by_table, needs
 from simpar.planner.space.jobs import plan_of
-from simpar.planner.space.optional_axes import REQUESTED
 from simpar.planner.space.rows import enumerate_space
 from simpar.program.footprint import footprints
 from simpar.simulation import lower_job
@@ -101,7 +101,7 @@ def test_rows_need_together_what_they_need_alone(model):
         load_model(model), load_cluster("dgx-h100", 1), Training(seq_len=512, global_batch=32), load_stack("megatron"),
         constraints=Constraints(fixed=MOVING, schedules=("1f1b", "interleaved", "zb-v")),
     )  # fmt: skip
-    moved = {axis.name for axis in REQUESTED if MEMORY not in axis.decides}
+    moved = {axis.name for axis in OPTIONAL_AXES if MEMORY not in axis.decides}
     assert moved <= set(MOVING)
     rows = enumerate_space(problem)
     rows.take(np.sort(np.random.default_rng(1).choice(rows.count, 60, replace=False)))

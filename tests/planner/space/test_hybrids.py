@@ -9,7 +9,8 @@ import pytest
 
 import simpar
 from simpar.models.hf_config import read
-from simpar.plan.check import Target, check
+from simpar.plan.check import check
+from simpar.plan.choices.target import Target
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.exact import measure
 from simpar.planner.space.jobs import plan_of

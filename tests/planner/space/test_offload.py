@@ -9,8 +9,8 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import make_cluster
 from simpar.planner import Constraints, search
 from simpar.planner.certify.exact import measure
+from simpar.planner.space.axes import offered
 from simpar.planner.space.jobs import plan_of
-from simpar.planner.space.optional_axes import offered
 from simpar.planner.space.rows import enumerate_space
 from tests.gate import some
 from tests.planner.bound.test_steps import bounds_of

@@ -9,10 +9,11 @@ import pytest
 
 import simpar
 from simpar.errors import Infeasible, UserError
+from simpar.plan.choices import OPTIONAL_AXES
 from simpar.planner import Constraints, make_problem, search
 from simpar.planner.certify.exact import measure
+from simpar.planner.space.axes import OPTIONAL_NAMES, offered
 from simpar.planner.space.jobs import plan_of
-from simpar.planner.space.optional_axes import REQUESTED, REQUESTED_NAMES, offered
 from simpar.planner.space.rows import enumerate_space
 from tests.gate import some
 from tests.planner.bound.test_steps import bounds_of
@@ -83,7 +84,7 @@ def test_nothing_is_offered_unasked(problem_of):
     """The space of a default search has none of these axes."""
     problem = problem_of(1, micro_batch=2)
     assert offered(problem) == ()
-    assert not set(enumerate_space(problem).domain) & set(REQUESTED_NAMES)
+    assert not set(enumerate_space(problem).domain) & set(OPTIONAL_NAMES)
 
 
 def test_what_the_plan_has_stays_without_a_request(problem_of):
@@ -263,7 +264,7 @@ def test_context_methods_are_legal_and_neutral_without_context_parallelism():
     assert (heads % (rows["tp"] * rows["cp"])[ulysses] == 0).all()
 
 
-@pytest.mark.parametrize("axis", [axis.name for axis in REQUESTED])
+@pytest.mark.parametrize("axis", [axis.name for axis in OPTIONAL_AXES])
 def test_an_axis_knows_its_values(axis):
     """A value that no plan can have is refused in one line."""
     with pytest.raises(UserError, match=axis):

@@ -8,12 +8,12 @@ import pytest
 import simpar
 from simpar.engine import reference
 from simpar.errors import Infeasible, UserError
+from simpar.plan.choices.memory import undecided
 from simpar.planner import Constraints, make_problem, search
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import PASSES, STEP, Frontier
 from simpar.planner.progress import Progress
-from simpar.planner.space.axes import undecided
 from simpar.planner.space.fit import needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.recomputation import _lower_hull, decide

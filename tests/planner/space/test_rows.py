@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from simpar.planner import Constraints
 from simpar.planner.certify.exact import measure
 from simpar.planner.progress import Progress
+from simpar.planner.space.axes import ALL_NAMES
 from simpar.planner.space.jobs import plan_of
-from simpar.planner.space.optional_axes import ALL_NAMES
 from simpar.planner.space.rows import ORIGIN, enumerate_space, fixed_values, in_order
 from simpar.planner.uniform import search_uniform
 from simpar.stacks.stack import load_stack

@@ -18,6 +18,7 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.models.recompute import SIMPLE
+from simpar.plan.choices.choice import divisors
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import same_memory, usual_schedule
@@ -26,7 +27,6 @@ from simpar.planner.certify.exact import Exact, job_of
 from simpar.planner.problem import Problem
 from simpar.planner.progress import Progress
 from simpar.planner.result import Counts, SearchResult
-from simpar.planner.space.axes import divisors
 from simpar.planner.stages.alpa.inter_op import MAX_STAGES, Cut, InterOp
 from simpar.planner.stages.alpa.least import lowest_step_s
 from simpar.planner.stages.alpa.meshes import place_stages, submesh_sizes

@@ -1,0 +1,231 @@
+"""What a choice of a plan declares about itself. Whatever lists choices is a query of these declarations.
+
+A file of this folder holds a section of the plan, and in ``CHOICES`` one :class:`Choice` for every field of it: how it
+is written, which flag sets it, what follows from it, and how searches vary it. :mod:`simpar.plan.choices` collects
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from simpar.hardware.cluster import Cluster
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.stacks.stack import Stack
+from simpar.units import Flags
+
+MEMORY, BLOCKS, SHAPE, REPLICAS = "memory", "blocks", "shape", "replicas"
+"""What a choice may decide.
+
+MEMORY: whether a plan fits. BLOCKS: kernels and collectives of the passes of a block. SHAPE: how stages are cut and
+ordered. REPLICAS: what ranks with the same parameters send each other, and when.
+"""
+
+
+class Asked(Protocol):
+    """What a search was told to restrict."""
+
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        """Values of axes that were asked for."""
+
+    @property
+    def schedules(self) -> tuple[str, ...] | None:
+        """Pipeline schedules that were asked for."""
+
+
+class Varied(Protocol):
+    """Ranks that differ from the cluster's profile."""
+
+    @property
+    def slow_ranks(self) -> Mapping[int, float]:
+        """Factors on kernel times, by rank."""
+
+    @property
+    def jitter_sigma(self) -> float:
+        """Deviation of the logarithm of kernel times."""
+
+
+class Question(Protocol):
+    """What a search is asked: a model, a cluster, a step, the software, and what it was told to restrict."""
+
+    @property
+    def graph(self) -> ModelGraph:
+        """The model."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster."""
+
+    @property
+    def training(self) -> Training:
+        """Sequence length and global batch."""
+
+    @property
+    def stack(self) -> Stack:
+        """The training software."""
+
+    @property
+    def base(self) -> Any:
+        """The plan that gives what is not searched."""
+
+    @property
+    def constraints(self) -> Asked:
+        """What was asked for."""
+
+    @property
+    def perturbation(self) -> Varied:
+        """Ranks that differ."""
+
+    @property
+    def held_to(self) -> str | None:
+        """The export target that plans must be expressible for, if one was asked for."""
+
+
+class Columns(Protocol):
+    """Rows of a space of plans as columns, as far as its axes are joined yet; masks are bool[count]."""
+
+    count: int
+    domain: dict[str, tuple[Any, ...]]
+
+    @property
+    def problem(self) -> Question:
+        """What is searched."""
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        """For every joined axis, each row's index in the domain: int[count]."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Values of an axis, or of a quantity derived from several, such as dp: [count]."""
+
+    def one_of(self, name: str, *values: Any) -> Flags:
+        """Rows whose value on an axis is one of ``values``."""
+
+
+def everything(rows: Columns) -> Flags:
+    """All rows."""
+    return np.ones(rows.count, dtype=bool)
+
+
+def has_value(rows: Columns, name: str, *values: Any) -> Flags:
+    """Rows whose value of a choice (or the plan's, if it is not searched) is one of ``values``."""
+    if name in rows.domain:
+        return rows.one_of(name, *values)
+    return np.full(rows.count, rows.problem.base.get(name) in values)
+
+
+def deciding(*what: str) -> frozenset[str]:
+    """A set of what a choice decides, from MEMORY, BLOCKS, SHAPE, REPLICAS."""
+    return frozenset(what)
+
+
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """Divisors of a number up to ``most``, in ascending order."""
+    return [n for n in range(1, min(number, most or number) + 1) if number % n == 0]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How every search varies a choice, and what the choice ``decides``.
+
+    ``domain`` are the values to try; ``keep`` masks the rows in which a value is legal and does not merely rename the
+    plan of another row. Axes are joined ``after`` one another, so that a rule sees the axes before its own; None comes
+    first. ``name`` is that of the choice.
+    """
+
+    decides: frozenset[str]
+    domain: Callable[[Question], Sequence[Any]]
+    keep: Callable[[Columns], Flags]
+    after: str | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules of :mod:`simpar.plan.check`, by name, and the choices that decide whether a plan keeps them."""
+
+    names: tuple[str, ...]
+    reads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OptionalAxis:
+    """How searches vary a choice that has the plan's value unless several are asked for.
+
+    Such choices change training, or would multiply the space of every search. Values are tried in rows where they
+    ``matter``; they must be ``legal`` there and keep all ``rules``. Other rows have the default of a plan.
+    ``companions`` are values of other choices that its values require. ``label`` is the template by which a list of
+    candidates names a value: empty for its key and the value, None if it is not named because the layout or the stack
+    says it. ``is_decided``: the stack decides it, and it is named only if it was asked for.
+    """
+
+    decides: frozenset[str]
+    matters: Callable[[Columns], Flags] = everything
+    legal: Callable[[Columns], Flags] = everything
+    rules: tuple[Rules, ...] = ()
+    companions: Mapping[str, Any] = field(default_factory=dict)
+    label: str | None = ""
+    is_decided: bool = False
+    after: str | None = None
+    name: str = ""
+
+
+AnyAxis = Axis | OptionalAxis
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The flag of the command line that sets a choice: its type, its help text, and its spelling if not the key's."""
+
+    kind: type
+    help: str
+    spelling: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice of a plan.
+
+    ``name`` is its flat key in plan files and the name of its axis. ``field`` is its field in the section, if that has
+    another name; such a choice has the flat key ``key`` or, with None, none. ``synonyms`` are other frameworks' words
+    for it. ``reopens`` are choices that follow from it: if it changes, they are left open again and decided anew;
+    ``idle_at_one`` is a choice that means nothing where this degree is 1. ``axis`` says how searches vary it,
+    ``read`` how its value there is read from a plan, if that is not the value of its
+    field, and ``is_held`` whether a search that does not vary it says what value it holds.
+    """
+
+    name: str
+    field: str = ""
+    key: str | None = ""
+    synonyms: tuple[str, ...] = ()
+    flag: Flag | None = None
+    reopens: tuple[str, ...] = ()
+    idle_at_one: str = ""
+    axis: AnyAxis | None = None
+    is_held: bool = True
+    read: Callable[[Any], Any] | None = None
+    section: str = ""
+
+    def __post_init__(self) -> None:
+        if self.axis is not None and not self.axis.name:
+            object.__setattr__(self, "axis", replace(self.axis, name=self.name))
+        if self.key == "":
+            object.__setattr__(self, "key", self.name)
+        if not self.field:
+            object.__setattr__(self, "field", self.name)
+
+    @property
+    def path(self) -> tuple[str, str]:
+        """Section and field in a plan; the section is empty for a key of the plan itself."""
+        return self.section, self.field
+
+
+def in_section(section: str, *choices: Choice) -> tuple[Choice, ...]:
+    """The choices of a section of the plan."""
+    return tuple(replace(choice, section=section) for choice in choices)
