@@ -11,10 +11,10 @@ import numpy as np
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import MAX_DEVICES
 from simpar.layout.defaults import resolve
+from simpar.plan.choices import value_of
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.certify.exact import Exact, measure
 from simpar.planner.problem import ANY, Problem
-from simpar.planner.space.axes import value_of
 from simpar.planner.space.fit import fullest, needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import fixed_values, memory_rows, with_late_axes
