@@ -29,7 +29,9 @@ from simpar.report.parts import Communication, MemoryReport, Setup, Speed, Stage
 from simpar.report.result import Bill, Result
 from simpar.report.timeline import MemoryCurve, RankClass, Slices, Timeline, overview
 from simpar.units import GIB, MS, NS_PER_S
+from tests import touched
 
+pytest_addoption, pytest_configure = touched.pytest_addoption, touched.pytest_configure
 ROOT = Path(__file__).parents[1]
 gc.set_threshold(*SELDOM)  # as commands do
 FORKS = Path(__file__).with_name("forks.py")
