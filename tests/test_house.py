@@ -24,6 +24,13 @@ BINARY = {
     "1024",
     "1024.0",
 }  # only where something is multiplied or divided by it: it is a size of tensors, too
+SHARED_CLASS_NAMES, FILES_NAMING_PP, USES_OF_FOUND = 93, 75, 2793
+"""Ceilings, to be lowered with every change that renames: class names defined in several files, files that spell out an
+axis of the mesh outside of declarations, runtime and exports, uses of a name that says nothing."""
+SHARED_GLOSSARY_WORDS = {
+    "candidate", "collective", "layout", "node", "rank", "segment", "step", "target", "waiting",
+}  # fmt: skip
+"""Words of the glossary after which several classes are called, until these are renamed."""
 MIRRORED = ("planner", "tracing")
 """Rooms of which every module has a test module of its own; others are tested by what they do together."""
 
@@ -376,3 +383,49 @@ def test_the_readme_python_runs(tmp_path, monkeypatch):
         )
         assert done.returncode == 0, done.stderr
         assert "MFU" in done.stdout
+
+
+@cache
+def class_files() -> dict[str, list[Path]]:
+    """The files that define classes of a name, by that name."""
+    files: dict[str, list[Path]] = {}
+    for path in PACKAGE:
+        for name in sorted({node.name for node in nodes(path) if isinstance(node, ast.ClassDef)}):
+            files.setdefault(name, []).append(path)
+    return files
+
+
+def test_few_class_names_are_defined_in_several_files():
+    """One name, one class: no more names are shared than were, and fewer with every renaming."""
+    shared = sorted(name for name, files in class_files().items() if len(files) > 1)
+    assert len(shared) <= SHARED_CLASS_NAMES, ", ".join(shared)
+
+
+def test_words_of_the_glossary_name_one_class():
+    """A class that is called after a word of the glossary is what that word means, so there is one of them."""
+    entries = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)[2:]
+    words = {re.sub(r"\W", "", word).lower(): word.strip() for entry in entries for word in entry.split(",")}
+    assert "microbatch" in words
+    called: dict[str, list[Path]] = {}
+    for name, files in class_files().items():
+        if word := words.get(name.lstrip("_").lower()):
+            called.setdefault(word, []).extend(files)
+    several = {word: files for word, files in called.items() if len(files) > 1}
+    assert several.keys() <= SHARED_GLOSSARY_WORDS, several
+
+
+def test_few_files_spell_out_an_axis_of_the_mesh():
+    """What lists choices of a plan asks their declarations; pp stands for all axes."""
+    homes = [ROOT / "simpar" / home for home in ("plan", "runtime", "export")]
+    naming = [
+        path
+        for path in PACKAGE
+        if not any(path.is_relative_to(home) for home in homes) and re.search(r"\bpp\b", path.read_text())
+    ]
+    assert len(naming) <= FILES_NAMING_PP
+
+
+def test_results_have_names():
+    """What a function returns is called after what it is."""
+    names = (node.id for path in PACKAGE for node in nodes(path) if isinstance(node, ast.Name))
+    assert sum(name == "found" for name in names) <= USES_OF_FOUND
