@@ -83,7 +83,9 @@ def _commands() -> Iterator[str]:
     from typer.main import get_command
 
     from simpar.cli import app
+    from simpar.cli.flags import complete_commands
 
+    complete_commands()
     group: Any = get_command(app)
     context = group.make_context("simpar", [], resilient_parsing=True)
     yield f"```text\n{group.get_help(context)}\n```\n"

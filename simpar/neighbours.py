@@ -17,6 +17,7 @@ from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.models.recompute import OPTIMAL, SIMPLE, chosen_layers
 from simpar.models.training import Training
+from simpar.plan.choices import BY_NAME, CHOICES
 from simpar.plan.choices.offload import Offload
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.follows import following
@@ -40,10 +41,6 @@ MAX_PAIRS = 6  # simulated in the second round
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
 
 MOST_HINTS = 3
-FLAGS = frozenset(
-    ("tp", "pp", "vpp", "dp", "cp", "ep", "micro_batch", "zero", "schedule", "recompute", "sequence_parallel")
-)
-"""Choices that have a flag of their own on the command line."""
 
 
 @dataclass(frozen=True)
@@ -198,28 +195,35 @@ def as_flags(change: Change) -> str:
 
 def from_flags(text: str) -> Change:
     """The change that :func:`as_flags` wrote. Raises UserError for anything else."""
-    words, found = iter(text.split()), Change()
+    spelt = {
+        spelling: (choice, spelling == each[0])
+        for choice in CHOICES
+        if choice.flag
+        for each in [choice.flag.spelling.split("/")]
+        for spelling in each
+    }
+    words, change = iter(text.split()), Change()
     for word in words:
-        name = word.removeprefix("--no-").removeprefix("--").replace("-", "_")
         if word == "--set":
             key, value = parse_setting(next(words, ""))
-            found[key.removeprefix("plan.")] = value
-        elif name == "sequence_parallel":
-            found[name] = not word.startswith("--no-")
-        elif word.startswith("--") and name in FLAGS:
-            found[name] = parse_setting(f"{name}={next(words, '')}")[1]
-        else:
-            raise UserError(f"flags: {word}: is not a flag of a layout{suggest(word, FLAGS)}{allowed(FLAGS)}")
-    return found
+            change[key.removeprefix("plan.")] = value
+            continue
+        if word not in spelt:
+            raise UserError(f"flags: {word}: is not a flag of a layout{suggest(word, spelt)}{allowed(spelt)}")
+        choice, is_on = spelt[word]
+        is_switch = choice.flag is not None and choice.flag.kind is bool
+        change[choice.name] = is_on if is_switch else parse_setting(f"{choice.name}={next(words, '')}")[1]
+    return change
 
 
 def _typed(key: str, value: object) -> str:
-    if key not in FLAGS or value is None:
+    flag = BY_NAME[key].flag if key in BY_NAME else None
+    if flag is None or value is None:
         return f"--set plan.{key}={'null' if value is None else value}"
-    flag = key.replace("_", "-")
     if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {value}"
+        on, _, off = flag.spelling.partition("/")
+        return on if value else off
+    return f"{flag.spelling} {value}"
 
 
 def neighbours(plan: Plan) -> Iterator[Change]:

@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 from typer import main
 
 from simpar.cli import SELDOM
+from simpar.cli.flags import complete_commands
 from simpar.program.ir.program import Csr, Label, MemoryTable, OpTable, Program, Routes, Timing
 from simpar.report.parts import Communication, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown
 from simpar.report.result import Bill, Result
@@ -267,6 +268,7 @@ def result(timeline: Timeline) -> Result:
 @pytest.fixture(scope="session", autouse=True)
 def commands() -> Iterator[None]:
     """The tree of commands is built once for all calls in this process, which takes longer than most of them."""
+    complete_commands()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(main, "get_command", cache(main.get_command))
         yield

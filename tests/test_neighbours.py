@@ -4,12 +4,13 @@ import re
 from dataclasses import replace
 
 import pytest
+from typer.main import get_command
 
 import simpar.cli as cli
-from simpar.cli.flags import SCENARIO_FLAGS
+from simpar.cli.flags import complete_commands
 from simpar.errors import UserError
-from simpar.neighbours import FLAGS as FLAGS_OF_HINTS
 from simpar.neighbours import advise, as_flags, inputs_of, neighbours
+from simpar.plan.choices import CHOICES
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES
 from simpar.program.perturbation import Perturbation
@@ -221,8 +222,17 @@ def test_choices_that_the_plan_says_are_opened_again(inputs, few):
 
 
 def test_every_flag_is_one_of_the_command():
-    """Choices that hints write as flags have them."""
-    assert {f"plan.{name}" for name in FLAGS_OF_HINTS} <= {flag.key for flag in SCENARIO_FLAGS}
+    """Choices that hints write as flags have them: the command reads each."""
+    complete_commands()
+    command = get_command(cli.app).get_command(None, "simulate")
+    spelt = {word for option in command.params for word in (*option.opts, *option.secondary_opts)}
+    flags = {choice.name: choice.flag for choice in CHOICES if choice.flag}
+    written = {
+        as_flags({name: value}).split()[0]
+        for name, flag in flags.items()
+        for value in ((True, False) if flag.kind is bool else (1,))
+    }
+    assert {"--tp", "--micro-batch", "--no-sequence-parallel", "--hsdp"} <= written <= spelt
 
 
 def test_flags_read_as_they_are_typed():

@@ -36,7 +36,7 @@ from simpar.cli import (
 from simpar.cli import run as _run
 from simpar.cli.about import version as _version
 from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD, app
-from simpar.cli.flags import better_said
+from simpar.cli.flags import better_said, complete_commands
 from simpar.errors import Infeasible, UserError
 
 COMMANDS = (
@@ -80,6 +80,7 @@ def _root(
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error that the user can fix is one line on standard error."""
+    complete_commands(*([] if "_SIMPAR_COMPLETE" in os.environ else arguments[:1] or [""]))
     try:
         code = int(app(arguments, prog_name="simpar", standalone_mode=False) or 0)
         sys.stdout.flush()

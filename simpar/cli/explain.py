@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from simpar.cli.app import JSON_HELP, app, console, json_out, working
-from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
+from simpar.cli.flags import Flag, parameter, scenario_flags, values_by_key, with_parameters
 
 EXPLAIN_FLAGS = (
     Flag("--plan", "", str, "Plan, scenario file or shipped scenario of the run, for the prediction"),
@@ -27,8 +26,8 @@ EXPLAIN_FLAGS = (
 )
 
 
-def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the traces as arguments, then every flag of the tables as an option."""
+def _parameters() -> list[inspect.Parameter]:
+    """The traces as arguments, then every flag as an option."""
     traces = Annotated[
         list[str],
         typer.Argument(
@@ -37,13 +36,11 @@ def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
     ]
     first = inspect.Parameter("measured", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=traces)
-    options = map(parameter, (*EXPLAIN_FLAGS, *SCENARIO_FLAGS))
-    command.__signature__ = inspect.Signature([first, *options])  # type: ignore[attr-defined]
-    return command
+    return [first, *map(parameter, (*EXPLAIN_FLAGS, *scenario_flags()))]
 
 
 @app.command(epilog="Example: simpar explain trace-rank*.json.gz --plan plan.json --hardware dgx-h100")
-@_signature
+@with_parameters(_parameters)
 def explain(measured: list[str], **values: Any) -> None:
     """Explain where the time of a real run went.
 
@@ -57,7 +54,7 @@ def explain(measured: list[str], **values: Any) -> None:
     from simpar.scenario import load_scenario
     from simpar.units import number_of
 
-    flags, settings = scenario_flags(values), list(values["set_"] or [])
+    flags, settings = values_by_key(values), list(values["set_"] or [])
     plan = load_scenario(values["plan"], flags, settings) if values["plan"] or flags or settings else None
     with working(f"reading {number_of(len(measured), 'file')}") as status:
         found = explained(

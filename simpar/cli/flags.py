@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any
 
 import typer
 
 from simpar.cli.completion import KIND_OF_FLAG, names_of
-from simpar.models.recompute import WORDS
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Flag:
         return f"{word}_" if word in ("set", "json", "from") else word
 
 
-SCENARIO_FLAGS = (
+JOB_FLAGS = (
     Flag(
         "--model",
         "model",
@@ -42,28 +42,22 @@ SCENARIO_FLAGS = (
     Flag("--nodes", "cluster.nodes", int, "Number of nodes"),
     Flag("--seq-len", "training.seq_len", int, "Tokens per sequence"),
     Flag("--global-batch", "training.global_batch", int, "Sequences per optimizer step"),
-    Flag("--tp", "plan.tp", int, "Tensor-parallel degree"),
-    Flag("--pp", "plan.pp", int, "Pipeline-parallel degree"),
-    Flag("--vpp", "plan.vpp", int, "Model chunks per pipeline rank"),
-    Flag("--dp", "plan.dp", int, "Data-parallel degree (default: follows from the world size)"),
-    Flag("--cp", "plan.cp", int, "Context-parallel degree"),
-    Flag("--ep", "plan.ep", int, "Expert-parallel degree"),
-    Flag("--micro-batch", "plan.micro_batch", int, "Sequences per microbatch"),
-    Flag("--zero", "plan.zero", int, "ZeRO stage: 0, 1, 2 or 3"),
-    Flag("--hsdp", "plan.hsdp", int, "Number of replicas of the sharded states (HSDP)"),
-    Flag("--sync", "plan.sync", str, "How replicas cooperate: bsp, ssp, asp, local-sgd or diloco"),
-    Flag(
-        "--sequence-parallel/--no-sequence-parallel",
-        "plan.sequence_parallel",
-        bool,
-        "Shard activations along the sequence between tensor-parallel operators",
-    ),
-    Flag("--schedule", "plan.schedule", str, "Pipeline schedule (simpar list schedules)"),
-    Flag("--recompute", "plan.recompute", str, f"Recomputed activations: {WORDS}"),
-    Flag("--precision", "plan.precision", str, "Precision of matrix products (simpar list precisions)"),
-    Flag("--optimizer", "plan.optimizer", str, "Optimizer (simpar list optimizers)"),
-    Flag("--stack", "stack", str, "Software stack profile (simpar list stacks)"),
 )
+STACK_FLAG = Flag("--stack", "stack", str, "Software stack profile (simpar list stacks)")
+
+
+@cache
+def scenario_flags() -> tuple[Flag, ...]:
+    """The flags of a scenario: of the job, of every choice of a plan that has one, and of the stack."""
+    from simpar.plan.choices import CHOICES
+
+    of_plan = (
+        Flag(choice.flag.spelling, f"plan.{choice.key}", choice.flag.kind, choice.flag.help)
+        for choice in CHOICES
+        if choice.flag
+    )
+    return (*JOB_FLAGS, *of_plan, STACK_FLAG)
+
 
 PERTURBATION_FLAGS = (
     Flag(
@@ -114,15 +108,19 @@ FAILURE_FLAGS = OPERATION_FLAGS[1:]
 CALLED_OTHERWISE = {
     "--gpus": "--nodes (devices of a node are those of --hardware)", "--num-gpus": "--nodes", "--devices": "--nodes",
     "--world-size": "--nodes", "--gpu": "--hardware", "--cluster": "--hardware", "--batch-size": "--global-batch",
-    "--global-batch-size": "--global-batch", "--micro-batch-size": "--micro-batch", "--seq-length": "--seq-len",
-    "--sequence-length": "--seq-len", "--tensor-parallel": "--tp", "--tensor-model-parallel-size": "--tp",
-    "--tensor-parallel-size": "--tp", "--pipeline-parallel": "--pp", "--pipeline-model-parallel-size": "--pp",
-    "--pipeline-parallel-size": "--pp", "--data-parallel": "--dp", "--expert-parallel": "--ep",
-    "--zero-stage": "--zero",
-    "--context-parallel": "--cp", "--virtual-pipeline": "--vpp", "--framework": "--stack", "--dtype": "--precision",
-    "--fsdp": "--zero 3",
+    "--global-batch-size": "--global-batch", "--seq-length": "--seq-len", "--sequence-length": "--seq-len",
+    "--framework": "--stack", "--dtype": "--precision", "--fsdp": "--zero 3",
 }  # fmt: skip
-"""Other tools' names of flags."""
+"""Other tools' names of flags, beside the synonyms of choices."""
+
+
+def known_as(flag: str) -> str | None:
+    """The flag that another tool's flag stands for; None where nobody knows."""
+    from simpar.plan.choices import BY_NAME, SYNONYMS
+
+    word = flag.removeprefix("--").replace("-", "_")
+    named = BY_NAME.get(SYNONYMS.get(word, ""))
+    return CALLED_OTHERWISE.get(flag) or (named.flag.spelling if named and named.flag else None)
 
 
 def better_said(message: str, arguments: Sequence[str]) -> str:
@@ -130,7 +128,7 @@ def better_said(message: str, arguments: Sequence[str]) -> str:
     from simpar.files import written_out
 
     unknown = re.match(r"No such option: (--[\w-]+)", message)
-    if unknown and (name := CALLED_OTHERWISE.get(unknown[1])):
+    if unknown and (name := known_as(unknown[1])):
         return f"No such option: {unknown[1]}; did you mean {name}?"
     if "valid integer" in message:
         flag = re.search(r"'(?:-\w, )?(--[\w-]+)'", message)
@@ -141,21 +139,59 @@ def better_said(message: str, arguments: Sequence[str]) -> str:
     return message
 
 
-def scenario_flags(values: Mapping[str, Any], flags: tuple[Flag, ...] = SCENARIO_FLAGS) -> dict[str, Any]:
-    """The keys of the scenario that were set by flags."""
-    given = ((flag, values[flag.name]) for flag in flags if values[flag.name] is not None)
+def values_by_key(values: Mapping[str, Any], flags: tuple[Flag, ...] = ()) -> dict[str, Any]:
+    """The keys of the scenario that were set by flags: those of a scenario, and ``flags``."""
+    every = (*scenario_flags(), *flags)
+    given = ((flag, values[flag.name]) for flag in every if values[flag.name] is not None)
     return {flag.key: f"{value!r} {flag.unit}" if flag.unit else value for flag, value in given}
 
 
+_WAITING: dict[str, Callable[[], None]] = {}
+"""Commands whose flags are not read yet, by name."""
+
+
+def complete_commands(*names: str) -> None:
+    """Give commands their flags; without names, all of them.
+
+    Flags of a plan are declared by its choices, whose import takes longer than a page of help. So a command gets them
+    when it is used, and all do when their help is wanted together.
+    """
+    for name in names or tuple(_WAITING):
+        if name in _WAITING:
+            _WAITING.pop(name)()
+
+
+def with_parameters(
+    make: Callable[[], Iterable[inspect.Parameter]],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the parameters that ``make`` returns, when :func:`complete_commands` asks for them."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        def complete() -> None:
+            command.__signature__ = inspect.Signature([*make()])  # type: ignore[attr-defined]
+
+        command.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
+        _WAITING[command.__name__] = complete
+        return command
+
+    return decorate
+
+
 def with_flags(
-    flags: tuple[Flag, ...], argument: str, *, metavar: str = "[SCENARIO]", many: bool = False
+    flags: tuple[Flag, ...],
+    argument: str,
+    *,
+    metavar: str = "[SCENARIO]",
+    many: bool = False,
+    plan: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command taking ``(scenario, **values)`` one optional flag for each entry of the table.
 
-    A ``metavar`` without brackets makes the argument required; ``many`` makes it a list of words.
+    A ``metavar`` without brackets makes the argument required; ``many`` makes it a list of words; ``plan`` adds the
+    flags of a scenario, which come first.
     """
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+    def make() -> list[inspect.Parameter]:
         position = inspect.Parameter.POSITIONAL_OR_KEYWORD
         kind: Any = list[str] if many else str | None if metavar.startswith("[") else str
         first = inspect.Parameter(
@@ -166,10 +202,9 @@ def with_flags(
                 kind, typer.Argument(help=argument, metavar=metavar, autocompletion=names_of("scenarios"))
             ],
         )
-        command.__signature__ = inspect.Signature([first, *map(parameter, flags)])  # type: ignore[attr-defined]
-        return command
+        return [first, *map(parameter, (*(scenario_flags() if plan else ()), *flags))]
 
-    return decorate
+    return with_parameters(make)
 
 
 def _completion(spelling: str) -> Callable[[str], list[str]] | None:

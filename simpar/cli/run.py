@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from simpar.cli.app import INTERRUPTED, JSON_HELP, OUR_FAULT, app, console, json_out
-from simpar.cli.flags import SCENARIO_FLAGS, Flag, parameter, scenario_flags
+from simpar.cli.flags import Flag, parameter, scenario_flags, values_by_key, with_parameters
 from simpar.errors import UserError
 
 RUN_FLAGS = (
@@ -133,8 +133,8 @@ RUN_FLAGS = (
 )
 
 
-def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the plan and steps as arguments, then every flag of the tables as an option."""
+def _parameters() -> list[inspect.Parameter]:
+    """The plan and steps as arguments, then every flag as an option."""
     by_name = inspect.Parameter.KEYWORD_ONLY
     plan = Annotated[
         str, typer.Argument(help="A plan, scenario file or shipped scenario", metavar="PLAN.json")
@@ -142,13 +142,11 @@ def _signature(command: Callable[..., Any]) -> Callable[..., Any]:
     steps = Annotated[int, typer.Option("--steps", help="Optimizer steps", min=1)]
     first = inspect.Parameter("plan", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=plan)
     count = inspect.Parameter("steps", by_name, annotation=steps)
-    options = map(parameter, (*SCENARIO_FLAGS, *RUN_FLAGS))
-    command.__signature__ = inspect.Signature([first, count, *options])  # type: ignore[attr-defined]
-    return command
+    return [first, count, *map(parameter, (*scenario_flags(), *RUN_FLAGS))]
 
 
 @app.command(epilog="Example: simpar run plan.json --steps 20 --nproc 4 --hardware profile.yaml")
-@_signature
+@with_parameters(_parameters)
 def run(plan: str, steps: int, **values: Any) -> int:
     """Train a plan with torch; show measured beside predicted values."""
     from simpar.runtime.experiment import Interrupted, conduct
@@ -162,7 +160,7 @@ def run(plan: str, steps: int, **values: Any) -> int:
     nodes.check()
     if (restarts := values["max_restarts"]) is not None and restarts < 0:
         raise UserError(f"--max-restarts {restarts}: allowed: 0 or more")
-    request = load_request(plan, scenario_flags(values), list(values["set_"] or []))
+    request = load_request(plan, values_by_key(values), list(values["set_"] or []))
     folder = Path(values["output"] or default_folder(plan)).resolve()
     options = {"steps": steps, "folder": str(folder), **_job_fields(values)}
     named_by = plan if values["hardware"] is None else HARDWARE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpar import formats
 from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
-from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, with_flags
+from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, Flag, values_by_key, with_flags
 from simpar.errors import Infeasible, UserError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ SEARCH_FLAGS = (
         "Write the candidates, the cells of --over, or the numbers of nodes as CSV, in SI units",
     ),
 )
-FLAGS = (*SCENARIO_FLAGS, *RUN_FLAGS, *FAILURE_FLAGS)
+FLAGS = (*RUN_FLAGS, *FAILURE_FLAGS)
 PLAN = "plan."
 OVER = {
     "model": "model", "hardware": "cluster.hardware", "nodes": "cluster.nodes", "seq-len": "training.seq_len",
@@ -140,6 +140,7 @@ SWITCHES = ("nvls", "sharp")
 @with_flags(
     (*FLAGS, *SEARCH_FLAGS),
     "A shipped scenario or a scenario file; values of searched axes in its plan are ignored",
+    plan=True,
 )
 def search(scenario: str | None, **values: Any) -> int:
     """Find the certified best layout, and say why others are slower.
@@ -154,14 +155,14 @@ def search(scenario: str | None, **values: Any) -> int:
         from simpar.cli.how_many import how_many_devices
 
         one_step = {**values, "objective": "time", "deadline": None}
-        made = _problem(scenario, one_step, scenario_flags(values, FLAGS))
+        made = _problem(scenario, one_step, values_by_key(values, FLAGS))
         return how_many_devices(made, values, lambda status: _progress(values, 1, status, brief=True))
     if values["over"]:
         return _grid(scenario, values)
     from simpar.planner.api import find_space
 
     table = _table_to_fill(values)
-    problem, loaded = _problem(scenario, values, scenario_flags(values, FLAGS))
+    problem, loaded = _problem(scenario, values, values_by_key(values, FLAGS))
     if table:
         from simpar.learn.suggest import check
 
@@ -301,7 +302,7 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     cells = []
     for combination in product(*axes.values()):
         at = dict(zip(axes, combination, strict=True))
-        flags = {**scenario_flags(values, FLAGS), **{OVER[axis]: value for axis, value in at.items()}}
+        flags = {**values_by_key(values, FLAGS), **{OVER[axis]: value for axis, value in at.items()}}
         cells.append(Cell(at, _problem(scenario, values, flags)[0]))
     workers, time_limit_s = _workers(values), _time_limit_s(values["time_limit"])
     with Console(stderr=True).status(f"0 of {len(cells)} searches ...") as status:

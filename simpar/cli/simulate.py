@@ -11,9 +11,8 @@ from simpar.cli.flags import (
     OPERATION_FLAGS,
     PERTURBATION_FLAGS,
     RUN_FLAGS,
-    SCENARIO_FLAGS,
     Flag,
-    scenario_flags,
+    values_by_key,
     with_flags,
 )
 
@@ -53,15 +52,16 @@ SIMULATE_FLAGS = (
 @app.command(epilog="Example: simpar simulate --model llama-3-8b --hardware dgx-h100 --seq-len 8192 "
              "--global-batch 64 --zero 3 --json result.json")  # fmt: skip
 @with_flags(
-    (*SCENARIO_FLAGS, *RUN_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS, *SIMULATE_FLAGS),
+    (*RUN_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS, *SIMULATE_FLAGS),
     "A shipped scenario, a scenario file or a plan file",
+    plan=True,
 )
 def simulate(scenario: str | None, **values: Any) -> int:
     """Simulate one layout: step time, memory and limiting factors."""
     from simpar.errors import UserError
     from simpar.scenario import load_scenario
 
-    flags = scenario_flags(values, (*SCENARIO_FLAGS, *RUN_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS))
+    flags = values_by_key(values, (*RUN_FLAGS, *PERTURBATION_FLAGS, *OPERATION_FLAGS))
     if values["over"]:
         from simpar.cli.sweep import swept
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from simpar.cli.app import app, console
-from simpar.cli.flags import RUN_FLAGS, SCENARIO_FLAGS, Flag, scenario_flags, with_flags
+from simpar.cli.flags import RUN_FLAGS, Flag, values_by_key, with_flags
 from simpar.errors import UserError
 
 UI_FLAGS = (
@@ -22,7 +22,7 @@ SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")  # without one, Linux has only text bro
 
 
 @app.command(epilog="Example: simpar ui llama-3.1-405b-16384-h100")
-@with_flags((*SCENARIO_FLAGS, *RUN_FLAGS, *UI_FLAGS), "A shipped scenario, a scenario file or a plan file")
+@with_flags((*RUN_FLAGS, *UI_FLAGS), "A shipped scenario, a scenario file or a plan file", plan=True)
 def ui(scenario: str | None, **values: Any) -> None:
     """Plan by hand in the browser; every change is simulated at once."""
     from simpar.scenario import load_scenario
@@ -30,7 +30,7 @@ def ui(scenario: str | None, **values: Any) -> None:
     port = values["port"]
     if port is not None and not 0 < port < 2**16:
         raise UserError(f"--port {port}: allowed: 1 to {2**16 - 1}")
-    flags, settings = scenario_flags(values, (*SCENARIO_FLAGS, *RUN_FLAGS)), list(values["set_"] or [])
+    flags, settings = values_by_key(values, RUN_FLAGS), list(values["set_"] or [])
     start = load_scenario(scenario or (None if flags or settings else SCENARIO), flags, settings)
     from simpar.ui.server import MISSING, Desk, listen, serve
 

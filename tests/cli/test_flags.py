@@ -2,13 +2,13 @@
 
 import re
 
-from simpar.cli.flags import SCENARIO_FLAGS
+from simpar.cli.flags import scenario_flags
 from simpar.plan.sync import SCHEMES
 
 
 def listed(name: str) -> list[str]:
     """The values that the help of a flag lists, in its order."""
-    (told,) = (flag.help for flag in SCENARIO_FLAGS if flag.name == name)
+    (told,) = (flag.help for flag in scenario_flags() if flag.name == name)
     return re.split(r", | or ", told.rpartition(": ")[2])
 
 

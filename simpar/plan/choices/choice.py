@@ -219,6 +219,9 @@ class Choice:
             object.__setattr__(self, "key", self.name)
         if not self.field:
             object.__setattr__(self, "field", self.name)
+        if self.flag is not None and not self.flag.spelling:
+            spelling = f"--{self.name.replace('_', '-')}"
+            object.__setattr__(self, "flag", replace(self.flag, spelling=spelling))
 
     @property
     def path(self) -> tuple[str, str]:
