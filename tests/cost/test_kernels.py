@@ -15,7 +15,7 @@ from simpar.cost.operators import (
 )
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.hardware.device import load_device
+from simpar.hardware.device import Device, load_device
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Attention
 from simpar.models.training import Training
@@ -52,6 +52,89 @@ def test_vectorised_equals_scalar() -> None:
     together = MODEL.gemm_time_s(m, n, k)
     alone = [float(MODEL.gemm_time_s(*shape)) for shape in zip(m, n, k, strict=True)]
     assert together.tolist() == alone
+
+
+PLAIN = {
+    "gemm_efficiency": 1.0, "gemm_efficiency_fp8": 1.0, "gemm_prologue_k": 0.0, "gemm_wave_overlap": 0.0,
+    "gemm_wgrad_loss": 0.0, "memory_efficiency": 1.0, "kernel_latency_us": 0.0, "attention_half_seq": 0.0,
+    "attention_tail": 0.0, "attention_score_dim": 0.0, "attention_forward_efficiency": 1.0,
+    "attention_backward_efficiency": 1.0,
+}  # fmt: skip
+
+
+def by_hand(num_sms: int = 1, **kernels: float) -> KernelModel:
+    """A device of 1e12 FLOP/s (8 bits: 2e12) and 1e12 bytes/s, all of which kernels reach, unless changed."""
+    peaks = {"bf16": TERA, "fp8": 2 * TERA}
+    device = Device(
+        name="by hand", peak_flop_per_s=peaks, memory_bytes=1e12, memory_bandwidth=TERA, num_sms=num_sms,
+        kernels={**PLAIN, **kernels},
+    )  # fmt: skip
+    return KernelModel(device)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "share"),
+    [(256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.8), (64, 64, 0.7)],
+)
+def test_every_tile_computes_its_own_size(rows: int, columns: int, share: float) -> None:
+    """2 x rows x columns x k FLOP on one multiprocessor; every halving of the tile loses a tenth."""
+    found = by_hand().gemm_time_s(rows, columns, 4096)
+    assert found == pytest.approx(2 * rows * columns * 4096 / 1e12 / share, rel=1e-12)
+
+
+def test_a_wave_on_several_multiprocessors() -> None:
+    """A wave is a tile on each of four: 2 rows columns k x 4 FLOP, whether or not there are as many tiles.
+
+    22 tiles are five waves and a half: they pay for six, less the share of the last one's idle part that overlaps. Four
+    tiles of 128 x 64, at 0.4 of the rate, are one wave where one of 256 x 128 would leave three multiprocessors idle.
+    """
+    wave_s = 2 * 256 * 128 * 4096 * 4 / 1e12
+    whole, part = (by_hand(4, gemm_small_tile_loss=0.3, gemm_wave_overlap=share) for share in (0.0, 0.5))
+    assert whole.gemm_time_s(256 * 22, 128, 4096) == pytest.approx(6 * wave_s, rel=1e-12)
+    assert part.gemm_time_s(256 * 22, 128, 4096) == pytest.approx(5.75 * wave_s, rel=1e-12)
+    assert whole.gemm_time_s(256, 128, 4096) == pytest.approx(wave_s / 4 / 0.4, rel=1e-12)
+    # the prologue counts as 1,024 more elements of k
+    assert by_hand(gemm_prologue_k=1024.0).gemm_time_s(256, 128, 4096) == pytest.approx(
+        2 * 256 * 128 * 5120 / 1e12
+    )
+
+
+def test_thin_products_move_their_matrices() -> None:
+    """1,024 x 2 x 1,024: 2 bytes of both operands and of the result, or 8 where it is read and added in fp32."""
+    model, ends = by_hand(), 2 * 2 * 2 * 1024
+    assert model.gemm_time_s(1024, 1024, 2, accumulate=True) == pytest.approx(
+        (ends + 8 * 2**20) / 1e12, rel=1e-12
+    )
+    assert model.gemm_time_s(1024, 1024, 0.5) == pytest.approx((ends / 4 + 2 * 2**20) / 1e12, rel=1e-12)
+
+
+def test_rates_that_a_profile_leaves_out() -> None:
+    """8-bit products have the clock of 16-bit ones; FlashAttention-2 is as fast as the fastest kernels."""
+    model = by_hand(sustained_clock=0.8)
+    assert replace(model, precision="fp8").rate("fp8") == pytest.approx(0.8 * 2e12)
+    shape = (2, 512, 16, 64)
+    for backward, flop in ((False, 2**30), (True, 2.5 * 2**30)):
+        for other in (model, replace(model, attention="flash2")):
+            time = other.attention_time_s(shape, context=512, seen=256, backward=backward)
+            assert time == pytest.approx(flop / 0.8e12, rel=1e-12)
+    twice = replace(model, attention_rate=2.0).attention_time_s(shape, context=512, seen=256, backward=False)
+    assert twice == pytest.approx(2**30 / 1.6e12, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mask", "context", "seen", "longest"),
+    [
+        (Attention(), 512, 256, 2), (Attention(causal=False), 512, 512, 1),
+        (Attention(window=64), 512, 64 - 64 * 64 / 1024, 2), (Attention(causal=False, document=128), 128, 128, 1),
+    ],
+)  # fmt: skip
+def test_the_longest_block_row_ends_last(mask: Attention, context: int, seen: float, longest: int) -> None:
+    """128 blocks of 128 queries on one multiprocessor: a tail of 0.5 is half of the longest row, 0.5 longest / 128."""
+    assert mask.mean_keys(512) == seen
+    time = by_hand(attention_tail=0.5).attention_time_s(
+        (2, 512, 16, 64), context=context, seen=seen, backward=False
+    )
+    assert time == pytest.approx(4 * 2 * 512 * 16 * 64 * seen * (1 + 0.5 * longest / 128) / 1e12, rel=1e-12)
 
 
 def test_waves_quantise() -> None:
