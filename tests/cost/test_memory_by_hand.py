@@ -1,0 +1,181 @@
+"""One number by hand for every term of a rank's memory: whole bytes, as its definition counts them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from simpar.cost.memory.allocator import held_outputs_bytes, reserve
+from simpar.cost.memory.bound import Flight
+from simpar.cost.memory.routed import experts_risk_bytes
+from simpar.cost.memory.static import Part, Term, parts_terms
+from simpar.cost.memory.widths import Widths, kept_widths, parameter_widths
+from simpar.cost.offload import host_memory, update_bytes
+from simpar.cost.optimizers import moment_bytes
+from simpar.layout.defaults import resolve
+from simpar.models.graph import Block, ModelGraph
+from simpar.models.mixture import Mixture, mixture
+from simpar.models.training import Training
+from simpar.plan.layouts import Layouts
+from simpar.plan.plan import Plan
+from simpar.plan.sharding import RankDims
+from simpar.stacks.stack import AllocatorHabits, Stack
+from simpar.units import MIB
+
+P, N = 1280, 4
+"""Parameters of a rank, and the data-parallel ranks that share them: 320 each."""
+MEMORY = {
+    "bucket_bytes": 4.0,
+    "gather_copies": True,
+    "gather_buffers": 2,
+    "allocator": {"workspace_bytes": 100.0},
+}
+
+
+def stack(**parts: object) -> Stack:
+    """A stack with bf16 parameters, fp32 gradients and states, master weights, and all that there is beside."""
+    return Stack.model_validate({"name": "by hand", "description": "all terms", "memory": MEMORY, **parts})
+
+
+def terms(of: Stack, **plan: object) -> dict[str, float]:
+    """Bytes by name, with how long they live where that is not always; nothing of terms without bytes."""
+    resolved = resolve(Plan(**{"dp": N, **plan}), of)
+    layouts = Layouts.of(resolved)
+    part = Part(P, P // layouts.shards, P * moment_bytes(resolved.numerics))
+    found: tuple[Term, ...] = parts_terms([part], resolved, of, layouts, residual_bytes=1000.0)
+    return {
+        f"{each.name} {each.alive}".removesuffix(" always"): float(each.size_bytes)
+        for each in found
+        if each.size_bytes
+    }
+
+
+REST = {"library workspaces": 100}
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        # 2 bytes stored, 4 of gradient and 4 of a bucket beside it, 4 of master weight and 8 of moments
+        ({}, {"stored": 2 * P, "gradients": 4 * P, "buckets apart": 4 * P, "states": 12 * P}),
+        # a rank's fourth of the states; the gather behind the update leaves 2 bytes of all and of the rank's share
+        (
+            {"zero": 1},
+            {"stored": 2 * P, "gradients": 4 * P, "buckets apart": 4 * P, "states": 12 * 320,
+             "copies of gathered parameters between": 2 * (P + 320)},
+        ),
+        (
+            {"zero": 2},
+            {"stored": 2 * P, "gradients": 4 * 320, "buckets apart": 4 * P, "states": 12 * 320,
+             "copies of gathered parameters between": 2 * (P + 320)},
+        ),
+        ({"zero": 3}, {"stored": 2 * 320, "gradients": 4 * 320, "states": 12 * 320}),
+        # two replicas of two shards each
+        ({"zero": 3, "hsdp": 2}, {"stored": 2 * 640, "gradients": 4 * 640, "states": 12 * 640}),
+        # under ZeRO-2 of FSDP parameters stay gathered through all passes
+        (
+            {"zero": 2, "data_parallel": {"kind": "fsdp", "zero": 2}},
+            {"stored": 2 * 320, "gradients": 4 * 320, "states": 12 * 320, "gathered for all passes passes": 2 * P,
+             "copies of gathered parameters between": 2 * (P + 320)},
+        ),
+        # one rank has no bucket to send
+        ({"dp": 1}, {"stored": 2 * P, "gradients": 4 * P, "states": 12 * P}),
+        # sequence parallelism: two buffers of a residual stream of 1,000 bytes
+        ({"dp": 1, "tp": 2}, {"stored": 2 * P, "gradients": 4 * P, "states": 12 * P, "gathered rows": 2000}),
+        # half of the states, and of the gradients that wait for them, are on the host
+        (
+            {"dp": 1, "offload_optimizer": "cpu", "offload_ratio": 0.5, "offload_gradients": True},
+            {"stored": 2 * P, "gradients": 4 * P / 2, "states": 12 * P / 2},
+        ),
+        ({"zero": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu", "offload_gradients": False},
+         {"gradients": 4 * 320}),
+        # DiLoCo's outer optimizer: the parameters at the beginning of a round and a momentum, 4 bytes each
+        (
+            {"sync": "diloco", "sync_every": 8},
+            {"stored": 2 * P, "gradients": 4 * P, "buckets apart": 4 * P, "states": 20 * P},
+        ),
+    ],
+)  # fmt: skip
+def test_terms_of_parameters(plan: dict[str, object], expected: dict[str, float]) -> None:
+    """Parameters, gradients, buckets, states, copies and buffers of 1,280 parameters on four ranks."""
+    assert terms(stack(), **plan) == {**expected, **REST}
+
+
+def test_widths() -> None:
+    """Stored in fp32 nothing has a master copy; parameter servers keep the states of their workers."""
+    plan, wide = resolve(Plan(dp=2), stack()), stack(numerics={"parameter_dtype": "fp32"})
+    assert kept_widths(plan, stack()) == Widths(stored=2, gradient=4, compute=2, master=4, moments=8)
+    assert kept_widths(plan, stack()).states == 12
+    assert (kept_widths(plan, wide).stored, kept_widths(plan, wide).master) == (4, 0)
+    served = resolve(Plan(dp=2, sync="asp", servers=1), stack())
+    assert (parameter_widths(served, stack()).states, kept_widths(served, stack()).states) == (0, 12)
+
+
+def test_the_allocator_rounds_to_segments_of_2_mib() -> None:
+    """10 MiB that stay, 20 that move: with gaps of 5 % and 10 % of churn 33, so 34, and 5 freed ones on top, so 40.
+
+    First steps need 20 % more of what moves and nothing of what is freed: 37, so 38. Without churn 36, and 32 + 9.
+    """
+    habits = AllocatorHabits(fragmentation=0.05, churn=0.1, settling=0.2)
+    result = reserve(10.0 * MIB, 20.0 * MIB, habits, held_bytes=5.0 * MIB)
+    assert (result.needed_bytes / MIB, result.reserved_bytes / MIB) == (38, 40)
+    quiet = reserve(10.0 * MIB, 20.0 * MIB, habits, alternates=False, held_bytes=9.0 * MIB)
+    assert (quiet.needed_bytes / MIB, quiet.reserved_bytes / MIB) == (36, 42)
+
+
+def test_what_lives_on_the_host() -> None:
+    """Of 1,000 parameters half of whose states are away: 12 bytes of states, 4 of gradients; 2 of all parameters.
+
+    AdamW reads a gradient, a parameter and two moments, 16 bytes, writes the last three, 12, and a copy of 2.
+    """
+    plan = resolve(
+        Plan(dp=2, zero=3, offload_optimizer="cpu", offload_parameters="cpu", offload_ratio=0.5), stack()
+    )
+    held = host_memory(plan, stack(), 1000.0, 77.0)
+    assert (held.optimizer_bytes, held.gradients_bytes, held.parameters_bytes) == (6000.0, 2000.0, 2000.0)
+    assert (held.activations_bytes, held.nvme_bytes, held.memory_bytes) == (77.0, 0.0, 10_077.0)
+    drives = resolve(Plan(dp=2, zero=3, offload_optimizer="nvme", offload_parameters="nvme"), stack())
+    away = host_memory(drives, stack(), 1000.0, 0.0)
+    assert (away.nvme_bytes, away.memory_bytes) == (14_000.0, 4_000.0)
+    assert update_bytes(plan, stack()) == 30.0
+
+
+def test_outputs_that_a_stream_still_holds() -> None:
+    """Three partial sums; where the host is held up, as many as get ahead: 1F1B of 4 has 4, 3, 2, 1 in flight.
+
+    Beyond two microbatches in flight the queue fills by thirds: 2/3, 1/3, 0 and 0 of the three.
+    """
+    of = stack(memory={"allocator": {"held_outputs": 3.0}})
+    plan, training = resolve(Plan(dp=1, pp=4), of), Training(seq_len=16, global_batch=8)
+    assert held_outputs_bytes(plan, training, of, 0, 100.0) == 300.0
+    held = [held_outputs_bytes(plan, training, of, rank, 100.0, held_up=True) for rank in range(4)]
+    assert held == pytest.approx([200.0, 100.0, 0.0, 0.0])
+
+
+def test_routed_tokens_on_the_fullest_of_two_ranks() -> None:
+    """4 layers hold 12 microbatches' copies; h = f = 64, 1,024 tokens to 2 experts each: C = 2,048 copies of h.
+
+    Saved: what arrives, gate and up, and the product, 2 (h + 2 f + f) = 8 h bytes a copy. Layers vary independently:
+    12 x 8 h / sqrt(4). Beside them, while experts' outputs come back, the gradient's copies and two exchange buffers of
+    combine: 6 h. Dice alone, the fullest of two ranks has M sqrt(1 / C) more, M = max of two normals: mean 1/sqrt(pi),
+    variance 1 - 1/pi, less the 1/2 of their mean.
+    """
+    sizes = Mixture(experts=8, topk=2, expert_ffn=64)
+    block, end = Block("layer", tuple(mixture("input", sizes))), Block("end", ())
+    dims = {"hidden": 64, "batch": 2, "seq": 512, **sizes.dims}
+    graph = ModelGraph("by hand", dims, {"layer": block}, ("layer",) * 4, end, end, tied_embeddings=False)
+    local = {**dims, "experts": 4}
+    one = np.ones(1, dtype=np.int64)
+    flight = Flight(
+        (("layer", "none"),), 0 * one, one[None] * 4, one[None] * 12, one, np.stack([one] * 2), np.stack([one] * 2),
+        np.stack([0 * one] * 2), np.stack([one > 0] * 2), one > 0, one < 0,
+    )  # fmt: skip
+    plan = resolve(Plan(dp=2, ep=2), Stack(name="none", description=""))
+    rank = RankDims(local, local, {**local, "load": 1.0})
+    habits = (plan, Stack(name="none", description=""))
+    mean, deviation = experts_risk_bytes(graph, flight, rank, habits, 0 * one, (0.0, 0.0))
+    routed = 2048 * 64 * math.sqrt((12 * 8) ** 2 / 4 + 6**2)
+    assert float(mean[0]) == pytest.approx(routed / math.sqrt(math.pi * 2048), rel=1e-5)
+    assert float(deviation[0]) == pytest.approx(routed * math.sqrt((0.5 - 1 / math.pi) / 2048), rel=1e-4)
