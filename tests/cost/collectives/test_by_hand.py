@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives.algorithms import ALGORITHMS
-from simpar.cost.collectives.lines import unit_loads
+from simpar.cost.collectives.lines import Line, candidates, considered, lines, unit_loads
+from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import place
 
 from .conftest import make_toy
@@ -192,3 +193,108 @@ def test_rates_of_channels_and_multiprocessors() -> None:
         is dispatch.rate_cap("dispatch 2 8 1 1", inside, values)
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("op", "where", "automatic"),
+    [
+        ("all_reduce", "inside", {"ring", "nvls"}), ("all_reduce", "near pair", {"ring"}),
+        ("all_reduce", "three", {"ring", "nvls"}), ("all_reduce", "far pair", {"ring", "tree", "sharp"}),
+        ("all_reduce", "across", {"ring", "tree", "sharp"}), ("all_reduce", "mixed", {"ring", "tree", "nvls", "sharp"}),
+        ("all_gather", "inside", {"ring"}), ("all_gather", "far pair", {"ring", "halving_doubling"}),
+        ("reduce_scatter", "across", {"ring", "halving_doubling"}), ("reduce_scatter", "mixed", {"ring"}),
+        ("broadcast", "mixed", {"ring"}), ("scatter", "mixed", {"star"}), ("all_to_all", "mixed", {"direct"}),
+    ],
+)  # fmt: skip
+def test_what_the_library_takes_by_itself(op: str, where: str, automatic: set[str]) -> None:
+    """Trees and SHARP between nodes, NVLS from three devices of a node on, PAT with one device a node."""
+    placed = place(np.array([GROUPS[where]]), make_toy(4, up={"nvls": True}, out={"sharp": True}))
+    assert {each.NAME for each in considered(op, placed)} == automatic
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "op", "group", "crossing"),
+    [
+        # the second node sends to the third and the fourth to the first: 2 x 3/4 each
+        ("ring", "all_reduce", [0, 8, 16, 24], 1.5),
+        # a quarter to each of two nodes under the other leaf, from both nodes of a leaf
+        ("direct", "all_to_all", [0, 8, 16, 24], 2 * 2 / 4),
+        # two of three copies that leave cross: 2/3 of 3/4, from both
+        ("dispatch", "dispatch 2 8 1 1", [0, 8, 16, 24], 2 * 2 / 3 * 3 / 4),
+        ("dispatch", "dispatch 2 8 1 1", [0, 16], 1 / 2),
+    ],
+)
+def test_links_of_leaves(algorithm: str, op: str, group: list[int], crossing: float) -> None:
+    """Two nodes under each leaf: bytes up from one and down to the other."""
+    cluster = make_toy(4, out={"nodes_per_leaf": 2})
+    edges = unit_loads(op, place(np.array([group]), cluster), ALGORITHMS[algorithm])
+    leaves = np.array(["leaf" in cluster.link_name(link) for link in edges.link_id.tolist()])
+    assert leaves.sum() == 4
+    np.testing.assert_allclose(edges.coefficient[leaves], crossing, rtol=1e-11)
+
+
+def test_what_is_lost_of_ports_and_nics() -> None:
+    """Shares of 0.8 and 0.9, less pair losses, losses for every doubling beyond two, and losses of gathers alone.
+
+    Inside: 0.8 (1 - 0.2 (2/8)^2) 0.95^2. Mixed: 0.8 (1 - 0.2 (2/4)^2) 0.5 0.95 of a port, and no doubling of nodes;
+    across: 0.9 x 0.97, of a gather 0.9 x 0.97 x 0.99. Latency: 20 us, 3 a member, 4 where there are several nodes, and
+    hops of 2 us a port or 10 us a network card.
+    """
+    values = {
+        **parameters(make_toy(1)), "port_efficiency": 0.8, "nic_efficiency": 0.9, "pair_loss": 0.2,
+        "port_scale_loss": 0.05, "nic_scale_loss": 0.03, "gather_scale_loss": 0.01, "gather_share": 0.7,
+        "far_port_share": 0.5, "base_us": 20.0, "member_us": 3.0, "far_member_us": 4.0, "port_hop_us": 2.0,
+        "nic_hop_us": 10.0, "ll_hop_factor": 0.5, "ll_efficiency": 0.25,
+    }  # fmt: skip
+
+    def ring(op: str, where: str) -> dict[str, Line]:
+        (placed,) = candidates(op, place(np.array([GROUPS[where]]), make_toy(4)), "ring")
+        return {line.protocol: line for line in lines(placed, values)}
+
+    inside, mixed, across = (ring("all_reduce", where) for where in ("inside", "mixed", "across"))
+    port = 0.8 * (1 - 0.2 / 16) * 0.95**2
+    assert inside["simple"].port_share == pytest.approx(port)
+    assert inside["simple"].seconds_per_byte == pytest.approx(14 / 8 / (100e9 * port))
+    assert inside["simple"].latency_s == pytest.approx((20 + 8 * 3 + 14 * 2) * 1e-6)
+    assert inside["ll"].latency_s == pytest.approx((20 + 8 * 3 + 14 * 2 * 0.5) * 1e-6)
+    assert inside["ll"].port_share == pytest.approx(port / 4)
+    assert mixed["simple"].port_share == pytest.approx(0.8 * (1 - 0.2 / 4) * 0.5 * 0.95)
+    assert mixed["simple"].nic_share == pytest.approx(0.9)
+    assert across["simple"].nic_share == pytest.approx(0.9 * 0.97)
+    assert across["simple"].latency_s == pytest.approx((20 + 4 * 4 + 6 * 10) * 1e-6)
+    assert ring("all_gather", "across")["simple"].nic_share == pytest.approx(0.9 * 0.97 * 0.99)
+    assert ring("all_gather", "inside")["simple"].port_share == pytest.approx(0.7 * port)
+    # members that are late delay each gibibyte once
+    assert inside["simple"].rate_cap_bytes_per_s == pytest.approx(2**30 / (8 * 3e-6))
+
+
+def test_a_bridge_between_sockets() -> None:
+    """Of a PCIe node of eight: f flows reach 0.6 f / (f + 0.5) of a port together.
+
+    A ring of eight crosses with one flow, 0.4. Two rings of every second device share it: 0.6 x 2 / 2.5 / 2 = 0.24. An
+    all-to-all of eight has 16 flows, 0.6 x 16 / 16.5, for 16/7 of what a port sends. Four neighbours do not cross.
+    """
+    toy = make_toy(1, up={"kind": "pcie"})
+    values = {**parameters(toy), "host_bridge_share": 0.6, "host_bridge_flows": 0.5}
+
+    def share(op: str, group: list[int], algorithm: str) -> float:
+        (placed,) = candidates(op, place(np.array([group]), toy), algorithm)
+        return {line.protocol: line for line in lines(placed, values)}["simple"].port_share
+
+    assert share("all_reduce", list(range(8)), "ring") == pytest.approx(0.4)
+    assert share("all_reduce", [0, 2, 4, 6], "ring") == pytest.approx(0.24)
+    assert share("all_to_all", list(range(8)), "direct") == pytest.approx(0.6 * 16 / 16.5 * 7 / 16)
+    assert share("all_reduce", [0, 1, 2, 3], "ring") == 1.0
+
+
+def test_links_of_a_mesh_and_of_a_torus() -> None:
+    """Four of eight devices use three of the seven links of a mesh port; eight in a circle are 16/7 links apart."""
+    mesh, circle = (
+        make_toy(1, up={"kind": "mesh"}),
+        make_toy(1, up={"kind": "torus", "dims": [8]}),
+    )
+    (placed,) = candidates("all_reduce", place(np.array([[0, 1, 2, 3]]), mesh), "ring")
+    assert {line.port_share for line in lines(placed, parameters(mesh))} == {3 / 7}
+    edges = unit_loads("all_to_all", place(np.array([GROUPS["inside"]]), circle), ALGORITHMS["direct"])
+    # 1 + 2 + 3 + 4 + 3 + 2 + 1 hops of S/8
+    assert edges.coefficient.tolist() == pytest.approx([16 / 8] * 16)
