@@ -17,10 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 import simpar
-from simpar.errors import UserError
+from simpar.errors import BadCall, UserError
 from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
@@ -194,7 +192,7 @@ def outcome(seed: int) -> tuple[str, list[str]]:
     case = drawn(seed)
     try:
         result = run(case)
-    except ValidationError:
+    except BadCall:
         return "invalid", []
     except UserError as error:
         return "refused", [f"refusal of several lines: {error}"] if "\n" in str(error) else []

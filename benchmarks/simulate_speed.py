@@ -129,7 +129,7 @@ def main() -> None:
     base: list[float] = []
     for devices in WIDTHS:
         alike, classes = question(devices, Perturbation())
-        slow, more = question(devices, Perturbation({77: 1.2}))
+        slow, more = question(devices, Perturbation(slow_ranks={77: 1.2}))
         row = [alike, slow, simulated(devices)]
         base = base or row
         cells = [f"{seconds:.3f} s {seconds / first:6.2f}" for seconds, first in zip(row, base, strict=True)]

@@ -16,10 +16,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from simpar.diagnosis.answer import explain
     from simpar.errors import Infeasible, UserError
-    from simpar.hardware.catalogue import load_cluster
+    from simpar.hardware import cluster as clusters
     from simpar.hardware.device import load_device
+    from simpar.hardware.profile import ClusterProfile
     from simpar.models.graph import ModelGraph
     from simpar.models.training import Training
     from simpar.plan.mesh import Mesh
@@ -37,17 +40,21 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario, load_scenario
     from simpar.simulation import simulate
     from simpar.stacks.stack import load_stack
-    from simpar.tracing.load import load_model
 
-    Cluster = load_cluster
-    Model = load_model
+    # as type checkers should see them: a call of either gives an object of the class that it stands for
+    class Model(ModelGraph):  # noqa: D101
+        def __init__(self, name: str | Path, *, seq_len: int = 256) -> None: ...
+
+    class Cluster(clusters.Cluster):  # noqa: D101
+        def __init__(self, profile: str | Path | ClusterProfile, nodes: int | None = None) -> None: ...
+
 
 __version__ = "0.2.0"
 
 _CONTENTS = (
-    ("Model", "tracing.load:load_model", "a model by name, config.json or module:function of yours"),
+    ("Model", "inputs:Model", "a model by name, config.json or module:function of yours"),
     ("ModelGraph", "models.graph:ModelGraph", "what Model gives: operators with named dims"),
-    ("Cluster", "hardware.catalogue:load_cluster", "nodes of a hardware profile"),
+    ("Cluster", "inputs:Cluster", "nodes of a hardware profile"),
     ("load_device", "hardware.device:load_device", "one accelerator's rates and memory"),
     ("Training", "models.training:Training", "sequence length and global batch"),
     ("Plan", "plan.plan:Plan", "how the step is split; save and load"),

@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from simpar.errors import BadCall
-from simpar.files import allowed, suggest
+from simpar.files import allowed, refused, short, suggest
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
+Taken = TypeVar("Taken")
+WORDS: dict[type, str] = {Mapping: "a dict", str: "a name or path", Path: ""}
+
+
+class Strict(BaseModel):
+    """The base of simpar's pydantic models: frozen, no key but its own, defined when first used.
+
+    A wrong call raises BadCall in simpar's words; ``model_validate`` raises pydantic's ValidationError, as it does for
+    parts of a model, so that the whole of a file can name the place of every problem.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    def __init__(self, *unnamed: Any, **data: Any) -> None:
+        name = type(self).__name__
+        if unnamed:
+            raise BadCall(
+                f"{name}: takes its values by name, as in {name}({next(iter(type(self).model_fields))}=...)"
+            )
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise refused(type(self), error) from None
+
+    # without this mark pydantic would call __init__ for every part of a model, and lose its place in a file
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 def refuses_unknown_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """The function, whose refusal of an unknown keyword names the nearest one that it takes."""
-    known = signature(function).parameters
+    known = [name for name in signature(function).parameters if name not in ("self", "cls")]
+    called = function.__qualname__.removesuffix(".__new__").removesuffix(".__init__")
 
     @wraps(function)
     def checked(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Returned:
         for name in keywords:
             if name not in known:
                 raise BadCall(
-                    f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                    f"{called}() got an unexpected keyword argument {name!r}"
                     f"{suggest(name, known) or allowed(known)}"
                 )
         return function(*arguments, **keywords)
 
     return checked
+
+
+def taken(value: Any, kind: type[Taken], argument: str, ways: Mapping[type, Callable[[Any], Taken]]) -> Taken:
+    """The ``argument`` of a call as a ``kind``: one already, or made in the way of its type. Raises BadCall."""
+    if isinstance(value, kind):
+        return value
+    for way, make in ways.items():
+        if isinstance(value, way):
+            return make(value)
+    kinds = ", ".join(filter(None, (WORDS.get(each, each.__name__) for each in (kind, *ways))))
+    raise BadCall(f"{argument} = {short(value)}: is of type {type(value).__name__}; allowed: {kinds}")

@@ -13,8 +13,8 @@ class UserError(Exception):
     """
 
 
-class BadCall(UserError, TypeError):
-    """A call in Python with an unknown keyword, or with a value of a type that is not taken."""
+class BadCall(UserError, TypeError, ValueError):
+    """A call in Python with an unknown keyword or a value that is not allowed; also what Python itself raises there."""
 
 
 class Infeasible(UserError):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from simpar.errors import UserError
+from simpar.errors import BadCall, UserError
 from simpar.plain import MAX_DEPTH, Location, Nodes, dotted, printable, scalar_fault
 from simpar.units import KB, KIB, MIB
 
@@ -27,6 +27,7 @@ MAX_BYTES = 64 * MIB  # a result with its timeline
 MAX_YAML_BYTES = MIB  # the parser reads some 100 kB/s: what is larger is data, and data is JSON
 MAX_LINED_BYTES = 256 * KIB  # of JSON whose lines are looked up
 MAX_LISTED = 40  # names in a message
+LEAST_PART = 3  # letters of a name that may be the beginning of another
 MAX_SHOWN = 4  # keys of a section that is written out
 COMMAND_LINE = "command line"
 UNKNOWN, MISSING = "extra_forbidden", "missing"  # what pydantic calls them
@@ -232,11 +233,23 @@ def parse(
     try:
         return model.model_validate(document.data, context={"file": True})
     except ValidationError as error:
-        order = {UNKNOWN: 0, MISSING: 2}
-        problems = sorted(_meant(error.errors()), key=lambda item: order.get(item["type"], 1))
-        if problems[0]["type"] == UNKNOWN:
-            problems = [item for item in problems if item["type"] != MISSING]
-        raise UserError("\n".join(_problem(document, model, item, also) for item in problems)) from None
+        raise UserError("\n".join(_problems(document, model, error, also))) from None
+
+
+def refused(model: type[BaseModel], error: ValidationError) -> BadCall:
+    """The error of a call of a pydantic ``model``: its name, and the first problem as :func:`parse` words it."""
+    return BadCall(_problems(Document({}, model.__name__, {}), model, error)[0])
+
+
+def _problems(
+    document: Document, model: type[BaseModel], error: ValidationError, also: Iterable[str] = ()
+) -> list[str]:
+    """The problems in words, in the order of :func:`parse`."""
+    order = {UNKNOWN: 0, MISSING: 2}
+    problems = sorted(_meant(error.errors()), key=lambda item: order.get(item["type"], 1))
+    if problems[0]["type"] == UNKNOWN:
+        problems = [item for item in problems if item["type"] != MISSING]
+    return [_problem(document, model, item, also) for item in problems]
 
 
 def _meant(problems: Sequence[Any]) -> Sequence[Any]:
@@ -328,10 +341,18 @@ def homes(model: type[BaseModel], key: str) -> list[str]:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the nearest option, or "". Case is ignored."""
+    """``; did you mean 'x'?`` for the nearest option, or "". Case is ignored.
+
+    The nearest is the shortest that begins with the name or, failing that, has it inside; else the one with the fewest
+    changes.
+    """
     by_lower = {option.lower(): option for option in options}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+    part = name.lower()
+    longer = [option for option in by_lower if part in option and len(part) >= LEAST_PART]
+    close = difflib.get_close_matches(part, list(by_lower), n=1, cutoff=0.6)
+    nearest = min(longer, key=lambda option: (not option.startswith(part), len(option)), default=None)
+    nearest = nearest or (close[0] if close else None)
+    return f"; did you mean {by_lower[nearest]!r}?" if nearest else ""
 
 
 def written_out(text: object) -> str:

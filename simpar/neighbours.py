@@ -141,7 +141,7 @@ def inputs_of(result: Result) -> dict[str, Any]:
     slow = {int(rank): factor for rank, factor in setup.perturbation.get("slow_ranks", {}).items()}
     sigma, seed = setup.perturbation.get("jitter_sigma", 0.0), setup.engine.get("seed", 0)
     seeds = setup.perturbation.get("jitter_seeds", 1)
-    inputs["perturbation"] = Perturbation(slow, jitter_sigma=sigma, seed=seed, seeds=seeds)
+    inputs["perturbation"] = Perturbation(slow_ranks=slow, jitter_sigma=sigma, seed=seed, seeds=seeds)
     inputs["flops_convention"] = result.speed.flops_convention
     again = simulate(**inputs, with_timeline=False).step_time_s
     if abs(again - result.step_time_s) > TOLERANCE * again:
@@ -168,7 +168,7 @@ class _Runner:
         try:
             plan = self.plan.with_values(**whole)
             found = simulate(**{**self.inputs, "plan": plan, "with_timeline": False})
-        except (UserError, ValueError) as error:
+        except UserError as error:
             return _Tried(change, Trial(change=flags, refused=_one_line(error)))
         return _Tried(
             change,

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from simpar import files
+from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.formats import HOW_MANY, SEARCH, check_answer, is_simulated
 from simpar.hardware.operation import Operation
@@ -31,11 +32,7 @@ if TYPE_CHECKING:
 Read = TypeVar("Read", bound=BaseModel)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class ClusterChoice(_Part):
+class ClusterChoice(Strict):
     """Which hardware profile, and how many nodes of it."""
 
     hardware: str | MixedProfile | ClusterProfile = Field(
@@ -68,7 +65,7 @@ class ClusterChoice(_Part):
         return priced(cluster, self.price_per_device_hour).with_degraded(degraded)
 
 
-class Jitter(_Part):
+class Jitter(Strict):
     """Independent lognormal factors on the kernels of every pass of every rank."""
 
     sigma: Sigma
@@ -76,7 +73,7 @@ class Jitter(_Part):
     seeds: Seeds = 1
 
 
-class Perturbations(_Part):
+class Perturbations(Strict):
     """What makes ranks and links differ from the nominal cluster."""
 
     slow_ranks: dict[Rank, SlowFactor] = Field(
@@ -90,10 +87,12 @@ class Perturbations(_Part):
     def of_ranks(self) -> Perturbation:
         """Slow ranks and jitter as :func:`simpar.simulate` takes them."""
         jitter = self.jitter or Jitter(sigma=0)
-        return Perturbation(self.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed, seeds=jitter.seeds)
+        return Perturbation(
+            slow_ranks=self.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed, seeds=jitter.seeds
+        )
 
 
-class Published(_Part):
+class Published(Strict):
     """A published figure for the same run, shown beside the prediction, and its source."""
 
     source: str = Field(description="citation: paper and table, or repository, commit and file")
@@ -105,7 +104,7 @@ class Published(_Part):
     note: str = ""
 
 
-class Scenario(_Part):
+class Scenario(Strict):
     """What is trained (``model``, ``training``), on what (``cluster``) and how it is split (``plan``).
 
     >>> import simpar

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from simpar.calls import refuses_unknown_keywords
 from simpar.cost.kernels import KernelModel
@@ -12,6 +14,7 @@ from simpar.engine import choose_engine, choose_engine_here
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
+from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
 from simpar.layout.defaults import resolve, under
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
@@ -48,13 +51,13 @@ CONVENTIONS = ("full", "causal")
 
 @refuses_unknown_keywords
 def simulate(
-    model: ModelGraph | str,
-    cluster: Cluster,
-    plan: Plan,
-    training: Training,
+    model: ModelGraph | str | Path,
+    cluster: Cluster | str | Path,
+    plan: Plan | Mapping[str, Any] | str | Path,
+    training: Training | Mapping[str, Any],
     *,
     stack: Stack | str | None = None,
-    perturbation: Perturbation | None = None,
+    perturbation: Perturbation | Mapping[str, Any] | None = None,
     engine: str = "auto",
     seed: int | None = None,
     flops_convention: Literal["full", "causal"] = "full",
@@ -62,6 +65,9 @@ def simulate(
     noise_scale_tokens: float | None = None,
 ) -> Result:
     """Simulate one optimizer step of a layout.
+
+    Models and clusters may be given by name or file, plans as a file or a dict of what :class:`simpar.Plan` takes, the
+    training as a dict of its fields.
 
     ``stack`` is the training software (a name, or a :class:`Stack`); by default that of the plan, else Megatron.
     ``perturbation`` is what makes ranks differ (slow ranks, jitter), and ``seed`` replaces its seed. ``engine`` is
@@ -72,17 +78,18 @@ def simulate(
     model and cluster, or an option is unknown, and where its value is. A layout that does not fit in memory is no
     error: see ``Result.fits``.
 
-    >>> import simpar
-    >>> cluster, training = simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=64)
-    >>> result = simulate("gpt2", cluster, simpar.Plan(zero=1, micro_batch=8), training)
+    >>> training = {"seq_len": 1024, "global_batch": 64}
+    >>> result = simulate("gpt2", "dgx-h100", {"zero": 1, "micro_batch": 8}, training)
     >>> result.fits, result.setup.plan["mesh"]["dp"]
     (True, 8)
     """
+    cluster, plan, training = as_cluster(cluster), as_plan(plan), as_training(training)
+    model = as_model(model, training.seq_len)
     convention = choose(flops_convention, CONVENTIONS, "FLOP convention")
     job = make_job(model, cluster, plan, training, stack)
-    perturbation = perturbation or Perturbation()
+    perturbation = as_perturbation(perturbation)
     if seed is not None:
-        perturbation = replace(perturbation, seed=seed)
+        perturbation = perturbation.model_copy(update={"seed": seed})
     lowered = lower_job(job, cluster, perturbation)
     check_countable(lowered.program)
     name, run = choose_engine(engine, lowered.program)
@@ -108,7 +115,7 @@ def without_slow_ranks_ns(
     """The step if no rank were slow, in nanoseconds; None where none is."""
     if not perturbation.slow_ranks:
         return None
-    nominal = lower_job(job, cluster, replace(perturbation, slow_ranks={})).program
+    nominal = lower_job(job, cluster, perturbation.model_copy(update={"slow_ranks": {}})).program
     return choose_engine(engine, nominal)[1](nominal).makespan_ns
 
 

@@ -305,3 +305,20 @@ def test_bundled_files_have_the_name_they_state(kind: str) -> None:
     assert files
     if kind != "scenarios":
         assert all(load(path).data["name"] == name for name, path in files.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("h100-sxm", "h100-sxm-80gb"),  # the beginning of a name comes before a name with one letter changed
+        ("sxm-80gb", "a100-sxm-80gb"),  # so does a part of one, and a beginning before a part
+        ("h200sxm", "h200-sxm"),
+        ("H100-SXM-80", "h100-sxm-80gb"),
+        ("tp", None),  # two letters are part of too much
+        ("zzz", None),
+    ],
+)
+def test_the_nearest_name_begins_like_the_one_given(name: str, nearest: str | None) -> None:
+    """Else it has it inside, or the fewest changes."""
+    names = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm", "http-node")
+    assert suggest(name, names) == (f"; did you mean {nearest!r}?" if nearest else "")

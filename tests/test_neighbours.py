@@ -157,7 +157,7 @@ def test_a_saved_result_gives_the_same_advice(inputs, few):
 
 def test_a_result_holds_what_made_ranks_differ(inputs):
     """Slow ranks, jitter and its seed stand in the JSON, and the run can be repeated from there."""
-    perturbed = Perturbation({2: 1.5}, jitter_sigma=0.05, seed=7)
+    perturbed = Perturbation(slow_ranks={2: 1.5}, jitter_sigma=0.05, seed=7)
     saved = Result.from_json(simulate(**{**inputs, "perturbation": perturbed}).to_json())
     assert saved.setup.engine["seed"] == 7
     assert saved.setup.perturbation == {

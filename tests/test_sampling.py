@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 import simpar
 from simpar import sampling
@@ -138,5 +137,5 @@ def test_no_jitter_makes_kernels_faster_than_the_device(sigma: float) -> None:
 )  # fmt: skip
 def test_what_perturbs_has_bounds(wrong: dict[str, Any]) -> None:
     """In Python as in files: factors are 1 to 1,000, deviations 0 to 1, samples at least one."""
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
+    with pytest.raises(UserError, match=next(iter(wrong))):
         simpar.Perturbation(**wrong)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from simpar.calls import Strict
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read as read_config
 from simpar.models.training import Training
@@ -16,11 +15,7 @@ from simpar.units import KIB, MIB
 Kind = Literal["operator", "product", "stream", "optimizer", "gradient", "collective", "wrapper", "step"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Walk(_Part):
+class Walk(Strict):
     """A decoder whose operators are timed one by one on ``batch`` sequences of ``seq_len`` tokens."""
 
     model: dict[str, Any]
@@ -71,7 +66,7 @@ class Request(Handed):
         return (*sizes, self.ranks) if self.ranks > 1 else ()
 
 
-class Sample(_Part):
+class Sample(Strict):
     """One measurement: the median of ``repeats`` times and their spread, (p90 - p10) / median.
 
     ``name`` and ``shape`` identify it: an operator of walk ``shape[0]``, a product (m, n, k), a collective of (members,

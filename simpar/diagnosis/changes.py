@@ -14,7 +14,6 @@ from math import exp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from simpar.diagnosis.measured import Measured
 from simpar.errors import UserError
@@ -126,7 +125,9 @@ def find_changes(seen: Seen, scenario: Scenario, before: Result, progress: Progr
         perturbation = inputs["perturbation"]
         inputs = {
             **inputs,
-            "perturbation": replace(perturbation, slow_ranks={**perturbation.slow_ranks, **slow}),
+            "perturbation": perturbation.model_copy(
+                update={"slow_ranks": {**perturbation.slow_ranks, **slow}}
+            ),
         }
     base = simulate(**{**inputs, "with_timeline": False})
     trial = _Trial(seen.step_time_s, base, hear)
@@ -223,7 +224,7 @@ class _Trial:
         try:
             changed_plan = {} if plan is None else {"plan": plan()}
             found = simulate(**{**inputs, **changed_plan, "with_timeline": False})
-        except (UserError, ValidationError) as error:
+        except UserError as error:
             return Gain(name, refused=str(error).splitlines()[-1].strip())
         ratio = found.step_time_s / self.base.step_time_s
         errors = self._errors(found)

@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import Field, field_validator
 
 from simpar import files
+from simpar.calls import Strict
 
 OTHER = "other"
 """The class of kernels that no pattern matches; they are listed by name, to be added to a table."""
@@ -32,10 +33,9 @@ def _checked(patterns: tuple[str, ...]) -> tuple[str, ...]:
     return patterns
 
 
-class KernelClass(BaseModel):
+class KernelClass(Strict):
     """One class: patterns of names and, for communication, the axis."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     name: str
     patterns: tuple[str, ...]
     communication: Literal["", "group", "tp", "pp", "dp", "cp", "ep"] = ""
@@ -49,10 +49,9 @@ class KernelClass(BaseModel):
 Axis = Literal["tp", "pp", "dp", "cp", "ep"]
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+class _File(Strict):
     classes: tuple[KernelClass, ...] = ()
-    groups: dict[Axis, tuple[str, ...]] = {}
+    groups: dict[Axis, tuple[str, ...]] = Field(default_factory=dict)
 
     @field_validator("groups")
     @classmethod

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from simpar.diagnosis.against import set_against
 from simpar.errors import UserError
 from simpar.neighbours import as_flags
@@ -52,7 +50,7 @@ def as_it_ran(
         late = scenario.model_copy(update={"plan": scenario.plan.with_values(overlap_grad_reduce=False)})
         inputs = late.inputs()
         result = simulate(**inputs)
-    except (UserError, ValidationError):
+    except UserError:
         return None  # stacks that cannot overlap
     off_s = dp.exposed_s - set_against(measured, result, inputs["model"]).causes_s.get("exposed_dp", 0.0)
     return (late, result) if abs(off_s) < more_s / 2 else None

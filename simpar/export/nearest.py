@@ -159,7 +159,7 @@ def _with(near: Near, values: dict[str, Any], job: Job) -> Near | None:
     world = Target(job.graph, job.training, near.plan.mesh.world_size, job.devices_per_node)
     try:
         plan = check(near.plan.with_values(**values), world)
-    except (UserError, ValueError):
+    except UserError:
         return None
     now = near.plan.flat_values()
     changed = {name: each for name, each in values.items() if now.get(name) != each}

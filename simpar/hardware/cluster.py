@@ -25,7 +25,7 @@ LATE = ("member_us", "far_member_us")
 """Parameters of the time for which a collective waits for late members: inside a domain, and across domains."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cluster(Fabric):
     """``nodes`` nodes of a profile: their devices, and the fabric that joins them.
 
@@ -33,6 +33,11 @@ class Cluster(Fabric):
     """
 
     state: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        devices = " + ".join(f"{part.world_size:,} {part.device.name}" for part in self.parts)
+        degraded = f", {len(self.scaling)} links degraded" if self.scaling else ""
+        return f"<Cluster {self.nodes} x {self.profile.name}: {devices}{degraded}>"
 
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: copies in other processes start without caches."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from simpar import files
+from simpar.calls import Strict
 from simpar.files import allowed, suggest
 from simpar.profiles import LIKE, load_profile, once_if_shipped
 from simpar.units import (
@@ -24,11 +25,7 @@ from simpar.units import (
 )
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Power(_Part):
+class Power(Strict):
     """Electrical power of one device, and the clock that its peak rates assume while power allows it."""
 
     limit: PositiveWatts
@@ -42,7 +39,7 @@ class Power(_Part):
         return self
 
 
-class Device(_Part):
+class Device(Strict):
     """One accelerator (or CPU) as its datasheet and measurements describe it.
 
     ``peak_flop_per_s`` are dense rates by dtype; ``memory_bytes`` is what programs get to see (``total_memory``

@@ -24,7 +24,7 @@ LEAVES = ("leaf_up", "leaf_down")
 TRUNKS = ("trunk_up", "trunk_down")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MixedCluster(Cluster):
     """Groups of nodes (``parts``) in one cluster. Blocks of links hold those of all parts in order.
 

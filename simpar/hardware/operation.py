@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from simpar.calls import Strict
 from simpar.units import GB, BytesPerS, Seconds
 
 MOST_DAYS = 3650.0
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class SlowNodes(_Part):
+class SlowNodes(Strict):
     """Nodes that turn slow without failing: the whole job runs ``slowdown`` times slower until they are found.
 
     Off by default: rates differ by cluster, and are not published for the profiles that are shipped.
@@ -26,7 +23,7 @@ class SlowNodes(_Part):
     detection: Seconds = Field(1800.0, description="time until a slow node is found and swapped")
 
 
-class Operation(_Part):
+class Operation(Strict):
     """A campaign of ``days`` and what interruptions cost. Durations and rates are SI; None is decided here.
 
     Without ``days`` it is as long as the run of ``training.tokens``.

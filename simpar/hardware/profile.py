@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from simpar.calls import Strict
 from simpar.hardware.device import Device
 from simpar.units import (
     Bytes,
@@ -21,11 +22,7 @@ from simpar.units import (
 )
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class ScaleUp(_Part):
+class ScaleUp(Strict):
     """The fabric inside a domain of devices: a switch, PCIe, a mesh, a torus, or shared memory.
 
     ``bandwidth`` is per device and direction: of a mesh, of all its links together; of a torus, of its links
@@ -50,7 +47,7 @@ class ScaleUp(_Part):
         return self
 
 
-class ScaleOut(_Part):
+class ScaleOut(Strict):
     """The network between nodes.
 
     ``nic_bandwidth`` is per NIC and direction. With ``rails`` the i-th NIC of every node hangs on the same leaf,
@@ -68,7 +65,7 @@ class ScaleOut(_Part):
     sharp: bool = False
 
 
-class NodePower(_Part):
+class NodePower(Strict):
     """What a node draws besides its devices, by parts; :mod:`simpar.cost.power` adds them up.
 
     ``processors`` are the limits of all sockets, of which training takes a share; ``memory``, ``switches`` (of the
@@ -99,7 +96,7 @@ def _or_all_of_it(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [parts, {"type": "string", "description": "all of it, such as 1500 W"}]
 
 
-class Host(_Part):
+class Host(Strict):
     """The host side of a node: memory, drives, and the PCIe link of each device.
 
     ``devices_per_switch`` devices share the link of their PCIe switch to the host, ``switch_bandwidth`` each way
@@ -126,7 +123,7 @@ class Host(_Part):
     collective_load: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
 
 
-class Disturbance(_Part):
+class Disturbance(Strict):
     """A state that jobs found some nodes in: which ones, and the fitted parameters of collectives there.
 
     A job is disturbed whose own all-reduce inside a node reaches less than ``below`` bytes/s of bus bandwidth.
@@ -136,7 +133,7 @@ class Disturbance(_Part):
     collectives: dict[str, float] = Field(default_factory=dict)
 
 
-class Jobs(_Part):
+class Jobs(Strict):
     """Collectives inside jobs: ``in_training`` unlike in back-to-back tests, on ``disturbed`` or ``broken`` nodes."""
 
     in_training: dict[str, float] = Field(default_factory=dict)
@@ -144,7 +141,7 @@ class Jobs(_Part):
     broken: Disturbance | None = None
 
 
-class ClusterProfile(_Part):
+class ClusterProfile(Strict):
     """A kind of cluster; the number of nodes is the user's choice.
 
     ``device`` is a name, a file beside the profile, or a device itself. ``collectives`` holds the fitted parameters
@@ -191,7 +188,7 @@ class ClusterProfile(_Part):
         return self
 
 
-class Between(_Part):
+class Between(Strict):
     """What joins the groups: the uplinks of a group together, per direction (left out: they never bind).
 
     ``latency`` is what a step between groups takes longer than one inside the slower of them.
@@ -201,7 +198,7 @@ class Between(_Part):
     latency: Seconds = 0.0
 
 
-class NodeGroup(_Part):
+class NodeGroup(Strict):
     """Nodes of one kind: a hardware profile and how many."""
 
     hardware: str | ClusterProfile = Field(
@@ -210,7 +207,7 @@ class NodeGroup(_Part):
     nodes: Count = Field(1, description="number of nodes")
 
 
-class MixedProfile(_Part):
+class MixedProfile(Strict):
     """A cluster of several kinds of nodes; ranks are numbered through the groups in order.
 
     More nodes than the groups have together come in the same proportion.

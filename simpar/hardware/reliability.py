@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from simpar import files
+from simpar.calls import Strict
 from simpar.profiles import once_if_shipped
 from simpar.units import DAY_S, Count
 
 PLANNED = "planned"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Exposure(_Part):
+class Exposure(Strict):
     """What the counts cover: a number of devices for a number of days."""
 
     devices: Count
@@ -27,7 +24,7 @@ class Exposure(_Part):
     days: float = Field(gt=0, allow_inf_nan=False)
 
 
-class Cause(_Part):
+class Cause(Strict):
     """Interruptions of one cause during the exposure.
 
     ``unit`` is what the rate is proportional to: devices, nodes, or the job whatever its size. ``takes_node``:
@@ -39,7 +36,7 @@ class Cause(_Part):
     takes_node: bool = False
 
 
-class Reliability(_Part):
+class Reliability(Strict):
     """Interruptions by cause, unexpected ones and planned ones, with their exposure and sources."""
 
     name: str

@@ -213,7 +213,7 @@ class Block:
         return next(op for op in self.operators if op.name == name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelGraph:
     """A model: global dims, the kinds of blocks, and the block of every layer in order.
 
@@ -237,6 +237,9 @@ class ModelGraph:
     facts: Mapping[str, Any] = field(default_factory=dict)
     details: Details = field(default_factory=Details)
     auxiliary: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {len(self.layers)} layers, {self.num_parameters():,} parameters>"
 
     def num_parameters(self) -> int:
         """Exact number of parameters; tied embeddings and tables that several blocks look up count once."""

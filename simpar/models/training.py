@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
+from simpar.calls import Strict
 from simpar.units import Count, Tokens
 
 MOST_TOKENS = 2**32
@@ -20,11 +19,7 @@ MOST_TOKENS = 2**32
 MOST_SEQUENCES = 2**42
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Documents(_Part):
+class Documents(Strict):
     """How long the documents are that sequences are made of.
 
     Either a list of ``lengths`` in tokens, each as likely as the others, or a lognormal with a ``mean`` and a
@@ -44,10 +39,10 @@ class Documents(_Part):
         return self
 
 
-class Training(_Part):
+class Training(Strict):
     """``seq_len`` tokens a sequence and ``global_batch`` sequences an optimizer step, of ``documents`` if they vary.
 
-    ``tokens`` are those of the whole run ("15T"), where it is known how long it is. Raises pydantic's ValidationError.
+    ``tokens`` are those of the whole run ("15T"), where it is known how long it is. Raises UserError.
 
     >>> training = Training(seq_len=4096, global_batch=256, tokens="2T")
     >>> training.seq_len * training.global_batch  # tokens of a step
@@ -58,6 +53,11 @@ class Training(_Part):
     global_batch: Annotated[Count, Field(le=MOST_SEQUENCES)]
     documents: Documents | None = None
     tokens: Tokens | None = Field(None, description="tokens of the whole run, such as 15T, 300B or 1.4e12")
+
+    def __repr__(self) -> str:
+        return f"Training({', '.join(f'{name}={value!r}' for name, value in self if value is not None)})"
+
+    __str__ = __repr__
 
     @property
     def tokens_per_step(self) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
@@ -26,11 +26,7 @@ from simpar.units import DAY_S
 CONFIDENCE = 1.959964  # two-sided 95 % quantile of the normal distribution
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Estimate(_Part):
+class Estimate(Strict):
     """The mean over the repetitions, its 95 % confidence interval, and the 5th and 95th percentiles."""
 
     mean: float
@@ -49,7 +45,7 @@ class Estimate(_Part):
         return Estimate(mean=mean, low=mean - half, high=mean + half, p05=p05, p95=p95)
 
 
-class Checkpoints(_Part):
+class Checkpoints(Strict):
     """Checkpoints in bytes and s: size, blocking time, work between two, and the optima of Young and Daly."""
 
     mode: str
@@ -62,7 +58,7 @@ class Checkpoints(_Part):
     daly_s: float
 
 
-class Interruptions(_Part):
+class Interruptions(Strict):
     """Numbers of interruptions: all, unexpected ones with their mean time between, and means by cause."""
 
     every: Estimate
@@ -71,7 +67,7 @@ class Interruptions(_Part):
     by_cause: dict[str, float]
 
 
-class Progress(_Part):
+class Progress(Strict):
     """The training done in that time, and the price of the devices, if the profile has one."""
 
     goodput_tokens_per_s: float
@@ -80,7 +76,7 @@ class Progress(_Part):
     cost_usd: float | None = None
 
 
-class Outcome(_Part):
+class Outcome(Strict):
     """A campaign: ``effective_time`` is the share of useful time, ``time_share`` where the rest went.
 
     ``expected_effective_time`` is Daly's closed form for unexpected interruptions only, with spare nodes always

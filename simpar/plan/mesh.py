@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer
+from pydantic import Field, field_validator, model_serializer
 
+from simpar.calls import Strict
 from simpar.files import choose
 from simpar.units import Count, Ints
 
@@ -15,7 +16,7 @@ AXES = ("tp", "cp", "dp", "pp")
 EXPERT_AXES = ("etp", "ep", "edp")
 
 
-class Mesh(BaseModel):
+class Mesh(Strict):
     """Sizes of the mesh axes and their order, fastest varying rank first.
 
     The world size is tp x cp x dp x pp. Experts fold the same tp x cp x dp ranks of a stage in their own way, as
@@ -28,8 +29,6 @@ class Mesh(BaseModel):
     >>> mesh.groups("dp").tolist()  # ranks of every group, int64[groups, members]
     [[0, 2], [1, 3], [4, 6], [5, 7]]
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     tp: Count = Field(1, description="tensor-parallel ranks")
     cp: Count = Field(1, description="context-parallel ranks")

@@ -93,7 +93,7 @@ class Plan(Record):
     """One layout. Flat keys (``Plan(tp=8, pp=4, micro_batch=1, zero=1)``) and sections mean the same.
 
     What a plan leaves open (the data-parallel degree, what the software stack decides) is settled where it is
-    simulated. Raises pydantic's ValidationError for keys and values that no plan has; whether a plan can be on a model
+    simulated. Raises UserError for keys and values that no plan has; whether a plan can be on a model
     and a cluster, :func:`simpar.simulate` says. Flat keys are read as they are written; its string is one line of those
     that are not the defaults.
 
@@ -187,8 +187,8 @@ class Plan(Record):
         return global_batch // (self.mesh.replicas * self.micro_batch)
 
     def with_values(self, **values: Any) -> Plan:
-        """A copy with flat values replaced, validated again."""
-        return Plan.model_validate({**self.model_dump(), **values})
+        """A copy with flat values replaced, validated again. Raises UserError."""
+        return Plan(**{**self.model_dump(), **values})
 
     def flat_values(self) -> dict[str, Any]:
         """The layout alone, as plain data with flat keys; what it leaves open, and what it was made for, left out."""

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
 from simpar.models.flops import shape_dims
@@ -26,11 +27,7 @@ MEMORY = "memory"
 """Name of the operator whose output travels beside the stream to all later blocks."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class BlockSharding(_Part):
+class BlockSharding(Strict):
     """One kind of block on a stage's mesh: a word per mesh axis for streams, and for every operator.
 
     ``gathered`` names operators whose weights are sharded between uses (ZeRO-3) and gathered for every pass.
@@ -57,7 +54,7 @@ class BlockSharding(_Part):
         return tuple(STATE_NAMES[word] for word in getattr(self, which) or ())
 
 
-class StagePlan(_Part):
+class StagePlan(Strict):
     """One pipeline stage: how many layers, which devices in which logical mesh, and how its blocks are sharded.
 
     ``mesh`` names axis sizes from slowest to fastest varying device; devices are first_device onwards. Without

@@ -6,13 +6,16 @@ type; its module is imported when it is first needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from simpar.calls import refuses_unknown_keywords
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
+from simpar.inputs import as_cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
@@ -33,15 +36,15 @@ Searcher = Callable[[Problem, Progress], SearchResult]
 
 @refuses_unknown_keywords
 def search(
-    model: ModelGraph | str,
-    cluster: Cluster,
-    training: Training,
+    model: ModelGraph | str | Path,
+    cluster: Cluster | str | Path,
+    training: Training | Mapping[str, Any],
     *,
     stack: Stack | str | None = None,
     objective: str = BY_REGRET,
-    constraints: Constraints | None = None,
-    base: Plan | None = None,
-    perturbation: Perturbation | None = None,
+    constraints: Constraints | Mapping[str, Any] | None = None,
+    base: Plan | Mapping[str, Any] | str | Path | None = None,
+    perturbation: Perturbation | Mapping[str, Any] | None = None,
     space: str | None = None,
     progress: Progress | None = None,
     time_limit_s: float | None = None,
@@ -50,6 +53,8 @@ def search(
 ) -> SearchResult:
     """The best plans for a model on a cluster, with a certificate.
 
+    Models, clusters and trainings are taken as :func:`simpar.simulate` takes them; ``constraints`` may be a dict of
+    fields of :class:`simpar.Constraints` and of axes to fix, such as ``{"tp": (1, 2), "headroom": 0.1}``.
     ``space`` is "uniform" (what Megatron-like launchers can express), "alpa" (stages with meshes and operator
     shardings of their own) or "uneven" (stages with different numbers of layers, also over several kinds of nodes).
     The default is "uniform", or "uneven" if the nodes differ. In the uniform space, axes that were not asked for take
@@ -64,13 +69,12 @@ def search(
     parallel; their number does not change the answer. If ``progress`` is given, its own limit and workers apply.
     Raises UserError for bad input and Infeasible if no plan meets the constraints.
 
-    >>> import simpar
-    >>> few = simpar.Constraints(fixed={"tp": 1, "cp": 1, "pp": 1, "micro_batch": 8})
-    >>> training = simpar.Training(seq_len=1024, global_batch=64)
-    >>> found = search("gpt2", simpar.Cluster("dgx-h100"), training, constraints=few)
-    >>> found.certified_optimal, found.best.plan.mesh.dp
+    >>> few = {"tp": 1, "cp": 1, "pp": 1, "micro_batch": 8}
+    >>> result = search("gpt2", "dgx-h100", {"seq_len": 1024, "global_batch": 64}, constraints=few)
+    >>> result.certified_optimal, result.best.plan.dp
     (True, 8)
     """
+    cluster = as_cluster(cluster)
     searcher = find_space(space, cluster)
     problem = make_problem(
         model,

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from simpar.errors import UserError
-from simpar.files import choose
+from simpar.calls import refuses_unknown_keywords, taken
+from simpar.errors import BadCall, UserError
+from simpar.files import allowed, choose, suggest
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
+from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL, says_layers
 from simpar.models.training import Training
+from simpar.plan.choices import BY_NAME, name_of
 from simpar.plan.choices.pipeline import SLICING
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.scenario import chosen_cluster
 from simpar.simulation import tuned_graph
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
-from simpar.tracing.load import load_model
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 
 ANY = "any"
@@ -60,6 +63,17 @@ class Constraints:
     deadline_s: float | None = None
     fit_probability: float = WANTED
 
+    @staticmethod
+    def of(given: Any) -> Constraints:
+        """Constraints, None for none of them, or a dict of fields and of axes to fix. Raises UserError.
+
+        >>> Constraints.of({"tp": 1, "headroom": 0.1})
+        Constraints(headroom=0.1, fixed={'tp': 1}, portable=None, schedules=None, deadline_s=None, fit_probability=0.95)
+        """
+        return (
+            Constraints() if given is None else taken(given, Constraints, "constraints", {Mapping: _of_keys})
+        )
+
     @property
     def sure_words(self) -> str:
         """The wanted probability in words, to follow a need in bytes; empty if it is as predicted."""
@@ -81,6 +95,20 @@ class Constraints:
                     f"plan.recompute = {policy}: is a choice for one layout, not searched; allowed: none, selective, "
                     f"full, every:C, and {OPTIMAL}, which makes that choice for every layout"
                 )
+
+
+Constraints.__init__ = refuses_unknown_keywords(Constraints.__init__)  # type: ignore[method-assign]
+
+
+def _of_keys(keys: Mapping[str, Any]) -> Constraints:
+    """Constraints of a dict: keys that are none of their fields are axes, which are named as keys of plans are."""
+    own = [each.name for each in fields(Constraints)]
+    axes = {name: value for name, value in keys.items() if name not in own}
+    for name in axes:
+        if name_of(name) not in BY_NAME:
+            raise BadCall(f"constraints: unknown key {name}{suggest(name, (*own, *BY_NAME)) or allowed(own)}")
+    rest = {name: value for name, value in keys.items() if name in own}
+    return Constraints(**rest | {"fixed": {**rest.get("fixed", {}), **axes}})
 
 
 @dataclass(frozen=True)
@@ -138,24 +166,28 @@ class Problem:
 
 
 def make_problem(
-    model: ModelGraph | str,
-    cluster: Cluster,
-    training: Training,
+    model: ModelGraph | str | Path,
+    cluster: Cluster | str | Path,
+    training: Training | Mapping[str, Any],
     *,
     stack: Stack | str | None = None,
     objective: str = BY_REGRET,
-    constraints: Constraints | None = None,
-    base: Plan | None = None,
-    perturbation: Perturbation | None = None,
+    constraints: Constraints | Mapping[str, Any] | None = None,
+    base: Plan | Mapping[str, Any] | str | Path | None = None,
+    perturbation: Perturbation | Mapping[str, Any] | None = None,
 ) -> Problem:
-    """A problem from names; the fields are those of :class:`Problem`.
+    """A problem from names, files and dicts, as :func:`simpar.simulate` takes them.
 
-    The default stack is that of the export target asked for, else the usual one. Raises UserError for unknown names and
-    values that are not allowed.
+    The fields are those of :class:`Problem`. The default stack is that of the export target asked for, else the
+    usual one. Raises UserError for unknown names and values that are not allowed.
     """
     choose(objective, OBJECTIVES, "objective")
-    base, constraints = base or Plan(), constraints or Constraints()
-    perturbation = perturbation or Perturbation()
+    base, constraints = Plan() if base is None else as_plan(base), Constraints.of(constraints)
+    cluster, training, perturbation = (
+        as_cluster(cluster),
+        as_training(training),
+        as_perturbation(perturbation),
+    )
     if base.pipeline.slices:
         raise UserError(
             f"plan.slices: slices are chosen for every layout; allowed: none of them, and --fix schedule={SLICING}"
@@ -165,9 +197,7 @@ def make_problem(
             "perturbation.jitter: layouts are searched by their steps without jitter; allowed: none of it, and "
             "`simpar simulate PLAN --jitter SIGMA` for the plans found"
         )
-    graph = tuned_graph(
-        base, load_model(model, seq_len=training.seq_len) if isinstance(model, str) else model
-    )
+    graph = tuned_graph(base, as_model(model, training.seq_len))
     habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
     graph = with_documents(graph, training)
     return Problem(graph, cluster, training, habits, base, objective, constraints, perturbation)

@@ -80,7 +80,7 @@ def patched(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched
                 and _meaning(found.placed(world_size), problem) == wanted
             )
             return text if same else None
-        except (UserError, ValueError):
+        except UserError:
             return None
 
     text = applied(edits)
@@ -102,7 +102,7 @@ def _unsaid(given: Text, edits: Sequence[Edit], wanted: Mapping[str, Any], probl
     try:
         text = _applied(given, edits)
         said = {} if text is None else _meaning(given.read(text).plan, problem)
-    except (UserError, ValueError):
+    except UserError:
         return
     for section, value in said.items():
         parts = [(section, value, wanted[section])]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
+
+from simpar.calls import Strict
 
 Rank = Annotated[int, Field(ge=0)]
 SlowFactor = Annotated[
@@ -18,14 +19,13 @@ Sigma = Annotated[
 Seeds = Annotated[int, Field(ge=1, le=100_000, description="how many samples of the step, one a seed")]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Perturbation:
+class Perturbation(Strict):
     """What makes ranks differ, drawn before the run: compute slowdown per rank, and lognormal jitter.
 
     ``slow_ranks`` maps a rank to the factor (1 to 1,000) on its kernel times; ``jitter_sigma`` (0 to 1) is the
     standard deviation of the logarithm of a factor of mean 1 on the kernels of every pass of every rank
     (:mod:`simpar.program.jitter`), drawn for each of ``seeds`` seeds from ``seed`` on. Without ``fold`` every rank
-    is a class of its own, which changes no time: what folding is compared with. Raises pydantic's ValidationError.
+    is a class of its own, which changes no time: what folding is compared with. Raises UserError.
 
     >>> Perturbation(slow_ranks={5: 1.2}).slow_ranks  # the kernels of rank 5 take 1.2 times as long
     {5: 1.2}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
+from simpar.calls import Strict
 from simpar.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
@@ -19,11 +20,7 @@ MWH_J = 3.6e9
 """Joules of a megawatt-hour."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Amount(_Part):
+class Amount(Strict):
     """A predicted amount with its 90 % interval; the bounds are None if they are not known."""
 
     value: float
@@ -36,7 +33,7 @@ class Amount(_Part):
         return Amount(value=factor * self.value, low=low, high=high)
 
 
-class Failures(_Part):
+class Failures(Strict):
     """Interruptions of a whole run: the reliability assumed, the share of useful time, and their expected number.
 
     ``lost_days`` are the days without lasting progress: checkpoints, repeated work, detection, restarts.
@@ -48,7 +45,7 @@ class Failures(_Part):
     lost_days: float
 
 
-class WholeRun(_Part):
+class WholeRun(Strict):
     """A run of ``tokens`` in ``steps``; ``cost_usd`` and ``energy_mwh`` are None if the profile has no price or power.
 
     ``failures`` is None if interruptions are not counted.
@@ -74,7 +71,7 @@ class WholeRun(_Part):
 AMOUNTS = ("days", "device_hours", "cost_usd", "energy_mwh")
 
 
-class Bill(_Part):
+class Bill(Strict):
     """Money in USD and energy in joules of one step of the whole job; None if the profile has no price or power.
 
     ``whole_run`` is known if the number of tokens is; otherwise it is left out of files.
@@ -90,7 +87,7 @@ class Bill(_Part):
         return found if self.whole_run else {key: found[key] for key in found if key != "whole_run"}
 
 
-class Step(_Part):
+class Step(Strict):
     """One step: seconds with their interval, devices, and dollars and joules if they are known."""
 
     seconds: Amount

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from simpar.calls import Strict
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint, on_fullest_device
@@ -16,7 +17,7 @@ from simpar.uncertainty.support import LONG, Traits, support_of
 from simpar.uncertainty.table import shipped
 
 
-class Certainty(BaseModel):
+class Certainty(Strict):
     """How sure a prediction is, from errors of measured runs that nothing was fitted to.
 
     The 90 % intervals are ``step_time_interval_s`` and ``reserved_memory_interval_bytes``. ``fit_probability`` is the
@@ -27,12 +28,10 @@ class Certainty(BaseModel):
     similar layouts from which its profiles were learnt.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
     step_time_interval_s: tuple[float, float]
     reserved_memory_interval_bytes: tuple[float, float]
     fit_probability: float
-    fit_causes: dict[str, float] = {}
+    fit_causes: dict[str, float] = Field(default_factory=dict)
     support: int
     unsupported: tuple[str, ...] = ()
     layout_spread: float = 0.0

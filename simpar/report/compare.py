@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from simpar.calls import Strict
 from simpar.plan.plan import Record
 from simpar.report.bill import AMOUNTS
 from simpar.report.explain import WORDS, fullest_stage
@@ -37,18 +36,14 @@ UNASKED = Record.model_fields.keys() - {"stack"}
 SMALL = 0.005  # smaller shares of the larger step or peak get no sentence
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Pair(_Part):
+class Pair(Strict):
     """A value of both results; None where a result does not have it."""
 
     a: Any
     b: Any
 
 
-class Comparison(_Part):
+class Comparison(Strict):
     """The differences: inputs (``asked``), ``figures``, and B - A by part, in time and in memory at the peak.
 
     ``per`` is the unit of work of the time changes: "step", or "million tokens" if the steps have different sizes.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from simpar.calls import Strict
 from simpar.report.certainty import Certainty
 from simpar.report.waits import ExpertLoad, SlowRanks, Waited
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class JitterReport(_Part):
+class JitterReport(Strict):
     """Step times in s if the kernels of every rank jitter independently: the mean over seeds and their spread.
 
     ``nominal_s`` is the step without jitter, ``ci95_s`` half the 95 % confidence interval of the mean (None for one
@@ -35,7 +32,7 @@ class JitterReport(_Part):
     contention: bool = True
 
 
-class Speed(_Part):
+class Speed(Strict):
     """Speed: one optimizer step in s, rates, model FLOP of the whole job per step, and utilisations in 0..1.
 
     ``mfu`` counts model FLOP, ``hfu`` also recomputation, both over the dense peak of the precision.
@@ -57,7 +54,7 @@ class Speed(_Part):
     recompute_s: float = 0.0
 
 
-class TimeBreakdown(_Part):
+class TimeBreakdown(Strict):
     """Where the step of the critical rank goes, in s; the parts sum to the step time.
 
     ``compute``: kernels of forward, backward and recomputation. ``exposed_*``: the rank's communication while it
@@ -84,7 +81,7 @@ class TimeBreakdown(_Part):
         return float(sum(self.model_dump().values()))
 
 
-class Communication(_Part):
+class Communication(Strict):
     """One kind of communication on the critical rank: bytes of the whole buffers, seconds busy and exposed.
 
     Busy is the time during which a collective or message of the kind that the rank takes part in is under way, counted
@@ -97,7 +94,7 @@ class Communication(_Part):
     algorithm: str
 
 
-class StageMemory(_Part):
+class StageMemory(Strict):
     """Memory of one pipeline stage at its peak, in bytes: the six parts sum to ``peak``.
 
     ``peak_time_s`` is when the peak is reached and ``peak_op`` the op that starts there; ``capacity`` is the memory of
@@ -118,7 +115,7 @@ class StageMemory(_Part):
     peak_op: str
 
 
-class HostReport(_Part):
+class HostReport(Strict):
     """Host memory of the ranks of the fullest node, in bytes; the four parts sum to ``used``.
 
     ``nvme`` is on drives, whose capacity is None if the profile does not give it.
@@ -135,7 +132,7 @@ class HostReport(_Part):
     fits: bool
 
 
-class MemoryReport(_Part):
+class MemoryReport(Strict):
     """Memory of the fullest rank in bytes, and of every pipeline stage.
 
     ``peak_memory_bytes`` is what the allocator hands out, ``peak_reserved_bytes`` what it reserves, ``capacity_bytes``
@@ -161,24 +158,24 @@ class MemoryReport(_Part):
         return next((one.capacity for one in self.stages if one.stage == stage), self.capacity_bytes)
 
 
-class Setup(_Part):
+class Setup(Strict):
     """Enough to reproduce the run: resolved inputs, the engine that ran with its seed, and facts about folding.
 
     ``asked`` is the plan as it was asked for, without the choices that it left to the stack.
     """
 
     plan: dict[str, Any]
-    asked: dict[str, Any] = {}
+    asked: dict[str, Any] = Field(default_factory=dict)
     training: dict[str, Any]
     model: dict[str, Any]
     cluster: dict[str, Any]
     engine: dict[str, Any]
-    perturbation: dict[str, Any] = {}
+    perturbation: dict[str, Any] = Field(default_factory=dict)
     fold: dict[str, Any]
     simpar_version: str
 
 
-class Trial(_Part):
+class Trial(Strict):
     """A neighbouring layout, simulated: the change as flags, and its figures (s, share of peak, bytes).
 
     ``fit_probability`` is the probability that every rank fits. If the layout is not possible, ``refused`` says why and
@@ -194,7 +191,7 @@ class Trial(_Part):
     refused: str = ""
 
 
-class Staleness(_Part):
+class Staleness(Strict):
     """The age of parameters when a gradient is applied: updates by others in between.
 
     ``shares[k]`` is the share of updates with staleness k; ``clock_gap`` the most local steps by which a replica was
@@ -210,7 +207,7 @@ class Staleness(_Part):
     shares: tuple[float, ...]
 
 
-class Efficiency(_Part):
+class Efficiency(Strict):
     """Progress per sample by a stated model: 1 is synchronous training with the same batch per replica.
 
     ``effective_tokens_per_s`` is throughput times ``efficiency``; ``noise_scale_tokens`` is the batch below which
@@ -223,7 +220,7 @@ class Efficiency(_Part):
     effective_tokens_per_s: float
 
 
-class Cooperation(_Part):
+class Cooperation(Strict):
     """How replicas that step on their own synchronise: means over replicas and local steps, in s and bytes.
 
     A local step takes ``local_step_s`` of its own work (including waits between its ranks), ``exchange_s`` of messages
@@ -240,12 +237,12 @@ class Cooperation(_Part):
     waiting_s: float
     exchanged_bytes: float
     server_memory_bytes: float | None = None
-    busy: dict[str, float] = {}
+    busy: dict[str, float] = Field(default_factory=dict)
     staleness: Staleness | None = None
     statistics: Efficiency | None = None
 
 
-class Why(_Part):
+class Why(Strict):
     """The explanation: limiting factors (``binds``), hints, and seconds of each kind of op on the critical path.
 
     ``trials`` are neighbouring layouts, best first, if they were simulated (:mod:`simpar.neighbours`). ``waiting``
@@ -256,7 +253,7 @@ class Why(_Part):
 
     binds: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
-    critical_path_s: dict[str, float] = {}
+    critical_path_s: dict[str, float] = Field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     waiting: tuple[Waited, ...] = ()
     slow_ranks: SlowRanks | None = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, ConfigDict
-
+from simpar.calls import Strict
 from simpar.units import format_seconds
 
 MOST_NAMED = 8
@@ -16,11 +15,7 @@ WORTH_A_HINT = 0.005
 """The least share of the step that a hint must gain."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Waited(_Part):
+class Waited(Strict):
     """A part of the critical rank's waiting, in s: ``cause`` is a slow rank, unequal work, other groups or replicas.
 
     ``ranks`` are those waited for, at most MOST_NAMED (none if it is not one class of ranks), of pipeline ``stage``.
@@ -36,14 +31,14 @@ class Waited(_Part):
     kind: str = ""
 
 
-class SlowRanks(_Part):
+class SlowRanks(Strict):
     """Ranks whose kernels take ``factors`` times as long, and the simulated step in s without the slowdown."""
 
     factors: dict[int, float]
     step_time_without_s: float
 
 
-class ExpertLoad(_Part):
+class ExpertLoad(Strict):
     """Tokens on the fullest of ``ranks`` expert ranks over the mean; ``deviation`` is the standard deviation.
 
     The deviation is over layers and steps. A step takes the mean of the fullest load in every layer, or the ``sampled``

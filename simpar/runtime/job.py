@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from simpar import files
+from simpar.calls import Strict
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read as read_config
@@ -23,11 +24,7 @@ KINETO = "trace-rank{rank}.json"
 SNAPSHOT = "memory-rank{rank}.pickle"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Handed(_Part):
+class Handed(Strict):
     """Input of workers, as a JSON file in the ``folder`` in which they leave their results."""
 
     FILE: ClassVar[str]
@@ -45,7 +42,7 @@ class Handed(_Part):
         return files.parse(cls, files.load(Path(path)))
 
 
-class Learning(_Part):
+class Learning(Strict):
     """Hyperparameters of the optimizer, and the seed of initial weights, data order and dropout.
 
     After ``warmup_steps`` the rate follows its ``schedule`` down to ``least_rate`` over ``schedule_steps`` (None: the
@@ -78,7 +75,7 @@ class Learning(_Part):
         return self.schedule != "constant" or self.warmup_steps > 0
 
 
-class Data(_Part):
+class Data(Strict):
     """Training data: synthetic tokens, a file of token numbers, or a text and a tokenizer."""
 
     kind: Literal["synthetic", "tokens", "text"] = "synthetic"
@@ -87,7 +84,7 @@ class Data(_Part):
     dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
 
 
-class Checkpoints(_Part):
+class Checkpoints(Strict):
     """Where and how often states are saved; the ``keep`` newest are kept."""
 
     folder: str
@@ -97,14 +94,14 @@ class Checkpoints(_Part):
     background: bool = True
 
 
-class Weights(_Part):
+class Weights(Strict):
     """Folders of weights in Hugging Face's format: those a run starts from, and those it writes."""
 
     init_from: str | None = None
     save_to: str | None = None
 
 
-class Machine(_Part):
+class Machine(Strict):
     """Where ranks run: device, threads of each rank, seconds until a silent peer counts as dead.
 
     ``processes`` counts those of all nodes together. Layers are compiled if ``compile`` is set.
@@ -118,7 +115,7 @@ class Machine(_Part):
     compile: bool = False
 
 
-class Measuring(_Part):
+class Measuring(Strict):
     """Which steps are measured, traced and evaluated, and where figures go in addition to the log.
 
     ``held_out`` is a file like the training file; ``wandb`` names a project.

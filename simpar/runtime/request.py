@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.files import parse
 from simpar.hardware.cluster import Cluster
@@ -36,10 +35,8 @@ HARDWARE, WITHOUT = "--hardware", "--set cluster=null"
 NEEDS = ("model", "training.seq_len", "training.global_batch")
 
 
-class Request(BaseModel):
+class Request(Strict):
     """A scenario whose cluster may be omitted; then nothing is predicted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     description: str = ""
     model: str | dict[str, Any]

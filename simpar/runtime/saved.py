@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from simpar import files
+from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.runtime.job import Job
 from simpar.units import Count
@@ -19,10 +20,8 @@ DELAYED = "delayed"
 """Prefix of the names of host updates that the parameters do not have yet."""
 
 
-class Manifest(BaseModel):
+class Manifest(Strict):
     """The origin of a checkpoint, and the size in bytes and digest of every file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     version: int
     model: str

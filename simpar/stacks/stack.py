@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from simpar import files
+from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.profiles import LIKE, load_profile, once_if_shipped
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
@@ -19,11 +20,7 @@ GAPS_OF_EXPANDABLE = 0.02  # torchtitan's runs, which expand segments, show 2 % 
 Dtype = Literal["fp32", "bf16"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Fusion(_Part):
+class Fusion(Strict):
     """Which operators are fused into one pass over memory, and which attention kernel runs.
 
     ``attention`` "latent": the backward kernel supports heads whose keys are wider than their values.
@@ -44,7 +41,7 @@ class Fusion(_Part):
     router: bool = True
     expert_epilogues: bool = False
     attention: Literal["flash", "flash2", "latent", "unfused"] = "flash"
-    attention_rate: dict[str, PositiveFloat] = {}
+    attention_rate: dict[str, PositiveFloat] = Field(default_factory=dict)
 
     def rate_on(self, device: str) -> float:
         """Speed of the attention kernel on a device over that of its family there."""
@@ -54,7 +51,7 @@ class Fusion(_Part):
 Captured = Literal["attention", "mamba", "mlp", "router", "step"]
 
 
-class Launch(_Part):
+class Launch(Strict):
     """How work is issued and what it costs beyond the listed kernels.
 
     ``host_time_per_kernel_s`` to launch a kernel or one of the ``graphs`` captured of a layer (see
@@ -83,7 +80,7 @@ class Launch(_Part):
     pipeline_balance: Literal["layers", "cost"] = "layers"
 
 
-class ExpertHabits(_Part):
+class ExpertHabits(Strict):
     """What experts cost besides the listed kernels.
 
     The defaults are the general values of the pooled fit (benchmarks/fit_runs.py prints them; the present fit is within
@@ -107,7 +104,7 @@ class ExpertHabits(_Part):
     keeps_outputs: bool = False
 
 
-class Overlap(_Part):
+class Overlap(Strict):
     """What runs beside what, and what that costs the kernels.
 
     Without ``grad_reduce_zero1`` sharded optimizers reduce all gradients at once after the last backward. With
@@ -130,21 +127,21 @@ class Overlap(_Part):
     compute_slowdown_while_comm: float = Field(1.0, ge=1)
 
 
-class Context(_Part):
+class Context(Strict):
     """How the stack does context parallelism unless the plan says so (see ContextParallel in the plan)."""
 
     method: Literal["ring", "ulysses", "all_gather"] = "ring"
     balance: Literal["zigzag", "striped", "contiguous"] = "zigzag"
 
 
-class TensorCast(_Part):
+class TensorCast(Strict):
     """One cast of a tensor to 8 bits with one scale, operation by operation: how many kernels, bytes an element."""
 
     kernels: float = Field(gt=0, allow_inf_nan=False)
     element_bytes: float = Field(gt=0, allow_inf_nan=False)
 
 
-class StackNumerics(_Part):
+class StackNumerics(Strict):
     """Dtypes of gradients and states, and whether weight gradients accumulate in the GEMM.
 
     Where separate kernels widen a weight's gradient and add it to that of other microbatches, they move ``sum_bytes``
@@ -167,14 +164,14 @@ class StackNumerics(_Part):
     tensor_cast: TensorCast | None = None
 
 
-class Buckets(_Part):
+class Buckets(Strict):
     """Sizes of gradient buckets in bytes of the reduced dtype."""
 
     bucket: Bytes = 25e6
     first: Bytes = 0.0
 
 
-class AllocatorHabits(_Part):
+class AllocatorHabits(Strict):
     """What the process holds beyond what it allocated for tensors.
 
     ``fragmentation``: blocks that cannot be reused, per byte that moves during a step; ``churn``: more of it where
@@ -205,7 +202,7 @@ class AllocatorHabits(_Part):
         return np.minimum(self.gaps(alternates) + self.settling, most)
 
 
-class LossHabits(_Part):
+class LossHabits(Strict):
     """What the stack keeps of the loss.
 
     ``logit_bytes`` per logit at its peak, ``logit_saved_bytes`` from forward to backward. With ``whole_vocabulary``
@@ -257,7 +254,7 @@ class MemoryHabits(LossHabits):
     allocator: AllocatorHabits = AllocatorHabits()
 
 
-class Described(_Part):
+class Described(Strict):
     """What a profile is called, and where its numbers come from.
 
     ``learned_from`` names the shipped profile from which this one was learnt. Measurements of that profile count for
@@ -272,7 +269,7 @@ class Described(_Part):
     description: str
     provenance: str = ""
     sources: tuple[str, ...] = ()
-    earlier: dict[str, str] = {}
+    earlier: dict[str, str] = Field(default_factory=dict)
 
     @property
     def known_as(self) -> str:

@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import Field, PositiveFloat
 
+from simpar.calls import Strict
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import ASPECTS, Evidence, Traits
 from simpar.uncertainty.table import LearnedErrors
 
 
-class OwnRuns(BaseModel):
+class OwnRuns(Strict):
     """Layouts with the same traits from which a profile was learnt, on the ``cluster`` profile learnt with it.
 
     ``error`` is the root mean square of log(measured / predicted), each layout predicted from the others alone;
     ``peak_error`` is that of peak memory, for the ``peaks`` layouts whose memory was learnt from.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     cluster: str
     traits: Traits
@@ -39,14 +38,12 @@ class OwnRuns(BaseModel):
         return Evidence(self.cluster, "", self.layouts, self.traits)
 
 
-class MeasuredLayout(BaseModel):
+class MeasuredLayout(Strict):
     """A layout from which a profile was learnt, on the ``cluster`` profile learnt with it.
 
     ``layout`` names it, ``kin`` names it for any number of nodes (:mod:`simpar.report.layouts`). ``shares`` are those
     of the parts of its step, ``error`` is log(measured / predicted) with the learnt profile.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     cluster: str
     layout: str

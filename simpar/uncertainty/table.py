@@ -6,19 +6,16 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from simpar import files
+from simpar.calls import Strict
 from simpar.uncertainty.support import Evidence
 
 PATH = Path(__file__).with_name("table.json")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class TimeErrors(_Part):
+class TimeErrors(Strict):
     """Errors of step times of runs outside every fit.
 
     The spread of log(measured / predicted) is ``base`` with full support; missing support multiplies it by exp of the
@@ -30,13 +27,13 @@ class TimeErrors(_Part):
 
     base: float = Field(gt=0)
     lacking: dict[str, float]
-    seen: dict[str, dict[str, float]] = {}
+    seen: dict[str, dict[str, float]] = Field(default_factory=dict)
     low: float = Field(lt=0)
     high: float = Field(gt=0)
     layout: float = Field(gt=0, le=1)
 
 
-class MemoryErrors(_Part):
+class MemoryErrors(Strict):
     """Errors of memory, each a standard deviation as a share of the bytes that cause it.
 
     ``allocator`` is relative to bytes that come and go (blocks that cannot be reused, unlisted workspaces);
@@ -57,7 +54,7 @@ class MemoryErrors(_Part):
     high: float = Field(gt=0)
 
 
-class LearnedErrors(_Part):
+class LearnedErrors(Strict):
     """Constants for the errors of step times under a learnt profile (``benchmarks/learning_curve.py``).
 
     The spread that published runs give counts as ``weight`` learnt layouts; nine in ten errors are within ``high``
@@ -68,7 +65,7 @@ class LearnedErrors(_Part):
     high: float = Field(gt=0)
 
 
-class Table(_Part):
+class Table(Strict):
     """The whole table and its provenance. ``refused`` are stacks with published runs that ran out of memory."""
 
     provenance: str

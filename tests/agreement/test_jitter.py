@@ -49,7 +49,7 @@ def lowered(name: str, **options: object) -> Lowered:
     model = "small-mixture" if name == "experts" else "small-llama"
     job = make_job(model, cluster, Plan(**plan), training)
     slow = {3: 1.5} if name == "slow" else {}
-    perturbation = Perturbation(slow, **options)
+    perturbation = Perturbation(slow_ranks=slow, **options)
     return lower(job, cluster, schedule_of(job.plan, training), perturbation=perturbation)
 
 

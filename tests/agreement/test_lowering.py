@@ -140,7 +140,7 @@ def _ends_by_class(entry: Lowered, timing: Timing) -> dict[int, list[int]]:
 def test_straggler_unfolds_and_slows(name: str) -> None:
     """One slow rank makes more classes and a longer step; the fold still equals the unfolded run."""
     plain = lowered(PLANS[name])
-    slow = lowered(PLANS[name], perturbation=Perturbation({3: 30.0}))  # beyond the host
+    slow = lowered(PLANS[name], perturbation=Perturbation(slow_ranks={3: 30.0}))  # beyond the host
     assert slow.layout.num_classes > plain.layout.num_classes
     assert reference.run(slow.program).makespan_ns > reference.run(plain.program).makespan_ns
 

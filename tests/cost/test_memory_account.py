@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import reject
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from simpar import files
 from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, Held, flat_shard, held_memory
@@ -95,10 +94,10 @@ def assert_in_order(stack: str, model: str, zero: int, tp: int, pp: int, **drawn
     for each in drawn["more"]:
         plan |= each
     try:
-        whole = Plan.model_validate(plan)
+        whole = Plan(**plan)
         cluster = load_cluster("dgx-h100", 1)
         memory = simulate(model, cluster, whole, TRAINING, stack=stack, with_timeline=False).memory
-    except (UserError, ValidationError):
+    except UserError:
         reject()
     assert memory.static_memory_bytes <= memory.peak_memory_bytes <= memory.peak_reserved_bytes
     parts = ("parameters", "gradients", "optimizer_states", "activations", "transient", "overhead")

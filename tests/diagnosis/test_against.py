@@ -1,7 +1,5 @@
 """Measured beside predicted: simulated steps written as traces, with one thing changed that must be found and sized."""
 
-from dataclasses import replace
-
 import pytest
 
 from simpar import cli
@@ -111,7 +109,7 @@ def with_straggler(tmp_path_factory):
     """A run whose rank 3 is 25 % slower, explained beside the plan without it; and both simulated steps in s."""
     plan = scenario()
     ran = plan.inputs()
-    ran["perturbation"] = replace(ran["perturbation"], slow_ranks={3: 1.25})
+    ran["perturbation"] = ran["perturbation"].model_copy(update={"slow_ranks": {3: 1.25}})
     folder = tmp_path_factory.mktemp("straggler")
     found, result = explained(folder, ran, plan)
     return found, result.step_time_s, simulate(**plan.inputs()).step_time_s

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from simpar.errors import UserError
 from simpar.plan.mesh import AXES, EXPERT_AXES, Mesh
@@ -88,9 +87,9 @@ def test_a_mesh_without_dp_counts_it_once():
 
 def test_the_order_names_every_axis_once():
     """An order that forgets or repeats an axis is refused."""
-    with pytest.raises(ValidationError, match="names each of tp, cp, dp, pp once"):
+    with pytest.raises(UserError, match="names each of tp, cp, dp, pp once"):
         Mesh(order=("tp", "dp"))
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+    with pytest.raises(UserError, match="greater than or equal to 1"):
         Mesh(tp=0)
 
 

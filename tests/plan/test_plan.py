@@ -8,7 +8,6 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from simpar import files
 from simpar.errors import UserError
@@ -166,7 +165,7 @@ def test_mistakes_are_reported_where_they_were_written(tmp_path, text, said):
 
 def test_python_gets_the_same_words():
     """Built in Python, a wrong plan names the same rule."""
-    with pytest.raises(ValidationError, match="did you mean 'schedule'"):
+    with pytest.raises(UserError, match="did you mean 'schedule'"):
         Plan(schedul="1f1b")
 
 

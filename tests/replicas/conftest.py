@@ -26,7 +26,7 @@ def new_step() -> Callable[..., Result]:
         tokens: int | None = None,
         **plan: Any,
     ) -> Result:
-        perturbation = Perturbation(slow or {}, jitter_sigma=sigma, seed=7)
+        perturbation = Perturbation(slow_ranks=slow or {}, jitter_sigma=sigma, seed=7)
         return simpar.simulate(
             "gpt2",
             simpar.Cluster("dgx-h100", nodes=nodes),

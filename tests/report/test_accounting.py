@@ -83,7 +83,9 @@ def assert_caused(layout: dict[str, object], setting: tuple[object, ...], *, bat
     if layout["pp"] == 1:
         values = {**layout, "schedule": "1f1b"}
     plan = Plan(**values)
-    _, found = accounted(model, cluster_of(hardware, link), plan, Perturbation(slow), stack, batch=batch)
+    _, found = accounted(
+        model, cluster_of(hardware, link), plan, Perturbation(slow_ranks=slow), stack, batch=batch
+    )
     assert (found.causes_ns.sum(axis=1) == found.step_ns).all()
     assert (found.causes_ns >= 0).all()
     assert (found.kernels_s() >= 0).all()
@@ -134,8 +136,8 @@ def test_folding_changes_no_cause(values: dict[str, object]) -> None:
     plan = Plan(micro_batch=1, **values)
     asked = ("llama-3.2-1b", load_cluster("l4-8"), plan)
     batch = 16 if plan.mesh.pp == 4 else 8
-    folded, found = accounted(*asked, Perturbation(slow), batch=batch)
-    _, whole = accounted(*asked, Perturbation(slow, fold=False), batch=batch)
+    folded, found = accounted(*asked, Perturbation(slow_ranks=slow), batch=batch)
+    _, whole = accounted(*asked, Perturbation(slow_ranks=slow, fold=False), batch=batch)
     each = found.causes_ns[folded.layout.class_of_rank]
     assert each.sum(axis=0) == pytest.approx(whole.causes_ns.sum(axis=0), abs=0.02 * found.step_ns)
     assert (each == whole.causes_ns).mean() > 0.9
@@ -144,7 +146,7 @@ def test_folding_changes_no_cause(values: dict[str, object]) -> None:
 
 def simulated(model: str, hardware: str, nodes: int, plan: Plan, **shape: object) -> Result:
     """One step; ``slow`` are slow ranks."""
-    slow = Perturbation(shape.pop("slow", {}))
+    slow = Perturbation(slow_ranks=shape.pop("slow", {}))
     return simulate(model, load_cluster(hardware, nodes=nodes), plan, Training(**shape), perturbation=slow)
 
 
@@ -215,7 +217,7 @@ def test_slow_ranks_that_cost_nothing_are_not_advised_about() -> None:
     for factor, hints in ((1.2, 0), (50.0, 1)):
         found = simulate(
             "tiny-llama", load_cluster("dgx-h100"), Plan(tp=8, micro_batch=1), training, stack="nemo",
-            perturbation=Perturbation({3: factor}),
+            perturbation=Perturbation(slow_ranks={3: factor}),
         )  # fmt: skip
         assert found.slow_ranks.step_time_without_s < found.step_time_s
         assert len(found.why.hints) == hints
@@ -224,7 +226,7 @@ def test_slow_ranks_that_cost_nothing_are_not_advised_about() -> None:
 def test_figures_without_a_timeline_are_those_of_the_whole_report() -> None:
     """Who asks for no timeline gets no picture and no critical path, and every other figure."""
     asked = ("llama-3.2-1b", load_cluster("l4-8"), Plan(pp=2, tp=2, micro_batch=1))
-    training, slow = Training(seq_len=512, global_batch=8), Perturbation({2: 1.5})
+    training, slow = Training(seq_len=512, global_batch=8), Perturbation(slow_ranks={2: 1.5})
     whole = simulate(*asked, training, perturbation=slow).to_dict()
     short = simulate(*asked, training, perturbation=slow, with_timeline=False)
     assert short.timeline is None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from simpar.calls import Strict
 
 
-class Section(BaseModel):
+class Section(Strict):
     """A section of a plan: frozen, and no key but its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

@@ -100,6 +100,13 @@ class Schedule:
     ranks: tuple[RankActions, ...]
     num_mirrored: int = 0
 
+    def __repr__(self) -> str:
+        actions = sum(len(columns.code) for columns in self.ranks)
+        return (
+            f"<Schedule {self.name}: {self.num_ranks} pipeline ranks, {self.num_stages} stages, "
+            f"{self.num_microbatches} microbatches, {actions:,} actions>"
+        )
+
     @property
     def num_ranks(self) -> int:
         """Pipeline ranks."""

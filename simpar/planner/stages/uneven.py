@@ -106,7 +106,7 @@ class Uneven(StagesSearch):
             try:
                 rest = {"rank_order": axes.pop("order"), "zero": base.data_parallel.zero or 1}
                 plan = base.with_values(**axes, **rest, dp=None, layers=None)
-            except ValueError as error:
+            except UserError as error:
                 raise UserError(f"space uneven: {error}") from None
             if plan.mesh.pp == 1 and not cluster.is_mixed:
                 continue  # nothing to cut: the uniform space has it

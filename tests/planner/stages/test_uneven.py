@@ -154,7 +154,7 @@ def test_no_cut_beats_the_certified_one(seed: int, monkeypatch: pytest.MonkeyPat
         Training(seq_len=128, global_batch=int(random.choice((4, 8)))),
         stack=str(random.choice(("megatron", "simpar", "deepspeed"))),
         constraints=Constraints(headroom=float(random.choice((0.0, 0.99, 0.994)))),
-        perturbation=Perturbation({int(random.integers(4)): 1.3} if seed % 2 else {}),
+        perturbation=Perturbation(slow_ranks={int(random.integers(4)): 1.3} if seed % 2 else {}),
     )
     every = brute_force(problem, ("tp-cp-dp-pp",))
     try:

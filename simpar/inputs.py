@@ -1,0 +1,96 @@
+"""What a call may give as a model, a cluster, a plan, a training and a perturbation: objects, names, files, dicts."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from simpar.calls import refuses_unknown_keywords, taken
+from simpar.hardware import cluster as clusters
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.profile import ClusterProfile
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.plan.plan import Plan
+from simpar.program.perturbation import Perturbation
+from simpar.tracing.load import DEFAULT_SEQ_LEN, load_model
+
+
+class Model(ABC):  # noqa: B024 - stands for a class that its room cannot load by name
+    """A model by name, by config.json or by ``module:function`` of yours, traced with sequences of ``seq_len`` tokens.
+
+    A call gives a :class:`simpar.ModelGraph`, and every one is an instance. Raises UserError for an unknown name, a
+    file that cannot be read and a module that cannot be traced.
+
+    >>> model = Model("llama-3-8b")
+    >>> model
+    <Model llama-3-8b: 32 layers, 8,030,261,248 parameters>
+    >>> isinstance(model, Model), model.dims["hidden"]
+    (True, 4096)
+    """
+
+    @refuses_unknown_keywords
+    def __new__(cls, name: str | Path, *, seq_len: int = DEFAULT_SEQ_LEN) -> ModelGraph:  # type: ignore[misc]
+        """The graph."""
+        return as_model(name, seq_len)
+
+
+class Cluster(ABC):  # noqa: B024 - as above
+    """``nodes`` nodes of a hardware profile, which is a shipped name or the path of a YAML.
+
+    Without ``nodes`` it has one node, or those of a profile with groups of several kinds. Raises UserError.
+
+    >>> cluster = Cluster("dgx-h100", nodes=2)
+    >>> cluster
+    <Cluster 2 x dgx-h100: 16 h100-sxm-80gb>
+    >>> isinstance(cluster, Cluster), cluster.world_size
+    (True, 16)
+    """
+
+    @refuses_unknown_keywords
+    def __new__(  # type: ignore[misc]
+        cls, profile: str | Path | ClusterProfile, nodes: int | None = None
+    ) -> clusters.Cluster:
+        """The nodes, their devices and the fabric that joins them."""
+        load = partial(load_cluster, nodes=nodes)
+        return taken(profile, clusters.Cluster, "profile", {ClusterProfile: load, str: load, Path: load})
+
+
+Model.register(ModelGraph)
+Cluster.register(clusters.Cluster)
+
+
+def as_model(model: Any, seq_len: int) -> ModelGraph:
+    """A model, its name or its file. Raises UserError."""
+
+    def load(name: str | Path) -> ModelGraph:
+        return load_model(str(name), seq_len=seq_len)
+
+    return taken(model, ModelGraph, "model", {str: load, Path: load})
+
+
+def as_cluster(cluster: Any) -> clusters.Cluster:
+    """A cluster, or a profile's name or file for the nodes that it has alone. Raises UserError."""
+    return taken(
+        cluster, clusters.Cluster, "cluster", dict.fromkeys((ClusterProfile, str, Path), load_cluster)
+    )
+
+
+def as_plan(plan: Any) -> Plan:
+    """A plan, a dict of its flat keys and sections, or its file. Raises UserError."""
+    return taken(plan, Plan, "plan", {Mapping: lambda keys: Plan(**keys), str: Plan.load, Path: Plan.load})
+
+
+def as_training(training: Any) -> Training:
+    """A training, or a dict of its fields. Raises UserError."""
+    return taken(training, Training, "training", {Mapping: lambda fields: Training(**fields)})
+
+
+def as_perturbation(perturbation: Any) -> Perturbation:
+    """A perturbation, a dict of its fields, or None for equal ranks. Raises UserError."""
+    if perturbation is None:
+        return Perturbation()
+    return taken(perturbation, Perturbation, "perturbation", {Mapping: lambda fields: Perturbation(**fields)})
