@@ -22,7 +22,7 @@ from intervals import NINE_IN_TEN, deviations, write_intervals
 from tables import DATA
 
 from simpar import files
-from simpar.cost.collectives.lines import Candidate, candidates, envelope_s, lines
+from simpar.cost.collectives.lines import RawCost, envelope_s, lines, raw_costs
 from simpar.cost.collectives.parameters import PARAMETERS
 from simpar.cost.collectives.placement import place, regular, representative
 from simpar.units import MIB
@@ -124,16 +124,16 @@ DERIVED = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of one profile with equal op, shape and algorithm: candidates once, sizes and times as arrays."""
+    """Rows of one profile with equal op, shape and algorithm: raw costs once, sizes and times as arrays."""
 
     cases: tuple[Case, ...]
-    candidates: tuple[Candidate, ...]
+    raw_costs: tuple[RawCost, ...]
     sizes: np.ndarray
     seconds: np.ndarray
 
     def predicted(self, values: Mapping[str, float]) -> np.ndarray:
         """Seconds under given parameters."""
-        return envelope_s([line for each in self.candidates for line in lines(each, values)], self.sizes)
+        return envelope_s([line for each in self.raw_costs for line in lines(each, values)], self.sizes)
 
 
 def problems(profile: str, cases: Iterable[Case]) -> list[Problem]:
@@ -154,7 +154,7 @@ def _problem(profile: str, cases: tuple[Case, ...]) -> Problem:
         placed = place(np.array([[0, far]]), cluster)
     return Problem(
         cases,
-        tuple(candidates(first.op, placed, first.algorithm)),
+        tuple(raw_costs(first.op, placed, first.algorithm)),
         np.array([case.size_bytes for case in cases]),
         np.array([case.seconds for case in cases]),
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 P = ParamSpec("P")
 R = TypeVar("R")
-MUCH = 2**19
+HOT_ENTRIES = 2**19
 """Number of array entries that plain loops process in about the time that importing numba takes."""
 
 
@@ -33,15 +33,15 @@ class Loop(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, compiled once its calls have processed many entries."""
-        return (self.when_worth() or self.plain)(*args, **kwargs)
+        return (self.compile_if_hot() or self.plain)(*args, **kwargs)
 
-    def when_worth(self, entries: int = 0) -> Callable[P, R] | None:
-        """The compiled function once MUCH entries were processed, these ``entries`` included; None before.
+    def compile_if_hot(self, entries: int = 0) -> Callable[P, R] | None:
+        """The compiled function once HOT_ENTRIES entries were processed, these ``entries`` included; None before.
 
         For callers whose alternative is faster than the plain Python loop.
         """
         self.seen += entries
-        if self._compiled is None and self.seen >= MUCH and find_spec("numba"):
+        if self._compiled is None and self.seen >= HOT_ENTRIES and find_spec("numba"):
             self._compiled = self.compiled()
         return self._compiled
 

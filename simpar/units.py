@@ -163,7 +163,7 @@ def floats(value: Numbers) -> Numbers:
     return np.asarray(value, dtype=np.float64) if np.ndim(value) else float(value)
 
 
-def agreed(flags: bool | np.bool_ | NDArray[np.bool_]) -> bool:
+def scalar_truth(flags: bool | np.bool_ | NDArray[np.bool_]) -> bool:
     """The truth value on which all members of a batch agree, so that one structure stands for all of them.
 
     Raises ValueError where they differ: the structure of a batch must not depend on its first member.

@@ -49,7 +49,7 @@ def test_plain_and_compiled_loops_do_the_same_sums():
 def test_a_loop_is_compiled_once_it_had_much_to_do(monkeypatch):
     """Not before, and never where numba is missing."""
     made = []
-    monkeypatch.setattr(compiled, "MUCH", 20)
+    monkeypatch.setattr(compiled, "HOT_ENTRIES", 20)
     monkeypatch.setattr(Loop, "compiled", lambda self: made.append(self) or self.function)
     monkeypatch.setattr(compiled, "find_spec", lambda _: None)
     loop = Loop(run, added)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from simpar.cost.collectives.algorithm import is_exchange, named
+from simpar.cost.collectives.algorithm import base_op, is_exchange
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.lower import Lowered
 
@@ -75,7 +75,7 @@ def _in_order(members: tuple[int, ...], class_id: int, lowered: Lowered, group: 
 
 
 def _call(use: CollectiveUse, members: tuple[int, ...]) -> Call:
-    operation = AS_EXCHANGE if is_exchange(use.op) else named(use.op)
+    operation = AS_EXCHANGE if is_exchange(use.op) else base_op(use.op)
     count = max(round(float(use.count)), 1)
     count = count if count <= MOST_CALLS else 1
     size = use.moved_bytes / count

@@ -57,10 +57,10 @@ def block_activations(
     width = activation_bytes(numerics)
     cast = numerics.products.is_cast and stack.memory.transformer_engine
     kept = numerics.products.operand_bytes if cast else width
-    found = _Sizes(block, dims.of_block(block), stack, numerics.precision, width, kept).under(recompute)
+    result = _Sizes(block, dims.of_block(block), stack, numerics.precision, width, kept).under(recompute)
     if block.still:  # nothing is kept, nothing runs backward
-        return BlockActivations(0.0 * found.saved_bytes, 0.0, found.forward_workspace_bytes, 0.0)
-    return found
+        return BlockActivations(0.0 * result.saved_bytes, 0.0, result.forward_workspace_bytes, 0.0)
+    return result
 
 
 def activation_bytes(numerics: Numerics) -> float:

@@ -23,7 +23,7 @@ from simpar.units import Floats
 
 
 @dataclass(frozen=True)
-class Choice:
+class RecomputeChoice:
     """One way to treat ``layers`` consecutive layers.
 
     A microbatch in flight keeps ``saved_bytes``; ``held_bytes`` are there while the backward of these layers runs;
@@ -38,14 +38,16 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerRun:
     """Consecutive layers that are alike, and the choices for them."""
 
     length: int
-    choices: tuple[Choice, ...]
+    choices: tuple[RecomputeChoice, ...]
 
 
-def choose(runs: Sequence[Run], in_flight: Floats, budget_bytes: float) -> list[list[tuple[Choice, int]]]:
+def choose(
+    runs: Sequence[LayerRun], in_flight: Floats, budget_bytes: float
+) -> list[list[tuple[RecomputeChoice, int]]]:
     """The fastest choices within a memory budget: for every run a list of (choice, how often it is taken).
 
     ``in_flight`` float64[moments, runs] says how many microbatches of every run are in flight at the moments that may
@@ -53,29 +55,29 @@ def choose(runs: Sequence[Run], in_flight: Floats, budget_bytes: float) -> list[
     covered, and at every moment sum in_flight n_c saved_bytes(c) + max held_bytes(c) <= ``budget_bytes``. Of equally
     fast answers it takes the one that needs least memory. Raises Infeasible.
     """
-    runs = [Run(run.length, _undominated(run.choices)) for run in runs]
+    runs = [LayerRun(run.length, _undominated(run.choices)) for run in runs]
     held = sorted({choice.held_bytes for run in runs for choice in run.choices})
-    best: tuple[float, float, list[list[tuple[Choice, int]]]] | None = None
+    best: tuple[float, float, list[list[tuple[RecomputeChoice, int]]]] | None = None
     for workspace in held:
         if workspace > budget_bytes:
             break
-        found = _within(runs, in_flight, budget_bytes - workspace, workspace)
-        if found is None:
+        chosen = _within(runs, in_flight, budget_bytes - workspace, workspace)
+        if chosen is None:
             continue
         seconds, saved = (
-            sum(getattr(choice, name) * count for taken in found for choice, count in taken)
+            sum(getattr(choice, name) * count for taken in chosen for choice, count in taken)
             for name in ("again_s", "saved_bytes")
         )
         if best is None or (seconds, saved + workspace) < best[:2]:
-            best = seconds, saved + workspace, found
+            best = seconds, saved + workspace, chosen
     if best is None:
         raise Infeasible(f"no choice of what to recompute fits in {budget_bytes:.4g} bytes of activations")
     return best[2]
 
 
-def _undominated(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+def _undominated(choices: Sequence[RecomputeChoice]) -> tuple[RecomputeChoice, ...]:
     """Choices that no other choice for as many layers equals or beats in every respect; the first of equal ones."""
-    sizes: dict[tuple[float, ...], Choice] = {}
+    sizes: dict[tuple[float, ...], RecomputeChoice] = {}
     for one in choices:
         sizes.setdefault((one.layers, one.saved_bytes, one.held_bytes, one.again_s), one)
     beaten = {
@@ -88,8 +90,8 @@ def _undominated(choices: Sequence[Choice]) -> tuple[Choice, ...]:
 
 
 def _within(
-    runs: Sequence[Run], in_flight: Floats, saved_limit: float, workspace: float
-) -> list[list[tuple[Choice, int]]] | None:
+    runs: Sequence[LayerRun], in_flight: Floats, saved_limit: float, workspace: float
+) -> list[list[tuple[RecomputeChoice, int]]] | None:
     """The fastest mix of choices that hold at most ``workspace`` bytes each; None where every mix saves too much."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -112,16 +114,16 @@ def _within(
         LinearConstraint(saved, -np.inf, saved_limit / scale),
     ]
     with _silent():
-        found = milp(
+        solution = milp(
             seconds / (seconds.max(initial=0.0) or 1.0),
             constraints=constraints,
             integrality=np.ones(len(columns), dtype=int),
             bounds=Bounds(0, np.inf),
             options={"mip_rel_gap": 0.0},
         )
-    if found.x is None:
+    if solution.x is None:
         return None
-    counts = np.rint(found.x).astype(int)
+    counts = np.rint(solution.x).astype(int)
     return [
         [(choice, int(n)) for (number, choice), n in zip(columns, counts, strict=True) if n and number == at]
         for at in range(len(runs))

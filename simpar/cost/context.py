@@ -42,13 +42,13 @@ class ContextSplit:
 
 def query_elements(op: Operator, dims: Dims) -> Numbers:
     """Elements of a rank's queries of an attention operator; its output has ``value_dim`` in place of ``key_dim``."""
-    attention = _of(op)
+    attention = _attention_of(op)
     return evaluate(op.rows, dims) * dims["heads"] * evaluate(attention.key_dim, dims)
 
 
 def key_value_elements(op: Operator, dims: Dims) -> tuple[Numbers, Numbers]:
     """Elements of a rank's (keys, values); where there are fewer heads than Ulysses ranks, heads are copied first."""
-    attention = _of(op)
+    attention = _attention_of(op)
     heads = np.maximum(evaluate(attention.kv_heads, dims), dims["ulysses"])
     rows = evaluate(op.rows, dims) * heads
     return rows * evaluate(attention.key_dim, dims), rows * evaluate(attention.value_dim, dims)
@@ -75,7 +75,7 @@ def block_times_s(
     Zigzag and striped ranks see half of every block under a causal mask. Contiguous rank i sees its own block under
     the mask, the i before it whole, and nothing of the others.
     """
-    attention, blocks = _of(op), split.blocks
+    attention, blocks = _attention_of(op), split.blocks
     ulysses = dims["ulysses"]
     rows, heads = dims["seq"] * ulysses, dims["heads"] // ulysses
     both = (evaluate(attention.key_dim, dims), evaluate(attention.value_dim, dims))
@@ -118,6 +118,6 @@ def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Numbers:
     return (last + 0.5) * dims["context"] / split.gathered
 
 
-def _of(op: Operator) -> Attention:
+def _attention_of(op: Operator) -> Attention:
     assert op.attention is not None, "an attention operator carries its mask"
     return op.attention

@@ -27,17 +27,17 @@ def part_names(operators: Sequence[Operator]) -> tuple[str, ...]:
         return ("ends",) * len(operators)
     mixture = any(op.kind == "router" for op in operators)
     mixed = additions[-2] if mixers and len(additions) > 1 else additions[-1] if mixers else -1
-    found = []
+    parts = []
     for index, op in enumerate(operators):
         if index > additions[-1]:
-            found.append("ends")
+            parts.append("ends")
         elif index <= mixed:
-            found.append(mixers[0])
+            parts.append(mixers[0])
         elif op.region == "expert" or op.kind in _EXPERTS:
-            found.append("experts")
+            parts.append("experts")
         else:
-            found.append("router" if mixture else "mlp")
-    return tuple(found)
+            parts.append("router" if mixture else "mlp")
+    return tuple(parts)
 
 
 def launches(block: Block, kernels: Iterable[Numbers], graphs: tuple[str, ...]) -> Numbers:

@@ -126,12 +126,12 @@ class KernelModel:
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s. Raises UserError where the device cannot compute in that dtype."""
         rates, known = self.device.peak_flop_per_s, PRECISIONS[dtype]
-        found = next(iter(known.rates), dtype)
-        if found not in rates or (known.needs and known.needs not in rates):
+        rate = next(iter(known.rates), dtype)
+        if rate not in rates or (known.needs and known.needs not in rates):
             raise UserError(
                 f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}"
             )
-        return rates[found]
+        return rates[rate]
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s at the clock that kernels run at."""

@@ -53,10 +53,10 @@ def operator_times(
     operators: Sequence[Operator], dims: RankDims, kernels: KernelModel, stack: Stack
 ) -> list[OperatorTime]:
     """Kernel times of a block's operators, in order. Raises KeyError for an operator kind without a rule."""
-    return [_time(op, Sizes(dims.of(op), kernels, stack)) for op in operators]
+    return [_operator_time(op, Sizes(dims.of(op), kernels, stack)) for op in operators]
 
 
-def _time(op: Operator, sizes: Sizes) -> OperatorTime:
+def _operator_time(op: Operator, sizes: Sizes) -> OperatorTime:
     """Time by the rule of the operator's kind; the stack's measured passes replace those that the rule counts."""
     if (precision := op.computes_in(sizes.kernels.precision)) != sizes.kernels.precision:
         sizes = replace(sizes, kernels=replace(sizes.kernels, precision=precision))
@@ -74,10 +74,10 @@ def _time(op: Operator, sizes: Sizes) -> OperatorTime:
             backward_input_s=0.0 if by_weight else backward_s,
             backward_weight_s=backward_s if by_weight else 0.0,
         )
-    return _with_sums(op, ruled, sizes)
+    return _add_gradient_sums(op, ruled, sizes)
 
 
-def _with_sums(op: Operator, ruled: OperatorTime, sizes: Sizes) -> OperatorTime:
+def _add_gradient_sums(op: Operator, ruled: OperatorTime, sizes: Sizes) -> OperatorTime:
     """The time with the kernels of SUMS added, where the stack runs them; fp32 gradients are not widened."""
     size, mine = sizes.stack.numerics.sum_bytes, [w for w in op.weights if w.trainable]
     if not size or not mine:
@@ -150,7 +150,7 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
     elif products.is_cast:
         gradient_s = kernels.memory_time_s(results * (products.handed_bytes + products.operand_bytes))
     frozen, swizzled_s = _is_frozen(op), swizzles * kernels.latency_s
-    widen_s, turn_s = _widen_s(op, sizes), _turn_s(op, sizes)
+    widen_s, turn_s = _widen_s(op, sizes), _transpose_s(op, sizes)
     fused = sizes.stack.numerics.gradient_accumulation_fusion
     return OperatorTime(
         op.name,
@@ -171,7 +171,7 @@ def _is_frozen(op: Operator) -> bool:
     return bool(op.weights) and not op.is_trained
 
 
-def _turn_s(op: Operator, sizes: Sizes) -> Numbers:
+def _transpose_s(op: Operator, sizes: Sizes) -> Numbers:
     """Seconds to transpose frozen 8-bit weights for the gradient of inputs.
 
     On devices without block scales in hardware, 8-bit products read operands in one layout only, and recipes keep no
@@ -264,7 +264,7 @@ def _grouped_matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         overhead * (kernels.gemm_time_s(m, n, k, batch=experts) + cast_s[0]) + widen_s + bias.forward_s,
         overhead * (kernels.gemm_time_s(m, k, n, batch=experts) + cast_s[1])
         + widen_s
-        + _turn_s(op, sizes)
+        + _transpose_s(op, sizes)
         + bias.backward_input_s,
         overhead * weights_s,
         casts + each + bias.forward_kernels,
@@ -303,15 +303,15 @@ def _router(op: Operator, sizes: Sizes) -> OperatorTime:
 
 def _dispatch(op: Operator, sizes: Sizes) -> OperatorTime:
     """Copy every token once for each of its experts; backward adds the copies' gradients up."""
-    return _moved(op, sizes, _elements(op, sizes), outward="forward")
+    return _copy_routed(op, sizes, _elements(op, sizes), outward="forward")
 
 
 def _combine(op: Operator, sizes: Sizes) -> OperatorTime:
     """Add the weighted copies of every token up; backward copies the gradient to them."""
-    return _moved(op, sizes, _elements(op, sizes) * sizes.dims["topk"], outward="backward")
+    return _copy_routed(op, sizes, _elements(op, sizes) * sizes.dims["topk"], outward="backward")
 
 
-def _moved(op: Operator, sizes: Sizes, elements: Numbers, *, outward: str) -> OperatorTime:
+def _copy_routed(op: Operator, sizes: Sizes, elements: Numbers, *, outward: str) -> OperatorTime:
     """Time of copying routed tokens into the order of ranks and, where a rank has several experts, of experts.
 
     Where the copy is fused into the exchange, tokens are copied once. Stacks with ``sends_cast`` cast tokens in front

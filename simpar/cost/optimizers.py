@@ -95,15 +95,15 @@ def _matrices_of(op: Operator, weight: Weight, dims: Dims) -> list[Matrix]:
 
 def inner_matrices(blocks: Iterable[Block], dims: Dims) -> list[Matrix]:
     """Matrices of a rank that a matrix optimizer updates; equal ones are counted together."""
-    found: dict[tuple[float, float, bool], float] = {}
+    counts: dict[tuple[float, float, bool], float] = {}
     for block in blocks:
         own = block.view(dims)
         for op in block.operators:
             for weight in op.weights:
                 for m in _matrices_of(op, weight, own) if _is_inner(op, weight) else ():
                     key = (float(m.rows), float(m.columns), m.expert)
-                    found[key] = found.get(key, 0.0) + float(m.count)
-    return [Matrix(rows, columns, count, expert) for (rows, columns, expert), count in found.items()]
+                    counts[key] = counts.get(key, 0.0) + float(m.count)
+    return [Matrix(rows, columns, count, expert) for (rows, columns, expert), count in counts.items()]
 
 
 def optimizer_time_s(

@@ -43,7 +43,7 @@ def device_w(power: Power, products: Numbers, streaming: Numbers) -> Numbers:
     return floats(power.idle + np.minimum(asked, 1.0) * (power.limit - power.idle))
 
 
-def beyond_waiting(*, streaming: bool) -> float:
+def dynamic_power_share(*, streaming: bool) -> float:
     """Share of limit - idle that a kernel asks for beyond waiting: memory-bound (``streaming``) or a product."""
     return (STREAMING if streaming else PRODUCTS) - WAITING
 

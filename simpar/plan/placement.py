@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simpar.models.graph import Operator
-from simpar.units import Numbers, agreed
+from simpar.units import Numbers, scalar_truth
 
 SHARDED = "BSF"
 States = tuple[str, ...]
@@ -134,7 +134,7 @@ def transfers(
             return None
         share = 1.0 / sharding(now, mesh, but=axis)
         for op, found in zip(pair, (forward, backward), strict=True):
-            if op and agreed(mesh[axis] > 1):
+            if op and scalar_truth(mesh[axis] > 1):
                 whole = share / mesh[axis] if op == _EXCHANGE else share
                 found.append(Transfer(axis, op, whole))
         now[axis] = after[axis]

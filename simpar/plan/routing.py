@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.models.graph import ModelGraph
-from simpar.units import agreed
+from simpar.units import scalar_truth
 
 if TYPE_CHECKING:
     from simpar.plan.choices.experts import Experts
@@ -201,7 +201,9 @@ def sampled_loads(graph: ModelGraph, plan: Plan, seed: int) -> NDArray[np.float6
 def has_sampled_loads(plan: Plan) -> bool:
     """Whether expert ranks have loads of their own, drawn from the seed."""
     choice = plan.experts
-    even = choice.capacity_factor is not None or not choice.expert_imbalance or agreed(plan.mesh.ep == 1)
+    even = (
+        choice.capacity_factor is not None or not choice.expert_imbalance or scalar_truth(plan.mesh.ep == 1)
+    )
     return not even and choice.expert_load == "sampled"
 
 

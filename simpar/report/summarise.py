@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import simpar
-from simpar.cost.collectives.algorithm import named
+from simpar.cost.collectives.algorithm import base_op
 from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES
 from simpar.cost.power import device_w, input_w
 from simpar.hardware.catalogue import recorded
@@ -269,7 +269,9 @@ def _communication(
     for (group, op), algorithm in sorted(context.lowered.maker.network.algorithms.items()):
         kind = "pp" if group.startswith("pp") or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
         dtype = sent_as.get(op) if kind == "dp" else None
-        algorithms.setdefault(kind, set()).add(f"{named(op)} {algorithm}" + (f" in {dtype}" if dtype else ""))
+        algorithms.setdefault(kind, set()).add(
+            f"{base_op(op)} {algorithm}" + (f" in {dtype}" if dtype else "")
+        )
     found = {}
     columns = (accounts.busy_ns[critical].tolist(), accounts.moved_bytes[critical].tolist())
     for kind, busy_ns, size in zip(COMMUNICATION, *columns, strict=True):

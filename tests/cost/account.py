@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simpar.cost.kernels import KernelModel
-from simpar.cost.memory.static import Part, StaticMemory, parts_terms
+from simpar.cost.memory.static import ParameterGroup, StaticMemory, parameter_terms
 from simpar.cost.optimizers import moment_bytes
 from simpar.hardware.catalogue import load_cluster
 from simpar.models.graph import ModelGraph
@@ -33,5 +33,5 @@ def stage_static_memory(
 def static_memory(num_parameters: int, plan: Plan, stack: Stack) -> StaticMemory:
     """Terms of so many parameters of matrices inside layers, whose shards are rounded up to whole elements."""
     layouts, moments = Layouts.of(plan), num_parameters * moment_bytes(plan.numerics)
-    part = Part(num_parameters, -(-num_parameters // layouts.shards), moments)
-    return StaticMemory(parts_terms([part], plan, stack, layouts))
+    part = ParameterGroup(num_parameters, -(-num_parameters // layouts.shards), moments)
+    return StaticMemory(parameter_terms([part], plan, stack, layouts))

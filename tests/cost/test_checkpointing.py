@@ -13,24 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.cost import checkpointing
-from simpar.cost.checkpointing import Choice, Run, choose
+from simpar.cost.checkpointing import LayerRun, RecomputeChoice, choose
 from simpar.errors import Infeasible
 
 ONE = np.ones((1, 1))
 
 
-def chain(length: int, *more: Choice) -> Run:
+def chain(length: int, *more: RecomputeChoice) -> LayerRun:
     """Layers whose tensors are as large as their inputs: 1 byte, 1 s of forward; none, full, and segments."""
-    segments = [Choice(f"full:{k}", k, 1.0, k - 1.0, float(k)) for k in range(1, length + 1)]
-    return Run(length, (Choice("none", 1, 1.0, 0.0, 0.0), *more, *segments))
+    segments = [RecomputeChoice(f"full:{k}", k, 1.0, k - 1.0, float(k)) for k in range(1, length + 1)]
+    return LayerRun(length, (RecomputeChoice("none", 1, 1.0, 0.0, 0.0), *more, *segments))
 
 
-def peak(taken: list[tuple[Choice, int]]) -> float:
+def peak(taken: list[tuple[RecomputeChoice, int]]) -> float:
     """Bytes kept, and the largest workspace."""
     return sum(choice.saved_bytes * n for choice, n in taken) + max(choice.held_bytes for choice, _ in taken)
 
 
-def seconds(taken: list[tuple[Choice, int]]) -> float:
+def seconds(taken: list[tuple[RecomputeChoice, int]]) -> float:
     """Time of what runs again."""
     return sum(choice.again_s * n for choice, n in taken)
 
@@ -54,7 +54,7 @@ def test_room_is_used() -> None:
     assert times[-1] == 0
 
 
-def compositions(run: Run, left: int) -> Iterator[list[Choice]]:
+def compositions(run: LayerRun, left: int) -> Iterator[list[RecomputeChoice]]:
     """Every way to cover the layers."""
     if left == 0:
         yield []
@@ -81,7 +81,7 @@ def test_nothing_better_exists(
     budget: float,
 ) -> None:
     """Trying every choice of every layer of small chains finds no faster one that fits."""
-    extra = [Choice(f"m{at}", 1, *values) for at, values in enumerate(more)]
+    extra = [RecomputeChoice(f"m{at}", 1, *values) for at, values in enumerate(more)]
     runs = [chain(length, *extra) for length in lengths]
     in_flight = np.array(flights, dtype=float)[:, : len(runs)]
     best = np.inf

@@ -11,7 +11,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from simpar import files
-from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, Held, flat_shard, held_memory
+from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, HeldBlocks, flat_shard, held_memory
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.defaults import resolve
@@ -57,7 +57,7 @@ def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
         blocks = tuple((known[name], count) for name, count in counts.items())
         ends = (counts.get(end.name, np.zeros(len(plans))) for end in (graph.embedding, graph.head))
         dims = dims_of(graph, columns, plans[0], TRAINING)
-        many = held_memory(graph, Held(blocks, *ends), dims.tensor, plans[0], habits, columns)
+        many = held_memory(graph, HeldBlocks(blocks, *ends), dims.tensor, plans[0], habits, columns)
         for category in ("parameters", "gradients", "optimizer_states", "transient", None):
             for alive in (ALWAYS, PASSES, BETWEEN):
                 sizes = np.broadcast_to(many.bytes_of(category, alive), len(plans))

@@ -10,7 +10,7 @@ import pytest
 from simpar.cost.memory.allocator import held_outputs_bytes, reserve
 from simpar.cost.memory.bound import Flight
 from simpar.cost.memory.routed import experts_risk_bytes
-from simpar.cost.memory.static import Part, Term, parts_terms
+from simpar.cost.memory.static import ParameterGroup, Term, parameter_terms
 from simpar.cost.memory.widths import Widths, kept_widths, parameter_widths
 from simpar.cost.offload import host_memory, update_bytes
 from simpar.cost.optimizers import moment_bytes
@@ -43,8 +43,8 @@ def terms(of: Stack, **plan: object) -> dict[str, float]:
     """Bytes by name, with how long they live where that is not always; nothing of terms without bytes."""
     resolved = resolve(Plan(**{"dp": N, **plan}), of)
     layouts = Layouts.of(resolved)
-    part = Part(P, P // layouts.shards, P * moment_bytes(resolved.numerics))
-    found: tuple[Term, ...] = parts_terms([part], resolved, of, layouts, residual_bytes=1000.0)
+    part = ParameterGroup(P, P // layouts.shards, P * moment_bytes(resolved.numerics))
+    found: tuple[Term, ...] = parameter_terms([part], resolved, of, layouts, residual_bytes=1000.0)
     return {
         f"{each.name} {each.alive}".removesuffix(" always"): float(each.size_bytes)
         for each in found

@@ -9,8 +9,8 @@ from simpar.cost.power import (
     PRODUCTS,
     STREAMING,
     WAITING,
-    beyond_waiting,
     device_w,
+    dynamic_power_share,
     input_w,
     streaming_operators,
 )
@@ -67,8 +67,8 @@ def test_device_within_its_limits_and_more_with_more_load(products: float, strea
 @pytest.mark.parametrize(("products", "streaming"), SHARES)
 def test_waiting_and_what_kernels_ask_for_beyond_it(products: float, streaming: float) -> None:
     """Searches bound energy by these, up to the limit."""
-    beyond = beyond_waiting(streaming=False) * products + beyond_waiting(streaming=True) * streaming
-    assert min(beyond_waiting(streaming=each) for each in (True, False)) > 0
+    beyond = dynamic_power_share(streaming=False) * products + dynamic_power_share(streaming=True) * streaming
+    assert min(dynamic_power_share(streaming=each) for each in (True, False)) > 0
     assert device_w(H100, products, streaming) == pytest.approx(min(device_w(H100, 0, 0) + 630 * beyond, 700))
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges
 
 
@@ -26,13 +26,13 @@ class Algorithm(ABC):
 
     def refuses(self, op: str, placement: Placement) -> str | None:
         """Why a group cannot use the algorithm, or None."""
-        return self.needs(op, placement) if named(op) in self.OPS else f"{op} has no {self.NAME} form"
+        return self.needs(op, placement) if base_op(op) in self.OPS else f"{op} has no {self.NAME} form"
 
     def needs(self, _op: str, _placement: Placement) -> str | None:
         """What a group lacks for one of its operations, or None."""
         return None
 
-    def automatic(self, _op: str, _shape: Shape) -> bool:
+    def automatic(self, _op: str, _shape: GroupShape) -> bool:
         """Whether the library considers it by itself for one of its operations: always."""
         return True
 
@@ -40,12 +40,12 @@ class Algorithm(ABC):
         """The parameters that hold its shares of ports and of NICs in an operation."""
         return self.RATES
 
-    def rate_cap(self, _op: str, _shape: Shape, _values: Mapping[str, float]) -> float | None:
+    def rate_cap(self, _op: str, _shape: GroupShape, _values: Mapping[str, float]) -> float | None:
         """The most bytes of size per second, whatever the links, from the values of parameters; None: no cap."""
         return None
 
     @abstractmethod
-    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, op: str, shape: GroupShape) -> dict[str, float]:
         """How often each latency parameter counts: parameter name -> hops in sequence."""
 
     @abstractmethod
@@ -58,11 +58,11 @@ def rounds(op: str) -> float:
     return 2.0 if op == "all_reduce" else 1.0
 
 
-def named(op: str) -> str:
+def base_op(op: str) -> str:
     """The bare name of an operation; that of a dispatch is followed by numbers of its routing."""
     return op.partition(" ")[0]
 
 
 def is_exchange(op: str) -> bool:
     """Whether every member sends different data to every other."""
-    return named(op) in ("all_to_all", "dispatch")
+    return base_op(op) in ("all_to_all", "dispatch")

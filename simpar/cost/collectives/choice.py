@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simpar.cost.collectives import host
-from simpar.cost.collectives.algorithm import named, rounds
+from simpar.cost.collectives.algorithm import base_op, rounds
 from simpar.cost.collectives.algorithms import ALGORITHMS, OPS
 from simpar.cost.collectives.lines import (
     Line,
-    candidate,
-    candidates,
     considered,
     envelope_s,
     lines,
+    raw_cost,
+    raw_costs,
     unit_loads,
 )
 from simpar.cost.collectives.parameters import parameters
-from simpar.cost.collectives.placement import Placement, Shape, place, regular, representative
+from simpar.cost.collectives.placement import GroupShape, Placement, place, regular, representative
 from simpar.cost.collectives.traffic import Edges, concatenate, is_port, occupancy
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
@@ -62,13 +62,13 @@ def collective(
     ``algorithm`` is "auto" (fastest at that size) or a name.
     The first member is the root. Raises UserError: unknown op, wrong group, an algorithm that cannot do it.
     """
-    choose(named(op), OPS, "collective")
+    choose(base_op(op), OPS, "collective")
     taken, edges = list[Line](), list[Edges]()
     for part, home in _by_shape(groups, cluster):
         line = fastest(_lines(op, part, algorithm), size_bytes)
         loads = ALGORITHMS[line.algorithm].loads(op, part)
         over = loads.over(line.share(is_port(loads.link_id, part.cluster)))
-        edges.append(_moved(occupancy(over, part.cluster.num_links), home))
+        edges.append(_renumbered(occupancy(over, part.cluster.num_links), home))
         taken.append(line)
     return CollectiveCost(
         algorithm="+".join(sorted({line.algorithm for line in taken})) or "none",
@@ -92,7 +92,7 @@ def _by_shape(groups: Ints, cluster: Cluster) -> Iterator[tuple[Placement, Home]
             yield part, Home(home.index[mine], part.ranks, home.cluster, home.links)
 
 
-def _moved(edges: Edges, home: Home) -> Edges:
+def _renumbered(edges: Edges, home: Home) -> Edges:
     """The edges of a home's groups, with the group and link numbers of the whole cluster."""
     links = edges.link_id if home.links is None else home.links[edges.link_id]
     return Edges(home.index[edges.group_index], links, edges.coefficient)
@@ -100,7 +100,7 @@ def _moved(edges: Edges, home: Home) -> Edges:
 
 def _lines(op: str, placed: Placement, algorithm: str) -> list[Line]:
     values = parameters(placed.cluster)
-    return [line for each in candidates(op, placed, algorithm) for line in lines(each, values)]
+    return [line for each in raw_costs(op, placed, algorithm) for line in lines(each, values)]
 
 
 def offers(op: str, group: Ints, cluster: Cluster) -> list[Line]:
@@ -113,21 +113,21 @@ def offers_and_loads(op: str, group: Ints, cluster: Cluster) -> tuple[list[Line]
     """The lines that the library considers for an op on one group int64[N], and :func:`link_loads` by algorithm."""
     if op in host.LINKS:
         return [host.line(op, int(group[0]), cluster)], {host.NAME: host.loads(op, group[:1], cluster)}
-    choose(named(op), OPS, "collective")
+    choose(base_op(op), OPS, "collective")
     home = cluster.homes(group[None, :])[0]
     placed, values = place(home.ranks, home.cluster), parameters(home.cluster)
-    found, loads = list[Line](), dict[str, Edges]()
+    every_line, loads = list[Line](), dict[str, Edges]()
     for algorithm in considered(op, placed):
         edges = unit_loads(op, placed, algorithm)
-        found += lines(candidate(op, placed, algorithm, edges), values)
-        loads[algorithm.NAME] = _moved(edges, home)
-    cluster.known[op, group.tobytes()] = found
-    return found, loads
+        every_line += lines(raw_cost(op, placed, algorithm, edges), values)
+        loads[algorithm.NAME] = _renumbered(edges, home)
+    cluster.known[op, group.tobytes()] = every_line
+    return every_line, loads
 
 
-def fastest(found: Sequence[Line], size_bytes: float) -> Line:
+def fastest(every_line: Sequence[Line], size_bytes: float) -> Line:
     """The line that the library chooses at a size: the fastest."""
-    return min(found, key=lambda line: line.time_s(size_bytes))
+    return min(every_line, key=lambda line: line.time_s(size_bytes))
 
 
 def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
@@ -138,38 +138,38 @@ def link_loads(op: str, groups: Ints, cluster: Cluster) -> dict[str, Edges]:
     """
     if op in host.LINKS:
         return {host.NAME: host.loads(op, groups[:, 0], cluster)}
-    choose(named(op), OPS, "collective")
-    found: dict[str, list[Edges]] = {}
+    choose(base_op(op), OPS, "collective")
+    result: dict[str, list[Edges]] = {}
     for part, home in _by_shape(groups, cluster):
         for algorithm in considered(op, part):
-            found.setdefault(algorithm.NAME, []).append(_moved(unit_loads(op, part, algorithm), home))
-    return {name: concatenate(parts) for name, parts in found.items()}
+            result.setdefault(algorithm.NAME, []).append(_renumbered(unit_loads(op, part, algorithm), home))
+    return {name: concatenate(parts) for name, parts in result.items()}
 
 
 def shape_numbers(groups: Ints, cluster: Cluster) -> Ints:
     """A number for each of the groups int64[G, N]: where it is equal, so are the latencies of their lines."""
-    found, beyond = np.zeros(len(groups), dtype=np.int64), 0
+    result, beyond = np.zeros(len(groups), dtype=np.int64), 0
     for home in cluster.homes(groups):
         number = place(home.ranks, home.cluster).shape_number
-        found[home.index] = number + beyond
+        result[home.index] = number + beyond
         beyond += int(number.max()) + 1
-    return found
+    return result
 
 
 def collective_time_s(
     op: str,
     size_bytes: ArrayLike,
-    shape: Shape | tuple[int, int],
+    shape: GroupShape | tuple[int, int],
     cluster: Cluster,
     *,
     algorithm: str = "auto",
 ) -> NDArray[np.float64]:
     """Seconds of a collective alone on an undamaged cluster, for an array of sizes in bytes.
 
-    ``shape`` is a Shape or (number of domains, members in each). Raises UserError.
+    ``shape`` is a GroupShape or (number of domains, members in each). Raises UserError.
     """
-    choose(named(op), OPS, "collective")
-    shape = shape if isinstance(shape, Shape) else regular(*shape)
+    choose(base_op(op), OPS, "collective")
+    shape = shape if isinstance(shape, GroupShape) else regular(*shape)
     sizes = np.asarray(size_bytes, dtype=np.float64)
     if shape.members == 1:
         return np.zeros_like(sizes)

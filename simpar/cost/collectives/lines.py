@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.collectives.algorithm import Algorithm, is_exchange, named
+from simpar.cost.collectives.algorithm import Algorithm, base_op, is_exchange
 from simpar.cost.collectives.algorithms import ALGORITHMS
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, is_port, occupancy
 from simpar.errors import UserError
 from simpar.files import choose
@@ -23,7 +23,7 @@ DEVICES_OF_SOCKET = 4  # of PCIe nodes: what one socket, or its switch, has lane
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RawCost:
     """An algorithm on a group before any fitted parameter: hops in sequence, and seconds per byte of the raw links.
 
     ``mesh_share`` is the part of a mesh port that the group's links make up. ``on_bridge`` counts the groups that share
@@ -32,7 +32,7 @@ class Candidate:
 
     op: str
     algorithm: str
-    shape: Shape
+    shape: GroupShape
     hops: Mapping[str, float]
     port_s_per_byte: float
     network_s_per_byte: float
@@ -64,7 +64,7 @@ class Line:
         return np.where(of_port, self.port_share, self.nic_share)
 
 
-def candidates(op: str, placed: Placement, algorithm: str = "auto") -> list[Candidate]:
+def raw_costs(op: str, placed: Placement, algorithm: str = "auto") -> list[RawCost]:
     """The algorithms to consider for the first group of a placement.
 
     Links count as undamaged: the library chooses without knowing what is degraded. Raises UserError where the
@@ -72,19 +72,19 @@ def candidates(op: str, placed: Placement, algorithm: str = "auto") -> list[Cand
     """
     first = placed.take(slice(0, 1))
     if algorithm == "auto":
-        return [candidate(op, first, each, unit_loads(op, first, each)) for each in considered(op, first)]
+        return [raw_cost(op, first, each, unit_loads(op, first, each)) for each in considered(op, first)]
     asked = ALGORITHMS[choose(algorithm, (*ALGORITHMS, "auto"), "collective algorithm")]
     reason = asked.refuses(op, first)
     if reason is not None:
         others = ", ".join(["auto", *serving(op, first)])
         raise UserError(f"algorithm {algorithm} for {op}: {reason}; allowed here: {others}")
-    return [candidate(op, first, asked, unit_loads(op, first, asked))]
+    return [raw_cost(op, first, asked, unit_loads(op, first, asked))]
 
 
 def considered(op: str, placed: Placement) -> list[Algorithm]:
     """The algorithms that the library considers by itself, for groups of one shape. Raises UserError."""
     asked = [
-        each for each in ALGORITHMS.values() if named(op) in each.OPS and each.automatic(op, placed.shape)
+        each for each in ALGORITHMS.values() if base_op(op) in each.OPS and each.automatic(op, placed.shape)
     ]
     refused = {each.NAME: each.refuses(op, placed) for each in asked}
     able = [each for each in asked if refused[each.NAME] is None]
@@ -103,13 +103,13 @@ def unit_loads(op: str, placed: Placement, algorithm: Algorithm) -> Edges:
     return occupancy(algorithm.loads(op, placed), placed.cluster.num_links)
 
 
-def candidate(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) -> Candidate:
-    """The candidate of an algorithm on a single group, whose ``loads`` are those of :func:`unit_loads`."""
+def raw_cost(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) -> RawCost:
+    """The raw cost of an algorithm on a single group, whose ``loads`` are those of :func:`unit_loads`."""
     cluster = placed.cluster
     per_byte = loads.coefficient / cluster.nominal_capacity(loads.link_id)
     port = is_port(loads.link_id, cluster)
     kind, beside = cluster.profile.scale_up.kind, placed.shape.per_domain
-    return Candidate(
+    return RawCost(
         op=op,
         algorithm=algorithm.NAME,
         shape=placed.shape,
@@ -122,7 +122,7 @@ def candidate(op: str, placed: Placement, algorithm: Algorithm, loads: Edges) ->
     )
 
 
-def _on_bridge(shape: Shape, per_node: int) -> int:
+def _on_bridge(shape: GroupShape, per_node: int) -> int:
     """Groups that cross between the sockets of a node at the same time, this one included; 0 where it does not cross.
 
     A node has two sockets with lanes for at least DEVICES_OF_SOCKET devices each; smaller nodes are on one socket.
@@ -133,70 +133,70 @@ def _on_bridge(shape: Shape, per_node: int) -> int:
     return max(shape.stride, 1) if 2 * span > max(per_node, 2 * DEVICES_OF_SOCKET) else 0
 
 
-def _shares(candidate: Candidate, values: Mapping[str, float]) -> tuple[float, float]:
+def _shares(raw_cost: RawCost, values: Mapping[str, float]) -> tuple[float, float]:
     """Shares of ports and NICs that an algorithm reaches on its shape, in its full-bandwidth protocol."""
-    port_name, nic_name = ALGORITHMS[candidate.algorithm].rates(candidate.op)
-    shape, port = candidate.shape, values[port_name] * candidate.mesh_share
+    port_name, nic_name = ALGORITHMS[raw_cost.algorithm].rates(raw_cost.op)
+    shape, port = raw_cost.shape, values[port_name] * raw_cost.mesh_share
     if port_name == "port_efficiency":
         port *= 1 - values["pair_loss"] * (2 / max(shape.per_domain, 2)) ** 2
         port *= values["far_port_share"] if shape.num_domains > 1 else 1.0
-        port *= values[_OWN_SHARES[candidate.op]] if candidate.op in _OWN_SHARES else 1.0
+        port *= values[_OWN_SHARES[raw_cost.op]] if raw_cost.op in _OWN_SHARES else 1.0
     port *= (1 - values["port_scale_loss"]) ** max(math.log2(shape.per_domain) - 1, 0.0)
-    if candidate.on_bridge:
-        port = min(port, _bridge_share(candidate, values))
+    if raw_cost.on_bridge:
+        port = min(port, _bridge_share(raw_cost, values))
     doublings = max(math.log2(shape.num_domains) - 1, 0.0)
     kept = 1 - values["nic_scale_loss"]
-    if candidate.op in _OWN_SHARES:
+    if raw_cost.op in _OWN_SHARES:
         kept *= 1 - values["gather_scale_loss"]
     return port, values[nic_name] * kept**doublings
 
 
-def _bridge_share(candidate: Candidate, values: Mapping[str, float]) -> float:
+def _bridge_share(raw_cost: RawCost, values: Mapping[str, float]) -> float:
     """Share of a port that the crossing between the sockets of a PCIe node allows, other groups crossing as well.
 
     A ring crosses with one flow each way. In an all-to-all of n, every member of one half sends to every member of the
     other: n^2/4 flows, which carry n/4 of what a member sends. f flows together reach host_bridge_share x f / (f +
     host_bridge_flows) of a port.
     """
-    members = candidate.shape.per_domain
-    exchange = is_exchange(candidate.op)
+    members = raw_cost.shape.per_domain
+    exchange = is_exchange(raw_cost.op)
     flows = members * members / 4 if exchange else 1.0
     crossing = flows / (members - 1) if exchange else 1.0  # bytes on the bridge for one on a port
-    flows *= candidate.on_bridge
+    flows *= raw_cost.on_bridge
     reached = values["host_bridge_share"] * flows / (flows + values["host_bridge_flows"])
-    return reached / (crossing * candidate.on_bridge)
+    return reached / (crossing * raw_cost.on_bridge)
 
 
-def lines(candidate: Candidate, values: Mapping[str, float]) -> list[Line]:
+def lines(raw_cost: RawCost, values: Mapping[str, float]) -> list[Line]:
     """One line per protocol, under given parameters (see :mod:`simpar.cost.collectives.parameters`)."""
-    algorithm = ALGORITHMS[candidate.algorithm]
-    port, nic = _shares(candidate, values)
-    slope = max(candidate.port_s_per_byte / port, candidate.network_s_per_byte / nic)
-    travel_us = sum(values[key] * count for key, count in candidate.hops.items())
-    late_us = values["far_member_us" if candidate.shape.num_domains > 1 else "member_us"]
-    late_s = candidate.shape.members * late_us * US
+    algorithm = ALGORITHMS[raw_cost.algorithm]
+    port, nic = _shares(raw_cost, values)
+    slope = max(raw_cost.port_s_per_byte / port, raw_cost.network_s_per_byte / nic)
+    travel_us = sum(values[key] * count for key, count in raw_cost.hops.items())
+    late_us = values["far_member_us" if raw_cost.shape.num_domains > 1 else "member_us"]
+    late_s = raw_cost.shape.members * late_us * US
     # late members delay a collective once per gibibyte: it was measured in tests of that size
     caps = [
         cap
         for cap in (
-            algorithm.rate_cap(candidate.op, candidate.shape, values),
+            algorithm.rate_cap(raw_cost.op, raw_cost.shape, values),
             GIB / late_s if late_s else None,
         )
         if cap
     ]
     cap = min(caps, default=None)
-    wait_us = values["peer_wait_us"] if candidate.op == "send" else 0.0
-    found = []
+    wait_us = values["peer_wait_us"] if raw_cost.op == "send" else 0.0
+    result = []
     for protocol in algorithm.PROTOCOLS:
         # bandwidth and hops of the low-latency protocols are relative to those of Simple
         share, hop = values.get(f"{protocol}_efficiency", 1.0), values.get(f"{protocol}_hop_factor", 1.0)
         latency_us = values["base_us"] + wait_us + late_s / US + travel_us * hop
         per_byte = max(slope / share, 1 / cap if cap else 0.0)
-        name = candidate.algorithm
-        found.append(Line(name, protocol, latency_us * US, per_byte, cap, port * share, nic * share))
-    return found
+        name = raw_cost.algorithm
+        result.append(Line(name, protocol, latency_us * US, per_byte, cap, port * share, nic * share))
+    return result
 
 
-def envelope_s(found: Sequence[Line], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+def envelope_s(every_line: Sequence[Line], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Seconds of the best line at every size in bytes."""
-    return np.asarray(np.min([line.latency_s + sizes * line.seconds_per_byte for line in found], axis=0))
+    return np.asarray(np.min([line.latency_s + sizes * line.seconds_per_byte for line in every_line], axis=0))

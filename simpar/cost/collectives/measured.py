@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from simpar.cost.collectives.choice import collective_time_s
-from simpar.cost.collectives.lines import candidates, lines
+from simpar.cost.collectives.lines import lines, raw_costs
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import regular, representative
 from simpar.errors import UserError
@@ -57,18 +57,18 @@ def _at_scale(
     node: Cluster, inside: Mapping[str, float], whole: Mapping[str, float], domains: int
 ) -> Cluster:
     """The cluster whose lack of bandwidth is a loss at scale; two nodes reach each other as the profile says."""
-    found = _matched(node, whole, domains, _SCALE)
-    if found.state["nic_scale_loss"] == 0.0:
-        found = _matched(found, whole, domains, _NICS)
+    result = _matched(node, whole, domains, _SCALE)
+    if result.state["nic_scale_loss"] == 0.0:
+        result = _matched(result, whole, domains, _NICS)
     gather = {op: value for op, value in whole.items() if op == "all_gather"}
     if "all_reduce" not in whole or not gather:
-        return found
+        return result
     copying_s = 0.0
     if "all_gather" in inside:
         alone_s = float(collective_time_s("all_gather", _TESTED_BYTES, (1, node.domain_size), node))
         took_s = _seconds("all_gather", inside["all_gather"], node.domain_size)
         copying_s = max(took_s - alone_s, 0.0)
-    return _matched(found, gather, domains, _GATHERS, beside_s=copying_s)
+    return _matched(result, gather, domains, _GATHERS, beside_s=copying_s)
 
 
 def _seconds(op: str, bus_bytes_per_s: float, members: int) -> float:
@@ -100,7 +100,7 @@ def _matched(
     members = min(cluster.world_size, domains * cluster.domain_size)
     target_s = _seconds(op, bus_bytes_per_s, members) - beside_s
     values, lost = parameters(cluster), names in (_SCALE, _GATHERS)
-    able = candidates(op, representative(regular(domains, members // domains), cluster), "auto")
+    able = raw_costs(op, representative(regular(domains, members // domains), cluster), "auto")
 
     def changed(share: float) -> dict[str, float]:
         if lost:
@@ -112,8 +112,8 @@ def _matched(
         return min(line.time_s(_TESTED_BYTES) for each in able for line in lines(each, state))
 
     high = 1.0 if lost else 1 / min(values[name] for name in names)
-    found = _solve(time_s, target_s, high=high)
-    return replace(cluster, state={**cluster.state, **changed(found)})
+    solution = _solve(time_s, target_s, high=high)
+    return replace(cluster, state={**cluster.state, **changed(solution)})
 
 
 def _solve(time_s: Callable[[float], float], target_s: float, *, high: float) -> float:

@@ -112,7 +112,7 @@ def _worst(cluster: Cluster) -> Mapping[str, float]:
     """The longest times and smallest shares of all parts; network steps take the latency between parts on top."""
     every = [parameters(part) for part in cluster.parts]
     longer = ("_us", "_loss", "_hop_factor")
-    found = {key: (max if key.endswith(longer) else min)(each[key] for each in every) for key in PARAMETERS}
+    result = {key: (max if key.endswith(longer) else min)(each[key] for each in every) for key in PARAMETERS}
     for key in ("nic_hop_us", "tree_hop_us"):
-        found[key] += cluster.latency_between_s / US
-    return found
+        result[key] += cluster.latency_between_s / US
+    return result

@@ -13,7 +13,7 @@ from simpar.units import Ints
 
 
 @dataclass(frozen=True)
-class Shape:
+class GroupShape:
     """What the cost of a group depends on.
 
     Each of its ``num_domains`` scale-up domains (nodes, or NVLink racks) holds at most ``per_domain`` and at least
@@ -64,12 +64,12 @@ class Placement:
         return local.reshape(self.ranks.shape)
 
     @cached_property
-    def shape(self) -> Shape:
-        """Shape of the first group, which stands for all of them."""
+    def shape(self) -> GroupShape:
+        """The shape of the first group, which stands for all of them."""
         ranks, domains = self.ranks[0], self.cluster.domain_of(self.ranks[0])
         per_node = int(np.unique(self.cluster.node_of(ranks), return_counts=True)[1].max())
         distinct, near = np.unique(domains), np.sort(ranks[domains == domains[0]])
-        return Shape(
+        return GroupShape(
             num_domains=self.num_domains,
             per_domain=int(self.beside[0].max()),
             smallest=int(self.beside[0].min()),
@@ -131,12 +131,12 @@ def _appearance(key: Ints) -> Ints:
     return number - number[:, :1]
 
 
-def regular(num_domains: int, per_domain: int) -> Shape:
+def regular(num_domains: int, per_domain: int) -> GroupShape:
     """The shape of a group with equally many members in every domain, packed side by side."""
-    return Shape(num_domains, per_domain, per_domain, num_domains * per_domain)
+    return GroupShape(num_domains, per_domain, per_domain, num_domains * per_domain)
 
 
-def representative(shape: Shape, cluster: Cluster) -> Placement:
+def representative(shape: GroupShape, cluster: Cluster) -> Placement:
     """One group of a shape, from rank 0 on. Raises UserError where it does not fit on the cluster."""
     inside = np.arange(shape.per_domain) * shape.stride
     across = np.arange(shape.num_domains) * shape.domain_stride * cluster.domain_size

@@ -17,7 +17,7 @@ import numpy as np
 
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import fullest_moment, held_stages, moment, stages_of
-from simpar.cost.memory.static import Held
+from simpar.cost.memory.static import HeldBlocks
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.models.graph import Block, ModelGraph
 from simpar.models.recompute import of_layer
@@ -136,14 +136,14 @@ def flights(
     return Flight(distinct, *(column[..., back] for column in columns))
 
 
-def held_of(graph: ModelGraph, flight: Flight) -> Held:
+def held_of(graph: ModelGraph, flight: Flight) -> HeldBlocks:
     """The blocks that the ranks of a flight hold."""
     layers: dict[str, Numbers] = {}
     for (name, _), count in zip(flight.kinds, flight.counts, strict=True):
         layers[name] = layers.get(name, 0) + count
     blocks = [(graph.blocks[name], count) for name, count in layers.items()]
     ends = [(graph.embedding, flight.embeddings[0]), (graph.head, flight.heads[0])]
-    return Held((*blocks, *ends), flight.embeddings[0], flight.heads[0])
+    return HeldBlocks((*blocks, *ends), flight.embeddings[0], flight.heads[0])
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ def least_moving_bytes(
         return np.asarray(size, dtype=np.float64)[expand] if np.ndim(size) else float(size)
 
     def sized(block: Block, recompute: str) -> BlockActivations:
-        found = block_activations(block, dims, stack, plan.numerics, recompute)
-        return BlockActivations(*(counted(getattr(found, each.name)) for each in fields(found)))
+        sizes = block_activations(block, dims, stack, plan.numerics, recompute)
+        return BlockActivations(*(counted(getattr(sizes, each.name)) for each in fields(sizes)))
 
     head = sized(graph.head, "none")
     saved = flight.heads[1] * head.saved_bytes

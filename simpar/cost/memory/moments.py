@@ -29,8 +29,8 @@ SATURATED = 4
 def moment(schedule: str, rank: int, num_ranks: int, microbatches: Ints, vpp: int) -> Moment:
     """The moment of a rank at its first backward; ``microbatches`` int64[layouts]."""
     producer = at_work(schedule, num_ranks)
-    found = producer.first_backward(rank, num_ranks, vpp, np.asarray(microbatches))
-    return replace(found, splits=producer.splits_all)
+    result = producer.first_backward(rank, num_ranks, vpp, np.asarray(microbatches))
+    return replace(result, splits=producer.splits_all)
 
 
 def fullest_moment(table: Schedule, rank: int) -> Moment:

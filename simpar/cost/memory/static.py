@@ -73,7 +73,7 @@ class StaticMemory:
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterGroup:
     """Parameters with one sharding group.
 
     ``elements`` is how many of them a rank works with, ``shard`` how many are its share; ``moments_bytes`` are the
@@ -86,7 +86,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBlocks:
     """Blocks of one pipeline rank and how often it holds each, embedding and head included."""
 
     blocks: tuple[tuple[Block, Numbers], ...]
@@ -100,8 +100,13 @@ class Held:
         return both
 
 
-def parts_terms(
-    parts: Sequence[Part], plan: Plan, stack: Stack, layouts: Layouts, *, residual_bytes: Numbers = 0.0
+def parameter_terms(
+    parts: Sequence[ParameterGroup],
+    plan: Plan,
+    stack: Stack,
+    layouts: Layouts,
+    *,
+    residual_bytes: Numbers = 0.0,
 ) -> tuple[Term, ...]:
     """Terms of a rank's parameters under a resolved plan: with gradients, optimizer states and buffers.
 
@@ -164,7 +169,7 @@ def buffer_terms(plan: Plan, stack: Stack, *, copied: Numbers, rows_bytes: Numbe
     )
 
 
-def _states(parts: Sequence[Part], widths: Widths, zero: Ints, plan: Plan) -> Numbers:
+def _states(parts: Sequence[ParameterGroup], widths: Widths, zero: Ints, plan: Plan) -> Numbers:
     """Bytes of optimizer states: the mean per parameter, times the rank's share of them."""
     total: Numbers = 0.0
     for part in parts:
@@ -175,7 +180,7 @@ def _states(parts: Sequence[Part], widths: Widths, zero: Ints, plan: Plan) -> Nu
 
 
 def held_memory(
-    graph: ModelGraph, held: Held, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts | None = None
+    graph: ModelGraph, held: HeldBlocks, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts | None = None
 ) -> StaticMemory:
     """The account of a rank that holds some blocks, under dims of one rank (region "tensor").
 
@@ -185,18 +190,20 @@ def held_memory(
     """
     layouts = layouts or Layouts.of(plan)
     tied = graph.tied_embeddings * held.ends_meet * dims["vocab"] * dims["hidden"]
-    parts = _parts(held, dims, plan, layouts, tied * (not graph.embedding.still))
+    parts = _parameter_groups(held, dims, plan, layouts, tied * (not graph.embedding.still))
     if stack.memory.whole_vocabulary:
         others = held.embedding * (dims["whole_vocab"] - dims["vocab"]) * dims["hidden"]
         parts[0] = _with_table(parts[0], others, plan, layouts)
     residual = dims["batch"] * dims["seq"] * dims["hidden"] * activation_bytes(plan.numerics)
-    terms = parts_terms(parts, plan, stack, layouts, residual_bytes=residual)
+    terms = parameter_terms(parts, plan, stack, layouts, residual_bytes=residual)
     frozen = Term("parameters", "frozen", _frozen(graph, held, dims, parameter_widths(plan, stack), layouts))
     placeholders = Term("transient", "empty weight gradients", placeholder_bytes(graph, dims, stack))
     return StaticMemory((*terms, frozen, _casts(held, dims, plan, stack, layouts), placeholders))
 
 
-def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers) -> list[Part]:
+def _parameter_groups(
+    held: HeldBlocks, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers
+) -> list[ParameterGroup]:
     """Two parts: everything but experts, and experts; ``tied`` elements, which two blocks hold, are counted once."""
     fsdp, shards = plan.data_parallel.kind == "fsdp", (layouts.shards, layouts.expert_shards)
     elements: list[Numbers] = [0, 0]
@@ -217,14 +224,14 @@ def _parts(held: Held, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers) 
         shard[0] = shard[0] - table
     else:
         shard = [flat_shard(*each) for each in zip(elements, shards, strict=True)]
-    return [Part(*each) for each in zip(elements, shard, moments, strict=True)]
+    return [ParameterGroup(*each) for each in zip(elements, shard, moments, strict=True)]
 
 
-def _with_table(part: Part, elements: Numbers, plan: Plan, layouts: Layouts) -> Part:
+def _with_table(part: ParameterGroup, elements: Numbers, plan: Plan, layouts: Layouts) -> ParameterGroup:
     """A part with more elements of the token table: those that a rank holds beside its own slice of the vocabulary."""
     moments = elements * moment_bytes(plan.numerics, other=True)
     shard = -(-elements // np.asarray(layouts.shards))
-    return Part(part.elements + elements, part.shard + shard, part.moments_bytes + moments)
+    return ParameterGroup(part.elements + elements, part.shard + shard, part.moments_bytes + moments)
 
 
 def flat_shard(elements: Numbers, shards: Numbers) -> Numbers:
@@ -254,7 +261,7 @@ def _weights(block: Block, dims: Dims, expert_shards: Numbers) -> Iterator[tuple
             yield rows, size, weight.kind == "expert"
 
 
-def _casts(held: Held, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts) -> Term:
+def _casts(held: HeldBlocks, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts) -> Term:
     """The term of narrow copies of a rank's weights, see :func:`cast_term`."""
     matrices: Numbers = 0.0
     for block, count in held.blocks:
@@ -283,7 +290,7 @@ def cast_term(plan: Plan, stack: Stack, matrices: Numbers, *, sharded: Flags | b
     return Term("parameters", "cast for all passes", matrices * here, widths.compute, PASSES)
 
 
-def _frozen(graph: ModelGraph, held: Held, dims: Dims, widths: Widths, layouts: Layouts) -> Numbers:
+def _frozen(graph: ModelGraph, held: HeldBlocks, dims: Dims, widths: Widths, layouts: Layouts) -> Numbers:
     """Bytes of frozen weights, in the compute dtype or packed; sharded under ZeRO-3."""
     width = widths.compute
     total: Numbers = 0.0

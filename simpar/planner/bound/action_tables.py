@@ -235,7 +235,7 @@ def finishes_ns(
     )  # else some stages send nothing back, and these must not queue
     finish = np.zeros((len(table.code) + 1, count))  # index -1, the extra last row: nothing to wait for
     arrival = np.zeros_like(finish)
-    if (sweep := SWEEP.when_worth(finish.size)) is not None:
+    if (sweep := SWEEP.compile_if_hot(finish.size)) is not None:
         opening = np.zeros((0, 0)) if floors is None else floors
         sweep(table.graph, (durations, messages), opening, (finish, arrival), all_sent)
         return finish[:-1]

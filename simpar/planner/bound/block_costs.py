@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simpar.cost.optimizers import inner_matrices, matrices_time_s
-from simpar.cost.power import beyond_waiting, streaming_operators
+from simpar.cost.power import dynamic_power_share, streaming_operators
 from simpar.models.graph import Block, evaluate
 from simpar.models.recompute import OPTIMAL, SIMPLE, modes
 from simpar.plan.optimizers import OPTIMIZERS
@@ -272,7 +272,7 @@ class BlockCosts(Keys):
 
 def _asked(step: Step, streaming: Collection[str]) -> float:
     """The power demand above waiting of a step that is no collective; 0 if the host delays it."""
-    return 0.0 if step.kind == "host" else beyond_waiting(streaming=step.name in streaming)
+    return 0.0 if step.kind == "host" else dynamic_power_share(streaming=step.name in streaming)
 
 
 def _choices(policy: str, block: Block) -> tuple[str, ...]:

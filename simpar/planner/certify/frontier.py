@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.cost.power import beyond_waiting
+from simpar.cost.power import dynamic_power_share
 from simpar.errors import TooManyOps
 from simpar.plan.choices.memory import undecided
 from simpar.plan.choices.pipeline import both_ends
@@ -141,7 +141,7 @@ class Frontier:
         rates, active, asked_s = objective_rates(problem), np.arange(rows.count), None
         if rates.asked_per_s:
             asked = pipelines.asked_bound_ns()
-            asked[cut] = least[cut] * min(beyond_waiting(streaming=each) for each in (True, False))
+            asked[cut] = least[cut] * min(dynamic_power_share(streaming=each) for each in (True, False))
             asked[ends] = asked_bound_ns(pipelines, ends)
             asked_s = (asked / NS_PER_S)[pipelines.index]
         return Frontier(rows, sweeps, bound_s, level, needed_bytes, rates, asked_s, _active=active)

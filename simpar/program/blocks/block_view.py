@@ -18,7 +18,7 @@ from simpar.program.blocks.changes import Change, Flow, changes
 from simpar.program.blocks.experts import Exchange
 from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import Job, RankView
-from simpar.units import DTYPE_BYTES, Numbers, agreed, floats
+from simpar.units import DTYPE_BYTES, Numbers, floats, scalar_truth
 
 LOSS_SUMS = 3
 """Vocabulary-parallel cross entropy sums three fp32 numbers a row: maximum, target logit, denominator."""
@@ -175,7 +175,7 @@ class RankBlock(BlockView):
         self, steps: StepList, op: Operator, time: OperatorTime, kind: str, *, alone: bool = False
     ) -> None:
         """Core attention, with the keys of other ranks where they are needed."""
-        runs = alone or kind == "input_gradient" or agreed(time.forward_s > 0)
+        runs = alone or kind == "input_gradient" or scalar_truth(time.forward_s > 0)
         if runs and context.splits_context(self.view):
             context.attention(steps, op, self.view, kind)
         else:

@@ -19,7 +19,7 @@ from simpar.cost.operators import OperatorTime
 from simpar.models.graph import Operator
 from simpar.program.blocks.phases import COMPUTE, EXPERT, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import RankView
-from simpar.units import Numbers, agreed
+from simpar.units import Numbers, scalar_truth
 
 RANKS = "ep"
 SLICES = "etp"
@@ -38,7 +38,7 @@ class Exchange:
         outward = (op.kind == "dispatch") != backward
         kernel_s = time.backward_input_s if backward else time.forward_s
         view, name = self.view, f"{op.name}.{'gradient_' if backward else ''}"
-        spread, kernel = agreed(view.job.plan.mesh.ep > 1), Step.kernel(op.name, self.kind, kernel_s)
+        spread, kernel = scalar_truth(view.job.plan.mesh.ep > 1), Step.kernel(op.name, self.kind, kernel_s)
         if outward:
             if not spread and view.sequence_parallel:
                 self._slices(steps, name, "all_gather", view.token_bytes)
@@ -98,5 +98,5 @@ class Exchange:
 
     def _slices(self, steps: StepList, name: str, op: str, size_bytes: Numbers) -> None:
         """Add a collective among the ranks that share an expert, if several do."""
-        if agreed(self._sharers > 1):
+        if scalar_truth(self._sharers > 1):
             steps.add(Step.moving(f"{name}{op}", CollectiveUse(SLICES, op, size_bytes)))

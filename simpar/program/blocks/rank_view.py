@@ -18,7 +18,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_arrivals, fullest_load
 from simpar.plan.sharding import RankDims, rank_dims
 from simpar.stacks.stack import Stack
-from simpar.units import Numbers, agreed, floats
+from simpar.units import Numbers, floats, scalar_truth
 
 ANY = -1
 
@@ -144,7 +144,7 @@ class RankView:
     @property
     def has_tensor_ranks(self) -> bool:
         """Whether other ranks hold slices of its tensors."""
-        return agreed(self.tensor_parallel > 1)
+        return scalar_truth(self.tensor_parallel > 1)
 
     @property
     def sequence_parallel(self) -> bool:

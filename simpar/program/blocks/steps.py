@@ -23,7 +23,7 @@ from simpar.program.blocks import experts
 from simpar.program.blocks.block_view import BlockView
 from simpar.program.blocks.changes import Change
 from simpar.program.blocks.phases import CollectiveUse, Phase, Step, StepList
-from simpar.units import Numbers, agreed
+from simpar.units import Numbers, scalar_truth
 
 NOTHING = Phase(())
 Half = Literal["both", "input", "weight"]
@@ -207,11 +207,11 @@ class _Walk:
         input_gradient, weight_gradient = half != "weight", half != "input"
         start, beside = sequence.frontier, bool(self.view.job.stack.overlap.tensor_backward)
         gathered = self._gather_again(sequence, op, beside=beside) if weight_gradient else None
-        if input_gradient and agreed(time.backward_input_s > 0):
+        if input_gradient and scalar_truth(time.backward_input_s > 0):
             sequence.add(Step.kernel(op.name, "input_gradient", time.backward_input_s), after=start)
         sums = self._sum_gradients(sequence, op) if input_gradient else ()
         ends: tuple[int, ...] = ()
-        if weight_gradient and agreed(time.backward_weight_s > 0):
+        if weight_gradient and scalar_truth(time.backward_weight_s > 0):
             waits = sequence.steps[sums[0]].after if sums else sequence.frontier
             waits = (*waits, gathered) if gathered is not None else waits
             waits = waits if beside else (*waits, *sums[-1:])
@@ -225,7 +225,7 @@ class _Walk:
         """Add the gradient of an operator's weights and the kernels that sum it up; the position of the last one."""
         own = time.backward_weight_s - sum(time.sums_s.values())
         parts = {op.name: own} | {f"{op.name}.{name}": seconds for name, seconds in time.sums_s.items()}
-        kernels = [(name, seconds) for name, seconds in parts.items() if agreed(seconds > 0)]
+        kernels = [(name, seconds) for name, seconds in parts.items() if scalar_truth(seconds > 0)]
         for name, seconds in kernels:
             step = Step.kernel(name, "weight_gradient", seconds)
             waits = (sequence.add(step, after=waits, join=name == kernels[-1][0]),)

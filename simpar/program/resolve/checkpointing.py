@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.checkpointing import Choice, Run, choose
+from simpar.cost.checkpointing import LayerRun, RecomputeChoice, choose
 from simpar.cost.memory.moments import short_schedule
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
@@ -84,12 +84,12 @@ class _Rank:
 
     number: int
     stretches: list[_Stretch]
-    runs: list[Run]
+    runs: list[LayerRun]
     flights: Floats
     held_bytes: float = 0.0
     budget_bytes: float = 0.0
 
-    def take(self, found: list[list[tuple[Choice, int]]]) -> dict[int, Taken]:
+    def take(self, found: list[list[tuple[RecomputeChoice, int]]]) -> dict[int, Taken]:
         """Set ``held_bytes`` for some choices and return these as plans write them, by first layer of every stretch."""
         saved = self.flights @ [sum(one.saved_bytes * count for one, count in taken) for taken in found]
         self.held_bytes = float(saved.max()) + max(one.held_bytes for taken in found for one, _ in taken)
@@ -149,7 +149,7 @@ class _Checkpointing:
     def _rank(self, number: int) -> _Rank:
         """The choices of a rank, with everything kept as the last ones taken."""
         mine = [each for each in self.stretches if self.schedule.rank_of_stage[each.virtual] == number]
-        runs = [Run(each.length, self.choices(each.block, each.length)) for each in mine]
+        runs = [LayerRun(each.length, self.choices(each.block, each.length)) for each in mine]
         rank = _Rank(number, mine, runs, self._in_flight(number, mine) if mine else np.zeros((0, 0)))
         if runs:
             rank.take([[(run.choices[0], run.length)] for run in runs])
@@ -185,24 +185,26 @@ class _Checkpointing:
         most = [m for m in moments if not ((moments >= m).all(axis=1) & (moments > m).any(axis=1)).any()]
         return np.array(most, dtype=np.float64)
 
-    def choices(self, block: Block, length: int) -> tuple[Choice, ...]:
+    def choices(self, block: Block, length: int) -> tuple[RecomputeChoice, ...]:
         """All choices for layers of a block: keep it, drop parts, or recompute segments of layers from one input."""
         found = [self._choice(block, mode) for mode in (*SIMPLE, *module_policies(block))]
         full = next(choice for choice in found if choice.mode == FULL)
         for layers in range(2, length + 1):
             last = self._activations(block, last_of(layers))
             held = float(last.recomputed_bytes + last.backward_workspace_bytes)
-            found.append(Choice(together(layers), layers, full.saved_bytes, held, layers * full.again_s))
+            found.append(
+                RecomputeChoice(together(layers), layers, full.saved_bytes, held, layers * full.again_s)
+            )
         return tuple(found)
 
-    def _choice(self, block: Block, mode: str) -> Choice:
+    def _choice(self, block: Block, mode: str) -> RecomputeChoice:
         sizes = self._activations(block, mode)
         again_ns = self._backward_ns(block, mode) - self._backward_ns(block, "none")
         held = max(
             float(sizes.recomputed_bytes + sizes.backward_workspace_bytes),
             float(sizes.forward_workspace_bytes),
         )
-        return Choice(mode, 1, float(sizes.saved_bytes), held, max(again_ns, 0) / NS_PER_S)
+        return RecomputeChoice(mode, 1, float(sizes.saved_bytes), held, max(again_ns, 0) / NS_PER_S)
 
     def _activations(self, block: Block, mode: str) -> BlockActivations:
         job = self.job
@@ -244,7 +246,7 @@ def module_policies(block: Block) -> list[str]:
     ]
 
 
-def _text(choices: list[tuple[Choice, int]]) -> Taken:
+def _text(choices: list[tuple[RecomputeChoice, int]]) -> Taken:
     """Choices as (mode, layers): segments first, then single layers, those that are kept last."""
     ordered = sorted(choices, key=lambda pair: (-pair[0].layers, -pair[0].again_s))
     return tuple((choice.mode, choice.layers * count) for choice, count in ordered)

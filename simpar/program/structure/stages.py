@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes
-from simpar.cost.memory.static import Held, StaticMemory, held_memory
+from simpar.cost.memory.static import HeldBlocks, StaticMemory, held_memory
 from simpar.cost.optimizers import Matrix, inner_matrices
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate, is_row_parallel
@@ -444,7 +444,7 @@ class StageBuilder(ActionBuilder):
         job, pieces = self.job, self.held(pipeline_rank)
         known, count = {p.block.name: p.block for p in pieces}, Counter(p.block.name for p in pieces)
         ends = (count[end.name] for end in (job.graph.embedding, job.graph.head))
-        held = Held(tuple((block, count[name]) for name, block in known.items()), *ends)
+        held = HeldBlocks(tuple((block, count[name]) for name, block in known.items()), *ends)
         return held_memory(job.graph, held, self.view.tensor, job.plan, job.stack)
 
     def _partial_sum_bytes(self, pipeline_rank: int) -> float:

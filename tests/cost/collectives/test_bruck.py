@@ -10,7 +10,7 @@ import pytest
 from simpar.cost.collectives.algorithms import ALGORITHMS
 from simpar.cost.collectives.algorithms.bruck import rounds_of
 from simpar.cost.collectives.choice import collective_time_s
-from simpar.cost.collectives.lines import candidates, unit_loads
+from simpar.cost.collectives.lines import raw_costs, unit_loads
 from simpar.cost.collectives.placement import place
 from simpar.hardware.catalogue import load_cluster
 from simpar.units import KIB, MIB
@@ -51,5 +51,5 @@ def test_small_blocks_over_many_nodes_gain_large_ones_lose():
 
 def test_it_has_to_be_named():
     """NCCL would not take it, so that no prediction does."""
-    found = [each.algorithm for each in candidates("all_to_all", place(np.arange(256)[None, :], CLUSTER))]
+    found = [each.algorithm for each in raw_costs("all_to_all", place(np.arange(256)[None, :], CLUSTER))]
     assert found == ["direct"]

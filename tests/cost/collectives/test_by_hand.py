@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives.algorithms import ALGORITHMS
-from simpar.cost.collectives.lines import Line, candidates, considered, lines, unit_loads
+from simpar.cost.collectives.lines import Line, considered, lines, raw_costs, unit_loads
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import place
 
@@ -248,7 +248,7 @@ def test_what_is_lost_of_ports_and_nics() -> None:
     }  # fmt: skip
 
     def ring(op: str, where: str) -> dict[str, Line]:
-        (placed,) = candidates(op, place(np.array([GROUPS[where]]), make_toy(4)), "ring")
+        (placed,) = raw_costs(op, place(np.array([GROUPS[where]]), make_toy(4)), "ring")
         return {line.protocol: line for line in lines(placed, values)}
 
     inside, mixed, across = (ring("all_reduce", where) for where in ("inside", "mixed", "across"))
@@ -278,7 +278,7 @@ def test_a_bridge_between_sockets() -> None:
     values = {**parameters(toy), "host_bridge_share": 0.6, "host_bridge_flows": 0.5}
 
     def share(op: str, group: list[int], algorithm: str) -> float:
-        (placed,) = candidates(op, place(np.array([group]), toy), algorithm)
+        (placed,) = raw_costs(op, place(np.array([group]), toy), algorithm)
         return {line.protocol: line for line in lines(placed, values)}["simple"].port_share
 
     assert share("all_reduce", list(range(8)), "ring") == pytest.approx(0.4)
@@ -293,7 +293,7 @@ def test_links_of_a_mesh_and_of_a_torus() -> None:
         make_toy(1, up={"kind": "mesh"}),
         make_toy(1, up={"kind": "torus", "dims": [8]}),
     )
-    (placed,) = candidates("all_reduce", place(np.array([[0, 1, 2, 3]]), mesh), "ring")
+    (placed,) = raw_costs("all_reduce", place(np.array([[0, 1, 2, 3]]), mesh), "ring")
     assert {line.port_share for line in lines(placed, parameters(mesh))} == {3 / 7}
     edges = unit_loads("all_to_all", place(np.array([GROUPS["inside"]]), circle), ALGORITHMS["direct"])
     # 1 + 2 + 3 + 4 + 3 + 2 + 1 hops of S/8

@@ -19,7 +19,7 @@ from simpar.cost.collectives.choice import (
     offers_and_loads,
     shape_numbers,
 )
-from simpar.cost.collectives.lines import candidates, lines, serving
+from simpar.cost.collectives.lines import lines, raw_costs, serving
 from simpar.cost.collectives.parameters import PARAMETERS, parameters
 from simpar.cost.collectives.placement import place
 from simpar.hardware.catalogue import load_cluster
@@ -77,7 +77,7 @@ def test_every_op_has_an_automatic_algorithm() -> None:
     for op in OPS:
         for name, group in GROUPS.items():
             if op != "send" or len(group) == 2:
-                assert candidates(op, place(group[None, :], cluster())), (op, name)
+                assert raw_costs(op, place(group[None, :], cluster())), (op, name)
 
 
 @pytest.mark.parametrize(("op", "name", "algorithm"), CASES)
@@ -111,8 +111,8 @@ def links_of(group: np.ndarray, here: Cluster) -> set[int]:
 def test_protocols_trade_latency_for_bandwidth(op: str, name: str, algorithm: str) -> None:
     """The last protocol has the highest latency and the lowest seconds per byte."""
     here = cluster()
-    (candidate,) = candidates(op, place(GROUPS[name][None, :], here), algorithm)
-    found = lines(candidate, parameters(here))
+    (raw_cost,) = raw_costs(op, place(GROUPS[name][None, :], here), algorithm)
+    found = lines(raw_cost, parameters(here))
     assert found[-1].latency_s == max(line.latency_s for line in found)
     assert found[-1].seconds_per_byte == min(line.seconds_per_byte for line in found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simpar.cost.collectives.placement import Shape, count_equal, place, regular, representative
+from simpar.cost.collectives.placement import GroupShape, count_equal, place, regular, representative
 from simpar.errors import UserError
 
 from .conftest import make_toy
@@ -27,14 +27,14 @@ def test_count_equal_counts_within_rows() -> None:
 @pytest.mark.parametrize(
     ("group", "shape"),
     [
-        (np.arange(8), Shape(1, 8, 8, 8, 1.0, 1, 1)),
-        (np.arange(0, 32, 8), Shape(4, 1, 1, 4, 0.0, 1, 1)),
-        (np.arange(0, 32, 16), Shape(2, 1, 1, 2, 0.0, 1, 2)),
-        (np.array([0, 2, 8, 10]), Shape(2, 2, 2, 4, 1 / 7, 2, 1)),
-        (np.array([0, 1, 8]), Shape(2, 2, 1, 3, 1 / 7, 1, 1)),
+        (np.arange(8), GroupShape(1, 8, 8, 8, 1.0, 1, 1)),
+        (np.arange(0, 32, 8), GroupShape(4, 1, 1, 4, 0.0, 1, 1)),
+        (np.arange(0, 32, 16), GroupShape(2, 1, 1, 2, 0.0, 1, 2)),
+        (np.array([0, 2, 8, 10]), GroupShape(2, 2, 2, 4, 1 / 7, 2, 1)),
+        (np.array([0, 1, 8]), GroupShape(2, 2, 1, 3, 1 / 7, 1, 1)),
     ],
 )
-def test_shape(group: np.ndarray, shape: Shape) -> None:
+def test_shape(group: np.ndarray, shape: GroupShape) -> None:
     """A shape says how many domains, how full, and how far apart."""
     assert place(np.asarray(group)[None, :], make_toy(4)).shape == shape
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives.choice import collective, collective_time_s
-from simpar.cost.collectives.placement import Shape, regular
+from simpar.cost.collectives.placement import GroupShape, regular
 from simpar.hardware.catalogue import load_cluster
 from simpar.units import GB, US
 
@@ -117,7 +117,7 @@ def test_groups_that_cross_sockets_share_the_bridge() -> None:
     node = load_cluster("a100-pcie-8", 1)
 
     def bus(stride: int, members: int, op: str = "all_gather") -> float:
-        shape = Shape(1, members, members, members, stride=stride)
+        shape = GroupShape(1, members, members, members, stride=stride)
         return 8 * (members - 1) / members / float(collective_time_s(op, 8e9, shape, node))
 
     assert bus(1, 8) < 0.7 * bus(1, 4)

@@ -45,7 +45,7 @@ def test_compiled_sweeps_are_those_by_level(name, p, m, chunks, blocking, monkey
             for given in (None, floors):
                 found = []
                 for code in (None, action_tables.SWEEP.compiled()):
-                    monkeypatch.setattr(action_tables.SWEEP, "when_worth", lambda _, code=code: code)
+                    monkeypatch.setattr(action_tables.SWEEP, "compile_if_hot", lambda _, code=code: code)
                     found.append(finishes_ns(table, times, hops, given, pairs))
                 assert found[0].tobytes() == found[1].tobytes()
 

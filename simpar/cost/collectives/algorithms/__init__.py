@@ -11,8 +11,8 @@ from simpar.declared import entries
 
 
 def _listed() -> dict[str, Algorithm]:
-    found: list[Algorithm] = entries(__name__, __path__, "ALGORITHMS")
-    return {each.NAME: each for each in sorted(found, key=lambda one: one.RANK)}
+    declared: list[Algorithm] = entries(__name__, __path__, "ALGORITHMS")
+    return {each.NAME: each for each in sorted(declared, key=lambda one: one.RANK)}
 
 
 ALGORITHMS = _listed()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, concatenate, messages
 
 
@@ -24,11 +24,11 @@ class Bruck(Algorithm):
     PROTOCOLS = ("ll", "simple")
     RATES = ("exchange_efficiency", "exchange_nic_efficiency")
 
-    def automatic(self, _op: str, _shape: Shape) -> bool:
+    def automatic(self, _op: str, _shape: GroupShape) -> bool:
         """Never: NCCL has no such algorithm."""
         return False
 
-    def hops(self, _op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, _op: str, shape: GroupShape) -> dict[str, float]:
         """ceil(log2 N) rounds, each of which crosses between domains where there are several."""
         return {
             "port_hop_us" if shape.num_domains == 1 else "tree_hop_us": float(len(rounds_of(shape.members)))

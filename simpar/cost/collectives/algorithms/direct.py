@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
-from simpar.cost.collectives.placement import Placement, Shape, count_equal
+from simpar.cost.collectives.placement import GroupShape, Placement, count_equal
 from simpar.cost.collectives.traffic import Edges, concatenate, member_edges, messages
 from simpar.units import GB, Floats, Ints
 
@@ -37,14 +37,14 @@ class Direct(Algorithm):
         exchange = ("exchange_efficiency", "exchange_nic_efficiency")
         return exchange if op == "all_to_all" else ("send_efficiency", "nic_efficiency")
 
-    def rate_cap(self, op: str, shape: Shape, values: Mapping[str, float]) -> float | None:
+    def rate_cap(self, op: str, shape: GroupShape, values: Mapping[str, float]) -> float | None:
         """Channels bound the rate of every message between domains, those of an all-to-all included."""
         if shape.num_domains == 1:
             return None
         messages = shape.members if op == "all_to_all" else 1
         return messages * values["p2p_channels"] * values["p2p_channel_gb_per_s"] * GB
 
-    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, op: str, shape: GroupShape) -> dict[str, float]:
         """One message; every peer of an all-to-all costs its connection."""
         hop = {"port_hop_us" if shape.num_domains == 1 else "tree_hop_us": 1.0}
         if op != "all_to_all":

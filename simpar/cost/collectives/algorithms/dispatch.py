@@ -17,7 +17,7 @@ import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.algorithms.direct import far_unequal, mean_hops
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, concatenate, member_edges
 from simpar.plan.routing import Routing
 from simpar.units import GB, Floats
@@ -32,7 +32,7 @@ class Dispatch(Algorithm):
     PROTOCOLS = ("simple",)
     RATES = ("exchange_efficiency", "exchange_nic_efficiency")
 
-    def rate_cap(self, op: str, shape: Shape, values: Mapping[str, float]) -> float | None:
+    def rate_cap(self, op: str, shape: GroupShape, values: Mapping[str, float]) -> float | None:
         """Its kernels pass copies by rank and then copies by domain on, one after the other, on the SMs that they hold.
 
         Per byte of copies by rank: 1 / near + (copies by domain / copies by rank) / far seconds.
@@ -44,7 +44,7 @@ class Dispatch(Algorithm):
         near, far = values["dispatch_gb_per_s"] * GB, values["dispatch_far_gb_per_s"] * GB
         return 1.0 / (1.0 / near + by_domain / by_rank / far)
 
-    def hops(self, _op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, _op: str, shape: GroupShape) -> dict[str, float]:
         """One message; neighbours in the domain and the device of the own rail in every other are peers."""
         hop = "port_hop_us" if shape.num_domains == 1 else "tree_hop_us"
         return {hop: 1.0, "near_peer_us": shape.per_domain - 1.0, "peer_us": shape.num_domains - 1.0}

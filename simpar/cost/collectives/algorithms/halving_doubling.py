@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm, rounds
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Domains, Edges, spread
 
 
@@ -32,11 +32,11 @@ class HalvingDoubling(Algorithm):
             return None
         return "it needs a power of two of domains with a power of two of members each"
 
-    def automatic(self, op: str, shape: Shape) -> bool:
+    def automatic(self, op: str, shape: GroupShape) -> bool:
         """Gathers and scatters with one member a domain (PAT)."""
         return op != "all_reduce" and shape.per_domain == 1 and shape.num_domains > 1
 
-    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, op: str, shape: GroupShape) -> dict[str, float]:
         """log2 N steps, 2 log2 N for all-reduce."""
         inside, across = math.log2(shape.per_domain), math.log2(shape.num_domains)
         return {"port_hop_us": rounds(op) * inside, "tree_hop_us": rounds(op) * across}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from simpar.cost.collectives.algorithm import Algorithm, rounds
 from simpar.cost.collectives.algorithms.ring import Ring, volume
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, round_of, spread
 
 
@@ -26,11 +26,11 @@ class Hierarchical(Algorithm):
             return "it needs several domains with equally many members, at least two"
         return None
 
-    def automatic(self, _op: str, _shape: Shape) -> bool:
+    def automatic(self, _op: str, _shape: GroupShape) -> bool:
         """Never, it is asked for by name."""
         return False
 
-    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, op: str, shape: GroupShape) -> dict[str, float]:
         """(g-1) steps inside and (n-1) across, twice for all-reduce."""
         inside, across = shape.per_domain - 1, shape.num_domains - 1
         return {"port_hop_us": rounds(op) * inside, "nic_hop_us": rounds(op) * across}

@@ -10,7 +10,7 @@ import math
 
 from simpar.cost.collectives.algorithm import Algorithm
 from simpar.cost.collectives.algorithms.tree import as_ring
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, spread
 
 
@@ -29,11 +29,11 @@ class Nvls(Algorithm):
             return f"the switches of {placement.cluster.profile.name} do not reduce"
         return None if placement.shape.smallest > 1 else "it needs at least two members in every domain"
 
-    def automatic(self, _op: str, shape: Shape) -> bool:
+    def automatic(self, _op: str, shape: GroupShape) -> bool:
         """From three members a domain on."""
         return shape.smallest > 2
 
-    def hops(self, _op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, _op: str, shape: GroupShape) -> dict[str, float]:
         """One pass through the switch, and up and down the tree between domains."""
         return {"nvls_us": 1.0, "tree_hop_us": 2.0 * math.ceil(math.log2(shape.num_domains))}
 

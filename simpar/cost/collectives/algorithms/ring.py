@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm, rounds
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, round_of, spread
 
 
@@ -20,7 +20,7 @@ class Ring(Algorithm):
     RANK = 0
     OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
-    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, op: str, shape: GroupShape) -> dict[str, float]:
         """Steps in sequence: N-1, or 2(N-1) for all-reduce; one step per domain crosses the network.
 
         Where a ring spans several domains, steps inside them take longer the more devices of a node take part, because

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, round_of, spread
 
 
@@ -31,11 +31,11 @@ class Sharp(Algorithm):
             )
         return None if placement.num_domains > 1 else "it needs several domains"
 
-    def automatic(self, _op: str, shape: Shape) -> bool:
+    def automatic(self, _op: str, shape: GroupShape) -> bool:
         """Always where the network has it."""
         return shape.num_domains > 1
 
-    def hops(self, _op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, _op: str, shape: GroupShape) -> dict[str, float]:
         """One pass through the network, and the reduction inside the domain before and after it."""
         return {"sharp_us": 1.0, "nvls_us": 1.0 if shape.per_domain > 1 else 0.0}
 

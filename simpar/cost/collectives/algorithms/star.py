@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm, rounds
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Edges, messages
 
 
@@ -21,11 +21,11 @@ class Star(Algorithm):
     PROTOCOLS = ("simple",)
     RATES = ("send_efficiency", "nic_efficiency")
 
-    def automatic(self, op: str, _shape: Shape) -> bool:
+    def automatic(self, op: str, _shape: GroupShape) -> bool:
         """Scatter and gather, which have no other form."""
         return op in ("scatter", "gather")
 
-    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, op: str, shape: GroupShape) -> dict[str, float]:
         """A message out, and one back for all-reduce."""
         near = shape.num_domains == 1
         return {"port_hop_us": rounds(op) * near, "tree_hop_us": rounds(op) * (not near)}

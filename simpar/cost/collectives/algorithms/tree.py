@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from simpar.cost.collectives.algorithm import Algorithm
-from simpar.cost.collectives.placement import Placement, Shape
+from simpar.cost.collectives.placement import GroupShape, Placement
 from simpar.cost.collectives.traffic import Domains, Edges, round_of, spread
 from simpar.units import Ints
 
@@ -25,11 +25,11 @@ class Tree(Algorithm):
     RANK = 1
     OPS = ("all_reduce", "broadcast", "reduce")
 
-    def automatic(self, op: str, shape: Shape) -> bool:
+    def automatic(self, op: str, shape: GroupShape) -> bool:
         """All-reduce across domains."""
         return op == "all_reduce" and shape.num_domains > 1
 
-    def hops(self, op: str, shape: Shape) -> dict[str, float]:
+    def hops(self, op: str, shape: GroupShape) -> dict[str, float]:
         """Up and down: a chain inside the domain (a binomial tree for broadcast), a tree between domains."""
         across = math.ceil(math.log2(shape.num_domains))
         if op != "all_reduce":
