@@ -1,8 +1,9 @@
 """What to try next: layouts one or two changes away from a simulated one, each of them simulated as well.
 
-A neighbour changes one choice of the plan (a degree doubled or halved, another schedule, more or less recomputation,
-another ZeRO stage); then the most promising pairs of changes are tried. Nothing is extrapolated: every figure is that
-of the simulated step that the command would run with the flags of the change. Hints come from these trials alone.
+A neighbour changes one choice of the plan, as :mod:`simpar.layout.moves` generates them (a degree doubled or halved,
+another schedule, more or less recomputation); then the most promising pairs of changes are tried. Nothing is
+extrapolated: every figure is that of the simulated step that the command would run with the flags of the change. Hints
+come from these trials alone.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
-from simpar.models.recompute import OPTIMAL, SIMPLE, chosen_layers
+from simpar.inputs import as_cluster, as_model, as_training
+from simpar.layout.moves import following, single_changes
+from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
 from simpar.plan.choices import BY_NAME, CHOICES
-from simpar.plan.choices.offload import Offload
-from simpar.plan.choices.pipeline import CUSTOM
-from simpar.plan.follows import following
+from simpar.plan.choices.choice import Change
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import SCHEDULES, declared
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty
 from simpar.report.parts import Trial
@@ -35,8 +36,6 @@ from simpar.simulation import simulate
 from simpar.uncertainty.memory import WANTED
 from simpar.units import format_bytes, format_seconds
 
-Change = dict[str, Any]
-RECOMPUTE = (*SIMPLE, OPTIMAL)
 MAX_PAIRS = 6  # simulated in the second round
 TOLERANCE = 1e-12  # a saved result is the same run when its step time agrees to rounding
 
@@ -65,12 +64,19 @@ def advise(
     if chosen_layers(plan.memory.recompute) is not None:  # chosen for this layout; other layouts choose anew
         plan = plan.with_values(recompute=OPTIMAL)
     run = _Runner(inputs["plan"], inputs, progress or (lambda _: None))
-    first = _distinct([run(change) for change in neighbours(plan)])
+    first = _distinct([run(change) for change in single_changes(plan, target_of(inputs))])
     found = _distinct([*first, *(run(change) for change in _pairs(result, first))])
     trials = tuple(sorted((tried.trial for tried in found), key=_rating))
     advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
     hints = (*result.why.hints, *_hints(advised))
     return replace(result, why=advised.why.model_copy(update={"hints": hints}))
+
+
+def target_of(inputs: Mapping[str, Any]) -> Target:
+    """What plans are checked against, from the arguments of simulate."""
+    cluster, training = as_cluster(inputs["cluster"]), as_training(inputs["training"])
+    graph = as_model(inputs["model"], training.seq_len)
+    return Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
 
 
 def _distinct(found: Sequence[_Tried]) -> list[_Tried]:
@@ -226,49 +232,6 @@ def _typed(key: str, value: object) -> str:
     return f"{flag.spelling} {value}"
 
 
-def neighbours(plan: Plan) -> Iterator[Change]:
-    """Changes of one choice, as flat plan keys; some may not be possible on a given model and cluster."""
-    yield from _degrees(plan)
-    yield from ({"recompute": mode} for mode in RECOMPUTE if mode != plan.memory.recompute)
-    if plan.mesh.pp > 1 and plan.schedule != CUSTOM:
-        yield from _schedules(plan)
-    if plan.mesh.replicas > 1 and plan.data_parallel.kind != "single_process":
-        yield from ({"zero": stage} for stage in range(4) if stage != plan.data_parallel.zero)
-    if plan.offload.offload_optimizer == "none":
-        yield {"offload_optimizer": "cpu"}
-    elif plan.offload == Offload(offload_optimizer="cpu", offload_gradients=plan.offload.offload_gradients):
-        yield {"offload_optimizer": "none"}
-    if plan.mesh.tp > 1:
-        yield {"sequence_parallel": not plan.tensor_parallel.sequence_parallel}
-
-
-def _degrees(plan: Plan) -> Iterator[Change]:
-    """Micro-batch and mesh axes, doubled and halved; context and expert degrees only where they are in use."""
-    sizes = {"micro_batch": plan.micro_batch, "tp": plan.mesh.tp, "pp": plan.mesh.pp}
-    sizes |= {axis: size for axis in ("cp", "ep") if (size := int(getattr(plan.mesh, axis))) > 1}
-    for name, size in sizes.items():
-        if plan.schedule == CUSTOM and name in ("micro_batch", "pp"):
-            continue  # the action table is for this many stages and microbatches
-        yield {name: 2 * size}
-        if name == "pp" and size == 2 and plan.pipeline.vpp > 1:
-            yield {"pp": 1, "vpp": 1}
-        elif size > 1:
-            yield {name: size // 2}
-
-
-def _schedules(plan: Plan) -> Iterator[Change]:
-    """Every other schedule with its default chunks; schedules of any number of chunks also with twice and half."""
-    for name, each in SCHEDULES.items():
-        if name == plan.schedule or each.searched == "never":
-            continue
-        chunks = each.chunks
-        yield {"schedule": name} if chunks == plan.pipeline.vpp else {"schedule": name, "vpp": chunks}
-    if declared(plan.schedule).any_chunks:
-        yield {"vpp": 2 * plan.pipeline.vpp}
-        if plan.pipeline.vpp >= 4:
-            yield {"vpp": plan.pipeline.vpp // 2}
-
-
 def _pairs(base: Result, tried: Sequence[_Tried]) -> list[Change]:
     """The most promising pairs of changes: those whose effects, taken as independent, would fit and gain.
 
@@ -278,9 +241,8 @@ def _pairs(base: Result, tried: Sequence[_Tried]) -> list[Change]:
     goal_s = base.step_time_s if base.fits else float("inf")
     for one, other in combinations([t for t in tried if not t.trial.refused], 2):
         together = {**one.change, **other.change}
-        if len(together) < len(one.change) + len(other.change) or (
-            "schedule" in together and together.get("pp") == 1
-        ):
+        idle = {BY_NAME[name].idle_at_one for name, value in together.items() if value == 1}
+        if len(together) < len(one.change) + len(other.change) or idle & {*together}:
             continue
         step_s, size = _estimate(base, one.trial, other.trial)
         alone_s = min([goal_s, *(t.trial.step_time_s or 0.0 for t in (one, other) if t.trial.fits)])

@@ -15,9 +15,9 @@ from simpar.errors import UserError
 from simpar.formats import HOW_MANY, SEARCH, check_answer, is_simulated
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import ClusterProfile, MixedProfile
+from simpar.layout.moves import followers
 from simpar.models.training import Training
 from simpar.plan.choices import SYNONYMS
-from simpar.plan.follows import followers
 from simpar.plan.plan import Plan
 from simpar.profiles import is_file
 from simpar.program.perturbation import Perturbation, Rank, Seeds, Sigma, SlowFactor

@@ -9,10 +9,10 @@ from typer.main import get_command
 import simpar.cli as cli
 from simpar.cli.flags import complete_commands
 from simpar.errors import UserError
-from simpar.neighbours import advise, as_flags, inputs_of, neighbours
+from simpar.layout.moves import single_changes
+from simpar.neighbours import advise, as_flags, inputs_of
 from simpar.plan.choices import CHOICES
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import SCHEDULES
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 from simpar.scenario import load_scenario
@@ -37,9 +37,9 @@ def few(monkeypatch):
     """Only neighbours in some choices are tried: a function of the names of these."""
 
     def only(*names):
-        usual = neighbours
         monkeypatch.setattr(
-            "simpar.neighbours.neighbours", lambda plan: (each for each in usual(plan) if {*each} <= {*names})
+            "simpar.neighbours.single_changes",
+            lambda *plan: (each for each in single_changes(*plan) if {*each} <= {*names}),
         )
 
     return only
@@ -121,28 +121,6 @@ def test_pairs_join_two_changes(advised):
     assert any(
         trial.change.count("--") >= 2 and "--schedule" not in trial.change for trial in advised.why.trials
     )
-
-
-@pytest.mark.parametrize(
-    ("plan", "wanted", "unwanted"),
-    [
-        (Plan(), {"--micro-batch 2", "--tp 2", "--pp 2", "--recompute full"}, {"--zero 1", "--schedule gpipe"}),
-        (Plan(tp=2, dp=4), {"--tp 1", "--zero 3", "--sequence-parallel"}, {"--pp 0"}),
-        (Plan(pp=4, vpp=4), {"--vpp 2", "--vpp 8", "--schedule 1f1b --vpp 1", "--pp 2"}, {"--schedule interleaved"}),
-        (Plan(pp=2, actions="0F0"), {"--recompute full"}, {"--micro-batch 2", "--pp 4", "--schedule gpipe"}),
-    ],
-)  # fmt: skip
-def test_neighbours_change_what_the_plan_has(plan, wanted, unwanted):
-    """Degrees double and halve; choices that mean nothing for the plan are left out."""
-    flags = {as_flags(change) for change in neighbours(plan)}
-    assert wanted <= flags
-    assert not unwanted & flags
-
-
-def test_every_schedule_but_the_pointless_one_is_tried():
-    """Whatever the folder declares."""
-    tried = {change["schedule"] for change in neighbours(Plan(pp=4)) if "schedule" in change}
-    assert tried == {name for name, each in SCHEDULES.items() if each.searched != "never"} - {"1f1b"}
 
 
 def test_a_saved_result_gives_the_same_advice(inputs, few):
@@ -284,7 +262,7 @@ def test_a_layout_that_fits_too_narrowly_is_told_what_is_sure(monkeypatch):
         "training.global_batch": 16,
     }
     inputs = load_scenario(None, facts | {"plan.zero": 2, "plan.micro_batch": 2}).inputs()
-    monkeypatch.setattr("simpar.neighbours.neighbours", lambda _: iter([{"micro_batch": 1}, {"tp": 2}]))
+    monkeypatch.setattr("simpar.neighbours.single_changes", lambda *_: iter([{"micro_batch": 1}, {"tp": 2}]))
     monkeypatch.setattr("simpar.neighbours._pairs", lambda *_: [])
     (hint,) = advise(simulate(**inputs), inputs).why.hints
     assert re.fullmatch(r"--micro-batch 1: surer to fit, .* instead of \d+ %, 2\.\d% slower \(.* m?s\)", hint)

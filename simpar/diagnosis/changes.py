@@ -18,13 +18,11 @@ import numpy as np
 from simpar.diagnosis.measured import Measured
 from simpar.errors import UserError
 from simpar.hardware.profile import MixedProfile
+from simpar.layout.moves import following, single_changes
 from simpar.learn.fit import Learned, Observed, Quantity, learn
 from simpar.learn.parameters import names_of
-from simpar.neighbours import Change, as_flags, neighbours
-from simpar.plan.choices.pipeline import CUSTOM
-from simpar.plan.follows import following
+from simpar.neighbours import as_flags, target_of
 from simpar.plan.plan import Plan
-from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.report.parts import TimeBreakdown
 from simpar.simulation import simulate
 from simpar.stacks.stack import DEFAULT_STACK
@@ -133,7 +131,7 @@ def find_changes(seen: Seen, scenario: Scenario, before: Result, progress: Progr
     trial = _Trial(seen.step_time_s, base, hear)
     found = [trial(NO_STRAGGLER, even)] if slow else []
     plan = Plan.model_validate(base.setup.plan)
-    for change in single_changes(plan, len(inputs["model"].layers)):
+    for change in single_changes(plan, target_of(inputs), is_measured=True):
         whole = change | following(change, scenario.plan)
         found.append(trial(as_flags(whole), inputs, partial(scenario.plan.with_values, **whole)))
     if graphs := _graphs(inputs):
@@ -177,26 +175,6 @@ def slow_ranks(measured: Measured, plan: Plan) -> dict[int, float]:
         if len(peers) > 1 and mine > float(np.median(peers)) > 0:
             found[straggler.rank] = mine / float(np.median(peers))
     return found
-
-
-def single_changes(plan: Plan, num_layers: int) -> Iterator[Change]:
-    """Changes of one choice: those of :func:`simpar.neighbours.neighbours`, overlap, buckets and balanced stages."""
-    yield from neighbours(plan)
-    data = plan.data_parallel
-    if plan.mesh.replicas > 1:
-        if data.overlap_grad_reduce is False:
-            yield {"overlap_grad_reduce": True}
-        if data.overlap_param_gather is False and data.zero > 0:
-            yield {"overlap_param_gather": True}
-        if data.bucket_bytes is not None and data.kind == "ddp":
-            yield {"bucket_bytes": round(4 * data.bucket_bytes)}
-            yield {"bucket_bytes": round(data.bucket_bytes / 4)}
-    stages = plan.mesh.pp * plan.pipeline.vpp
-    if plan.mesh.pp > 1 and plan.schedule != CUSTOM and num_layers + 2 >= 2 * stages:
-        spread = list(spread_layers(num_layers + 2, stages))
-        spread[0], spread[-1] = spread[0] - 1, spread[-1] - 1
-        if tuple(spread) != stage_layers(plan, num_layers):
-            yield {"layers": tuple(spread)}
 
 
 def _graphs(inputs: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from simpar.models.graph import ModelGraph
-from simpar.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from simpar.plan.plan import Plan
 
 
 def layers_by_cost(graph: ModelGraph, stages: int) -> tuple[int, ...] | None:

@@ -11,8 +11,12 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import Infeasible, UserError
+from simpar.layout.defaults import resolve
+from simpar.layout.moves import IN_MENUS
 from simpar.neighbours import advise
 from simpar.operate.whole_run import operated_run
+from simpar.plan.choices import AXES, value_of
+from simpar.plan.plan import Plan
 from simpar.planner.api import find_space
 from simpar.planner.problem import BY_REGRET, OBJECTIVES, Constraints, make_problem
 from simpar.planner.progress import Progress, in_words
@@ -90,7 +94,10 @@ def find(room: Room) -> None:
         base=without_axes(asked.plan),
         perturbation=asked.scenario.perturb(),
         objective=_objective(room.options),
-        constraints=Constraints(fit_probability=_probability(room.options), fixed=_fixed(room)),
+        constraints=Constraints(
+            fit_probability=_probability(room.options),
+            fixed=_fixed(resolve(asked.plan, asked.stack), room.options.get("hold", [])),
+        ),
     )
     last, last_s = "", 0.0
 
@@ -180,15 +187,13 @@ def _probability(options: dict[str, Any]) -> float:
     return float(wanted)
 
 
-def _fixed(room: Room) -> dict[str, Any]:
-    """Axes that are held at the plan's values."""
-    plan, held = room.scenario.plan, room.options.get("hold", [])
-    said = plan.flat_values() | {"schedule": plan.schedule}
+def _fixed(plan: Plan, held: Any) -> dict[str, Any]:
+    """Axes that are held at the values of a resolved plan."""
     if not isinstance(held, list) or not all(name in HOLDABLE for name in held):
         raise UserError(f"{SOURCE}: hold = {held!r}: allowed: a list of {', '.join(HOLDABLE)}")
-    return {name: said[name] for name in held}
+    return {name: value_of(plan, name) for name in held}
 
 
-HOLDABLE = ("tp", "pp", "vpp", "cp", "ep", "micro_batch", "schedule", "zero", "recompute")
-"""Axes that a search may be told to leave unchanged."""
+HOLDABLE = tuple(axis.name for axis in AXES if axis.name in IN_MENUS)
+"""Axes that a search may be told to leave unchanged: those with a menu."""
 JOBS: dict[str, Callable[[Room], None]] = {"look": look, "page": write_page, "search": find}

@@ -17,11 +17,11 @@ from simpar.errors import UserError
 from simpar.hardware.catalogue import EXACT
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import ClusterProfile, MixedProfile
+from simpar.layout.moves import following
 from simpar.models.catalogue import catalogue
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plain import printable
-from simpar.plan.follows import following
 from simpar.plan.plan import Plan
 from simpar.profiles import as_written
 from simpar.scenario import ClusterChoice, Perturbations, Scenario, chosen_cluster

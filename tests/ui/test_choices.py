@@ -44,7 +44,10 @@ def test_chunks_choose_their_schedule(state):
     _, known = found(state, pp=2)
     changes = {value.value: value.change for value in known["vpp"].values}
     assert changes[2] == {"vpp": 2, "schedule": "interleaved"}
-    assert changes[1]["schedule"] == "1f1b"
+    assert changes[1] == {"vpp": 1}
+    _, known = found(state, pp=2, vpp=2)
+    changes = {value.value: value.change for value in known["vpp"].values}
+    assert changes[1] == {"vpp": 1, "schedule": "1f1b"}
 
 
 def test_stages_of_their_own_have_no_sliders(state):

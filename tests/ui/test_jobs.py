@@ -93,5 +93,5 @@ def test_flags_of_a_trial_are_a_change():
         {"offload_optimizer": "cpu"},
     ):
         assert from_flags(as_flags(change)) == change
-    with pytest.raises(UserError, match="did you mean 'zero'"):
+    with pytest.raises(UserError, match="did you mean '--zero'"):
         from_flags("--zeroo 3")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from simpar.plan.choices import (
     context_parallel,
@@ -20,17 +20,30 @@ from simpar.plan.choices import (
 )
 from simpar.plan.choices.choice import AnyAxis, Axis, Choice, OptionalAxis
 
-_Joined = TypeVar("_Joined", Axis, OptionalAxis)
+
+class _Ordered(Protocol):
+    """What names the one that it comes after."""
+
+    @property
+    def name(self) -> str:
+        """The name of its choice."""
+
+    @property
+    def after(self) -> str | None:
+        """The name of the one before it."""
 
 
-def _in_order(axes: Iterable[_Joined]) -> tuple[_Joined, ...]:
-    """Axes as they are joined: each behind the one that it names, the others first."""
-    waiting, joined = list(axes), list[_Joined]()
+_Joined = TypeVar("_Joined", bound=_Ordered)
+
+
+def _in_order(each: Iterable[_Joined]) -> tuple[_Joined, ...]:
+    """Axes as they are joined, or moves as they are tried: each behind the one that it names, the others first."""
+    waiting, joined = list(each), list[_Joined]()
     while waiting:
         known = [axis.name for axis in joined]
         ready = [axis for axis in waiting if axis.after is None or axis.after in known]
         if not ready:
-            raise ValueError(f"axes behind unknown ones: {', '.join(axis.name for axis in waiting)}")
+            raise ValueError(f"choices behind unknown ones: {', '.join(axis.name for axis in waiting)}")
         for axis in ready:
             waiting.remove(axis)
             place = (
@@ -59,6 +72,8 @@ AXES = _in_order(choice.axis for choice in CHOICES if isinstance(choice.axis, Ax
 """The axes of every search of the uniform space, in the order in which they are joined."""
 OPTIONAL_AXES = _in_order(choice.axis for choice in CHOICES if isinstance(choice.axis, OptionalAxis))
 """The axes that are searched on request, in the order in which they are joined."""
+MOVES = _in_order(choice.moves for choice in CHOICES if choice.moves is not None)
+"""Along which choices plans have neighbours, in the order in which these are tried."""
 SYNONYMS = {word: choice.key or choice.name for choice in CHOICES for word in choice.synonyms}
 """Flat keys by other frameworks' words for them."""
 SECTIONS: dict[str, tuple[str, ...]] = {

@@ -7,18 +7,24 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from simpar.hardware.cluster import Cluster
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
+from simpar.plan.choices.target import Target
 from simpar.stacks.stack import Stack
 from simpar.units import Flags
 
+if TYPE_CHECKING:
+    from simpar.plan.plan import Plan
+
+Change = dict[str, Any]
+"""New values of a plan by flat key, or by section and field; None leaves a choice open."""
 MEMORY, BLOCKS, SHAPE, REPLICAS = "memory", "blocks", "shape", "replicas"
 """What a choice may decide.
 
@@ -189,6 +195,59 @@ class Flag:
 
 
 @dataclass(frozen=True)
+class Size:
+    """A choice that is a degree or a count: it is halved and doubled.
+
+    Values divide ``divides``, such as the number of devices, if that is given, and are at most ``most`` in menus.
+    """
+
+    most: Callable[[Plan, Target], int]
+    divides: Callable[[Target], int] | None = None
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How a choice takes a plan to the plans next to it (:mod:`simpar.layout.moves` generates these).
+
+    Values: ``near`` are those to try one at a time where another value means anything, ``around`` those of a joint
+    space around a plan (a ``size`` has its half and its double there), ``menu`` all values on a model and devices. Each
+    may turn out to be illegal. The plan has what its stack decides.
+
+    Changes: ``change`` gives the keys that a value is written with, and after that the same with keys that make it
+    legal more often (by default the value alone); ``room`` makes room for values of other choices; ``replacements``
+    stand in for a value that a framework does not have, the nearest first. ``saves`` ranks values by the memory they
+    save.
+
+    ``after`` names the choice whose changes are tried before: of several changes with one effect the first is kept.
+    ``led_by`` is a choice whose change may bring one of this along. ``for_measured``: tried only for a measured run,
+    which may have been started with switches that its stack does not have by default. ``name`` is that of the choice.
+    """
+
+    near: Callable[[Plan, Target], Iterable[Any]] | None = None
+    around: tuple[Any, ...] = ()
+    size: Size | None = None
+    menu: Callable[[Plan, Target], Iterable[Any]] | None = None
+    change: Callable[[Plan, Any], Iterable[Change]] | None = None
+    room: Callable[[Plan], Change] | None = None
+    replacements: Callable[[Plan], Iterable[Change]] | None = None
+    saves: Callable[[Any], float] | None = None
+    after: str | None = None
+    led_by: str = ""
+    for_measured: bool = False
+    name: str = ""
+
+
+def twice_and_half(size: int) -> tuple[int, ...]:
+    """The sizes next to one."""
+    return (2 * size, size // 2) if size > 1 else (2,)
+
+
+def replaced_by(name: str, *values: Any) -> Callable[[Plan], Iterable[Change]]:
+    """Replacements of any value of a choice."""
+    return lambda _: ({name: value} for value in values)
+
+
+@dataclass(frozen=True)
 class Choice:
     """One choice of a plan.
 
@@ -197,7 +256,8 @@ class Choice:
     for it. ``reopens`` are choices that follow from it: if it changes, they are left open again and decided anew;
     ``idle_at_one`` is a choice that means nothing where this degree is 1. ``axis`` says how searches vary it,
     ``read`` how its value there is read from a plan, if that is not the value of its
-    field, and ``is_held`` whether a search that does not vary it says what value it holds.
+    field, and ``is_held`` whether a search that does not vary it says what value it holds. ``moves`` say which plans
+    are next to a plan along it.
     """
 
     name: str
@@ -210,11 +270,14 @@ class Choice:
     axis: AnyAxis | None = None
     is_held: bool = True
     read: Callable[[Any], Any] | None = None
+    moves: Moves | None = None
     section: str = ""
 
     def __post_init__(self) -> None:
         if self.axis is not None and not self.axis.name:
             object.__setattr__(self, "axis", replace(self.axis, name=self.name))
+        if self.moves is not None:
+            object.__setattr__(self, "moves", replace(self.moves, name=self.name))
         if self.key == "":
             object.__setattr__(self, "key", self.name)
         if not self.field:

@@ -12,6 +12,7 @@ from simpar.plan.choices.choice import (
     MEMORY,
     Choice,
     Columns,
+    Moves,
     OptionalAxis,
     Question,
     Rules,
@@ -19,6 +20,7 @@ from simpar.plan.choices.choice import (
     divisors,
     has_value,
     in_section,
+    replaced_by,
 )
 from simpar.plan.choices.section import Section
 from simpar.units import Count, Flags
@@ -85,6 +87,7 @@ CHOICES = in_section(
             is_decided=True,
             after="reduce_dtype",
         ),
+        moves=Moves(replacements=replaced_by("cp_method", "ring", "all_gather", "ulysses"), led_by="cp"),
     ),
     Choice(
         "cp_balance",
@@ -96,6 +99,7 @@ CHOICES = in_section(
             is_decided=True,
             after="cp_method",
         ),
+        moves=Moves(replacements=replaced_by("cp_balance", "zigzag", "contiguous"), led_by="cp"),
     ),
     Choice(  # hybrids: some context ranks exchange heads, the others use the method
         "ulysses",
@@ -105,5 +109,6 @@ CHOICES = in_section(
             rules=(_KEEPS_CONTEXT,),
             after="cp_balance",
         ),
+        moves=Moves(replacements=replaced_by("ulysses", None), led_by="cp"),
     ),
 )

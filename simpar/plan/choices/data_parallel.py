@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
@@ -12,9 +13,11 @@ from simpar.plan.choices.choice import (
     MEMORY,
     REPLICAS,
     Axis,
+    Change,
     Choice,
     Columns,
     Flag,
+    Moves,
     OptionalAxis,
     Question,
     Rules,
@@ -22,12 +25,17 @@ from simpar.plan.choices.choice import (
     divisors,
     has_value,
     in_section,
+    replaced_by,
 )
 from simpar.plan.choices.experts import KEEPS_EXPERTS
 from simpar.plan.choices.pipeline import both_ends
 from simpar.plan.choices.section import Section
+from simpar.plan.choices.target import Target
 from simpar.plan.sync import SCHEMES, apart, problem
 from simpar.units import Bytes, Count, Flags
+
+if TYPE_CHECKING:
+    from simpar.plan.plan import Plan
 
 BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "examples": ["25 MiB"]})]
 
@@ -161,6 +169,33 @@ def _enters_at_one_end(rows: Columns) -> Flags:
     return np.asarray(~(asked & both_ends(rows)))
 
 
+def _other_stages(plan: Plan, _: Target) -> Iterator[int]:
+    """ZeRO stages other than the plan's, if replicas exchange anything that may be sharded."""
+    if plan.mesh.replicas > 1 and plan.data_parallel.kind != "single_process":
+        yield from (stage for stage in ZERO_STAGES if stage != plan.data_parallel.zero)
+
+
+def _closest_stages(plan: Plan) -> Iterator[Change]:
+    """Other ZeRO stages by their distance, the higher one first."""
+    now = plan.data_parallel.zero
+    others = (stage for stage in ZERO_STAGES if stage != now)
+    yield from ({"zero": stage} for stage in sorted(others, key=lambda stage: (abs(stage - now), -stage)))
+
+
+def _other_buckets(plan: Plan, _: Target) -> Iterator[int]:
+    """Four times and a quarter of the bytes of a bucket, if flat buckets are reduced."""
+    data = plan.data_parallel
+    if plan.mesh.replicas > 1 and data.bucket_bytes is not None and data.kind == "ddp":
+        yield from (round(4 * data.bucket_bytes), round(data.bucket_bytes / 4))
+
+
+def _gather_early(plan: Plan, _: Target) -> Iterator[bool]:
+    data = plan.data_parallel
+    if plan.mesh.replicas > 1 and data.overlap_param_gather is False and data.zero > 0:
+        yield True
+
+
+ZERO_STAGES = (0, 1, 2, 3)
 KEEPS_STATES = Rules(
     ("data", "offload", "optimizer"),
     reads=(
@@ -172,19 +207,28 @@ KEEPS_STATES = Rules(
 STATES, SENT = deciding(MEMORY, REPLICAS), deciding(REPLICAS)
 CHOICES = in_section(
     "data_parallel",
-    Choice("kind"),
+    Choice("kind", moves=Moves(replacements=replaced_by("kind", None), led_by="zero")),
     Choice(
         "zero",
         synonyms=("zero_stage",),
         flag=Flag(int, "ZeRO stage: 0, 1, 2 or 3"),
         reopens=("kind", "reshard_after_forward", "offload_gradients"),
-        axis=Axis(STATES, lambda _: (0, 1, 2, 3), _zero_fits, after="vpp"),
+        axis=Axis(STATES, lambda _: ZERO_STAGES, _zero_fits, after="vpp"),
+        moves=Moves(
+            _other_stages,
+            around=ZERO_STAGES,
+            menu=lambda *_: ZERO_STAGES,
+            replacements=_closest_stages,
+            saves=lambda stage: stage,
+            after="vpp",
+        ),
     ),
     Choice(
         "hsdp",
         synonyms=("data_parallel_replicate_degree",),
         flag=Flag(int, "Number of replicas of the sharded states (HSDP)"),
         axis=Axis(STATES, lambda problem: divisors(problem.cluster.world_size), _replicas_fit, after="zero"),
+        moves=Moves(replacements=replaced_by("hsdp", 1)),
     ),
     Choice(
         "bucket_bytes",
@@ -195,15 +239,39 @@ CHOICES = in_section(
             is_decided=True,
             after="recompute_early",
         ),
+        moves=Moves(
+            _other_buckets,
+            replacements=replaced_by("bucket_bytes", None),
+            after="overlap_param_gather",
+            for_measured=True,
+        ),
     ),
-    Choice("first_bucket_bytes"),
+    Choice("first_bucket_bytes", moves=Moves(replacements=replaced_by("first_bucket_bytes", None))),
     Choice(
         "overlap_grad_reduce",
         axis=Axis(SENT, lambda _: (True, False), _reduce_overlap_fits, after="tp_overlap"),
+        moves=Moves(
+            lambda plan, _: (
+                (True,) if plan.mesh.replicas > 1 and plan.data_parallel.overlap_grad_reduce is False else ()
+            ),
+            around=(True, False),
+            replacements=replaced_by("overlap_grad_reduce", None),
+            after="sequence_parallel",
+            led_by="zero",
+            for_measured=True,
+        ),
     ),
     Choice(
         "overlap_param_gather",
         axis=Axis(SENT, lambda _: (True, False), _gather_overlap_fits, after="overlap_grad_reduce"),
+        moves=Moves(
+            _gather_early,
+            around=(True, False),
+            replacements=replaced_by("overlap_param_gather", None),
+            after="overlap_grad_reduce",
+            led_by="zero",
+            for_measured=True,
+        ),
     ),
     Choice(
         "reshard_after_forward",
@@ -214,6 +282,7 @@ CHOICES = in_section(
             is_decided=True,
             after="gather_dtype",
         ),
+        moves=Moves(replacements=replaced_by("reshard_after_forward", None), led_by="zero"),
     ),
     Choice(
         "sync",

@@ -12,10 +12,12 @@ from simpar.plan.choices.choice import (
     MEMORY,
     Choice,
     Columns,
+    Moves,
     OptionalAxis,
     Rules,
     deciding,
     in_section,
+    replaced_by,
 )
 from simpar.plan.choices.section import Section
 from simpar.units import Flags
@@ -60,10 +62,19 @@ CHOICES = in_section(
             label="capacity {}",
             after="etp",
         ),
+        moves=Moves(replacements=replaced_by("capacity_factor", None)),
     ),
     Choice("expert_imbalance"),
     Choice("expert_distribution"),
     Choice("expert_load", is_held=False),
-    Choice("ep_overlap", axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="capacity_factor")),
-    Choice("token_dispatch", axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="ep_overlap")),
+    Choice(
+        "ep_overlap",
+        axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="capacity_factor"),
+        moves=Moves(replacements=replaced_by("ep_overlap", False)),
+    ),
+    Choice(
+        "token_dispatch",
+        axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="ep_overlap"),
+        moves=Moves(replacements=replaced_by("token_dispatch", "per_expert")),
+    ),
 )

@@ -16,18 +16,24 @@ from simpar.plan.choices.choice import (
     Choice,
     Columns,
     Flag,
+    Moves,
     OptionalAxis,
     Rules,
     deciding,
     in_section,
+    replaced_by,
 )
 from simpar.plan.choices.pipeline import sliced_schedules
 from simpar.plan.choices.section import Section
 from simpar.plan.schedules import FOLDED
 from simpar.units import Flags
 
+MODES = (*recompute.SIMPLE, recompute.OPTIMAL)
+"""The policies of menus and of single changes."""
 RECOMPUTE = (*recompute.SIMPLE, recompute.every(2))
 """The policies that searches try."""
+SAVES = {recompute.NONE: 0, recompute.FULL: 2}
+"""Policies by the memory that they save; all others are between these two."""
 
 
 class MemoryPolicy(Section):
@@ -83,6 +89,20 @@ CHOICES = in_section(
         synonyms=("recompute_granularity",),
         flag=Flag(str, f"Recomputed activations: {recompute.WORDS}"),
         axis=Axis(deciding(MEMORY, SHAPE), lambda _: RECOMPUTE, _policy_fits, after="sequence_parallel"),
+        moves=Moves(
+            lambda plan, _: (mode for mode in MODES if mode != plan.memory.recompute),
+            around=recompute.SIMPLE,
+            menu=lambda *_: MODES,
+            replacements=replaced_by(
+                "recompute",
+                recompute.SELECTIVE,
+                recompute.of_modules(["core_attn", "layernorm"]),
+                recompute.FULL,
+                recompute.NONE,
+            ),
+            saves=lambda policy: SAVES.get(policy, 1),
+            after="ep",
+        ),
     ),
     Choice(
         "recompute_early",

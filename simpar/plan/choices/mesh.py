@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,20 +13,31 @@ from simpar.plan.choices.choice import (
     REPLICAS,
     SHAPE,
     Axis,
+    Change,
     Choice,
     Columns,
     Flag,
+    Moves,
     OptionalAxis,
     Question,
+    Size,
     deciding,
     divisors,
     in_section,
+    replaced_by,
+    twice_and_half,
 )
-from simpar.plan.choices.context_parallel import context_degrees, context_fits
+from simpar.plan.choices.context_parallel import LEAST_PIECE, context_degrees, context_fits
 from simpar.plan.choices.experts import KEEPS_EXPERTS
+from simpar.plan.choices.target import Target
 from simpar.plan.choices.tensor_parallel import tensor_degrees, tensor_fits
 from simpar.units import Flags
 
+if TYPE_CHECKING:
+    from simpar.plan.plan import Plan
+
+MAX_TP = 64
+"""The largest tensor-parallel degree of menus."""
 DEFAULT_ORDER = "tp-cp-dp-pp"
 ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 
@@ -67,6 +79,23 @@ def _order_matters(rows: Columns) -> Flags:
     return np.asarray((rows.code["order"] == 0) | ((rows["width"] > 1) & (rows["pp"] > 1) & ~whole))
 
 
+def _with_its_ranks(plan: Plan, name: str, **others: Any) -> tuple[Change]:
+    """The plan with one rank of an axis, whose ranks become data parallel."""
+    return ({name: 1, "dp": plan.mesh.replicas * plan.get(name), **others},)
+
+
+def _pipelines(plan: Plan, pp: int) -> Iterator[Change]:
+    """A pipeline of ``pp`` ranks: one rank has no chunks, and more ranks may have proportionally fewer."""
+    vpp = plan.pipeline.vpp
+    yield {"pp": pp, "vpp": 1} if pp == 1 and vpp > 1 else {"pp": pp}
+    if vpp > 1 and (fewer := vpp * plan.mesh.pp // pp) > 1:
+        yield {"pp": pp, "vpp": fewer}
+
+
+def _experts(facts: Target) -> int:
+    return int(facts.graph.dims["experts"]) if facts.graph.is_mixture else 1
+
+
 _EVERYTHING = deciding(MEMORY, BLOCKS, REPLICAS)
 CHOICES = in_section(
     "mesh",
@@ -77,6 +106,12 @@ CHOICES = in_section(
         reopens=("dp", "offload_gradients"),
         idle_at_one="sequence_parallel",
         axis=Axis(_EVERYTHING, tensor_degrees, tensor_fits),
+        moves=Moves(
+            lambda plan, _: twice_and_half(plan.mesh.tp),
+            size=Size(lambda *_: MAX_TP, lambda facts: facts.world_size),
+            replacements=lambda plan: _with_its_ranks(plan, "tp", sequence_parallel=None),
+            after="micro_batch",
+        ),
     ),
     Choice(
         "cp",
@@ -84,6 +119,16 @@ CHOICES = in_section(
         flag=Flag(int, "Context-parallel degree"),
         reopens=("dp", "offload_gradients"),
         axis=Axis(_EVERYTHING, context_degrees, context_fits, after="tp"),
+        moves=Moves(
+            lambda plan, _: twice_and_half(plan.mesh.cp) if plan.mesh.cp > 1 else (),
+            size=Size(
+                lambda _, facts: max(1, 2 * facts.training.seq_len // LEAST_PIECE),
+                lambda facts: facts.world_size,
+            ),
+            room=lambda plan: {"cp": 1} if plan.mesh.cp > 1 else {},
+            replacements=lambda plan: _with_its_ranks(plan, "cp"),
+            after="pp",
+        ),
     ),
     Choice(
         "dp",
@@ -98,12 +143,29 @@ CHOICES = in_section(
         reopens=("dp", "layers", "offload_gradients"),
         idle_at_one="schedule",
         axis=Axis(deciding(MEMORY, SHAPE, REPLICAS), _pipeline_degrees, _pipeline_fits, after="cp"),
+        moves=Moves(
+            lambda plan, _: () if plan.pipeline.actions else twice_and_half(plan.mesh.pp),
+            size=Size(lambda _, facts: len(facts.graph.layers) + 2, lambda facts: facts.world_size),
+            change=_pipelines,
+            room=lambda plan: {"pp": plan.mesh.pp // 2} if plan.mesh.pp > 1 else {},
+            replacements=lambda plan: _with_its_ranks(
+                plan, "pp", vpp=1, schedule=None, layers=None, actions=None
+            ),
+            after="tp",
+        ),
     ),
     Choice(
         "ep",
         synonyms=("expert_parallel_size", "expert_model_parallel_size", "expert_parallel_degree"),
         flag=Flag(int, "Expert-parallel degree"),
         axis=Axis(_EVERYTHING, _expert_degrees, _experts_fit, after="pp"),
+        moves=Moves(
+            lambda plan, _: twice_and_half(plan.mesh.ep) if plan.mesh.ep > 1 else (),
+            size=Size(lambda _, facts: _experts(facts), _experts),
+            room=lambda plan: {"ep": plan.mesh.ep // 2} if plan.mesh.ep > 1 else {},
+            replacements=replaced_by("ep", 1),
+            after="cp",
+        ),
     ),
     Choice(
         "etp",
@@ -117,5 +179,6 @@ CHOICES = in_section(
         key="rank_order",
         read=lambda plan: "-".join(plan.mesh.order),
         axis=Axis(deciding(REPLICAS), lambda _: ORDERS, _order_matters, after="overlap_param_gather"),
+        moves=Moves(replacements=replaced_by("rank_order", DEFAULT_ORDER)),
     ),
 )

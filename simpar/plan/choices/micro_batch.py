@@ -11,15 +11,18 @@ from simpar.plan.choices.choice import (
     Choice,
     Columns,
     Flag,
+    Moves,
     Question,
+    Size,
     deciding,
     divisors,
     in_section,
+    twice_and_half,
 )
 from simpar.units import Flags
 
 MAX_MICRO_BATCH = 64
-"""The largest micro-batch that searches try."""
+"""The largest micro-batch that searches and menus try."""
 
 
 def _sizes(problem: Question) -> list[int]:
@@ -37,5 +40,11 @@ CHOICES = in_section(
         synonyms=("micro_batch_size", "microbatch_size", "train_micro_batch_size_per_gpu"),
         flag=Flag(int, "Sequences per microbatch"),
         axis=Axis(deciding(MEMORY, BLOCKS), _sizes, _divides_batch, after="ep"),
+        moves=Moves(  # an action table is for its number of microbatches
+            lambda plan, _: () if plan.pipeline.actions else twice_and_half(plan.micro_batch),
+            around=(1,),
+            size=Size(lambda *_: MAX_MICRO_BATCH, lambda facts: facts.training.global_batch),
+            room=lambda plan: {"micro_batch": 1} if plan.micro_batch > 1 else {},
+        ),
     ),
 )

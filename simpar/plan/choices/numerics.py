@@ -14,10 +14,12 @@ from simpar.plan.choices.choice import (
     Choice,
     Columns,
     Flag,
+    Moves,
     OptionalAxis,
     deciding,
     has_value,
     in_section,
+    replaced_by,
 )
 from simpar.plan.choices.data_parallel import SENT, STATES, gathers, shares, step_apart
 from simpar.plan.choices.section import Section
@@ -79,8 +81,13 @@ CHOICES = in_section(
         "precision",
         flag=Flag(str, "Precision of matrix products (simpar list precisions)"),
         axis=OptionalAxis(deciding(MEMORY, BLOCKS, REPLICAS), label=None),
+        moves=Moves(menu=lambda *_: PRECISIONS, replacements=replaced_by("precision", "fp8", "bf16")),
     ),
-    Choice("grad_dtype", axis=OptionalAxis(STATES, label=None, is_decided=True, after="moment_dtype")),
+    Choice(
+        "grad_dtype",
+        axis=OptionalAxis(STATES, label=None, is_decided=True, after="moment_dtype"),
+        moves=Moves(replacements=replaced_by("grad_dtype", None)),
+    ),
     Choice(
         "reduce_dtype",
         axis=OptionalAxis(SENT, _reduces, label="gradients sent as {}", after="grad_dtype"),
@@ -94,11 +101,12 @@ CHOICES = in_section(
             after="servers",
         ),
     ),
-    Choice("master_weights"),
+    Choice("master_weights", moves=Moves(replacements=replaced_by("master_weights", None, False))),
     Choice(
         "optimizer",
         flag=Flag(str, "Optimizer (simpar list optimizers)"),
         axis=OptionalAxis(STATES, label="{}", after="precision"),
+        moves=Moves(menu=lambda *_: OPTIMIZERS, replacements=replaced_by("optimizer", USUAL)),
     ),
     Choice(
         "moment_dtype",

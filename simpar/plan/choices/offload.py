@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
-from simpar.plan.choices.choice import Choice, Columns, OptionalAxis, has_value, in_section
+from simpar.plan.choices.choice import (
+    Choice,
+    Columns,
+    Moves,
+    OptionalAxis,
+    has_value,
+    in_section,
+    replaced_by,
+)
 from simpar.plan.choices.data_parallel import KEEPS_STATES, SENT, STATES
 from simpar.plan.choices.memory import undecided
 from simpar.plan.choices.section import Section
+from simpar.plan.choices.target import Target
 from simpar.units import Flags
+
+if TYPE_CHECKING:
+    from simpar.plan.plan import Plan
 
 Home = Literal["none", "cpu", "nvme"]
 
@@ -57,27 +70,60 @@ def _waits_or_is_chosen(rows: Columns) -> Flags:
     return np.asarray(~undecided(rows) | (rows["offload_activations"] == 0))
 
 
+def _other_home(plan: Plan, _: Target) -> Iterable[Home]:
+    """Host memory for optimizer states on the device, and the device for states that alone are in host memory."""
+    away, alone = plan.offload, Offload(offload_optimizer="cpu")
+    if away.offload_optimizer == "none":
+        return ("cpu",)
+    return ("none",) if away == alone.model_copy(update={"offload_gradients": away.offload_gradients}) else ()
+
+
+def _saves(home: Home | float) -> bool:
+    """Whether a place other than the device, or a share of what is elsewhere, saves memory."""
+    return home not in ("none", 0.0)
+
+
 CHOICES = in_section(
     "offload",
     Choice(
         "offload_optimizer",
         reopens=("offload_gradients",),
         axis=OptionalAxis(STATES, rules=(KEEPS_STATES,), label="states on {}", after="reshard_after_forward"),
+        moves=Moves(
+            _other_home,
+            menu=lambda *_: get_args(Home),
+            replacements=lambda _: ({"offload_optimizer": "none", "offload_parameters": "none"},),
+            saves=_saves,
+            after="zero",
+        ),
     ),
-    Choice("offload_ratio", axis=OptionalAxis(STATES, _states_away, after="offload_optimizer")),
+    Choice(
+        "offload_ratio",
+        axis=OptionalAxis(STATES, _states_away, after="offload_optimizer"),
+        moves=Moves(replacements=replaced_by("offload_ratio", 1.0)),
+    ),
     Choice(
         "offload_gradients",
         axis=OptionalAxis(STATES, _states_away, rules=(KEEPS_STATES,), label=None, after="offload_delayed"),
     ),
-    Choice("offload_delayed", axis=OptionalAxis(SENT, _states_away, after="offload_ratio")),
+    Choice(
+        "offload_delayed",
+        axis=OptionalAxis(SENT, _states_away, after="offload_ratio"),
+        moves=Moves(replacements=replaced_by("offload_delayed", False)),
+    ),
     Choice(
         "offload_parameters",
         axis=OptionalAxis(STATES, rules=(KEEPS_STATES,), label="parameters on {}", after="offload_gradients"),
+        moves=Moves(
+            replacements=lambda _: ({"offload_parameters": "none", "offload_optimizer": "none"},),
+            saves=_saves,
+        ),
     ),
     Choice(
         "offload_activations",
         axis=OptionalAxis(
             STATES, legal=_waits_or_is_chosen, rules=(KEEPS_STATES,), after="offload_parameters"
         ),
+        moves=Moves(replacements=replaced_by("offload_activations", 0.0), saves=_saves),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -14,13 +14,17 @@ from simpar.plan.choices.choice import (
     MEMORY,
     SHAPE,
     Axis,
+    Change,
     Choice,
     Columns,
     Flag,
+    Moves,
     Question,
+    Size,
     deciding,
     everything,
     in_section,
+    replaced_by,
 )
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Target
@@ -34,6 +38,7 @@ from simpar.plan.schedules import (
     natural_vpp,
     usual_schedule,
 )
+from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.plan.stages import StagePlan
 from simpar.units import Count, Flags
 
@@ -48,6 +53,8 @@ if TYPE_CHECKING:
 
 MAX_PASSES = 2**21
 """The most stages x microbatches of a step."""
+MAX_CHUNKS = 16
+"""The most chunks per rank of menus."""
 
 
 class Pipeline(Section):
@@ -188,6 +195,53 @@ def _chunks_fit(rows: Columns) -> Flags:
     return np.asarray(right & short & (stages <= layers + 2) & ((rows["pp"] > 1) | (vpp == 1)))
 
 
+def _other_schedules(plan: Plan, _: Target) -> Iterable[str]:
+    """All schedules but the plan's and those that no search tries; none for stages without order of their own."""
+    if plan.mesh.pp == 1 or plan.schedule == CUSTOM:
+        return ()
+    return (name for name, each in SCHEDULES.items() if name != plan.schedule and each.searched != "never")
+
+
+def _with_its_chunks(plan: Plan, schedule: str) -> tuple[Change]:
+    """A schedule with the chunks that it has by default, if these are others than the plan's."""
+    chunks = natural_vpp(schedule)
+    return ({"schedule": schedule} if chunks == plan.pipeline.vpp else {"schedule": schedule, "vpp": chunks},)
+
+
+def _other_chunks(plan: Plan, _: Target) -> Iterable[int]:
+    """Twice and half the chunks, with a schedule of any number of them above 1."""
+    vpp = plan.pipeline.vpp
+    if plan.mesh.pp == 1 or plan.schedule == CUSTOM or not declared(plan.schedule).any_chunks:
+        return ()
+    return (2 * vpp, vpp // 2) if vpp >= 4 else (2 * vpp,)
+
+
+def _with_their_schedule(plan: Plan, vpp: int) -> tuple[Change]:
+    """A number of chunks; the usual schedules without and with chunks stand for each other."""
+    usual = usual_schedule(chunks=vpp)
+    if plan.schedule in (usual, CUSTOM) or plan.schedule not in USUAL:
+        return ({"vpp": vpp},)
+    return ({"vpp": vpp, "schedule": usual},)
+
+
+def _evened(plan: Plan, facts: Target) -> Iterator[tuple[int, ...]]:
+    """Layers of stages of which the first and the last have one less, for embedding and head, if they have not."""
+    stages, layers = plan.mesh.pp * plan.pipeline.vpp, len(facts.graph.layers)
+    if plan.mesh.pp == 1 or plan.schedule == CUSTOM or layers + 2 < 2 * stages:
+        return
+    first, *middle, last = spread_layers(layers + 2, stages)
+    if (evened := (first - 1, *middle, last - 1)) != stage_layers(plan, layers):
+        yield evened
+
+
+USUAL = (usual_schedule(), usual_schedule(chunks=2))
+"""The usual schedule with one chunk per rank, which takes any number of microbatches, and that with several."""
+PLAIN = tuple(
+    each.name
+    for each in SCHEDULES.values()
+    if each.searched == "by default" and each.chunks == 1 and not (each.splits or each.usual)
+)
+"""Other schedules of whole passes with one chunk per rank, which most frameworks have."""
 CHOICES = in_section(
     "pipeline",
     Choice(
@@ -197,6 +251,23 @@ CHOICES = in_section(
         reopens=("layers",),
         read=lambda plan: plan.schedule,  # the usual one where a plan names none
         axis=Axis(deciding(MEMORY, SHAPE), schedules_to_try, _schedule_fits, after="micro_batch"),
+        moves=Moves(
+            _other_schedules,
+            around=USUAL,
+            menu=lambda plan, _: SCHEDULES if plan.mesh.pp > 1 else (),
+            change=_with_its_chunks,
+            room=lambda plan: (
+                {"schedule": USUAL[0], "vpp": 1}
+                if (plan.schedule, plan.pipeline.vpp) != (USUAL[0], 1)
+                else {}
+            ),
+            replacements=lambda _: (
+                {"schedule": None, "actions": None, "pass_costs": None},
+                *({"schedule": name} for name in PLAIN),
+            ),
+            after="recompute",
+            led_by="pp",
+        ),
     ),
     Choice(
         "vpp",
@@ -209,8 +280,24 @@ CHOICES = in_section(
             _chunks_fit,
             after="schedule",
         ),
+        moves=Moves(
+            _other_chunks,
+            size=Size(lambda plan, facts: min((len(facts.graph.layers) + 2) // plan.mesh.pp, MAX_CHUNKS)),
+            change=_with_their_schedule,
+            after="schedule",
+            led_by="schedule",
+        ),
     ),
-    Choice("layers"),
+    Choice(
+        "layers",
+        moves=Moves(
+            _evened,
+            replacements=replaced_by("layers", None),
+            after="bucket_bytes",
+            led_by="pp",
+            for_measured=True,
+        ),
+    ),
     Choice("actions", is_held=False),
     Choice("slices", is_held=False),
     Choice("pass_costs"),

@@ -18,10 +18,12 @@ from simpar.plan.choices.choice import (
     Choice,
     Columns,
     Flag,
+    Moves,
     Question,
     deciding,
     divisors,
     in_section,
+    replaced_by,
 )
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Target, listed_divisors
@@ -131,6 +133,14 @@ CHOICES = in_section(
             "--sequence-parallel/--no-sequence-parallel",
         ),
         axis=Axis(deciding(MEMORY, BLOCKS, REPLICAS), lambda _: (False, True), _sequence_fits, after="hsdp"),
+        moves=Moves(
+            lambda plan, _: (not plan.tensor_parallel.sequence_parallel,) if plan.mesh.tp > 1 else (),
+            around=(True, False),
+            menu=lambda *_: (False, True),
+            replacements=replaced_by("sequence_parallel", False, True),
+            after="offload_optimizer",
+            led_by="tp",
+        ),
     ),
     Choice(
         "tp_overlap",
@@ -141,6 +151,11 @@ CHOICES = in_section(
             lambda _: (False, True),
             lambda rows: np.asarray(~rows["tp_overlap"] | rows["sequence_parallel"]),
             after="recompute",
+        ),
+        moves=Moves(
+            around=(True, False),
+            replacements=lambda _: ({"tensor_parallel": {"overlap": False}},),
+            led_by="tp",
         ),
     ),
 )

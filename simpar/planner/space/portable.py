@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Infeasible, UserError
+from simpar.layout.moves import choice_of, leaders
 from simpar.plan.choices import name_of
 from simpar.plan.plan import Plan
 from simpar.planner.problem import ANY, Framework, Problem
@@ -25,11 +26,6 @@ from simpar.units import Ints
 if TYPE_CHECKING:
     from simpar.export import Loss
 
-AXIS_OF = {
-    "rank_order": "order", "overlap": "tp_overlap", "cp_method": "cp", "cp_balance": "cp", "ulysses": "cp",
-    "layers": "pp", "kind": "zero", "reshard_after_forward": "zero",
-}  # fmt: skip
-"""Axes to which losses of other fields are attributed."""
 SIZES = ("cp", "pp", "ep", "vpp", "hsdp")
 """Axes for which a target supports either only 1 or any size."""
 UNSEEN = ("micro_batch",)
@@ -79,8 +75,10 @@ def _counting(rows: Rows, row: int, target: str) -> list[Loss]:
 
 
 def axis_of(loss: Loss) -> str:
-    """The axis that a loss belongs to, or else its field."""
-    return AXIS_OF.get(loss.field, loss.field)
+    """The axis that a loss belongs to: that of its choice, or of the choice that leads it; else its field."""
+    name = choice_of(loss.field)
+    leading = leaders(name) & {*AXIS_NAMES}
+    return name if name in AXIS_NAMES or not leading else min(leading)
 
 
 def losses(problem: Problem, plan: Plan, target: str) -> list[Loss]:
