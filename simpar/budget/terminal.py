@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simpar.budget.answer import HowMany
 from simpar.budget.nodes import Row
 from simpar.report.run_rows import NO_FAILURES, amount, figure
-from simpar.report.tables import Column, print_table
+from simpar.report.table import Column, Table, text
 from simpar.report.words import layout, probably
 from simpar.units import format_count, format_seconds
 
@@ -26,11 +26,11 @@ def print_how_many(found: HowMany, console: Console) -> None:
     for line in answer_lines(found):
         console.print(line, soft_wrap=True)
     console.print()
-    columns = [
-        Column(""), Column("nodes"), Column("GPUs", spare=3), Column("days"), Column("90 % interval", spare=4),
-        Column("dollars"), Column("MWh", spare=1), Column("step", spare=2), Column("limits", "left", least=16),
+    columns: list[Column | str] = [
+        "", "nodes", Column("GPUs", spare=3), "days", Column("90 % interval", spare=4), "dollars",
+        Column("MWh", spare=1), Column("step", spare=2), text("limits", least=16),
     ]  # fmt: skip
-    print_table(console, columns, [_cells(found, row) for row in found.rows])
+    console.print(Table(columns, [_cells(found, row) for row in found.rows]))
     for line in certificate_lines(found):
         console.print(line, soft_wrap=True)
     console.print("\nPlans", style="bold")

@@ -34,33 +34,25 @@ def compare(
 
     found = set_side_by_side(result_of(a, tokens), result_of(b, tokens))
     if csv:
-        from simpar.files import write_atomic
-        from simpar.report.frames import csv_text
+        from simpar.report.table import Table
 
         pairs = [[name, pair.a, pair.b] for name, pair in found.figures.items()]
-        write_atomic(csv, csv_text([["figure", *found.names], *pairs]))
+        Table(["figure", *found.names], pairs).save_csv(csv)
     if not json_out(found.model_dump(mode="json"), json_):
         _print(found, (a, b), console())
 
 
 def _print(found: Comparison, names: tuple[str, str], out: Console) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from simpar.report.compare import asked_text, rows
+    from simpar.report.table import Table, text
 
     for letter, name in zip(found.names, names, strict=True):
         out.print(f"{letter}: {name}", style="bold", soft_wrap=True, markup=False)
     if found.asked:
-        table = Table("asked", *found.names, box=SIMPLE_HEAD)
-        for key, pair in found.asked.items():
-            table.add_row(key, asked_text(key, pair.a), asked_text(key, pair.b))
-        out.print(table)
+        asked = [(key, asked_text(key, pair.a), asked_text(key, pair.b)) for key, pair in found.asked.items()]
+        out.print(Table([text("asked"), *(text(name, least=12) for name in found.names)], asked))
     else:
         out.print("asked: the same", soft_wrap=True)
-    table = Table("came out", *found.names, f"{found.names[1]} / {found.names[0]}", box=SIMPLE_HEAD)
-    for row in rows(found):
-        table.add_row(*row)
-    out.print(table)
+    out.print(Table([text("came out"), *found.names, f"{found.names[1]} / {found.names[0]}"], rows(found)))
     for sentence in found.sentences:
         out.print(f"- {sentence}", soft_wrap=True, markup=False)

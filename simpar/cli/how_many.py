@@ -30,7 +30,7 @@ def how_many_devices(
     from simpar.budget.nodes import Search
     from simpar.budget.terminal import print_how_many
     from simpar.budget.wanted import Wanted
-    from simpar.report.frames import save_rows
+    from simpar.report.table import Table
 
     problem, loaded = made
     for name in UNUSED:
@@ -47,7 +47,7 @@ def how_many_devices(
     if values["output"] and chosen is not None and chosen.plan is not None:
         chosen.plan.save(values["output"])
     if values["csv"]:
-        save_rows(values["csv"], found.table())
+        Table.of_records(found.table()).save_csv(values["csv"])
     if not json_out(found.to_dict(), values["json_"]):
         print_how_many(found, console())
     if not found.is_whole:

@@ -319,11 +319,10 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     grid = {"axes": list(axes), "cells": found, "title": common, formats.GRID.key: formats.GRID.version}
     if values["csv"]:
         from simpar.planner.tables import cell_row
-        from simpar.report.frames import save_rows
+        from simpar.report.table import Table
 
-        save_rows(
-            values["csv"], [{**{axis: cell[axis] for axis in axes}, **cell_row(cell)} for cell in found]
-        )
+        records = [{**{axis: cell[axis] for axis in axes}, **cell_row(cell)} for cell in found]
+        Table.of_records(records).save_csv(values["csv"])
     if not json_out(grid, values["json_"]):
         print_grid(grid, console())
     return INTERRUPTED if any(cell.get("interrupted") for cell in found) else 0
@@ -471,9 +470,9 @@ def _write(found: SearchResult, values: Mapping[str, Any]) -> None:
         found.best.plan.save(values["output"])
     if values["csv"]:
         from simpar.planner.tables import rows
-        from simpar.report.frames import save_rows
+        from simpar.report.table import Table
 
-        save_rows(values["csv"], rows(found))
+        Table.of_records(rows(found)).save_csv(values["csv"])
     if values["json_"] == "-":
         sys.stdout.write(found.to_json() + "\n")
         return

@@ -57,11 +57,9 @@ def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, A
 
         save_sweep(rows, values["html"], f"{scenario or 'simulate'}: {', '.join(values['over'])}")
     if values["csv"]:
-        from simpar.files import write_atomic
-        from simpar.report.frames import csv_text
-        from simpar.report.sweep import csv_rows
+        from simpar.report.sweep import si_table
 
-        write_atomic(values["csv"], csv_text(csv_rows(rows)))
+        si_table(rows).save_csv(values["csv"])
     text = json.dumps(to_dict(rows), allow_nan=False) + "\n" if values["json_"] else ""
     if values["json_"] == "-":
         sys.stdout.write(text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simpar.diagnosis.flight import FlightRun, Stuck
 from simpar.diagnosis.logs import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, LogRun
-from simpar.report.tables import table_of
+from simpar.report.table import Table, text
 from simpar.report.words import three
 from simpar.units import GIB, format_bytes, format_seconds, number_of
 
@@ -26,14 +26,13 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
     first, last = log.steps
     steps = f"steps {first} to {last}" if last > first else f"step {first}"
     screen.print(f"{log.framework} log: {log.count} logged, {steps}; medians", style="bold", soft_wrap=True)
-    columns = [("", "left"), ("measured", "right")]
-    table = table_of(screen, *columns, *[("predicted", "right"), ("error", "right")] * bool(logged))
+    table = Table([text(), "measured", *["predicted", "error"] * bool(logged)])
     for name, measured, predicted in logged:
-        table.add_row(name, three(measured), three(predicted), f"{predicted / measured - 1:+.1%}")
+        table.add(name, three(measured), three(predicted), f"{predicted / measured - 1:+.1%}")
     named = {row[0] for row in logged}
     for key, (name, unit) in WORDS.items():
         if key in log.figures and name not in named:
-            table.add_row(name, three(log.figures[key] / unit), *[""] * (2 * bool(logged)))
+            table.add(name, three(log.figures[key] / unit))
     screen.print(table)
     if log.count > 1:
         screen.print(f"steps scatter by {log.spread:.1%}")
@@ -42,13 +41,10 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
 def print_flight(found: FlightRun, screen: Console) -> None:
     """Print flight records: collectives by axis and kind, ranks waited for, and what did not end."""
     screen.print(f"flight recorder of {number_of(len(found.ranks), 'rank')}", style="bold")
-    table = table_of(
-        screen, ("axis", "left"), ("collective", "left"), ("calls", "right"), ("bytes", "right"), ("cost", "right"),
-        ("waiting", "right"),
-    )  # fmt: skip
+    table = Table([text("axis"), text("collective"), "calls", "bytes", "cost", "waiting"])
     for use in found.uses:
         times = ("not said" if s is None else format_seconds(s) for s in (use.cost_s, use.waiting_s))
-        table.add_row(use.axis, use.kind, str(use.calls), format_bytes(use.size_bytes), *times)
+        table.add(use.axis, use.kind, str(use.calls), format_bytes(use.size_bytes), *times)
     screen.print(table)
     for rank, count in list(found.last.items())[:MOST_NAMED]:
         screen.print(

@@ -13,12 +13,11 @@ from simpar.diagnosis.heard import print_flight, print_log
 from simpar.diagnosis.measured import AxisUse, Measured
 from simpar.diagnosis.memory import MemoryBeside, fullest
 from simpar.diagnosis.traffic import collective_uses
-from simpar.report.tables import Column, print_table, table_of
+from simpar.report.table import Column, Table, text
 from simpar.units import format_bytes, format_rate, format_seconds, number_of
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 MOST_CLASSES = 12
 MOST_STRAGGLERS = 5
@@ -40,9 +39,9 @@ def print_explanation(found: Explanation, screen: Console) -> None:
     if (measured := found.measured) is not None:
         screen.print(headline(measured), style="bold", soft_wrap=True)
         against = found.against
-        screen.print(_causes(measured, screen) if against is None else _beside(measured, against, screen))
-        for table in (_communication(measured, screen), _collectives(measured, screen)):
-            if table is not None:
+        screen.print(_causes(measured) if against is None else _beside(measured, against))
+        for table in (_communication(measured), _collectives(measured)):
+            if table.rows:
                 screen.print(table)
         for line in sentences(found):
             screen.print(line, soft_wrap=True)
@@ -86,19 +85,18 @@ def longer(measured_s: float, predicted_s: float) -> str:
     return f"{'+' if more >= 0 else '-'}{format_seconds(abs(more))}"
 
 
-def _causes(found: Measured, screen: Console) -> Table:
+def _causes(found: Measured) -> Table:
     """Causes and classes of kernels: mean over ranks, share, and range over ranks."""
     several = len(found.ranks) > 1
-    columns = [("part", "left"), ("mean" if several else "time", "right"), ("of the step", "right")]
-    columns += [("least", "right"), ("most", "right")] * several
-    table = table_of(screen, *columns)
+    spread = ["least", "most"] if several else []
+    table = Table([text("part"), "mean" if several else "time", "of the step", *spread])
     mean_step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
 
     def row(name: str, of: str, key: str) -> None:
         values = [getattr(each, of).get(key, 0.0) for each in found.ranks]
         mean = sum(values) / len(values)
         between = [format_seconds(min(values)), format_seconds(max(values))] if several else []
-        table.add_row(name, format_seconds(mean), f"{mean / mean_step:.1%}", *between)
+        table.add(name, format_seconds(mean), f"{mean / mean_step:.1%}", *between)
 
     for cause in found.mean_s():
         row(words_of(cause), "causes_s", cause)
@@ -108,21 +106,18 @@ def _causes(found: Measured, screen: Console) -> Table:
                 row(f"  {name}", "classes_s", name)
     steps = [each.step_time_s for each in found.ranks]
     between = [format_seconds(min(steps)), format_seconds(max(steps))] if several else []
-    table.add_row("step", format_seconds(mean_step), "", *between)
+    table.add("step", format_seconds(mean_step), "", *between)
     return table
 
 
-def _beside(found: Measured, against: Against, screen: Console) -> Table:
+def _beside(found: Measured, against: Against) -> Table:
     """Causes and classes of kernels, measured and predicted."""
-    table = table_of(
-        screen, ("part", "left"), ("measured", "right"), ("predicted", "right"), ("more", "right")
-    )
+    table = Table([text("part"), "measured", "predicted", "more"])
     step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
 
     def row(name: str, measured_s: float, predicted_s: float) -> None:
-        table.add_row(
-            name, format_seconds(measured_s), format_seconds(predicted_s), longer(measured_s, predicted_s)
-        )
+        times = format_seconds(measured_s), format_seconds(predicted_s)
+        table.add(name, *times, longer(measured_s, predicted_s))
 
     was, should = found.mean_s(), against.causes_s
     for cause in {**was, **should}:
@@ -164,8 +159,8 @@ def _print_changes(found: Changes, screen: Console) -> None:
         f"{format_seconds(fitted.after_s)} after",
         soft_wrap=True,
     )
-    columns = [
-        Column("change", "left", least=20), Column("gain"), Column("90 % interval", spare=1), Column("fits"),
+    columns: list[Column | str] = [
+        text("change", least=20), "gain", Column("90 % interval", spare=1), "fits",
     ]  # fmt: skip
     rows = []
     worth = [each for each in found.gains if not each.refused and (each.gain_s or 0.0) > 0]
@@ -176,21 +171,16 @@ def _print_changes(found: Changes, screen: Console) -> None:
         fits = sure if each.fits else "NO"
         rows.append((each.change, format_seconds(each.gain_s or 0.0), f"{low} to {high}", fits))
     if rows:
-        print_table(screen, columns, rows)
+        screen.print(Table(columns, rows))
     else:
         screen.print("none of those that were tried gains anything")
     for line in found.remarks:
         screen.print(line, soft_wrap=True)
 
 
-def _communication(found: Measured, screen: Console) -> Table | None:
-    table = table_of(
-        screen, ("axis", "left"), ("calls", "right"), ("bytes", "right"), ("busy", "right"), ("exposed", "right"),
-        ("waiting", "right"),
-    )  # fmt: skip
-    for axis, use in mean_axes(found.ranks).items():
-        table.add_row(axis, *axis_cells(use))
-    return table if table.row_count else None
+def _communication(found: Measured) -> Table:
+    rows = [(axis, *axis_cells(use)) for axis, use in mean_axes(found.ranks).items()]
+    return Table([text("axis"), "calls", "bytes", "busy", "exposed", "waiting"], rows)
 
 
 def collective_rows(found: Measured) -> list[tuple[str, ...]]:
@@ -205,15 +195,9 @@ def collective_rows(found: Measured) -> list[tuple[str, ...]]:
     return rows
 
 
-def _collectives(found: Measured, screen: Console) -> Table | None:
-    rows = collective_rows(found)
-    table = table_of(
-        screen, ("axis", "left"), ("collective", "left"), ("ranks", "right"), ("calls", "right"), ("bytes", "right"),
-        ("cost", "right"), ("bus rate", "right"),
-    )  # fmt: skip
-    for row in rows:
-        table.add_row(*row)
-    return table if rows else None
+def _collectives(found: Measured) -> Table:
+    names = ["ranks", "calls", "bytes", "cost", "bus rate"]
+    return Table([text("axis"), text("collective"), *names], collective_rows(found))
 
 
 def axis_cells(use: AxisUse) -> tuple[str, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from simpar.operate.outcome import Estimate, Outcome
+from simpar.operate.outcome import Outcome
+from simpar.report.table import Table, text
 from simpar.units import DAY_S, HOUR_S, format_bytes, format_count, format_seconds, number_of
 
 MOST_CAUSES = 8
@@ -30,7 +29,10 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         console.print(f"{outcome.progress.cost_usd:,.0f} USD for the devices", soft_wrap=True)
     console.print(_checkpoints(outcome), soft_wrap=True)
     console.print(_interruptions(outcome))
-    console.print(_shares(outcome))
+    if outcome.interruptions.mtbf_s:
+        console.print(f"one unexpected interruption every {_long(outcome.interruptions.mtbf_s)}")
+    shares = [(name, f"{share:.2%}") for name, share in outcome.time_share.items() if share]
+    console.print(Table([text("where the time goes"), "share"], shares))
 
 
 def _checkpoints(outcome: Outcome) -> str:
@@ -45,36 +47,17 @@ def _checkpoints(outcome: Outcome) -> str:
 
 
 def _interruptions(outcome: Outcome) -> Table:
-    table = Table("interruptions", "mean", "90 % of repetitions", box=SIMPLE_HEAD)
+    table = Table([text("interruptions"), "mean", "90 % of repetitions"])
     for name, found in (
         ("all", outcome.interruptions.every),
         ("unexpected", outcome.interruptions.unexpected),
     ):
-        table.add_row(name, f"{found.mean:,.1f}", _range(found))
+        table.add(name, f"{found.mean:,.1f}", f"{found.p05:,.0f} to {found.p95:,.0f}")
     causes = sorted(outcome.interruptions.by_cause.items(), key=lambda item: -item[1])
     for name, mean in causes[:MOST_CAUSES]:
-        table.add_row(f"  {name}", f"{mean:,.1f}", "")
+        table.add(f"  {name}", f"{mean:,.1f}")
     if len(causes) > MOST_CAUSES:
-        table.add_row(
-            f"  {len(causes) - MOST_CAUSES} others", f"{sum(n for _, n in causes[MOST_CAUSES:]):,.1f}", ""
-        )
-    table.caption = (
-        f"one unexpected interruption every {_long(outcome.interruptions.mtbf_s)}"
-        if outcome.interruptions.mtbf_s
-        else None
-    )
-    return table
-
-
-def _range(found: Estimate) -> str:
-    return f"{found.p05:,.0f} to {found.p95:,.0f}"
-
-
-def _shares(outcome: Outcome) -> Table:
-    table = Table("where the time goes", "share", box=SIMPLE_HEAD)
-    for name, share in outcome.time_share.items():
-        if share:
-            table.add_row(name, f"{share:.2%}")
+        table.add(f"  {len(causes) - MOST_CAUSES} others", f"{sum(n for _, n in causes[MOST_CAUSES:]):,.1f}")
     return table
 
 

@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
+from simpar.report.table import Table
 from simpar.report.words import layout, probably
 from simpar.units import GIB, format_seconds
 
@@ -54,17 +55,16 @@ def to_html(found: SearchResult) -> str:
     """The question, the candidates, and how sure the answer is, for a notebook."""
     if not found.candidates:
         return f"<p>{escape(short(found))}</p>"
-    names = ("", "step", "MFU", "reserved GiB", "fits", "plan")
-    head = "".join(f"<th>{name}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (
+    rows = [
+        (
             str(one.rank), format_seconds(one.step_time_s), f"{one.mfu:.1%}",
             f"{one.figures['peak_reserved_bytes'] / GIB:.1f}", probably(one.figures["fit_probability"]),
             layout(one.to_dict()["plan"]),
-        )) + "</tr>"
+        )
         for one in found.candidates
-    )  # fmt: skip
+    ]  # fmt: skip
+    table = Table(("", "step", "MFU", "reserved GiB", "fits", "plan"), rows)
     sure = "certified" if found.certified_optimal else f"not certified: gap {found.gap:.2%}"
     model, hardware = found.details["model"]["name"], found.details["cluster"]["hardware"]
     asked = f"{model} on {hardware}: best {found.objective}, {sure}"
-    return f"<p><b>{escape(asked)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<p><b>{escape(asked)}</b></p>{table.html()}"

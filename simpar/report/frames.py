@@ -1,14 +1,10 @@
-"""The tables of a result as data frames, and rows as CSV."""
+"""The tables of a result as data frames."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from simpar.files import choose, write_atomic
+from simpar.files import choose
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,22 +35,3 @@ def frame_of(result: Result, table: str) -> pd.DataFrame:
         return pd.DataFrame([trial.model_dump() for trial in result.why.trials])
     figures = {key: value for key, value in result.to_dict().items() if isinstance(value, int | float)}
     return pd.DataFrame({"value": list(figures.values())}, index=pd.Index(figures, name="figure"))
-
-
-def save_rows(path: str | Path, found: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as CSV, atomically; a name that a row lacks is left blank."""
-    names = list(dict.fromkeys(name for row in found for name in row))
-    write_atomic(path, csv_text([names, *([row.get(name, "") for name in names] for row in found)]))
-
-
-def csv_text(rows: Sequence[Sequence[Any]]) -> str:
-    """Rows as CSV, the first with the column names; cells that a spreadsheet would take for a formula become text."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    for row in rows:
-        writer.writerow([_safe(cell) for cell in row])
-    return stream.getvalue()
-
-
-def _safe(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "-") else cell

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.files import write_atomic
 from simpar.formats import SWEEP
 from simpar.report.result import Result
-from simpar.report.tables import Column, print_table
+from simpar.report.table import Column, Table, text
 from simpar.report.words import interval_words, probably
 from simpar.units import format_bytes, format_seconds
 
@@ -59,16 +59,19 @@ def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
     return {SWEEP.key: SWEEP.version, "sweep": found}
 
 
-def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:
-    """Column names, then a row per choice: keys, step, MFU, busy and exposed time by kind, memory."""
+def table(rows: Sequence[Swept]) -> Table:
+    """A row per choice: keys, step, MFU, busy and exposed time by kind, memory.
+
+    On a narrow terminal communication is omitted first, then the interval.
+    """
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
-    columns = (f"{kind} busy / exposed" for kind in kinds)
-    head = (*rows[0].choice, "step", "90 % interval", "MFU", *columns, "memory", "")
-    lines = [head]
+    interval = Column("90 % interval", spare=len(kinds) + 1)
+    sent_by = (Column(f"{kind} busy / exposed", spare=at) for at, kind in enumerate(kinds, start=1))
+    result = Table([*rows[0].choice, "step", interval, "MFU", *sent_by, "memory", text()])
     for row in rows:
         values = tuple(row.choice.values())
         if row.result is None:
-            lines.append((*values, *[""] * (len(head) - len(values) - 1), row.refused or row.instead))
+            result.add(*values, *[""] * (4 + len(kinds)), row.refused or row.instead)
             continue
         cells = []
         for kind in kinds:
@@ -76,15 +79,15 @@ def table(rows: Sequence[Swept]) -> list[tuple[str, ...]]:
             cells.append(f"{format_seconds(sent.busy_s)} / {format_seconds(sent.exposed_s)}" if sent else "")
         memory = format_bytes(row.result.memory.peak_reserved_bytes)
         fits, known = "fits" if row.result.fits else "does not fit", row.result.certainty
-        interval = interval_words(known.step_time_interval_s) if known else ""
+        between = interval_words(known.step_time_interval_s) if known else ""
         sure = f", {probably(known.fit_probability)}" if known and row.result.fits else ""
         step = format_seconds(row.result.step_time_s)
-        lines.append((*values, step, interval, f"{row.result.mfu:.1%}", *cells, memory, fits + sure))
-    return lines
+        result.add(*values, step, between, f"{row.result.mfu:.1%}", *cells, memory, fits + sure)
+    return result
 
 
-def csv_rows(rows: Sequence[Swept]) -> list[list[Any]]:
-    """Column names, then a row per choice, in SI units: keys, step, interval, MFU, memory, busy, exposed."""
+def si_table(rows: Sequence[Swept]) -> Table:
+    """A row per choice, in SI units: keys, step, interval, MFU, memory, busy, exposed."""
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
     head = [
         "step_time_s",
@@ -96,22 +99,21 @@ def csv_rows(rows: Sequence[Swept]) -> list[list[Any]]:
         "fits",
     ]
     sent = [f"{kind}_{part}_s" for kind in kinds for part in ("busy", "exposed")]
-    lines: list[list[Any]] = [[*rows[0].choice, *head, "fit_probability", *sent, "refused", "interrupted"]]
+    table = Table([*rows[0].choice, *head, "fit_probability", *sent, "refused", "interrupted"])
     for row in rows:
         if row.result is None:
-            lines.append(
-                [*row.choice.values(), *[""] * (len(head) + 1 + len(sent)), row.refused, row.interrupted]
-            )
+            blank = [""] * (len(head) + 1 + len(sent))
+            table.add(*row.choice.values(), *blank, row.refused, row.interrupted)
             continue
         result, known = row.result, row.result.certainty
         low_s, high_s = known.step_time_interval_s if known else ("", "")
         times = [result.communication.get(kind) for kind in kinds]
-        lines.append([
+        table.add(
             *row.choice.values(), result.step_time_s, low_s, high_s, result.tokens_per_s, result.mfu,
             result.memory.peak_reserved_bytes, result.fits, known.fit_probability if known else "",
             *(value for each in times for value in ((each.busy_s, each.exposed_s) if each else ("", ""))), "", False,
-        ])  # fmt: skip
-    return lines
+        )  # fmt: skip
+    return table
 
 
 def save_sweep(rows: Sequence[Swept], path: str | Path, title: str) -> None:
@@ -159,30 +161,17 @@ def _shade(row: Swept, rows: Sequence[Swept]) -> str:
 
 def print_sweep(rows: Sequence[Swept], console: Console) -> None:
     """Print the table with the fastest choice that fits marked; narrow terminals omit columns, which are named."""
-    head, *lines = table(rows)
+    shown = table(rows)
     times = [row.result.step_time_s if row.result and row.result.fits else float("inf") for row in rows]
     best = times.index(min(times)) if min(times) < float("inf") else -1
-    cells = [["*" if at == best else "", *line] for at, line in enumerate(lines)]
-    for row, line in zip(rows, cells, strict=True):
-        line[-1] = row.instead if row.result is None else line[-1]
-    print_table(console, _columns(head, len(rows[0].choice)), cells)
+    lines = [
+        ("*" if at == best else "", *line[:-1], line[-1] if row.result else row.instead)
+        for at, (row, line) in enumerate(zip(rows, shown.rows, strict=True))
+    ]
+    console.print(Table([text(), *shown.columns], lines))
     for row in rows:
         if row.refused:
             choice = " ".join(f"{key}={value}" for key, value in row.choice.items())
             console.print(f"{choice}: {row.refused}", soft_wrap=True, markup=False)
     if best >= 0:
         console.print("* fastest that fits")
-
-
-def _columns(head: Sequence[str], num_keys: int) -> list[Column]:
-    """Columns with the mark first; on a narrow terminal communication is omitted first, then the interval."""
-    interval, first_kind, verdict = num_keys + 1, num_keys + 3, len(head) - 1
-    kinds = list(range(first_kind, verdict - 1))
-    order = {at: place for place, at in enumerate((*kinds, interval), start=1)}
-    return [
-        Column("", "left"),
-        *(
-            Column(title, "left" if at == verdict else "right", spare=order.get(at, 0))
-            for at, title in enumerate(head)
-        ),
-    ]

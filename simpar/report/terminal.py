@@ -5,10 +5,10 @@ Tables have lines and bars only on a terminal; piped output is plain text. NO_CO
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from simpar.report.tables import WRAPPED, Column, print_table, table_of
+from simpar.report.table import Column, Table, text
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.words import figures, headline, how_sure, three, verdict
 from simpar.scenario import Published
@@ -16,7 +16,6 @@ from simpar.units import GIB, format_bytes, format_count, format_figure, format_
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from simpar.report.parts import Cooperation, StageMemory, Trial
     from simpar.report.result import Result
@@ -32,16 +31,16 @@ def print_report(result: Result, console: Console) -> None:
     """Print the whole report to a rich console."""
     console.print(headline(result), style="bold", soft_wrap=True)
     console.print()
-    console.print(_figures(result, console))
+    console.print(_rows(figures(result)))
     for line in _published_lines(result):
         console.print(line, soft_wrap=True)
     for title, table in (
         ("Where the step goes (critical rank)", _breakdown(result, console)),
-        ("Communication (critical rank)", _communication(result, console)),
-        ("Memory per pipeline stage at its peak, GiB", _memory(result, console)),
-        ("Memory of the fullest host, GiB", _host(result, console)),
-        ("Cooperation of replicas (means over local steps)", _rows(cooperation_rows(result), console)),
-        ("Step time under jitter", _rows(jitter_rows(result), console)),
+        ("Communication (critical rank)", _communication(result)),
+        ("Memory per pipeline stage at its peak, GiB", _memory(result)),
+        ("Memory of the fullest host, GiB", _host(result)),
+        ("Cooperation of replicas (means over local steps)", _rows(cooperation_rows(result))),
+        ("Step time under jitter", _rows(jitter_rows(result))),
     ):
         if table is None:
             continue
@@ -65,9 +64,9 @@ def print_report(result: Result, console: Console) -> None:
 
 def _print_trials(result: Result, console: Console) -> None:
     """The best layouts that fit, and those that would be faster if they did."""
-    columns = [
-        Column("change", "left", least=20), Column("step"), Column("against this"), Column("MFU", spare=1),
-        Column("memory", spare=2), Column("", "left", least=12),
+    columns: list[Column | str] = [
+        text("change", least=20), "step", "against this", Column("MFU", spare=1), Column("memory", spare=2),
+        text(least=12),
     ]  # fmt: skip
     rows = [
         (
@@ -80,7 +79,7 @@ def _print_trials(result: Result, console: Console) -> None:
         )
         for trial in worth_showing(result)
     ]
-    print_table(console, columns, rows)
+    console.print(Table(columns, rows))
 
 
 def worth_showing(result: Result) -> list[Trial]:
@@ -99,18 +98,7 @@ def print_names(names: Mapping[str, str], console: Console) -> None:
             line = f"{name:{widest}}  {description}".rstrip()
             console.print(line, soft_wrap=True, markup=False, highlight=False)
         return
-    table = table_of(console, ("", "left"), header=False)
-    table.add_column("", overflow="fold")
-    for name, description in names.items():
-        table.add_row(name, description)
-    console.print(table)
-
-
-def _figures(result: Result, console: Console) -> Table:
-    table = table_of(console, ("", "left"), ("", "left"), header=False)
-    for name, value in figures(result):
-        table.add_row(name, value)
-    return table
+    console.print(Table([text(), text(least=20)], list(names.items()), header=False))
 
 
 def published_rows(result: Result) -> list[tuple[str, float, float]]:
@@ -143,60 +131,44 @@ def _published_lines(result: Result) -> Iterator[str]:
 
 
 def _breakdown(result: Result, console: Console) -> Table:
-    table = table_of(console, ("part", "left"), ("time", "right"), ("of the step", "right"), ("", "left"))
+    table = Table([text("part"), "time", "of the step", text()])
     for name, value in result.time_breakdown_s.model_dump().items():
         share = value / result.step_time_s
         bar = "█" * round(BAR_WIDTH * share) if console.is_terminal else ""
         if value > 0:
-            table.add_row(name.replace("_", " "), format_seconds(value), f"{share:.1%}", bar)
+            table.add(name.replace("_", " "), format_seconds(value), f"{share:.1%}", bar)
         if name == "compute" and (again := result.speed.recompute_s):
-            table.add_row("  recomputed", format_seconds(again), f"{again / result.step_time_s:.1%}", "")
-    table.add_row("step", format_seconds(result.step_time_s), "", "")
+            table.add("  recomputed", format_seconds(again), f"{again / result.step_time_s:.1%}")
+    table.add("step", format_seconds(result.step_time_s))
     return table
 
 
-def _communication(result: Result, console: Console) -> Table:
-    table = table_of(
-        console, ("kind", "left"), ("algorithm", WRAPPED), ("volume per rank", "right"), ("busy", "right"),
-        ("exposed", "right"),
-    )  # fmt: skip
+def _communication(result: Result) -> Table:
+    table = Table([text("kind"), text("algorithm", least=12), "volume per rank", "busy", "exposed"])
     for kind, entry in result.communication.items():
         if entry.bytes_per_rank or entry.busy_s:
-            table.add_row(
-                kind, entry.algorithm, format_bytes(entry.bytes_per_rank), format_seconds(entry.busy_s),
-                format_seconds(entry.exposed_s),
-            )  # fmt: skip
-    if not table.row_count:
-        table.add_row("none", "", "", "", "")
+            times = format_seconds(entry.busy_s), format_seconds(entry.exposed_s)
+            table.add(kind, entry.algorithm, format_bytes(entry.bytes_per_rank), *times)
+    if not table.rows:
+        table.add("none")
     return table
 
 
-def _host(result: Result, console: Console) -> Table | None:
+def _host(result: Result) -> Table | None:
     host = result.memory.host
     if host is None:
         return None
     names = ("optimizer states", "gradients", "parameters", "activations", "used", "capacity", "on drives")
-    table = table_of(console, *((name, "right") for name in names))
     sizes = (
-        host.optimizer_states,
-        host.gradients,
-        host.parameters,
-        host.activations,
-        host.used,
-        host.capacity,
-    )
-    table.add_row(*(f"{size / GIB:.1f}" for size in (*sizes, host.nvme)))
-    return table
+        host.optimizer_states, host.gradients, host.parameters, host.activations, host.used, host.capacity, host.nvme,
+    )  # fmt: skip
+    return Table(names, [[f"{size / GIB:.1f}" for size in sizes]])
 
 
-def _rows(rows: Sequence[tuple[str, str]], console: Console) -> Table | None:
+def _rows(rows: Iterable[tuple[str, str]]) -> Table | None:
     """A table of names and values; None if there are none."""
-    if not rows:
-        return None
-    table = table_of(console, ("", "left"), ("", "left"), header=False)
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    listed = list(rows)
+    return Table([text(), text(least=20)], listed, header=False) if listed else None
 
 
 def jitter_rows(result: Result) -> list[tuple[str, str]]:
@@ -262,15 +234,12 @@ def _efficiency_rows(met: Cooperation) -> list[tuple[str, str]]:
     ]
 
 
-def _memory(result: Result, console: Console) -> Table:
-    names = (*(SHORT.get(part, part) for part in MEMORY_PARTS), "peak")
-    columns = [("stage", "left"), *((name, "right") for name in names)]
+def _memory(result: Result) -> Table:
+    columns: list[Column | str] = [text("stage"), *(SHORT.get(part, part) for part in MEMORY_PARTS), "peak"]
     if len({stage.device for stage in result.memory.stages}) > 1:
-        columns += [("of", "right"), ("device", "left")]
-    table = table_of(console, *columns)
-    for stages, cells in shortened(memory_rows(result.memory.stages)):
-        table.add_row(stages, *cells)
-    return table
+        columns += ["of", text("device")]
+    rows = shortened(memory_rows(result.memory.stages))
+    return Table(columns, [(stages, *cells) for stages, cells in rows])
 
 
 def memory_rows(stages: Sequence[StageMemory]) -> list[tuple[str, tuple[str, ...]]]:

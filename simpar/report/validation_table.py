@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simpar.report.tables import WRAPPED, table_of
+from simpar.report.table import Table, text
 from simpar.report.words import three
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 MAX_ROWS = 40
 """Tables up to this many rows are listed row by row."""
+LEAST = 20
+"""Characters down to which names of runs and sources wrap."""
 MOST_READ = 4
 """How many kinds of clusters and software are named per source."""
 
@@ -25,9 +26,9 @@ def print_validation(found: Mapping[str, Any], console: Console) -> None:
     """
     rows = found["rows_detail"]
     if len(rows) <= MAX_ROWS:
-        console.print(_validation_rows(rows, console))
+        console.print(_validation_rows(rows))
         console.print()
-    console.print(_validation_sources(found, console))
+    console.print(_validation_sources(found))
     for name, figures in found["by_source"].items():
         if read := figures.get("read_as"):
             console.print(f"read as, {name}: {_read(read)}", soft_wrap=True)
@@ -49,20 +50,19 @@ _OF_OPERATIONS = {
 }  # fmt: skip
 
 
-def _validation_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> Table:
+def _validation_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
     single = any("predicted_time_s" in row for row in rows)
     columns = _OF_OPERATIONS if single else _OF_RUNS
-    head = [(_folded(name, console), "right") for name in columns]
-    table = table_of(console, ("operation" if single else "run", WRAPPED), *head)
+    table = Table([text("operation" if single else "run", least=LEAST), *columns])
     for row in rows:
         if "reason" in row:
-            table.add_row(f"{row['label']}: not modelled: {row['reason']}", *[""] * len(columns))
+            table.add(f"{row['label']}: not modelled: {row['reason']}")
         else:
-            table.add_row(row["label"], *(_blank_or_three(row[key]) for key in columns.values()))
+            table.add(row["label"], *(_blank_or_three(row[key]) for key in columns.values()))
     return table
 
 
-def _validation_sources(found: Mapping[str, Any], console: Console) -> Table:
+def _validation_sources(found: Mapping[str, Any]) -> Table:
     columns = {
         "rows": "rows", "modelled": "modelled", "time %": "time_ape_median", "p90 %": "time_ape_p90",
         "in interval": "interval_coverage", "half interval": "interval_width_median",
@@ -71,16 +71,8 @@ def _validation_sources(found: Mapping[str, Any], console: Console) -> Table:
     }  # fmt: skip
     sources = [*found["by_source"].items(), ("all", found)]
     columns = {name: key for name, key in columns.items() if any(of[key] is not None for _, of in sources)}
-    head = [(_folded(name, console), "right") for name in columns]
-    table = table_of(console, ("median errors by source", WRAPPED), *head)
-    for name, figures_of in sources:
-        table.add_row(name, *(_blank_or_three(figures_of[key]) for key in columns.values()))
-    return table
-
-
-def _folded(name: str, console: Console) -> str:
-    """A title on two lines on a terminal, so that its column is as narrow as its numbers."""
-    return name.replace(" ", "\n") if console.is_terminal else name
+    rows = [(name, *(_blank_or_three(of[key]) for key in columns.values())) for name, of in sources]
+    return Table([text("median errors by source", least=LEAST), *columns], rows)
 
 
 def _read(counts: Mapping[str, int]) -> str:

@@ -1,7 +1,5 @@
 """A search in one line, as a frame and as text."""
 
-from simpar.report.frames import csv_text
-
 
 def test_a_search_is_short_in_a_shell_and_a_table_in_a_notebook(found):
     """Its repr is a line, not every candidate's plan; the frame has a row a candidate in SI."""
@@ -12,8 +10,3 @@ def test_a_search_is_short_in_a_shell_and_a_table_in_a_notebook(found):
     assert frame.step_time_s.iloc[0] == found.best.step_time_s
     assert frame.tp.iloc[0] == found.best.plan.mesh.tp
     assert found._repr_html_().count("<tr>") == 1 + len(found.candidates)
-
-
-def test_cells_of_a_csv_are_no_formulas():
-    """A name that a spreadsheet would compute is text; numbers stay numbers."""
-    assert csv_text([["a", "b"], ["=1+1", -2.5]]) == "a,b\n'=1+1,-2.5\n"

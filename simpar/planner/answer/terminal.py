@@ -13,7 +13,7 @@ from simpar.planner.result import Candidate, SearchResult
 from simpar.program.emission.emit import MOST_OPS
 from simpar.report.bill import WholeRun
 from simpar.report.run_rows import run_rows
-from simpar.report.tables import Column, print_table
+from simpar.report.table import Column, Table, text
 from simpar.report.words import interval_words, layout, probably
 from simpar.uncertainty.memory import WANTED
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
@@ -222,10 +222,10 @@ def headline(found: SearchResult) -> str:
 def _print_candidates(found: SearchResult, console: Console) -> None:
     extra = EXTRA.get(found.objective, {})
     compared = "best_probability" in found.best.figures
-    columns = [
-        Column(""), Column("step"), Column("slower by", spare=2), *[Column("is best", spare=4)] * compared,
-        Column("MFU", spare=1), Column("reserved GiB", spare=3), Column("fits", least=9), *map(Column, extra),
-        Column("plan", "left", least=24),
+    columns: list[Column | str] = [
+        "", "step", Column("slower by", spare=2), *[Column("is best", spare=4)] * compared,
+        Column("MFU", spare=1), Column("reserved GiB", spare=3), Column("fits", least=9), *extra,
+        text("plan", least=24),
     ]  # fmt: skip
     rows = []
     for one in found.candidates:
@@ -237,7 +237,7 @@ def _print_candidates(found: SearchResult, console: Console) -> None:
             probably(one.figures["fit_probability"]),
             *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(found)),
         ))  # fmt: skip
-    print_table(console, columns, rows)
+    console.print(Table(columns, rows))
 
 
 def _figure(one: Candidate, name: str) -> str:
@@ -254,10 +254,9 @@ def _point(one: Mapping[str, Any], asked: Iterable[str]) -> str:
 
 def print_grid(grid: Mapping[str, Any], console: Console) -> None:
     """Print the best layout of every cell of a grid of searches to a rich console."""
-    columns = [
-        *(Column(name, "left") for name in grid["axes"]), Column("step"), Column("90 % interval", spare=3),
-        Column("MFU", spare=1), Column("reserved GiB", spare=2), Column("fits", least=9),
-        Column("plan", "left", least=24),
+    columns: list[Column | str] = [
+        *map(text, grid["axes"]), "step", Column("90 % interval", spare=3), Column("MFU", spare=1),
+        Column("reserved GiB", spare=2), Column("fits", least=9), text("plan", least=24),
     ]  # fmt: skip
     rows = []
     for cell in grid["cells"]:
@@ -271,7 +270,7 @@ def print_grid(grid: Mapping[str, Any], console: Console) -> None:
             ]  # fmt: skip
         rows.append((*at, *figures))
     console.print(f"Best layouts, {grid['title']}", style="italic", soft_wrap=True)
-    print_table(console, columns, rows)
+    console.print(Table(columns, rows))
     done = [cell for cell in grid["cells"] if cell["best"]]
     certified = sum(cell["certified_optimal"] for cell in done)
     console.print(
