@@ -13,12 +13,12 @@ from pydantic import Field, field_validator
 
 from simpar import files
 from simpar.calls import Strict
+from simpar.plan.choices.mesh import CommunicationKind
 
 OTHER = "other"
 """The class of kernels that no pattern matches; they are listed by name, to be added to a table."""
 OPTIMIZER = "optimizer"
 COPY, MEMSET = "copy", "memset"
-AXES = ("tp", "pp", "dp", "cp", "ep")
 SHIPPED = Path(__file__).with_name("kernel_classes.yaml")
 
 
@@ -38,7 +38,7 @@ class KernelClass(Strict):
 
     name: str
     patterns: tuple[str, ...]
-    communication: Literal["", "group", "tp", "pp", "dp", "cp", "ep"] = ""
+    communication: Literal["", "group", CommunicationKind] = ""
 
     @field_validator("patterns")
     @classmethod
@@ -46,16 +46,15 @@ class KernelClass(Strict):
         return _checked(patterns)
 
 
-Axis = Literal["tp", "pp", "dp", "cp", "ep"]
-
-
 class _File(Strict):
     classes: tuple[KernelClass, ...] = ()
-    groups: dict[Axis, tuple[str, ...]] = Field(default_factory=dict)
+    groups: dict[CommunicationKind, tuple[str, ...]] = Field(default_factory=dict)
 
     @field_validator("groups")
     @classmethod
-    def _readable(cls, groups: dict[Axis, tuple[str, ...]]) -> dict[Axis, tuple[str, ...]]:
+    def _readable(
+        cls, groups: dict[CommunicationKind, tuple[str, ...]]
+    ) -> dict[CommunicationKind, tuple[str, ...]]:
         return {axis: _checked(patterns) for axis, patterns in groups.items()}
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from simpar.diagnosis.classes import AXES
 from simpar.diagnosis.lanes import Lane
 from simpar.diagnosis.measured import Measured
 from simpar.diagnosis.traffic import UNNAMED, Traffic
+from simpar.plan.choices.mesh import COMMUNICATION
 from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR
 from simpar.report.timeline import IDLE_CAUSES
 from simpar.units import Ints
@@ -39,7 +39,9 @@ def measured_series(measured: Measured, colour_of: Callable[[str], str]) -> dict
     origin = min(begins)
     owners = dict.fromkeys(name for rank in at for name in _computing(measured.lanes[rank]))
     used = [name for name in owners if any(name in measured.lanes[rank].owned_ns() for rank in at)]
-    axes = [axis for axis in (*AXES, UNNAMED) if any(axis in measured.traffic[rank].axes for rank in at)]
+    axes = [
+        axis for axis in (*COMMUNICATION, UNNAMED) if any(axis in measured.traffic[rank].axes for rank in at)
+    ]
     kinds = [{"name": name, "colour": colour_of(name), "lane": 0} for name in used]
     kinds += [{"name": f"{axis} communication", "colour": KIND_COLOUR["dp"], "lane": 2} for axis in axes]
     stages = [

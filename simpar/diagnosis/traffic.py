@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.diagnosis.classes import AXES, Classes
+from simpar.diagnosis.classes import Classes
 from simpar.diagnosis.kineto import GLOO, Collective, RankTrace, collective_kind
 from simpar.diagnosis.lanes import Window, within_spans
+from simpar.plan.choices.mesh import COMMUNICATION
 from simpar.units import NS_PER_S, Flags, Floats, Ints
 from simpar.validate.collectives import bus_factor
 
@@ -58,7 +59,7 @@ class Traffic:
     @property
     def axes(self) -> list[str]:
         """Axes in use, in their usual order."""
-        return [axis for axis in (*AXES, UNNAMED) if axis in self.axis]
+        return [axis for axis in (*COMMUNICATION, UNNAMED) if axis in self.axis]
 
 
 def traffic_of(trace: RankTrace, window: Window, classes: Classes) -> Traffic:
@@ -128,7 +129,7 @@ def _on_device(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
         name = trace.names[device.name[row]]
         entry = kinds[device.name[row]]
         about = said.get(row) or Collective(row, collective_kind(name) or entry.name, "", "", ())
-        axis = entry.communication if entry.communication in AXES else ""
+        axis = entry.communication if entry.communication in COMMUNICATION else ""
         words = (about.description, about.group)
         if words not in axes:
             axes[words] = classes.axis(*words)
@@ -233,7 +234,7 @@ def _members_by_axis(
     rest = left[0] if len(left) == 1 else UNNAMED
     if several and not used:
         rest = "pp" if messages and "pp" not in several else "dp"
-    for axis in (*AXES, UNNAMED):
+    for axis in (*COMMUNICATION, UNNAMED):
         if axis not in several or (axis == rest == "dp" and not several[axis]):
             several[axis] = whole
     members = {axis: next(iter(found)) for axis, found in several.items() if len(found) == 1}

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 from simpar.errors import UserError
 from simpar.export.architecture import Architecture
-from simpar.export.subject import STACK_FIELDS, Loss, Subject
+from simpar.export.subject import Loss, Subject
 from simpar.models.details import Caps, Scales
+from simpar.plan.choices import BY_STACK
 
 
 def no_axis(s: Subject, axis: str, reason: str) -> Iterator[Loss]:
@@ -40,7 +41,7 @@ def only_schedules(s: Subject, names: Iterable[str]) -> Iterator[Loss]:
 
 def chosen(s: Subject, **reasons: str) -> Iterator[Loss]:
     """Fields that are a loss if the plan chose them against its stack's habit."""
-    for section in STACK_FIELDS:
+    for section in BY_STACK:
         part = getattr(s.plan, section)
         for name, reason in reasons.items():
             if s.chose(name) and hasattr(part, name):

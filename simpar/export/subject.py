@@ -23,32 +23,12 @@ from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import is_full, of_layer
 from simpar.models.training import Training
+from simpar.plan.choices import BY_STACK, CHOICES
 from simpar.plan.plan import Plan, Record
 from simpar.plan.stage_layers import stage_layers
 from simpar.scenario import ClusterChoice
 from simpar.stacks.stack import Stack, load_stack
 
-STACK_FIELDS = {
-    "data_parallel": (
-        "kind", "bucket_bytes", "first_bucket_bytes", "overlap_grad_reduce", "overlap_param_gather",
-        "reshard_after_forward",
-    ),
-    "tensor_parallel": ("sequence_parallel", "overlap"),
-    "context_parallel": ("cp_method", "cp_balance"),
-    "numerics": ("grad_dtype", "master_weights"),
-}  # fmt: skip
-UNDERSTOOD = {
-    "mesh": ("tp", "cp", "dp", "pp", "ep", "etp", "order"),
-    "pipeline": ("schedule", "vpp", "layers", "actions", "pass_costs"),
-    "data_parallel": ("zero", "hsdp", *STACK_FIELDS["data_parallel"]),
-    "tensor_parallel": STACK_FIELDS["tensor_parallel"],
-    "context_parallel": (*STACK_FIELDS["context_parallel"], "ulysses"),
-    "experts": (
-        "capacity_factor", "expert_imbalance", "expert_distribution", "expert_load", "ep_overlap", "token_dispatch",
-    ),
-    "memory": ("recompute",),
-    "numerics": ("precision", "optimizer", *STACK_FIELDS["numerics"]),
-}  # fmt: skip
 DEVICES_PER_NODE = 8
 """Devices per node if no cluster is named."""
 PASSIVE = (*Record.model_fields, "micro_batch")
@@ -145,10 +125,10 @@ def settle(plan: Plan, stack: str, own: Stack | None = None) -> tuple[Plan, froz
     field whose value makes no difference in the plan is not a decision. Raises UserError for an unknown stack.
     """
     own = own or load_stack(plan.stack or stack)
-    habit, idle = resolve(_opened(plan, STACK_FIELDS), own), idle_overlaps(resolve(plan, own))
+    habit, idle = resolve(_opened(plan, BY_STACK), own), idle_overlaps(resolve(plan, own))
     chosen: set[str] = set()
     left: dict[str, tuple[str, ...]] = {}
-    for section, names in STACK_FIELDS.items():
+    for section, names in BY_STACK.items():
         for name in names:
             value = getattr(getattr(plan, section), name)
             if value is not None and value != getattr(getattr(habit, section), name) and name not in idle:
@@ -207,7 +187,7 @@ def subject(
     settled, chosen = settle(plan, stack, own)
     said = {
         name
-        for section, names in STACK_FIELDS.items()
+        for section, names in BY_STACK.items()
         for name in names
         if getattr(getattr(plan, section), name) is not None
     }
@@ -232,6 +212,7 @@ def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Itera
     """
     blank = Plan()
     habit = resolve(blank, load_stack(stack))
+    known_to_exporters = {choice.path for choice in CHOICES if choice.is_exported}
     for section in type(plan).model_fields:
         if section in PASSIVE or section in known:
             continue
@@ -241,7 +222,7 @@ def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Itera
             yield Loss(section, part, "the exporters do not know this field")
         for name in names:
             usual = (getattr(getattr(blank, section), name), getattr(getattr(habit, section), name))
-            if name not in UNDERSTOOD.get(section, ()) and getattr(part, name) not in usual:
+            if (section, name) not in known_to_exporters and getattr(part, name) not in usual:
                 yield Loss(f"{section}.{name}", getattr(part, name), "the exporters do not know this field")
 
 

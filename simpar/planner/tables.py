@@ -7,15 +7,13 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
+from simpar.plan.choices import COLUMNS
 from simpar.report.table import Table
 from simpar.report.words import layout, probably
 from simpar.units import GIB, format_seconds
 
 if TYPE_CHECKING:
     from simpar.planner.result import SearchResult
-
-AXES = ("tp", "cp", "pp", "dp", "ep")
-CHOICES = ("schedule", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel", "recompute", "precision")
 
 
 def rows(found: SearchResult) -> list[dict[str, Any]]:
@@ -34,9 +32,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     interval = one.get("step_time_interval_s")
     if interval:
         figures |= {"step_time_low_s": interval[0], "step_time_high_s": interval[1]}
-    axes = {axis: plan["mesh"].get(axis) for axis in AXES}
-    chosen = {name: flat.under(plan, name) for name in CHOICES}
-    return {**figures, **axes, **chosen}
+    return {**figures, **{name: flat.under(plan, name) for name in COLUMNS}}
 
 
 def short(found: SearchResult) -> str:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.errors import UserError
 from simpar.export import load_target
-from simpar.export.subject import STACK_FIELDS, idle_overlaps, subject
+from simpar.export.subject import idle_overlaps, subject
 from simpar.export.target import Imported
 from simpar.layout.defaults import resolve
 from simpar.plan.check import check
+from simpar.plan.choices import BY_STACK
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan, Record
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit
@@ -163,7 +164,7 @@ def _meaning(plan: Plan, problem: Problem) -> dict[str, Any]:
     settled = check(balanced(resolve(plan, problem.stack), problem.graph, problem.stack), _place(problem))
     said = settled.model_dump(exclude=set(Record.model_fields))
     idle = idle_overlaps(settled)
-    for section, names in STACK_FIELDS.items():
+    for section, names in BY_STACK.items():
         said[section] |= dict.fromkeys(idle & set(names))
     mesh = settled.mesh  # the default of etp may be written out or not
     return said | {"mesh": said["mesh"] | {"etp": mesh.etp or mesh.tp}}

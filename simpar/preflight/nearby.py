@@ -16,11 +16,12 @@ import numpy as np
 from simpar.engine import choose_engine
 from simpar.errors import Infeasible
 from simpar.models.recompute import SIMPLE
-from simpar.plan.choices import path_of, value_of
+from simpar.plan.choices import names_that_decide, path_of, value_of
+from simpar.plan.choices.choice import OPS
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp, usual_schedule
 from simpar.planner.certify.exact import is_allowed, job_of
-from simpar.planner.certify.frontier import SIZED, STEP, Frontier
+from simpar.planner.certify.frontier import STEP, Frontier
 from simpar.planner.problem import ANY, Framework, Problem
 from simpar.planner.space.axes import AXIS_NAMES
 from simpar.planner.space.fit import needs
@@ -102,7 +103,7 @@ def nearby(problem: Problem, plan: Plan, target: str) -> Nearby:
 
 @dataclass
 class _Budget:
-    """Ops that were simulated, and those of outlines by the axes that decide their number (SIZED)."""
+    """Ops that were simulated, and those of outlines by the axes that decide their number (OPS)."""
 
     spent: int = 0
     known: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -163,7 +164,11 @@ def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator
         if row is None:
             return
         left[row] = False
-        sizes = tuple(int(rows.code[name][row]) for name in (*SIZED, "micro_batch") if name in rows.code)
+        sizes = tuple(
+            int(rows.code[name][row])
+            for name in (*names_that_decide(OPS), "micro_batch")
+            if name in rows.code
+        )
         if refusals(rows, row) or not frontier.may_fit(row):
             open_rows[row] = False
         elif budget.allows(budget.known.get(sizes, 0)):

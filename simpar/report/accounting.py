@@ -32,7 +32,7 @@ CAUSES = (
 )  # fmt: skip
 _CAUSE_OF_KIND = {
     **dict.fromkeys((*PASSES, "join"), "compute"), "optimizer": "optimizer", "host": "host", "offload": "offload",
-    **{kind: f"exposed_{kind}" for kind in ("tp", "pp", "dp", "cp", "ep")},
+    **{kind: f"exposed_{kind}" for kind in COMMUNICATION if kind != "offload"},
 }  # fmt: skip
 _CAUSE_OF_WHY = np.array(
     [CAUSES.index(_CAUSE_OF_KIND.get(why, "bubble" if why == "bubble" else "waiting")) for why in WHY]

@@ -11,6 +11,7 @@ import numpy as np
 from simpar import formats
 from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.plan.choices.mesh import LABELLED
 from simpar.report.figures import SUFFIXES, new_figure, rendered
 from simpar.report.palette import INK
 from simpar.report.result import read_object
@@ -120,7 +121,7 @@ def _sure_words(best: Mapping[str, Any]) -> list[str]:
 def layout_words(plan: Mapping[str, Any]) -> str:
     """A layout in two short lines: the degrees, then micro-batch, ZeRO stage and recomputation."""
     mesh, data = plan["mesh"], plan["data_parallel"]
-    degrees = [f"{axis}{mesh[axis]}" for axis in ("dp", "tp", "cp", "pp", "ep") if (mesh.get(axis) or 1) > 1]
+    degrees = [f"{axis}{mesh[axis]}" for axis in LABELLED if (mesh.get(axis) or 1) > 1]
     vpp = plan["pipeline"].get("vpp") or 1
     degrees += [f"v{vpp}"] * (vpp > 1)
     stage = data.get("zero") or 0

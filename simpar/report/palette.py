@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from simpar.plan.choices.mesh import COMMUNICATION
+
 FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH, HOST = (
     "#4477AA",
     "#228833",
@@ -15,8 +17,7 @@ FORWARD, BACKWARD, WEIGHT, AGAIN, COMM, UPDATE, BOTH, HOST = (
 KIND_COLOUR = {
     "forward": FORWARD, "backward": BACKWARD, "input_gradient": BACKWARD, "weight_gradient": WEIGHT,
     "forward_backward": BOTH, "recompute": AGAIN,
-    "optimizer": UPDATE, "host": HOST, "tp": COMM, "pp": COMM, "dp": COMM, "cp": COMM,
-    "ep": COMM, "offload": COMM,
+    "optimizer": UPDATE, "host": HOST, "offload": COMM, **dict.fromkeys(COMMUNICATION, COMM),
 }  # fmt: skip
 KIND_TITLE = {
     FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient", BOTH: "forward and backward",
@@ -29,7 +30,7 @@ MEMORY_COLOUR = {
 BUBBLE, WAITING, JITTER = "#BBBBBB", "#777777", "#DDDDDD"
 PART_COLOUR = {
     "compute": FORWARD, "bubble": BUBBLE, "waiting": WAITING, "optimizer": UPDATE, "host": HOST, "jitter": JITTER,
-    **{f"exposed_{kind}": COMM for kind in ("tp", "pp", "dp", "cp", "ep")}, "offload": COMM,
+    **{f"exposed_{kind}": COMM for kind in COMMUNICATION}, "offload": COMM,
 }  # fmt: skip
 """Parts of the step, in the colours that the timeline gives to the corresponding ops."""
 IDLE_COLOUR = {"exposed": COMM, "bubble": BUBBLE, "waiting": WAITING, "host": HOST}

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.cost.power import streaming_operators
+from simpar.plan.choices.mesh import COMMUNICATION as KINDS_BY_DEGREE
+from simpar.plan.choices.mesh import INSIDE_BLOCKS
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.structure.templates import Node
 from simpar.units import Indices, Ints
@@ -21,9 +23,8 @@ if TYPE_CHECKING:
 
 
 PASSES = ("forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute")
-INSIDE = ("tp", "cp", "ep")
-"""Kinds of communication that happen inside the passes of a block."""
-COMMUNICATION = ("tp", "pp", "dp", "cp", "ep", "offload")
+INSIDE = INSIDE_BLOCKS
+COMMUNICATION = (*KINDS_BY_DEGREE, "offload")
 HOST = "host"
 """Kind of the ops that wait for launches on the host."""
 PARTS = ("forward", "backward", "input_gradient", "weight_gradient", "recompute", HOST, *INSIDE)

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from simpar.plan.choices.mesh import COMMUNICATION
 from simpar.program.ir.program import Label, Program, Timing
 from simpar.units import NS_PER_S, Floats, Indices, Ints
 
 COMPUTE_KINDS = (
     "forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute", "optimizer", "host",
 )  # fmt: skip
-COMMUNICATION_KINDS = ("tp", "pp", "dp", "cp", "ep", "offload")
+COMMUNICATION_KINDS = (*COMMUNICATION, "offload")
 KINDS = (*COMPUTE_KINDS, *COMMUNICATION_KINDS)
 PASS_KINDS = ("forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute")
 MEMORY_PARTS = ("parameters", "gradients", "optimizer_states", "overhead", "activations", "transient")

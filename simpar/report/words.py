@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from simpar.models.recompute import says_layers
+from simpar.plan.choices.mesh import LABELLED
 from simpar.report.run_rows import run_rows
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 from simpar.units import format_bytes, format_count, format_energy, format_figure, format_seconds, number_of
@@ -46,7 +47,7 @@ def short(result: Result) -> str:
 def layout(plan: dict[str, Any]) -> str:
     """The plan in a few words: axes above one, schedule, ZeRO, recompute."""
     mesh, pipeline = plan.get("mesh", {}), plan.get("pipeline", {})
-    axes = [f"{axis}{mesh[axis]}" for axis in ("tp", "cp", "ep", "pp", "dp") if (mesh.get(axis) or 1) > 1]
+    axes = [f"{axis}{mesh[axis]}" for axis in LABELLED if (mesh.get(axis) or 1) > 1]
     words = [" ".join(axes) or "one device"]
     stages = pipeline.get("stages") or ()
     if stages:

@@ -86,6 +86,15 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 SECTION_OF = {name: section for section, names in SECTIONS.items() for name in names}
 
 
+COLUMNS = tuple(choice.name for choice in CHOICES if choice.is_column)
+"""The choices of which tables of plans have columns."""
+BY_STACK: dict[str, tuple[str, ...]] = {
+    section: tuple(each.field for each in CHOICES if each.by_stack and each.section == section)
+    for section in dict.fromkeys(each.section for each in CHOICES if each.by_stack)
+}
+"""For every section of a plan, the fields that the software stack decides where a plan leaves them open."""
+
+
 def name_of(key: str) -> str:
     """The choice that a key of a plan, or a synonym of one, stands for; the key itself where it is no choice."""
     key = SYNONYMS.get(key, key)

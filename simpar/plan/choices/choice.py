@@ -26,10 +26,16 @@ if TYPE_CHECKING:
 Change = dict[str, Any]
 """New values of a plan by flat key, or by section and field; None leaves a choice open."""
 MEMORY, BLOCKS, SHAPE, REPLICAS = "memory", "blocks", "shape", "replicas"
-"""What a choice may decide.
+"""What a choice may decide, by which searches know which rows share a computation.
 
 MEMORY: whether a plan fits. BLOCKS: kernels and collectives of the passes of a block. SHAPE: how stages are cut and
 ordered. REPLICAS: what ranks with the same parameters send each other, and when.
+"""
+OPS, TRAFFIC, KERNELS = "ops", "traffic", "kernels"
+"""What else a choice may decide, by which searches order what they do.
+
+OPS: how many ops a pass has, and how many ranks differ. TRAFFIC: what ranks send, which bounds by kernels alone say
+nothing about. KERNELS: what such bounds rank.
 """
 
 
@@ -127,7 +133,7 @@ def has_value(rows: Columns, name: str, *values: Any) -> Flags:
 
 
 def deciding(*what: str) -> frozenset[str]:
-    """A set of what a choice decides, from MEMORY, BLOCKS, SHAPE, REPLICAS."""
+    """A set of what a choice decides, from the constants of this module."""
     return frozenset(what)
 
 
@@ -255,9 +261,10 @@ class Choice:
     another name; such a choice has the flat key ``key`` or, with None, none. ``synonyms`` are other frameworks' words
     for it. ``reopens`` are choices that follow from it: if it changes, they are left open again and decided anew;
     ``idle_at_one`` is a choice that means nothing where this degree is 1. ``axis`` says how searches vary it,
-    ``read`` how its value there is read from a plan, if that is not the value of its
-    field, and ``is_held`` whether a search that does not vary it says what value it holds. ``moves`` say which plans
-    are next to a plan along it.
+    ``read`` how its value there is read from a plan, if that is not the value of its field, and ``is_held`` whether a
+    search that does not vary it says what value it holds. ``by_stack``: the software stack decides it where a plan
+    leaves it open. ``is_exported``: exporters look at it; a plan that chose an unusual value for any other choice is
+    refused. ``is_column``: tables of plans have a column of it. ``moves`` say which plans are next to a plan along it.
     """
 
     name: str
@@ -269,6 +276,9 @@ class Choice:
     idle_at_one: str = ""
     axis: AnyAxis | None = None
     is_held: bool = True
+    by_stack: bool = False
+    is_exported: bool = False
+    is_column: bool = False
     read: Callable[[Any], Any] | None = None
     moves: Moves | None = None
     section: str = ""

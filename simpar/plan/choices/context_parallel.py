@@ -79,6 +79,8 @@ CHOICES = in_section(
     "context_parallel",
     Choice(
         "cp_method",
+        by_stack=True,
+        is_exported=True,
         axis=OptionalAxis(
             _DECIDES,
             _has_context_ranks,
@@ -91,6 +93,8 @@ CHOICES = in_section(
     ),
     Choice(
         "cp_balance",
+        by_stack=True,
+        is_exported=True,
         axis=OptionalAxis(
             _DECIDES,
             _has_context_ranks,
@@ -103,6 +107,7 @@ CHOICES = in_section(
     ),
     Choice(  # hybrids: some context ranks exchange heads, the others use the method
         "ulysses",
+        is_exported=True,
         axis=OptionalAxis(
             _DECIDES,
             lambda rows: _has_context_ranks(rows) & ~has_value(rows, "cp_method", "ulysses"),

@@ -11,7 +11,9 @@ from pydantic import Field, WithJsonSchema, field_serializer, field_validator, m
 from simpar import files
 from simpar.plan.choices.choice import (
     MEMORY,
+    OPS,
     REPLICAS,
+    TRAFFIC,
     Axis,
     Change,
     Choice,
@@ -207,13 +209,20 @@ KEEPS_STATES = Rules(
 STATES, SENT = deciding(MEMORY, REPLICAS), deciding(REPLICAS)
 CHOICES = in_section(
     "data_parallel",
-    Choice("kind", moves=Moves(replacements=replaced_by("kind", None), led_by="zero")),
+    Choice(
+        "kind",
+        by_stack=True,
+        is_exported=True,
+        moves=Moves(replacements=replaced_by("kind", None), led_by="zero"),
+    ),
     Choice(
         "zero",
+        is_exported=True,
+        is_column=True,
         synonyms=("zero_stage",),
         flag=Flag(int, "ZeRO stage: 0, 1, 2 or 3"),
         reopens=("kind", "reshard_after_forward", "offload_gradients"),
-        axis=Axis(STATES, lambda _: ZERO_STAGES, _zero_fits, after="vpp"),
+        axis=Axis(STATES | {OPS, TRAFFIC}, lambda _: ZERO_STAGES, _zero_fits, after="vpp"),
         moves=Moves(
             _other_stages,
             around=ZERO_STAGES,
@@ -225,13 +234,22 @@ CHOICES = in_section(
     ),
     Choice(
         "hsdp",
+        is_exported=True,
+        is_column=True,
         synonyms=("data_parallel_replicate_degree",),
         flag=Flag(int, "Number of replicas of the sharded states (HSDP)"),
-        axis=Axis(STATES, lambda problem: divisors(problem.cluster.world_size), _replicas_fit, after="zero"),
+        axis=Axis(
+            STATES | {TRAFFIC},
+            lambda problem: divisors(problem.cluster.world_size),
+            _replicas_fit,
+            after="zero",
+        ),
         moves=Moves(replacements=replaced_by("hsdp", 1)),
     ),
     Choice(
         "bucket_bytes",
+        by_stack=True,
+        is_exported=True,
         axis=OptionalAxis(
             SENT,
             lambda rows: shares(rows) & ~fully_sharded(rows),
@@ -246,9 +264,16 @@ CHOICES = in_section(
             for_measured=True,
         ),
     ),
-    Choice("first_bucket_bytes", moves=Moves(replacements=replaced_by("first_bucket_bytes", None))),
+    Choice(
+        "first_bucket_bytes",
+        by_stack=True,
+        is_exported=True,
+        moves=Moves(replacements=replaced_by("first_bucket_bytes", None)),
+    ),
     Choice(
         "overlap_grad_reduce",
+        by_stack=True,
+        is_exported=True,
         axis=Axis(SENT, lambda _: (True, False), _reduce_overlap_fits, after="tp_overlap"),
         moves=Moves(
             lambda plan, _: (
@@ -263,6 +288,8 @@ CHOICES = in_section(
     ),
     Choice(
         "overlap_param_gather",
+        by_stack=True,
+        is_exported=True,
         axis=Axis(SENT, lambda _: (True, False), _gather_overlap_fits, after="overlap_grad_reduce"),
         moves=Moves(
             _gather_early,
@@ -275,6 +302,8 @@ CHOICES = in_section(
     ),
     Choice(
         "reshard_after_forward",
+        by_stack=True,
+        is_exported=True,
         axis=OptionalAxis(
             STATES,
             lambda rows: (rows["zero"] == 3) & fully_sharded(rows),

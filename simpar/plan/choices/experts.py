@@ -56,6 +56,7 @@ CHOICES = in_section(
     "experts",
     Choice(
         "capacity_factor",
+        is_exported=True,
         axis=OptionalAxis(
             deciding(MEMORY, BLOCKS),
             lambda rows: np.full(rows.count, rows.problem.graph.is_mixture),
@@ -64,16 +65,18 @@ CHOICES = in_section(
         ),
         moves=Moves(replacements=replaced_by("capacity_factor", None)),
     ),
-    Choice("expert_imbalance"),
-    Choice("expert_distribution"),
-    Choice("expert_load", is_held=False),
+    Choice("expert_imbalance", is_exported=True),
+    Choice("expert_distribution", is_exported=True),
+    Choice("expert_load", is_exported=True, is_held=False),
     Choice(
         "ep_overlap",
+        is_exported=True,
         axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="capacity_factor"),
         moves=Moves(replacements=replaced_by("ep_overlap", False)),
     ),
     Choice(
         "token_dispatch",
+        is_exported=True,
         axis=OptionalAxis(deciding(BLOCKS), _exchanges, after="ep_overlap"),
         moves=Moves(replacements=replaced_by("token_dispatch", "per_expert")),
     ),

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from simpar.models import recompute
 from simpar.plan.choices.choice import (
     BLOCKS,
+    KERNELS,
     MEMORY,
     SHAPE,
     Axis,
@@ -86,9 +87,13 @@ CHOICES = in_section(
     "memory",
     Choice(
         "recompute",
+        is_exported=True,
+        is_column=True,
         synonyms=("recompute_granularity",),
         flag=Flag(str, f"Recomputed activations: {recompute.WORDS}"),
-        axis=Axis(deciding(MEMORY, SHAPE), lambda _: RECOMPUTE, _policy_fits, after="sequence_parallel"),
+        axis=Axis(
+            deciding(MEMORY, SHAPE, KERNELS), lambda _: RECOMPUTE, _policy_fits, after="sequence_parallel"
+        ),
         moves=Moves(
             lambda plan, _: (mode for mode in MODES if mode != plan.memory.recompute),
             around=recompute.SIMPLE,

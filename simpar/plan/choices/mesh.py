@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from simpar.plan.choices.choice import (
     BLOCKS,
     MEMORY,
+    OPS,
     REPLICAS,
     SHAPE,
+    TRAFFIC,
     Axis,
     Change,
     Choice,
@@ -40,6 +42,13 @@ MAX_TP = 64
 """The largest tensor-parallel degree of menus."""
 DEFAULT_ORDER = "tp-cp-dp-pp"
 ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
+CommunicationKind = Literal["tp", "pp", "dp", "cp", "ep"]
+COMMUNICATION: tuple[str, ...] = get_args(CommunicationKind)
+"""Kinds of communication, by the degree of parallelism that needs it."""
+INSIDE_BLOCKS = tuple(kind for kind in COMMUNICATION if kind not in ("pp", "dp"))
+"""Kinds of communication that happen inside the passes of a block."""
+LABELLED = ("tp", "cp", "ep", "pp", "dp")
+"""Degrees of parallelism as labels name them: ranks that exchange most come first."""
 
 
 def split_order(order: Any) -> Any:
@@ -96,16 +105,19 @@ def _experts(facts: Target) -> int:
     return int(facts.graph.dims["experts"]) if facts.graph.is_mixture else 1
 
 
-_EVERYTHING = deciding(MEMORY, BLOCKS, REPLICAS)
+_EVERYTHING = deciding(MEMORY, BLOCKS, REPLICAS, TRAFFIC)
+_SIZED = _EVERYTHING | {OPS}
 CHOICES = in_section(
     "mesh",
     Choice(
         "tp",
+        is_exported=True,
+        is_column=True,
         synonyms=("tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree"),
         flag=Flag(int, "Tensor-parallel degree"),
         reopens=("dp", "offload_gradients"),
         idle_at_one="sequence_parallel",
-        axis=Axis(_EVERYTHING, tensor_degrees, tensor_fits),
+        axis=Axis(_SIZED, tensor_degrees, tensor_fits),
         moves=Moves(
             lambda plan, _: twice_and_half(plan.mesh.tp),
             size=Size(lambda *_: MAX_TP, lambda facts: facts.world_size),
@@ -115,10 +127,12 @@ CHOICES = in_section(
     ),
     Choice(
         "cp",
+        is_exported=True,
+        is_column=True,
         synonyms=("context_parallel_size", "context_parallel_degree"),
         flag=Flag(int, "Context-parallel degree"),
         reopens=("dp", "offload_gradients"),
-        axis=Axis(_EVERYTHING, context_degrees, context_fits, after="tp"),
+        axis=Axis(_SIZED, context_degrees, context_fits, after="tp"),
         moves=Moves(
             lambda plan, _: twice_and_half(plan.mesh.cp) if plan.mesh.cp > 1 else (),
             size=Size(
@@ -132,17 +146,23 @@ CHOICES = in_section(
     ),
     Choice(
         "dp",
+        is_exported=True,
+        is_column=True,
         synonyms=("data_parallel_size", "data_parallel_degree"),
         flag=Flag(int, "Data-parallel degree (default: follows from the world size)"),
         is_held=False,
     ),
     Choice(
         "pp",
+        is_exported=True,
+        is_column=True,
         synonyms=("pipeline_parallel_size", "pipeline_model_parallel_size", "pipeline_parallel_degree"),
         flag=Flag(int, "Pipeline-parallel degree"),
         reopens=("dp", "layers", "offload_gradients"),
         idle_at_one="schedule",
-        axis=Axis(deciding(MEMORY, SHAPE, REPLICAS), _pipeline_degrees, _pipeline_fits, after="cp"),
+        axis=Axis(
+            deciding(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC), _pipeline_degrees, _pipeline_fits, after="cp"
+        ),
         moves=Moves(
             lambda plan, _: () if plan.pipeline.actions else twice_and_half(plan.mesh.pp),
             size=Size(lambda _, facts: len(facts.graph.layers) + 2, lambda facts: facts.world_size),
@@ -156,6 +176,8 @@ CHOICES = in_section(
     ),
     Choice(
         "ep",
+        is_exported=True,
+        is_column=True,
         synonyms=("expert_parallel_size", "expert_model_parallel_size", "expert_parallel_degree"),
         flag=Flag(int, "Expert-parallel degree"),
         axis=Axis(_EVERYTHING, _expert_degrees, _experts_fit, after="pp"),
@@ -169,13 +191,18 @@ CHOICES = in_section(
     ),
     Choice(
         "etp",
+        is_exported=True,
         synonyms=("expert_tensor_parallel_size", "expert_tensor_parallel_degree"),
         axis=OptionalAxis(
-            _EVERYTHING, lambda rows: np.asarray(rows["tp"] > 1), rules=(KEEPS_EXPERTS,), after="ulysses"
+            deciding(MEMORY, BLOCKS, REPLICAS),
+            lambda rows: np.asarray(rows["tp"] > 1),
+            rules=(KEEPS_EXPERTS,),
+            after="ulysses",
         ),
     ),
     Choice(
         "order",
+        is_exported=True,
         key="rank_order",
         read=lambda plan: "-".join(plan.mesh.order),
         axis=Axis(deciding(REPLICAS), lambda _: ORDERS, _order_matters, after="overlap_param_gather"),

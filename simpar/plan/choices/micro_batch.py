@@ -6,6 +6,7 @@ import numpy as np
 
 from simpar.plan.choices.choice import (
     BLOCKS,
+    KERNELS,
     MEMORY,
     Axis,
     Choice,
@@ -37,9 +38,10 @@ CHOICES = in_section(
     "",
     Choice(
         "micro_batch",
+        is_column=True,
         synonyms=("micro_batch_size", "microbatch_size", "train_micro_batch_size_per_gpu"),
         flag=Flag(int, "Sequences per microbatch"),
-        axis=Axis(deciding(MEMORY, BLOCKS), _sizes, _divides_batch, after="ep"),
+        axis=Axis(deciding(MEMORY, BLOCKS, KERNELS), _sizes, _divides_batch, after="ep"),
         moves=Moves(  # an action table is for its number of microbatches
             lambda plan, _: () if plan.pipeline.actions else twice_and_half(plan.micro_batch),
             around=(1,),

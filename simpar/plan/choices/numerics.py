@@ -79,12 +79,16 @@ CHOICES = in_section(
     "numerics",
     Choice(
         "precision",
+        is_exported=True,
+        is_column=True,
         flag=Flag(str, "Precision of matrix products (simpar list precisions)"),
         axis=OptionalAxis(deciding(MEMORY, BLOCKS, REPLICAS), label=None),
         moves=Moves(menu=lambda *_: PRECISIONS, replacements=replaced_by("precision", "fp8", "bf16")),
     ),
     Choice(
         "grad_dtype",
+        by_stack=True,
+        is_exported=True,
         axis=OptionalAxis(STATES, label=None, is_decided=True, after="moment_dtype"),
         moves=Moves(replacements=replaced_by("grad_dtype", None)),
     ),
@@ -101,9 +105,15 @@ CHOICES = in_section(
             after="servers",
         ),
     ),
-    Choice("master_weights", moves=Moves(replacements=replaced_by("master_weights", None, False))),
+    Choice(
+        "master_weights",
+        by_stack=True,
+        is_exported=True,
+        moves=Moves(replacements=replaced_by("master_weights", None, False)),
+    ),
     Choice(
         "optimizer",
+        is_exported=True,
         flag=Flag(str, "Optimizer (simpar list optimizers)"),
         axis=OptionalAxis(STATES, label="{}", after="precision"),
         moves=Moves(menu=lambda *_: OPTIMIZERS, replacements=replaced_by("optimizer", USUAL)),

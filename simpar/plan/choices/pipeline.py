@@ -11,7 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from simpar import files
 from simpar.errors import UserError
 from simpar.plan.choices.choice import (
+    KERNELS,
     MEMORY,
+    OPS,
     SHAPE,
     Axis,
     Change,
@@ -246,11 +248,15 @@ CHOICES = in_section(
     "pipeline",
     Choice(
         "schedule",
+        is_exported=True,
+        is_column=True,
         synonyms=("pipeline_schedule", "pipeline_parallel_schedule"),
         flag=Flag(str, "Pipeline schedule (simpar list schedules)"),
         reopens=("layers",),
         read=lambda plan: plan.schedule,  # the usual one where a plan names none
-        axis=Axis(deciding(MEMORY, SHAPE), schedules_to_try, _schedule_fits, after="micro_batch"),
+        axis=Axis(
+            deciding(MEMORY, SHAPE, OPS, KERNELS), schedules_to_try, _schedule_fits, after="micro_batch"
+        ),
         moves=Moves(
             _other_schedules,
             around=USUAL,
@@ -271,11 +277,13 @@ CHOICES = in_section(
     ),
     Choice(
         "vpp",
+        is_exported=True,
+        is_column=True,
         synonyms=("virtual_pipeline_parallel_size", "virtual_pipeline_model_parallel_size"),
         flag=Flag(int, "Model chunks per pipeline rank"),
         reopens=("layers",),
         axis=Axis(
-            deciding(MEMORY, SHAPE),
+            deciding(MEMORY, SHAPE, OPS),
             lambda problem: range(1, (len(problem.graph.layers) + 2) // 2 + 1),
             _chunks_fit,
             after="schedule",
@@ -290,6 +298,7 @@ CHOICES = in_section(
     ),
     Choice(
         "layers",
+        is_exported=True,
         moves=Moves(
             _evened,
             replacements=replaced_by("layers", None),
@@ -298,7 +307,7 @@ CHOICES = in_section(
             for_measured=True,
         ),
     ),
-    Choice("actions", is_held=False),
+    Choice("actions", is_exported=True, is_held=False),
     Choice("slices", is_held=False),
-    Choice("pass_costs"),
+    Choice("pass_costs", is_exported=True),
 )

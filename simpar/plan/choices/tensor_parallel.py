@@ -13,7 +13,9 @@ from simpar.errors import UserError
 from simpar.plan.choices.choice import (
     BLOCKS,
     MEMORY,
+    OPS,
     REPLICAS,
+    TRAFFIC,
     Axis,
     Choice,
     Columns,
@@ -127,12 +129,20 @@ CHOICES = in_section(
     "tensor_parallel",
     Choice(
         "sequence_parallel",
+        by_stack=True,
+        is_exported=True,
+        is_column=True,
         flag=Flag(
             bool,
             "Shard activations along the sequence between tensor-parallel operators",
             "--sequence-parallel/--no-sequence-parallel",
         ),
-        axis=Axis(deciding(MEMORY, BLOCKS, REPLICAS), lambda _: (False, True), _sequence_fits, after="hsdp"),
+        axis=Axis(
+            deciding(MEMORY, BLOCKS, REPLICAS, OPS, TRAFFIC),
+            lambda _: (False, True),
+            _sequence_fits,
+            after="hsdp",
+        ),
         moves=Moves(
             lambda plan, _: (not plan.tensor_parallel.sequence_parallel,) if plan.mesh.tp > 1 else (),
             around=(True, False),
@@ -144,10 +154,12 @@ CHOICES = in_section(
     ),
     Choice(
         "tp_overlap",
+        by_stack=True,
+        is_exported=True,
         field="overlap",
         key=None,
         axis=Axis(
-            deciding(BLOCKS),
+            deciding(BLOCKS, OPS, TRAFFIC),
             lambda _: (False, True),
             lambda rows: np.asarray(~rows["tp_overlap"] | rows["sequence_parallel"]),
             after="recompute",

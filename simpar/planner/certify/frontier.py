@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 
 from simpar.cost.power import dynamic_power_share
 from simpar.errors import TooManyOps
+from simpar.plan.choices import AXES, names_that_decide
+from simpar.plan.choices.choice import KERNELS as BY_KERNELS
+from simpar.plan.choices.choice import OPS, TRAFFIC
 from simpar.plan.choices.memory import undecided
+from simpar.plan.choices.mesh import LABELLED
 from simpar.plan.choices.pipeline import both_ends
 from simpar.plan.schedules import declared, looks_at_costs
 from simpar.plan.sync import apart
@@ -38,16 +42,11 @@ from simpar.program.emission.collective_prices import Added, Prices
 from simpar.units import NS_PER_S, Flags, Floats, Ints
 
 KERNELS, PASSES, STEP, TABLED, SWEPT, EXACT = range(6)
-SIZED = ("tp", "cp", "pp", "schedule", "vpp", "zero", "sequence_parallel", "tp_overlap")
-"""Axes that decide how many ops a pass has, and how many ranks differ."""
 TRIES = 3
 SOON = 1.02  # rows with bounds up to this factor above the lowest are examined with it
 PASSED_AT_ONCE, ROWS_AT_ONCE, SWEPT_AT_ONCE = 16384, 16384, 64
-UNTOLD = ("tp", "cp", "pp", "ep", "zero", "hsdp", "sequence_parallel", "tp_overlap")
-"""Axes whose values bounds by kernels alone do not rank."""
-DEGREES = ("tp", "cp", "pp", "ep")
+DEGREES = tuple(axis.name for axis in AXES if axis.name in LABELLED)
 FAMILY, FAMILIES = (*DEGREES, "zero"), 4
-TOLD = ("schedule", "micro_batch", "recompute")
 PASSED, PROMISING = 512, 48
 MANY_MICROBATCHES = 40
 """With so many microbatches or more, tables with few of them in flight are bounded by how they begin first."""
@@ -220,10 +219,10 @@ class Frontier:
         told = mask & (self.rows.at("tp", ...) <= self.rows.problem.cluster.domain_size) & ~self.greedy
         rows = np.flatnonzero((told if told.any() else mask) & np.isfinite(self.bound_s))
         family = self.rows.number(FAMILY)
-        few = self._in_whole(self._first_of(rows, self.rows.number(UNTOLD)), family)
+        few = self._in_whole(self._first_of(rows, self.rows.number(names_that_decide(TRAFFIC))), family)
         away = sum(np.abs(np.log2(self.rows.at(name, rows) / near[name])) for name in DEGREES)
         best = np.isin(family[rows], family[self._first_of(few, family)[:FAMILIES]])
-        alike = self.rows.number(TOLD, family, int(family.max()) + 1)
+        alike = self.rows.number(names_that_decide(BY_KERNELS), family, int(family.max()) + 1)
         again = self._in_whole(rows[best | (away <= 1.0)], alike)
         return np.isin(np.arange(self.rows.count), np.append(few, again))
 
@@ -338,7 +337,7 @@ class Frontier:
         """Rows with at least as many ops per step as a row: at least its microbatches, of passes with as many ops."""
         rows = self.rows
         found = np.asarray(rows.at("microbatches", ...) >= rows.at("microbatches", row))
-        for name in SIZED:
+        for name in names_that_decide(OPS):
             found &= rows.code[name] == rows.code[name][row]
         return found
 
