@@ -1,6 +1,6 @@
 """Answers of several processes against those of one: the random small problems of ``certificate.py``.
 
-Usage: python benchmarks/fuzz_jobs.py [--first 0] [--last 20] [--jobs 2] [--backend fork]
+Usage: python benchmarks/fuzz_jobs.py [--first 0] [--last 20] [--jobs 2] [--backend local]
 
 Everything that a search answers must be the same but for its seconds: candidates with their plans, times and reasons,
 lists beside the winner, counts and certificate. Exit code 1 where something differs.

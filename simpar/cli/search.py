@@ -92,7 +92,7 @@ SEARCH_FLAGS = (
         "--backend",
         "",
         str,
-        "How processes are started: fork (default on Linux), or through joblib: loky, dask or ray",
+        "Whose processes: local (default), or dask, those of a cluster",
     ),
     Flag(
         "--time-limit",

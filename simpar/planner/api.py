@@ -22,7 +22,7 @@ from simpar.plan.plan import Plan
 from simpar.planner.problem import BY_REGRET, Constraints, Problem, make_problem
 from simpar.planner.progress import Progress
 from simpar.planner.result import SearchResult
-from simpar.planner.workers import LOKY, Workers
+from simpar.planner.workers import LOCAL, Workers
 from simpar.program.perturbation import Perturbation
 from simpar.stacks.stack import Stack
 
@@ -49,7 +49,7 @@ def search(
     progress: Progress | None = None,
     time_limit_s: float | None = None,
     jobs: int = 1,
-    backend: str = LOKY,
+    backend: str = LOCAL,
 ) -> SearchResult:
     """The best plans for a model on a cluster, with a certificate.
 
@@ -65,7 +65,7 @@ def search(
     is no axis (optimizer, precision, bucket sizes), ``perturbation`` which ranks are slow.
 
     After ``time_limit_s`` seconds the answer is the best plan so far with its gap, and is not certified. ``jobs``
-    processes (-1: all cores) of a ``backend`` ("fork" on Linux; joblib's "loky", "dask", "ray") simulate plans in
+    processes (-1: all cores) of a ``backend`` ("local" or "dask") simulate plans in
     parallel; their number does not change the answer. If ``progress`` is given, its own limit and workers apply.
     Raises UserError for bad input and Infeasible if no plan meets the constraints.
 

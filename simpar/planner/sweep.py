@@ -1,4 +1,4 @@
-"""Grids of searches: one search per model and cluster, in parallel on a joblib backend."""
+"""Grids of searches: one search per model and cluster, in parallel."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ def sweep(
 
     Returns, in order, the best plan of each cell with its figures, or the reason why there is none. Ctrl-C keeps what
     is done; cells that were not searched to the end say ``interrupted``. After ``time_limit_s`` seconds a cell returns
-    its best so far, with its gap. Backend "dask" uses the scheduler of DASK_SCHEDULER_ADDRESS, or else a cluster on
-    this machine; "ray" the cluster that ray finds. Errors in a cell's input are raised.
+    its best so far, with its gap. Errors in a cell's input are raised.
     """
     found: list[dict[str, Any]] = []
     search_one = partial(search_cell, space=space, time_limit_s=time_limit_s)
-    with suppress(KeyboardInterrupt), workers or Workers() as crew:
-        for answer in crew.stream(search_one, cells):
+    with suppress(KeyboardInterrupt):
+        for answer in (workers or Workers()).stream(search_one, cells):
             found.append(answer)
             if done:
                 done(len(found))

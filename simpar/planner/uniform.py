@@ -34,15 +34,14 @@ def search_runnable(problem: Problem, progress: Progress) -> SearchResult:
 def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
     """The best plans of the uniform space. Raises Infeasible if nothing fits or meets the deadline."""
     objective_rates(problem)
-    with progress.workers:
-        search = _searched(problem, progress)
-        if not search.ranked():
-            raise no_answer(search, problem)
-        gap, counts, whole = search.gap(), search.counts(), not progress.interrupted
-        results, more = [search.ranked()[0].report()], dict[str, object]()
-        if whole:
-            with progress.stoppable():
-                _stand_beside(search, results, more)
+    search = _searched(problem, progress)
+    if not search.ranked():
+        raise no_answer(search, problem)
+    gap, counts, whole = search.gap(), search.counts(), not progress.interrupted
+    results, more = [search.ranked()[0].report()], dict[str, object]()
+    if whole:
+        with progress.stoppable():
+            _stand_beside(search, results, more)
     if search.fields:
         more["node_counts"] = [one.problem.cluster.nodes for one in search.fields]
     more |= {"scope": scope(problem, search.left_out()), "not_built": search.unbuilt()}

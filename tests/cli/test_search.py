@@ -232,7 +232,9 @@ def test_a_time_limit_is_no_error(tmp_path, capsys):
     assert (found["stopped"], found["certified_optimal"]) == ("time limit", False)
     assert 0 < found["gap"] <= 1
     assert Plan.load(plan).mesh.world_size == 8
-    assert cli.run([*ONE_STAGE, "--time-limit", "2 h", "--jobs", "2", "--backend", "fork", "--top", "1"]) == 0
+    assert (
+        cli.run([*ONE_STAGE, "--time-limit", "2 h", "--jobs", "2", "--backend", "local", "--top", "1"]) == 0
+    )
     assert "stopped" not in capsys.readouterr().out
 
 

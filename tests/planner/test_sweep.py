@@ -29,7 +29,7 @@ def figures(found):
 
 
 def test_processes_find_what_one_process_finds(cells):
-    """Two loky workers, in the order of the cells."""
+    """Two of them, in the order of the cells."""
     counts = []
     assert figures(sweep(cells, workers=Workers(2), done=counts.append)) == figures(sweep(cells))
     assert counts == [1, 2]
@@ -52,5 +52,5 @@ def test_a_dask_cluster_finds_what_one_process_finds(cells, monkeypatch):
 
 def test_an_unknown_backend_says_what_there_is(cells):
     """One line with the names."""
-    with pytest.raises(UserError, match="loky"):
+    with pytest.raises(UserError, match="dask"):
         sweep(cells, workers=Workers(2, "spark"))

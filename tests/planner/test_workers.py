@@ -1,14 +1,17 @@
 """Several processes find what one finds, to the last byte, on every backend that is installed."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from multiprocessing import active_children
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import simpar
 from simpar.errors import UserError
+from simpar.planner import workers
 from simpar.planner.certify import ahead, branch_and_bound, exact
 from simpar.planner.certify.ahead import Ahead, measured_elsewhere
 from simpar.planner.certify.exact import measure
@@ -17,7 +20,7 @@ from simpar.planner.progress import Progress
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
 from simpar.planner.uniform import search_uniform
-from simpar.planner.workers import FORK, LOKY, Forks, Workers, can_fork, num_cores
+from simpar.planner.workers import Pool, Processes, Workers, can_fork, num_cores
 from tests.gate import some
 
 
@@ -26,6 +29,27 @@ def answer(problem, **options):
     found = search_uniform(problem, Progress(top=3, **options)).to_dict()
     del found["search_seconds"]
     return found
+
+
+class Here(Pool):
+    """Stands for seven processes: calls run at once in this one, and their items are kept."""
+
+    items: ClassVar = []
+    size = 7
+    tells_begun = False
+
+    def __init__(self, function, **_beside):
+        self.function = function
+
+    def __exit__(self, *_error):
+        """Nothing to end."""
+
+    def submit(self, item):
+        """A future that is done."""
+        self.items.append(item)
+        done = Future()
+        done.set_result(self.function(item))
+        return done
 
 
 HELD = {
@@ -42,13 +66,14 @@ def alone(problem_of):
     return cache(lambda seed, **more: answer(problem_of(seed, **HELD, **more)))
 
 
-@pytest.mark.parametrize("backend", some([FORK, LOKY], 1))
-def test_two_processes_find_what_one_finds(problem_of, alone, monkeypatch, backend):
+@pytest.mark.parametrize("forks", some([True, False], 1))
+def test_two_processes_find_what_one_finds(problem_of, alone, monkeypatch, forks):
     """Candidates, reasons, lists, counts and certificate; rows that were simulated ahead for nothing are not told."""
     problem, expected, asked = problem_of(5, **HELD, **FEW), alone(5, **FEW), []
     usual = Ahead._likely
-    monkeypatch.setattr(Ahead, "_likely", lambda self, now: asked.append(now) or usual(self, now))
-    assert answer(problem, workers=Workers(2, backend)) == expected
+    monkeypatch.setattr(Ahead, "_likely", lambda self, *now: asked.append(now) or usual(self, *now))
+    monkeypatch.setattr(workers, "can_fork", lambda: forks)
+    assert answer(problem, workers=Workers(2)) == expected
     assert asked
 
 
@@ -68,16 +93,6 @@ def test_a_dask_cluster_finds_what_one_process_finds(problem_of, monkeypatch):
     dask.config.refresh()
 
 
-def test_ray_finds_what_one_process_finds(problem_of):
-    """A local instance, started for the search."""
-    ray = pytest.importorskip("ray")
-    problem = problem_of(2, **HELD, pp=(1, 2))
-    try:
-        assert answer(problem, workers=Workers(2, "ray")) == answer(problem)
-    finally:
-        ray.shutdown()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", some([13, 18, 21], 1))
 def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, seed):
@@ -89,7 +104,7 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, se
         return measured_elsewhere(problems, before, task)
 
     monkeypatch.setattr(ahead, "measured_elsewhere", counted)
-    monkeypatch.setattr(Workers, "map", lambda _, function, items: [function(item) for item in items])
+    monkeypatch.setattr(Workers, "pool", Here)
     assert answer(problem, workers=Workers(8)) == expected
     assert len(set(asked)) == len(asked) > 0
 
@@ -98,7 +113,7 @@ def test_rows_ahead_are_kept_until_their_turn(problem_of, alone, monkeypatch, se
 def test_forked_processes_are_gone_behind_a_search(problem_of, alone, seed):
     """Whatever they were doing: of eight most are not asked to the end."""
     problem, before = problem_of(seed, **HELD, **FEW), set(active_children())
-    assert answer(problem, workers=Workers(8, FORK)) == alone(seed, **FEW)
+    assert answer(problem, workers=Workers(8)) == alone(seed, **FEW)
     assert set(active_children()) <= before
 
 
@@ -106,22 +121,22 @@ def test_forked_processes_are_gone_behind_a_search(problem_of, alone, seed):
 def test_a_search_goes_on_without_processes_that_were_killed(problem_of, alone, monkeypatch):
     """As the system kills them for memory: the answer is the same."""
     problem, expected, killed = problem_of(5, **HELD, **FEW), alone(5, **FEW), []
-    usual = Forks.submit
+    usual = Processes.submit
 
     def submit(self, item):
         found = usual(self, item)
-        killed.extend(each.kill() for each in self._mine)
+        killed.extend(each.kill() for each in list(self._executor._processes.values()))
         return found
 
-    monkeypatch.setattr(Forks, "submit", submit)
-    assert answer(problem, workers=Workers(3, FORK)) == expected
+    monkeypatch.setattr(Processes, "submit", submit)
+    assert answer(problem, workers=Workers(3)) == expected
     assert killed
 
 
 def test_a_search_without_a_number_begins_alone(problem_of, alone, monkeypatch):
     """Processes are asked for when simulations have taken a while, and no sooner."""
     problem, expected = problem_of(5, **HELD, **FEW), alone(5, **FEW)
-    monkeypatch.setattr(Forks, "__init__", lambda *_: pytest.fail("forked"))
+    monkeypatch.setattr(Processes, "__init__", lambda *_: pytest.fail("forked"))
     assert answer(problem, workers=replace(Workers.usual(), patience_s=1e9)) == expected
     if can_fork() and num_cores() > 1:
         with pytest.raises(pytest.fail.Exception, match="forked"):
@@ -135,20 +150,19 @@ def test_large_reports_are_made_by_several_processes(problem_of, alone, monkeypa
     monkeypatch.setattr(
         Frontier, "_let_go", lambda self, *_: [one.let_go() for one in self.simulated.values()]
     )
-    assert answer(problem, workers=Workers(2, FORK)) == expected
+    assert answer(problem, workers=Workers(2)) == expected
 
 
 @pytest.mark.slow
 def test_only_rows_that_may_fit_are_sent_ahead(problem_of, monkeypatch):
     """Those of which the very table holds too much are neither simulated nor dropped before their turn."""
-    problem, sent = problem_of(13, **HELD), []
+    problem = problem_of(13, **HELD)
     usual = Frontier.least_bytes
     monkeypatch.setattr(
         Frontier, "least_bytes", lambda self, row, *of: np.inf if row % 2 else usual(self, row, *of)
     )
-    monkeypatch.setattr(
-        Workers, "map", lambda _, function, items: sent.extend(items) or [function(item) for item in items]
-    )
+    monkeypatch.setattr(Workers, "pool", Here)
+    monkeypatch.setattr(Here, "items", sent := [])
     assert answer(problem, workers=Workers(8)) == answer(problem)
     (field,) = branch_and_bound.fields_of(problem, [problem.cluster.nodes])
     odd = [plan_of(field.frontier.rows, row) for row in range(1, field.frontier.rows.count, 2)]
@@ -172,7 +186,7 @@ def test_numbers_and_backends_that_are_not_allowed_are_refused():
     """One line each, from the front door, too."""
     with pytest.raises(UserError, match="jobs = 0"):
         Workers(0)
-    with pytest.raises(UserError, match="loky"):
+    with pytest.raises(UserError, match="dask"):
         Workers(2, "spark")
     with pytest.raises(UserError, match="jobs = -2"):
         simpar.search(

@@ -18,7 +18,7 @@ from simpar.planner.certify.frontier import SWEPT, Frontier
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.portable import refusals
-from simpar.planner.workers import FORK, Forks, Workers
+from simpar.planner.workers import Pool, Workers
 
 Place: TypeAlias = tuple[int, int]
 """A frontier (by its index) and one of its rows."""
@@ -53,14 +53,14 @@ class Ahead:
     best: float = float("inf")
     _alone_s: float = 0.0
     _found: dict[Place, Future[Exact | None]] = field(default_factory=dict)
-    _forks: Forks[Task, Exact | None] | None = None
+    _pool: Pool[Task, Exact | None] | None = None
 
     def __enter__(self) -> Ahead:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._forks is not None:
-            self._forks.__exit__(*error)
+        if self._pool is not None:
+            self._pool.__exit__(*error)
 
     def simulate(self, place: int, row: int, best: float) -> Exact:
         """The simulated step of a row whose turn has come; rows worth no less than ``best`` are not speculated on.
@@ -75,8 +75,9 @@ class Ahead:
             self._alone_s += perf_counter() - began
             return found
         try:
-            self._ask((place, row))
-            elsewhere = self._taken((place, row))
+            pool = self._started()
+            self._ask(pool, (place, row))
+            elsewhere = self._taken(pool, (place, row))
         except BrokenProcessPool:  # the system killed a process, as when memory runs out: go on alone
             self.workers, elsewhere = Workers(), None
         if elsewhere is None:
@@ -85,29 +86,21 @@ class Ahead:
         frontier.note(row, found)
         return found
 
-    def _ask(self, now: Place) -> None:
-        """Ask other processes for rows that are likely to be next; joblib's also for the row whose turn it is."""
-        if self.workers.backend == FORK:
-            queued = sum(not each.done() for each in self._found.values())
-            room = QUEUED * (self.workers.at_once - 1) - queued
-            for each in islice(self._likely(now), max(room, 0)):
-                self._found[each] = self._forked().submit(self._task(each))
-        elif now not in self._found:
-            places = [now, *islice(self._likely(now), self.workers.at_once - 1)]
-            for each, found in zip(
-                places, self.workers.map(self._function(), list(map(self._task, places))), strict=True
-            ):
-                self._found[each] = _done(found)
+    def _ask(self, pool: Pool[Task, Exact | None], now: Place) -> None:
+        """Ask other processes for rows that are likely to be next."""
+        queued = sum(not each.done() for each in self._found.values())
+        for each in islice(self._likely(pool, now), max(QUEUED * pool.size - queued, 0)):
+            self._found[each] = pool.submit(self._task(each))
 
-    def _taken(self, now: Place) -> Exact | None:
+    def _taken(self, pool: Pool[Task, Exact | None], now: Place) -> Exact | None:
         """What another process finds for a row; None if this process has to run it.
 
         While the other process is still running it, this one simulates other likely rows.
         """
         future = self._found.pop(now, None)
-        if future is None or future.cancel():
+        if future is None or (pool.tells_begun and future.cancel()):
             return None
-        while not future.done() and (each := next(self._likely(now), None)) is not None:
+        while not future.done() and (each := next(self._likely(pool, now), None)) is not None:
             self._found[each] = _done(self._function()(self._task(each)))
         return future.result()
 
@@ -115,21 +108,21 @@ class Ahead:
         problems = [each.rows.problem for each in self.frontiers]
         return partial(measured_elsewhere, problems, max(each.num_ops for each in self.frontiers))
 
-    def _forked(self) -> Forks[Task, Exact | None]:
-        if self._forks is None:
-            self._forks = Forks(self._function(), self.workers.at_once - 1)
-        return self._forks
+    def _started(self) -> Pool[Task, Exact | None]:
+        if self._pool is None:
+            self._pool = self.workers.pool(self._function(), beside=True)
+        return self._pool
 
     def _task(self, at: Place) -> Task:
         place, row = at
         return place, plan_of(self.frontiers[place].rows, row)
 
-    def _likely(self, now: Place) -> Iterator[Place]:
+    def _likely(self, pool: Pool[Task, Exact | None], now: Place) -> Iterator[Place]:
         """Swept rows with the lowest bounds that are not simulated yet and would be, lowest first.
 
         It is asked when the turn of ``now`` has come, so that no row is dropped before that.
         """
-        most = 2 * QUEUED * self.workers.at_once
+        most = 2 * QUEUED * (pool.size + 1)
         found = [
             (float(frontier.worth(row)), at, row)
             for at, frontier in enumerate(self.frontiers)

@@ -43,14 +43,14 @@ def test_what_cannot_be_simulated_is_left_to_whoever_needs_it(frontier):
 
 def test_likely_rows_are_swept_and_better_than_the_best(frontier, monkeypatch):
     """Lowest first, without the one whose turn it is; none that a target refuses or that is no better."""
-    waiting = Ahead([frontier], Workers())
+    waiting, pool = Ahead([frontier], Workers(2)), Workers(2).pool(len)
     swept = frontier.nearest(SWEPT, 99)
     assert len(swept) > 1
-    assert [row for _, row in waiting._likely((0, swept[0]))] == swept[1:]
+    assert [row for _, row in waiting._likely(pool, (0, swept[0]))] == swept[1:]
     waiting.best = float(frontier.worth(swept[-1]))
-    assert swept[-1] not in [row for _, row in waiting._likely((0, swept[0]))]
+    assert swept[-1] not in [row for _, row in waiting._likely(pool, (0, swept[0]))]
     monkeypatch.setattr(ahead, "refusals", lambda *_: ["refused"])
-    assert list(waiting._likely((0, swept[0]))) == []
+    assert list(waiting._likely(pool, (0, swept[0]))) == []
 
 
 def test_alone_a_row_is_simulated_when_its_turn_comes(frontier):
