@@ -11,10 +11,12 @@ from pathlib import Path
 from statistics import median
 
 import simpar
+from simpar.plan.choices import CHOICES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "simpar").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MOST_LISTS = 19
 MAX_FILE, MAX_FUNCTION, MEDIAN_FUNCTION, MAX_FIELDS, MAX_PARAMETERS = 500, 80, 10, 12, 6
 GRAMMAR = re.compile(r"^(every|layers|modules|full):|(full|none|selective)\*")
 SCALES_AS_WRITTEN = {"1e-9", "1e-6", "1e-3", "1e3", "1e6", "1e9", "1e12", "1e15"}
@@ -431,3 +433,28 @@ def test_results_have_names():
     """What a function returns is called after what it is."""
     names = (node.id for path in PACKAGE for node in nodes(path) if isinstance(node, ast.Name))
     assert sum(name == "found" for name in names) <= USES_OF_FOUND
+
+
+def test_choices_are_listed_by_their_declarations_alone():
+    """No list, set or table elsewhere names three choices of a plan: whatever lists choices queries them.
+
+    Exports, imports and the runtime write and read the words of others, choice by choice. What a function makes of a
+    plan's values is no list.
+    """
+    names = {choice.name for choice in CHOICES}
+    found = []
+    for path in PACKAGE:
+        room = path.relative_to(ROOT / "simpar").parts[0]
+        if room in ("plan", "layout", "export", "runtime"):
+            continue
+        inside = {id(node) for top in functions(path) for node in ast.walk(top)}
+        for node in nodes(path):
+            listed = getattr(node, "elts", None) if isinstance(node, ast.Tuple | ast.List | ast.Set) else None
+            if isinstance(node, ast.Dict) and id(node) not in inside:
+                listed = node.keys
+            named = {
+                item.value for item in listed or () if isinstance(item, ast.Constant) and item.value in names
+            }
+            if len(named) > 2:
+                found.append(where(path, node.lineno))
+    assert len(found) <= MOST_LISTS, found

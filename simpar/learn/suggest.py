@@ -18,6 +18,7 @@ import numpy as np
 
 from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.plan.choices.mesh import LABELLED
 from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import plan_of
 from simpar.planner.certify.exact import exact, is_allowed
@@ -36,7 +37,7 @@ SIZES = 3
 STEPS = 30
 """Steps of a run that suffice to time a step; the cost of a suggestion counts this many."""
 COLUMNS = (
-    "source", "model_name", "seq_len", "global_batch_seqs", "n_gpus", "tp", "cp", "ep", "pp", "dp", "plan", "notes",
+    "source", "model_name", "seq_len", "global_batch_seqs", "n_gpus", *LABELLED, "plan", "notes",
     "iteration_time_s", "peak_mem_gib",
 )  # fmt: skip
 
@@ -217,7 +218,7 @@ def write(chosen: Sequence[Suggestion], table: Path, model: str | None = None) -
                 "seq_len": training["seq_len"],
                 "global_batch_seqs": training["global_batch"],
                 "n_gpus": each.devices,
-                **{axis: getattr(mesh, axis) for axis in ("tp", "cp", "ep", "pp", "dp")},
+                **{axis: getattr(mesh, axis) for axis in LABELLED},
                 "plan": path.name,
                 "notes": f"predicted {each.step_time_s:.4g} s",
             }

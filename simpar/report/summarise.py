@@ -19,6 +19,7 @@ from simpar.hardware.price import price_of
 from simpar.models.documents import packing_of, with_documents
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.models.graph import ModelGraph
+from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
 from simpar.plan.mirrored import unfolded
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_deviation, fullest_load, has_sampled_loads, sampled_loads
@@ -58,7 +59,8 @@ from simpar.report.waits import MOST_NAMED, ExpertLoad, SlowRanks, Waited
 from simpar.units import HOUR_S, NS_PER_S, TERA, Floats
 
 _KIND_OF_GROUP = {
-    "tp": "tp", "etp": "tp", "cp": "cp", "ep": "ep", "dp": "dp", "edp": "dp", "host": "offload", "drive": "offload",
+    **dict(zip(COMMUNICATION_BY_DEGREE, COMMUNICATION_BY_DEGREE, strict=True)), "etp": "tp", "edp": "dp",
+    "host": "offload", "drive": "offload",
 }  # fmt: skip
 BETWEEN_STEPS = "the gather of updated parameters"
 REDUCTIONS = ("reduce_scatter", "all_reduce")

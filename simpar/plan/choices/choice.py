@@ -31,11 +31,11 @@ MEMORY, BLOCKS, SHAPE, REPLICAS = "memory", "blocks", "shape", "replicas"
 MEMORY: whether a plan fits. BLOCKS: kernels and collectives of the passes of a block. SHAPE: how stages are cut and
 ordered. REPLICAS: what ranks with the same parameters send each other, and when.
 """
-OPS, TRAFFIC, KERNELS = "ops", "traffic", "kernels"
+OPS, TRAFFIC, KERNELS, TABLE = "ops", "traffic", "kernels", "table"
 """What else a choice may decide, by which searches order what they do.
 
 OPS: how many ops a pass has, and how many ranks differ. TRAFFIC: what ranks send, which bounds by kernels alone say
-nothing about. KERNELS: what such bounds rank.
+nothing about. KERNELS: what such bounds rank. TABLE: the action table, for a number of microbatches.
 """
 
 

@@ -13,6 +13,7 @@ from simpar.plan.choices.choice import (
     OPS,
     REPLICAS,
     SHAPE,
+    TABLE,
     TRAFFIC,
     Axis,
     Change,
@@ -45,6 +46,12 @@ ORDERS = (DEFAULT_ORDER, "tp-cp-pp-dp")
 CommunicationKind = Literal["tp", "pp", "dp", "cp", "ep"]
 COMMUNICATION: tuple[str, ...] = get_args(CommunicationKind)
 """Kinds of communication, by the degree of parallelism that needs it."""
+MESSAGES = "pp"
+"""The kind of communication that is a message between two ranks; all others are collectives."""
+COMMUNICATION_NAMES = {
+    "tp": "tensor-parallel collective", "pp": "pipeline message", "dp": "data-parallel collective",
+    "cp": "context-parallel collective", "ep": "expert-parallel collective",
+}  # fmt: skip
 INSIDE_BLOCKS = tuple(kind for kind in COMMUNICATION if kind not in ("pp", "dp"))
 """Kinds of communication that happen inside the passes of a block."""
 LABELLED = ("tp", "cp", "ep", "pp", "dp")
@@ -161,7 +168,10 @@ CHOICES = in_section(
         reopens=("dp", "layers", "offload_gradients"),
         idle_at_one="schedule",
         axis=Axis(
-            deciding(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC), _pipeline_degrees, _pipeline_fits, after="cp"
+            deciding(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC, TABLE),
+            _pipeline_degrees,
+            _pipeline_fits,
+            after="cp",
         ),
         moves=Moves(
             lambda plan, _: () if plan.pipeline.actions else twice_and_half(plan.mesh.pp),

@@ -15,6 +15,7 @@ from simpar.plan.choices.choice import (
     MEMORY,
     OPS,
     SHAPE,
+    TABLE,
     Axis,
     Change,
     Choice,
@@ -255,7 +256,10 @@ CHOICES = in_section(
         reopens=("layers",),
         read=lambda plan: plan.schedule,  # the usual one where a plan names none
         axis=Axis(
-            deciding(MEMORY, SHAPE, OPS, KERNELS), schedules_to_try, _schedule_fits, after="micro_batch"
+            deciding(MEMORY, SHAPE, OPS, KERNELS, TABLE),
+            schedules_to_try,
+            _schedule_fits,
+            after="micro_batch",
         ),
         moves=Moves(
             _other_schedules,
@@ -283,7 +287,7 @@ CHOICES = in_section(
         flag=Flag(int, "Model chunks per pipeline rank"),
         reopens=("layers",),
         axis=Axis(
-            deciding(MEMORY, SHAPE, OPS),
+            deciding(MEMORY, SHAPE, OPS, TABLE),
             lambda problem: range(1, (len(problem.graph.layers) + 2) // 2 + 1),
             _chunks_fit,
             after="schedule",

@@ -19,7 +19,7 @@ from simpar.cost.power import dynamic_power_share
 from simpar.errors import TooManyOps
 from simpar.plan.choices import AXES, names_that_decide
 from simpar.plan.choices.choice import KERNELS as BY_KERNELS
-from simpar.plan.choices.choice import OPS, TRAFFIC
+from simpar.plan.choices.choice import OPS, TABLE, TRAFFIC
 from simpar.plan.choices.memory import undecided
 from simpar.plan.choices.mesh import LABELLED
 from simpar.plan.choices.pipeline import both_ends
@@ -443,7 +443,7 @@ class Frontier:
     def _like(self, row: int) -> Ints:
         """A row and active rows at its level with the same table, those with the lowest bounds."""
         columns, alike = self.rows, self._at(int(self.level[row]), len(self._active))
-        for name in ("schedule", "pp", "vpp"):
+        for name in names_that_decide(TABLE):
             alike = alike[columns.code[name][alike] == columns.code[name][row]]
         alike = alike[columns.at("microbatches", alike) == columns.at("microbatches", row)]
         if len(alike) > SWEPT_AT_ONCE:

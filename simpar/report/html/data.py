@@ -9,25 +9,34 @@ from typing import Any
 
 import numpy as np
 
+from simpar.plan.choices.mesh import COMMUNICATION_NAMES, MESSAGES
 from simpar.report.explain import WORDS
 from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR, KIND_TITLE, MEMORY_COLOUR, PART_COLOUR
 from simpar.report.parts import TimeBreakdown
 from simpar.report.plots import idle_causes
 from simpar.report.result import Result
 from simpar.report.terminal import cooperation_rows, jitter_rows, published_rows, worth_showing
-from simpar.report.timeline import IDLE_CAUSES, KINDS, MEMORY_PARTS, Blocks, Idle, MemoryCurve, StageView
+from simpar.report.timeline import (
+    COMMUNICATION_KINDS,
+    IDLE_CAUSES,
+    KINDS,
+    MEMORY_PARTS,
+    Blocks,
+    Idle,
+    MemoryCurve,
+    StageView,
+)
 from simpar.report.words import figures, headline, how_sure, layout, verdict
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
 
 EQUAL = 0.0005  # gains below this print as zero
 WAIT_COLOUR = "#BBBBBB"  # time that no op on the critical path covers
-LANES = {"pp": 1, "tp": 2, "dp": 2, "cp": 2, "ep": 2, "offload": 2}  # 0: compute, 1: messages, 2: collectives
+LANES = {kind: 1 if kind == MESSAGES else 2 for kind in COMMUNICATION_KINDS}
+"""Lanes of the timeline by kind: 1 for messages, 2 for collectives and transfers; all else is in 0, with compute."""
 KERNELS = ("compute", "optimizer")
 KIND_NAME = {
     "input_gradient": "input gradient", "weight_gradient": "weight gradient",
-    "forward_backward": "forward and backward", "pp": "pipeline message",
-    "tp": "tensor-parallel collective", "dp": "data-parallel collective", "cp": "context-parallel collective",
-    "ep": "expert-parallel collective", "offload": "offload transfer", "host": "host",
+    "forward_backward": "forward and backward", "offload": "offload transfer", "host": "host", **COMMUNICATION_NAMES,
 }  # fmt: skip
 
 
