@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from simpar.cost.kernels import DEFAULTS, variants
-from simpar.plan.plan import Plan, plan_schema
+from simpar.plan.plan import Plan
 from simpar.precisions import IN_TORCH, PRECISIONS, in_place_of, narrower
 from simpar.units import DTYPE_BYTES
 
@@ -58,7 +58,7 @@ def test_an_unknown_precision_is_told_what_there_is() -> None:
 
 def test_schema_and_docs_name_all_of_them() -> None:
     """The schema of plans, and the table of search axes."""
-    assert plan_schema()["properties"]["precision"]["enum"] == [*PRECISIONS]
+    assert Plan.model_json_schema()["properties"]["precision"]["enum"] == [*PRECISIONS]
     row = next(
         line for line in (DOCS / "search_axes.md").read_text().splitlines() if "| `precision` |" in line
     )

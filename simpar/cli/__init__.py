@@ -119,9 +119,6 @@ def _fail(message: str, code: int) -> int:
 def main() -> int:
     """Run the command of this process and return its exit code."""
     gc.set_threshold(*SELDOM)
-    os.environ.setdefault(
-        "PYDANTIC_DISABLE_PLUGINS", "__all__"
-    )  # it would ask every installed package for one
     code = run(sys.argv[1:])
     gc.freeze()  # skips garbage collection at exit, which takes a tenth of a second
     return code

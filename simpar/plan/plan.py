@@ -212,8 +212,3 @@ class Plan(Record):
     def load(path: str | Path) -> Plan:
         """Read a plan (JSON or YAML). Raises UserError."""
         return files.parse(Plan, files.load(Path(path)))
-
-
-def plan_schema() -> dict[str, Any]:
-    """JSON Schema of the plan file, flat keys included."""
-    return Plan.model_json_schema()

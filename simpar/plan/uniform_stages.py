@@ -1,4 +1,4 @@
-"""A uniform plan written as stages with a role for every operator, and equal stages written as a uniform plan."""
+"""Equal stages of their own, written as a uniform plan."""
 
 from __future__ import annotations
 
@@ -11,42 +11,14 @@ from simpar.models.recompute import by_layer
 from simpar.plan.megatron_roles import in_roles, megatron_sharding
 from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
-from simpar.plan.stage_layers import spread_layers, stage_layers
+from simpar.plan.stage_layers import spread_layers
 from simpar.plan.stages import BlockSharding, StagePlan
 
 DATA, ROWS, WHOLE = "data parallelism", "tensor and sequence parallelism", "tensor parallelism"
 
 
-def as_stages(plan: Plan, graph: ModelGraph, *, roles: bool = True) -> Plan:
-    """The plan with stages of mesh (dp, tp); ``plan`` must be resolved and checked.
-
-    With ``roles`` every operator has its role, which expresses the same tensor, sequence, data and pipeline parallelism
-    of dense models; without, stages are in Megatron's roles, for any model. Both have one chunk per rank.
-    """
-    mesh, dp = plan.mesh, plan.mesh.replicas
-    sequence_parallel = bool(plan.tensor_parallel.sequence_parallel)
-    sharding = megatron_sharding(graph, sequence_parallel) if roles else {}
-    stages = tuple(
-        StagePlan(
-            layers=count, first_device=index * dp * mesh.tp, mesh=(dp, mesh.tp), sharding=sharding,
-            recompute=plan.memory.recompute,
-        )
-        for index, count in enumerate(stage_layers(plan, len(graph.layers)))
-    )  # fmt: skip
-    changed = {
-        "micro_batch": plan.micro_batch * dp,
-        "mesh": mesh.model_copy(update={"tp": 1, "dp": None}),
-        "pipeline": plan.pipeline.model_copy(update={"stages": stages, "layers": None}),
-        "tensor_parallel": plan.tensor_parallel.model_copy(
-            update={"sequence_parallel": None if roles else sequence_parallel}
-        ),
-        "memory": plan.memory.model_copy(update={"recompute": "none"}),
-    }
-    return plan.model_copy(update=changed)
-
-
 def as_uniform(plan: Plan, graph: ModelGraph) -> Plan:
-    """The same layout as a uniform plan; the inverse of :func:`as_stages` for a checked plan.
+    """The layout of a checked plan with stages of its own, as a uniform plan.
 
     Stages may differ in their number of layers only. Raises UserError with the first stage and operator that a uniform
     plan does not express.

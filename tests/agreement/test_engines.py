@@ -101,20 +101,6 @@ def test_sweep_is_a_lower_bound(random_program, seed):
 
 @given(seed=SEEDS)
 @FEW
-def test_batch_equals_single_sweeps(random_program, seed):
-    """Row b of a batch is the sweep of the program with durations b."""
-    program = random_program(seed)
-    durations = np.random.default_rng(seed).integers(0, 50, size=(3, len(program)))
-    durations[0] = solo_durations_ns(program)
-    finish = sweep.run_batch(sweep.Structure.of(program), durations)
-    assert np.array_equal(finish[0], sweep.run(program, lower_bound=True).finish_ns)
-    for row in (1, 2):
-        alone = sweep.run_batch(sweep.Structure.of(program), durations[row : row + 1])
-        assert np.array_equal(alone[0], finish[row])
-
-
-@given(seed=SEEDS)
-@FEW
 def test_numbering_does_not_matter(random_program, renumbered, seed):
     """Other numbers for ops and links, and dependencies in another order, change no time."""
     program = random_program(seed)

@@ -13,8 +13,8 @@ from simpar.files import parse
 from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan, Record
 from simpar.plan.schedules import make_schedule
-from simpar.plan.uniform_stages import as_stages
 from simpar.simulation import make_job, simulate
+from tests.as_stages import as_stages
 from tests.gate import some
 
 TRAINING = simpar.Training(seq_len=512, global_batch=32)

@@ -14,10 +14,10 @@ from simpar.errors import UserError
 from simpar.files import bundled
 from simpar.models.catalogue import load_model
 from simpar.plan.stages import StagePlan
-from simpar.plan.uniform_stages import as_stages
 from simpar.program.lower_stages import messages
 from simpar.simulation import make_job, simulate
 from simpar.stacks.stack import load_stack
+from tests.as_stages import as_stages
 from tests.gate import some
 
 TRAINING = simpar.Training(seq_len=1024, global_batch=32)

@@ -1,4 +1,4 @@
-"""The sweep engine: when it is exact, when it refuses, and its batches."""
+"""The sweep engine: when it is exact, and when it refuses."""
 
 import numpy as np
 import pytest
@@ -38,34 +38,10 @@ def test_a_lower_bound_has_to_be_asked_for():
 
 
 def test_cycles_are_named():
-    """Both the structure and a run report ops that wait for each other."""
+    """A run reports ops that wait for each other."""
     build = ProgramBuilder()
     build.add_class("gpu")
     ops = build.add_ops(2)
     build.depend(ops, ops[::-1])
-    for use in (sweep.run, sweep.Structure.of):
-        with pytest.raises(ProgramError, match="wait for each other"):
-            use(build.build())
-
-
-def test_a_structure_serves_many_durations():
-    """A chain of three takes the sum of its durations, in every row of a batch."""
-    build = ProgramBuilder()
-    gpu = build.add_class("gpu")
-    build.place(build.add_stream("compute", gpu), build.add_ops(3)[::-1])
-    structure = sweep.Structure.of(build.build())
-    finish = sweep.run_batch(structure, np.array([[1, 2, 3], [10, 0, 5]]))
-    assert finish.tolist() == [[6, 5, 3], [15, 5, 5]]
-
-
-def test_an_empty_batch_and_an_empty_program_are_fine():
-    """No rows or no ops give no numbers."""
-    build = ProgramBuilder()
-    build.add_class("gpu")
-    empty = sweep.Structure.of(build.build())
-    assert sweep.run_batch(empty, np.zeros((2, 0), dtype=np.int64)).shape == (2, 0)
-    build.add_ops(3)
-    assert sweep.run_batch(sweep.Structure.of(build.build()), np.zeros((0, 3), dtype=np.int64)).shape == (
-        0,
-        3,
-    )
+    with pytest.raises(ProgramError, match="wait for each other"):
+        sweep.run(build.build())

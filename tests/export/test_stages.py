@@ -8,7 +8,8 @@ from simpar.models.catalogue import load_model
 from simpar.plan.check import check
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
-from simpar.plan.uniform_stages import as_stages, as_uniform
+from simpar.plan.uniform_stages import as_uniform
+from tests.as_stages import as_stages
 from tests.export.conftest import TRAINING
 
 GRAPH = load_model("llama-3-8b")

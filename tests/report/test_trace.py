@@ -11,8 +11,9 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Label
 from simpar.report.timeline import InnerSteps, Timeline
-from simpar.report.trace import check_trace, trace, write_trace
+from simpar.report.trace import trace, write_trace
 from simpar.simulation import simulate
+from tests.trace_rules import check_trace
 
 
 def test_a_trace_breaks_no_rule(timeline):

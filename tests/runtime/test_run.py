@@ -14,11 +14,11 @@ import pytest
 
 from simpar import cli
 from simpar.errors import UserError
-from simpar.report.trace import check_trace
 from simpar.runtime import launch as launching
 from simpar.runtime.job import Machine
 from simpar.runtime.traces import MEASURED_PID
 from tests.runtime.conftest import LIMIT_S, environment
+from tests.trace_rules import check_trace
 
 TINY = [
     "gpt2-laptop",

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from simpar.report.trace import check_trace
 from simpar.runtime.traces import MAX_EVENTS, MEASURED_PID, merged, write_both
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
+from tests.trace_rules import check_trace
 
 
 def kineto(base_ns, start_us, *, pid, names=("forward", "aten::mm")):

@@ -13,12 +13,12 @@ from simpar.errors import Infeasible
 from simpar.models.hf_config import read
 from simpar.plan.megatron_roles import megatron_sharding
 from simpar.plan.plan import Plan
-from simpar.plan.uniform_stages import as_stages
 from simpar.planner.certify.exact import Exact, exact
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.planner.progress import Progress
 from simpar.planner.result import Counts, SearchResult
 from simpar.planner.stages.answers import StagesSearch
+from tests.as_stages import as_stages
 
 TINY = {
     "model_type": "llama", "vocab_size": 4096, "hidden_size": 256, "num_attention_heads": 4,

@@ -24,9 +24,10 @@ from simpar.report.context import Context
 from simpar.report.html.data import page_data
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
-from simpar.report.trace import check_trace, trace
+from simpar.report.trace import trace
 from simpar.simulation import make_job
 from tests.gate import some
+from tests.trace_rules import check_trace
 
 MERGED = "forward_backward"
 PLANS: dict[str, dict[str, Any]] = {

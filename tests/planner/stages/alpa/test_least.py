@@ -10,13 +10,13 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.models.hf_config import read
-from simpar.plan.uniform_stages import as_stages
 from simpar.planner.certify.exact import exact, job_of
 from simpar.planner.problem import make_problem
 from simpar.planner.progress import Progress
 from simpar.planner.stages.alpa.least import least_step_s
 from simpar.planner.stages.alpa.optimize import AlpaSearch
 from simpar.planner.stages.cuts import between
+from tests.as_stages import as_stages
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 8192, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4,
