@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from simpar import formats
 from simpar.errors import Infeasible, UserError
-from simpar.files import write_atomic
+from simpar.files import location_of, write_atomic
+from simpar.plain import dotted, printable
 from simpar.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -39,14 +43,6 @@ class Candidate:
     peak_memory_bytes: float
     figures: Mapping[str, Any] = field(default_factory=dict)
     why: tuple[str, ...] = ()
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Candidate:
-        """A candidate from its plain data."""
-        rest = dict(data)
-        head = {name: rest.pop(name) for name in ("rank", "step_time_s", "mfu", "peak_memory_bytes")}
-        plan, why = Plan.model_validate(rest.pop("plan")), tuple(rest.pop("why"))
-        return Candidate(plan=plan, why=why, figures=rest, **head)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the promised keys first, then the other figures."""
@@ -122,18 +118,22 @@ class SearchResult:
     def from_dict(data: Mapping[str, Any], *, source: str = "search") -> SearchResult:
         """A result from plain data. Raises UserError if it is not one, or of another version."""
         formats.SEARCH.check(data, source)
-        rest = dict(data)
-        if not isinstance(data.get("candidates"), list):
-            raise UserError(f"{source}: not a whole search (candidates is not a list)")
-        own = ("certified_optimal", "gap", "search_seconds", "objective")
+        counts = {each.name: data.get(each.name) for each in fields(Counts)}
+        nested = _split(SearchResult, data, "details") | {"counts": counts}
+        for name in (*counts, formats.SEARCH.key):
+            nested["details"].pop(name, None)
+        if isinstance(nested.get("candidates"), list):
+            nested["candidates"] = [
+                _split(Candidate, {"why": None, **one}, "figures") if isinstance(one, Mapping) else one
+                for one in nested["candidates"]
+            ]
         try:
-            counts = Counts(**{each.name: rest.pop(each.name) for each in fields(Counts)})
-            head = {name: rest.pop(name) for name in own}
-            candidates = tuple(Candidate.from_dict(one) for one in rest.pop("candidates"))
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{source}: not a whole search ({error})") from None
-        rest.pop(formats.SEARCH.key)
-        return SearchResult(candidates, counts, details=rest, **head)
+            return _adapter().validate_python(nested)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where, value = dotted(location_of(first)), printable(repr(first["input"])[:60])
+            said = where if first["type"] == "missing" else f"{where} = {value}"
+            raise UserError(f"{source}: {said}: {first['msg']}; not a whole search") from None
 
     def saying(self, more: Mapping[str, object]) -> SearchResult:
         """The same result with more details."""
@@ -159,3 +159,15 @@ class SearchResult:
     def save(self, path: str | Path) -> None:
         """Write the JSON atomically."""
         write_atomic(Path(path), self.to_json() + "\n")
+
+
+@cache
+def _adapter() -> TypeAdapter[SearchResult]:
+    return TypeAdapter(SearchResult)
+
+
+def _split(kind: type[Any], data: Mapping[str, Any], rest: str) -> dict[str, Any]:
+    """Plain data of a dataclass with the keys that are no fields in the field ``rest``."""
+    names = {each.name for each in fields(kind)} - {rest}
+    own = {key: value for key, value in data.items() if key in names}
+    return own | {rest: {key: value for key, value in data.items() if key not in names}}

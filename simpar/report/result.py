@@ -150,7 +150,7 @@ class Result:
             raise UserError(
                 f"{source}: {where}: {first['msg'].lower()}; not a result of `simpar simulate`"
             ) from None
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{source}: {error}: missing or malformed; not a result of `simpar simulate`"
             ) from None

@@ -31,7 +31,26 @@ def test_the_first_is_the_best_and_another_may_be_shorter(found):
 def test_a_candidate_is_read_back():
     """From its plain data, figures and reasons included."""
     one = candidate(2, 1.5)
-    assert Candidate.from_dict(one.to_dict()) == one
+    saved = SearchResult((one,), Counts(), "time", False, 0.5, 0.0, {"stack": "megatron"})
+    assert SearchResult.from_dict(saved.to_dict()) == saved
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("mfu", "x", r"^s.json: candidates.0.mfu = 'x': .*valid number"),
+        ("rank", None, r"^s.json: candidates.0.rank = None: .*valid integer"),
+        ("plan", {"zerro": 1}, r"^s.json: candidates.0.plan.zerro = 1: .*did you mean 'zero'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_of_a_candidate_is_one_line(key, value, message):
+    """File, key, value and rule."""
+    whole = SearchResult((candidate(1, 1.5),), Counts(), "time", False, 0.5, 0.0).to_dict()
+    whole["candidates"][0][key] = value
+    with pytest.raises(UserError, match=message) as refused:
+        SearchResult.from_dict(whole, source="s.json")
+    assert "\n" not in str(refused.value)
 
 
 def test_a_saved_search_is_read_back(found, tmp_path):
