@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from simpar.export.megatron_details import plain_losses, router_arguments, router_losses
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Options
-from simpar.models.hf_hybrids import PREDICTION
+from simpar.models.hybrid import PREDICTION
 
 SCRIPT, STAGE_END, PASS = "pretrain_hybrid.py", "|", "/"
 SPEC = ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]

@@ -32,13 +32,9 @@ STYLE = Style(
 
 def encoder(name: str, shape: Shape, *, token_types: int, dropout: bool) -> ModelGraph:
     """A BERT-like model with ``token_types`` kinds of segments."""
-    dims = {
-        "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
-        "ffn": shape.ffn, "vocab": shape.vocab, "positions": shape.positions, "token_types": token_types,
-    }  # fmt: skip
     return ModelGraph(
         name=name,
-        dims=dims,
+        dims={**shape.dims, "token_types": token_types},
         blocks={"layer": Block("layer", _layer(dropout))},
         layers=("layer",) * shape.layers,
         embedding=_with_types(embedding(shape, STYLE, dropout)),

@@ -44,8 +44,19 @@ class Mamba:
         }  # fmt: skip
 
 
-def mamba(source: str, *, bias: bool = False, conv_bias: bool = True, normed: bool = True) -> list[Operator]:
-    """Operators of one mixer that reads ``source``; the last is the output projection."""
+def mamba(
+    source: str,
+    *,
+    bias: bool = False,
+    out_bias: bool | None = None,
+    conv_bias: bool = True,
+    normed: bool = True,
+) -> list[Operator]:
+    """Operators of one mixer that reads ``source``; the last is the output projection.
+
+    ``out_bias`` is that of the output projection (None: as ``bias`` of the first product).
+    """
+    out_bias = bias if out_bias is None else out_bias
     kernel = tuple((times, (*names, "conv")) for times, names in MIXED)
     convolution = [
         Weight("conv.weight", kernel),
@@ -64,7 +75,7 @@ def mamba(source: str, *, bias: bool = False, conv_bias: bool = True, normed: bo
                  saves=("in_proj",)),
         Operator("gate", "gate", TOKENS, INNER, "tensor", inputs=("in_proj", "scan"), saves=("in_proj", "scan")),
         *([mixer_norm] if normed else []),
-        _product("out_proj", "mixer_norm" if normed else "gate", INNER, HIDDEN, bias=bias),
+        _product("out_proj", "mixer_norm" if normed else "gate", INNER, HIDDEN, bias=out_bias),
     ]  # fmt: skip
 
 

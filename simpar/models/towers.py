@@ -53,10 +53,7 @@ def encoder_decoder(
     the token table, which counts once; each stack has 32 buckets of relative positions per head [Raffel et al. 2020,
     arXiv 1910.10683].
     """
-    dims = {
-        "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
-        "ffn": shape.ffn, "vocab": shape.vocab, "positions": shape.positions, "buckets": RELATIVE_BUCKETS,
-    }  # fmt: skip
+    dims = {**shape.dims, "buckets": RELATIVE_BUCKETS}
     if decoder_seq:
         dims |= {"decoder.seq": decoder_seq, "decoder.context": decoder_seq}
     scope = "decoder" if decoder_seq else ""

@@ -34,6 +34,17 @@ class Shape:
     mixture: Mixture | None = None
     latent: Latent | None = None
 
+    @property
+    def dims(self) -> dict[str, int]:
+        """Named dims."""
+        sizes = {
+            "hidden": self.hidden, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim,
+            "ffn": self.ffn, "vocab": self.vocab, "positions": self.positions,
+        }  # fmt: skip
+        for part in (self.mixture, self.latent):
+            sizes |= part.dims if part else {}
+        return sizes
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -100,15 +111,9 @@ def build(
         kind.name: layer(kind.name, style, kind, parts=shape, dropout=dropout)
         for kind in dict.fromkeys(kinds)
     }
-    dims = {
-        "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim,
-        "ffn": shape.ffn, "vocab": shape.vocab, "positions": shape.positions,
-    }  # fmt: skip
-    for part in (shape.mixture, shape.latent):
-        dims |= part.dims if part else {}
     return ModelGraph(
         name=name,
-        dims=dims,
+        dims=shape.dims,
         blocks=blocks,
         layers=tuple(kind.name for kind in kinds),
         embedding=embedding(shape, style, dropout and not style.extra.get("embedding_kept")),

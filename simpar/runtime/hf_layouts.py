@@ -1,4 +1,4 @@
-"""How parameters are stored in tensors of Hugging Face checkpoints: as they are, transposed, packed, or one per expert.
+"""How parameters are read from and written to the tensors of checkpoints, for every packing that families declare.
 
 torch is imported only when tensors are read or written.
 """
@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from simpar.models.weights import Packing
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -16,8 +18,11 @@ Tensors = Sequence["Tensor"]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The storage of some parameters in tensors of a checkpoint: ``read`` and its inverse ``write`` get the dims."""
+class Storage:
+    """How a packing is executed: ``read`` makes parameters of tensors, its inverse ``write`` tensors of parameters.
+
+    Both get the model's dims.
+    """
 
     read: Callable[[Tensors, Mapping[str, int]], Tensors]
     write: Callable[[Tensors, Mapping[str, int]], Tensors]
@@ -41,8 +46,8 @@ def _heads(dims: Mapping[str, int]) -> tuple[int, int, int]:
     return dims["heads"] * dims["head_dim"], keys, keys
 
 
-def _each(turn: Callable[[Tensor], Tensor]) -> Layout:
-    return Layout(
+def _each(turn: Callable[[Tensor], Tensor]) -> Storage:
+    return Storage(
         lambda found, _: [turn(each) for each in found], lambda own, _: [turn(each) for each in own]
     )
 
@@ -51,11 +56,6 @@ def _mixed_widths(dims: Mapping[str, int]) -> list[int]:
     """Rows of the first product of a mixer, by what they compute."""
     inner, shared = dims["mamba_heads"] * dims["mamba_head_dim"], dims["mamba_groups"] * dims["state"]
     return [inner, inner, shared, shared, dims["mamba_heads"]]
-
-
-def _rows_of_qkv(found: Tensors, dims: Mapping[str, int]) -> Tensors:
-    queries, keys, values = found[0].split(_heads(dims))
-    return [queries, keys, values]
 
 
 def _by_group(found: Tensors, dims: Mapping[str, int]) -> Tensors:
@@ -117,39 +117,51 @@ def _of_experts(rows: Tensor, dims: Mapping[str, int]) -> Tensor:
     return rows.unflatten(0, (dims["num_experts"], -1))
 
 
-SAME = _each(lambda x: x)
-TURNED = _each(lambda x: x.transpose(-1, -2) if x.ndim > 1 else x)
-ROWS = Layout(_rows_of_qkv, _side_by_side)
-HALVES = Layout(lambda found, _: found[0].chunk(2), _side_by_side)
-GROUPS = Layout(_by_group, _to_groups)
-LATENT = Layout(_latent, _to_latent)
-LATENT_KEY = Layout(lambda found, dims: found[0].split((dims["kv_rank"], dims["rotary_dim"])), _side_by_side)
-MIXED = Layout(_mixed, _to_mixed)
-STACKED = Layout(_stacked, _apart)
-SWAPPED = _each(lambda x: _cat([*reversed(x.chunk(2, dim=1))], dim=1))
-"""For a product of two inputs side by side, checkpoints have the embedding's columns first."""
-STATE_ROWS = Layout(
-    lambda found, dims: found[0].split(_mixed_widths(dims)), lambda own, _: _side_by_side(own, {})
-)
-"""Gates, inputs, keys, queries and steps of a mixer in sequence."""
-DEPTHWISE = Layout(lambda found, _: [found[0].squeeze(1)], lambda own, _: [own[0].unsqueeze(1)])
-PAIRED = Layout(lambda found, _: [found[0].unflatten(1, (2, -1))], lambda own, _: [own[0].flatten(1, 2)])
-"""Gates of an expert first, then its ups."""
-TURNED_PAIRED = Layout(
-    lambda found, dims: PAIRED.read(TURNED.read(found, dims), dims),
-    lambda own, dims: TURNED.write(PAIRED.write(own, dims), dims),
-)
-ROWS_OF_PAIRS = Layout(
-    lambda found, dims: [_stack([_of_experts(each, dims) for each in found], dim=1)],
-    lambda own, _: [each.flatten(0, 1) for each in own[0].unbind(1)],
-)
-"""Rows of all experts' gates, and of their ups."""
-TURNED_ROWS_OF_EXPERTS = Layout(
-    lambda found, dims: [_of_experts(found[0], dims).transpose(1, 2)],
-    lambda own, _: [own[0].transpose(1, 2).flatten(0, 1)],
-)
-ROW = Layout(lambda found, _: [found[0].squeeze(0)], lambda own, _: [own[0].unsqueeze(0)])
-TURNED_ROWS = Layout(
-    lambda found, dims: _rows_of_qkv(TURNED.read(found, dims), dims),
-    lambda own, dims: TURNED.write(_side_by_side(own, dims), dims),
-)
+def _of_pairs(found: Tensors, _: Mapping[str, int]) -> Tensors:
+    """Gates of an expert first, then its ups."""
+    return [found[0].unflatten(1, (2, -1))]
+
+
+def _to_pairs(own: Tensors, _: Mapping[str, int]) -> Tensors:
+    return [own[0].flatten(1, 2)]
+
+
+def _transposed(layout: Storage) -> Storage:
+    """The storage with its tensors transposed."""
+    turned = STORAGE[Packing.TRANSPOSED]
+    return Storage(
+        lambda found, dims: layout.read(turned.read(found, dims), dims),
+        lambda own, dims: turned.write(layout.write(own, dims), dims),
+    )
+
+
+STORAGE: dict[Packing, Storage] = {
+    Packing.SAME: _each(lambda x: x),
+    Packing.TRANSPOSED: _each(lambda x: x.transpose(-1, -2) if x.ndim > 1 else x),
+    Packing.QKV_ROWS: Storage(lambda found, dims: found[0].split(_heads(dims)), _side_by_side),
+    Packing.QKV_GROUPS: Storage(_by_group, _to_groups),
+    Packing.HALVES: Storage(lambda found, _: found[0].chunk(2), _side_by_side),
+    Packing.KEY_VALUE_HEADS: Storage(_latent, _to_latent),
+    Packing.LATENT_AND_KEY: Storage(
+        lambda found, dims: found[0].split((dims["kv_rank"], dims["rotary_dim"])), _side_by_side
+    ),
+    Packing.SWAPPED_COLUMNS: _each(lambda x: _cat([*reversed(x.chunk(2, dim=1))], dim=1)),
+    Packing.EXPERT_TENSORS: Storage(_stacked, _apart),
+    Packing.EXPERT_HALVES: Storage(_of_pairs, _to_pairs),
+    Packing.EXPERT_ALTERNATING: Storage(_mixed, _to_mixed),
+    Packing.EXPERT_ROWS: Storage(
+        lambda found, dims: [_stack([_of_experts(each, dims) for each in found], dim=1)],
+        lambda own, _: [each.flatten(0, 1) for each in own[0].unbind(1)],
+    ),
+    Packing.EXPERT_ROWS_TRANSPOSED: Storage(
+        lambda found, dims: [_of_experts(found[0], dims).transpose(1, 2)],
+        lambda own, _: [own[0].transpose(1, 2).flatten(0, 1)],
+    ),
+    Packing.MIXER_ROWS: Storage(lambda found, dims: found[0].split(_mixed_widths(dims)), _side_by_side),
+    Packing.DEPTHWISE: Storage(lambda found, _: [found[0].squeeze(1)], lambda own, _: [own[0].unsqueeze(1)]),
+    Packing.ROW: Storage(lambda found, _: [found[0].squeeze(0)], lambda own, _: [own[0].unsqueeze(0)]),
+}
+STORAGE |= {
+    Packing.QKV_COLUMNS: _transposed(STORAGE[Packing.QKV_ROWS]),
+    Packing.EXPERT_HALVES_TRANSPOSED: _transposed(STORAGE[Packing.EXPERT_HALVES]),
+}

@@ -16,10 +16,10 @@ from torch import Tensor
 from simpar import files
 from simpar.errors import UserError
 from simpar.models.graph import ModelGraph
+from simpar.models.weights import Packing
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
-from simpar.runtime.hf_layouts import SAME
-from simpar.runtime.hf_weights import FAMILIES, Rule, rules
+from simpar.runtime.hf_weights import Rule, rules, weights_of
 from simpar.runtime.released import CONFIG, INDEX, Released, opener
 from simpar.runtime.sharded import plain
 from simpar.units import GIB
@@ -52,7 +52,7 @@ class Source:
     def part(self, name: str, shape: tuple[int, ...], here: tuple[slice, ...]) -> Tensor:
         """A rank's part of a parameter of a whole shape. Raises UserError if the file does not fit."""
         rule = self.by_name[name]
-        if rule.layout is SAME:
+        if rule.packing is Packing.SAME:
             return self._read(rule.theirs[0], shape, here)
         if name not in self._last:
             tensors = [self._read(each) for each in rule.theirs]
@@ -99,14 +99,14 @@ def check_used(released: Released, graph: ModelGraph) -> None:
     names = [name for name, _ in model.named_parameters() if not (name == OUTPUT and graph.tied_embeddings)]
     by_name = {name: rule for rule in rules(released.family, names, graph.dims) for name in rule.ours}
     known = {each for rule in by_name.values() for each in rule.theirs}
-    family = FAMILIES[released.family]
+    family = weights_of(released.family)
     main = len(graph.layers) - sum(name in graph.auxiliary for name in graph.layers)
     further = tuple(f"{family.layers}.{main + layer}." for layer in range(released.further))
     left = [
         name for name in sorted(set(released.places) - known)
         if not name.endswith(BUFFERS) and not (further and name.startswith(further))
     ]  # fmt: skip
-    output = f"{family.ends[OUTPUT.removesuffix('.weight')]}.weight"
+    output = f"{family.ends['lm_head']}.weight"
     if graph.tied_embeddings and output in left:
         left.remove(output)
         _check_tied(released, output, by_name[TABLE].theirs[0])

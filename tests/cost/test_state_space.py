@@ -14,7 +14,7 @@ from simpar.cost.operators import operator_times
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.hardware.device import load_device
 from simpar.models.catalogue import load_model
-from simpar.models.hf_hybrids import hybrid
+from simpar.models.hybrid import hybrid
 from simpar.models.mamba import Mamba
 from simpar.models.training import Training
 from simpar.models.transformer import Shape, Style

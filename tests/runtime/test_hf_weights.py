@@ -10,10 +10,11 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 from simpar.errors import UserError  # noqa: E402
 from simpar.models.catalogue import catalogue, load_model  # noqa: E402
+from simpar.models.families import DECLARED  # noqa: E402
 from simpar.models.hf_config import read  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
 from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
-from simpar.runtime.hf_weights import FAMILIES, rules  # noqa: E402
+from simpar.runtime.hf_weights import rules  # noqa: E402
 from simpar.runtime.strategy import is_decoder  # noqa: E402
 
 from .tiny_models import LLAMA, MODELS  # noqa: E402
@@ -41,13 +42,7 @@ SIZES = {
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 1, "n_group": 4,
     "topk_group": 2, "num_nextn_predict_layers": 0, "n_positions": 64, "resid_pdrop": 0.0,
 }  # fmt: skip
-NAMED = {
-    "phimoe": {**LLAMA, "num_local_experts": 4, "attention_bias": True, "lm_head_bias": True},
-    "llama4_text": {
-        **LLAMA, "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size_mlp": 64,
-        "interleave_moe_layer_step": 2,
-    },
-}  # fmt: skip
+NAMED = {kind: {**DECLARED[kind].tiny} for kind in ("phimoe", "llama4_text")}
 """Families whose files are known and that no run computes."""
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -60,7 +55,7 @@ def shipped():
     found = {}
     for name, config in catalogue().items():
         family = {"kimi_k2": "deepseek_v3"}.get(config["model_type"], config["model_type"])
-        if family not in FAMILIES or family == "deepseek" or not is_decoder(load_model(name)):
+        if DECLARED[family].weights is None or family == "deepseek" or not is_decoder(load_model(name)):
             continue  # transformers has no class for the first mixture of DeepSeek
         if family in ("nemotron_h", "dbrx", "grok-1") or family in NAMED:
             continue  # layers are letters, sizes are nested, transformers has no class, no run computes it
@@ -184,7 +179,6 @@ def test_a_family_without_known_files_is_refused():
         UserError, match=r"model_type = apertus: its weight files are not known; allowed: arcee, bamba"
     ):
         rules("apertus", [], {})
-    assert {name.split("-")[0] for name in MODELS} <= set(FAMILIES)
 
 
 def named_alike(family, config, files):
@@ -225,7 +219,7 @@ def test_files_are_known_where_no_run_computes_the_model(family, tmp_path):
 
 def test_files_of_grok_are_known():
     """There is no class for it in transformers: names are those of its port to torch (linear gates linear_v)."""
-    config = {"model_type": "grok-1", **LLAMA, "head_dim": 8, "num_experts": 2, "tie_word_embeddings": True}
+    config = {"model_type": "grok-1", **DECLARED["grok-1"].tiny}
     sizes = {
         "attn.q_proj": (32, 32),
         "attn.k_proj": (16, 32),

@@ -1,8 +1,4 @@
-"""Families of models, each in a file that declares everything about it; to add one, add a file with ``FAMILIES``.
-
-Older families are in tables: readers in :mod:`simpar.models.hf_config` and beside it, details in ``hf_details``, names
-of weights in ``runtime/hf_weights``.
-"""
+"""Families of models, each in a file that declares everything about it; to add one, add a file with ``FAMILIES``."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ from simpar.models.families.family import ModelFamily
 
 
 def _listed() -> dict[str, ModelFamily]:
-    found: list[ModelFamily] = entries(__name__, __path__, "FAMILIES")
-    return {kind: each for each in found for kind in each.kinds}
+    declared: list[ModelFamily] = entries(__name__, __path__, "FAMILIES")
+    return {name: family for family in declared for name in (family.model_type, *family.aliases)}
 
 
 DECLARED = _listed()

@@ -8,8 +8,7 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.models.hf_config import read
-
-from .counted import counted_alike
+from tests.models.counted import counted_alike
 
 LLAMA = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
