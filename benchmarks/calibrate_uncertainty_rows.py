@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from joblib import Parallel, delayed
+from normalise.tables import read_published
 from numpy.typing import NDArray
 from tables import DATA
 
@@ -32,21 +33,20 @@ from simpar.report.summarise import summarise
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
 from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validate.devices import named_profile
 from simpar.validate.predict import (
     NO_TUNING,
     Prediction,
     Tuning,
     changed_stack,
     cluster_of,
-    named_profile,
     predict_time_s,
     timed,
 )
 from simpar.validate.rates import has_rate, with_rates
-from simpar.validate.recipes import completed
 from simpar.validate.rows import Case, Measured, case, measured
 from simpar.validate.summary import CELL
-from simpar.validate.table import read_table, suspect
+from simpar.validate.table import suspect
 from simpar.validate.tight import as_it_ran
 from simpar.validate.tuned import settled
 
@@ -127,7 +127,7 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
         return None
     shown = summarise(Context(lowered, timing, cluster, "sweep", "full", Perturbation()), with_timeline=False)
     fullest = max(footprints(lowered, timing, cluster), key=lambda one: one.needed_bytes)
-    said = not asked.open and not completed(row)[1]  # its whole plan
+    said = not asked.open and not text(row, "configured_by")  # its whole plan
     error = None
     if found.step_time_s and not suspect(row) and not text(row, "notes").startswith("tier C"):
         error = float(np.log(found.step_time_s / as_run.step_time_s))
@@ -221,7 +221,7 @@ def runs_of(paths: Sequence[Path], older: Sequence[Run] = ()) -> list[Run]:
     known, tasks = {run.row: run for run in older}, []
     for path in paths:
         counts: Counter[str] = Counter()
-        for at, row in enumerate(read_table(path)):
+        for at, row in enumerate(read_published(path)):
             place, source = (path.name, at), text(row, "source")
             counts[source] += 1
             tasks.append((row, place, known.get(place), counts[source] % THINNED.get(source, 1) == 0))
@@ -231,7 +231,7 @@ def runs_of(paths: Sequence[Path], older: Sequence[Run] = ()) -> list[Run]:
 
 def errors_under(runs: Sequence[Run], tunings: Sequence[Sequence[Tuning]]) -> NDArray[np.float64]:
     """log(measured / predicted), float64[runs, k], each run predicted anew under k values of parameters of its own."""
-    rows = {path: read_table(DATA / path) for path in {run.row[0] for run in runs}}
+    rows = {path: read_published(DATA / path) for path in {run.row[0] for run in runs}}
     tasks = [(rows[run.row[0]][run.row[1]], run, some) for run, some in zip(runs, tunings, strict=True)]
     found = Parallel(n_jobs=-1, batch_size=16)(delayed(_errors_under)(*task) for task in tasks)
     return np.array(found, dtype=np.float64)

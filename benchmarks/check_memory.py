@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
+from normalise.tables import read_published
+
 from simpar.errors import UserError
 from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import predict
 from simpar.validate.rows import case, measured
-from simpar.validate.table import read_table
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,14 @@ def _errors(ratios: Iterable[float | None]) -> str:
 def main() -> None:
     """Print a line a source."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tables", nargs="+", metavar="TABLE.csv", help="columns as docs/measured.md has them")
+    parser.add_argument(
+        "tables",
+        nargs="+",
+        metavar="TABLE.csv",
+        help="published tables, or columns as docs/measured.md has them",
+    )
     paths = parser.parse_args().tables
-    found = [one for path in paths for one in checks(read_table(path))]
+    found = [one for path in paths for one in checks(read_published(path))]
     print(f"{'source':36s} rows  static: median p90  reserved: med p90  allocated: med p90  fits right")
     for source in sorted({one.source for one in found}):
         mine = [one for one in found if one.source == source]

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from intervals import NINE_IN_TEN, deviations, write_intervals
+from normalise.operations import normalised_kernel
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from tables import DATA
@@ -90,7 +91,7 @@ def read(path: Path) -> dict[str, list[Kernel]]:
             if row["op"] == "group_matmul":
                 continue  # how evenly its experts were loaded is not said
             try:
-                each = kernel(row)
+                each = kernel(normalised_kernel(row))
             except Unmodelled:
                 continue
             if each.device in DEVICES:

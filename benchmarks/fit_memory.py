@@ -23,6 +23,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+from normalise.tables import read_published
 
 from simpar.cost.memory import allocator
 from simpar.cost.memory.allocator import reserve
@@ -34,7 +35,6 @@ from simpar.units import Floats
 from simpar.validate.cells import Row, Unmodelled
 from simpar.validate.predict import cluster_of, timed
 from simpar.validate.rows import case, measured
-from simpar.validate.table import read_table
 
 HELD_UPS = (0.5, 0.75, 1.0)
 FULL_QUEUES = (2.0, 3.0, 4.0)
@@ -164,7 +164,7 @@ def report(stack: str, runs: list[Run]) -> list[str]:
 
 def read(paths: list[str], stacks: list[str] | None) -> Iterator[Run]:
     """All runs of tables that say something about memory and can be modelled."""
-    for row in (row for path in paths for row in read_table(path)):
+    for row in (row for path in paths for row in read_published(path)):
         if not row.get("peak_mem_gib") and str(row.get("status", "")).lower() != "oom":
             continue
         try:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from normalise.rows import normalised
 from scipy.optimize import least_squares
 from tables import DATA
 
@@ -27,7 +28,8 @@ from simpar.hardware.profile import Host
 from simpar.report.accounting import account
 from simpar.units import NS_PER_S
 from simpar.validate.cells import Row
-from simpar.validate.predict import cluster_of, named_profile, timed
+from simpar.validate.devices import named_profile
+from simpar.validate.predict import cluster_of, timed
 from simpar.validate.rows import case
 
 ERROR = 0.03  # of a measured node
@@ -162,9 +164,8 @@ def read_nodes(power: Path, runs: Path) -> list[Node]:
 def run_row(device: str, nodes: int, benchmark: str) -> Row:
     """The row of a run, as tables of measured runs have them."""
     row, _ = RUNS[device, nodes, benchmark]
-    return (
-        COMMON | row | {"gpu_type": {"H100": "H100-SXM-80GB"}.get(device, device), "n_gpus": str(8 * nodes)}
-    )
+    named = {"gpu_type": {"H100": "H100-SXM-80GB"}.get(device, device), "n_gpus": str(8 * nodes)}
+    return normalised(COMMON | row | named)
 
 
 def measured_step_s(runs: Sequence[Row], row: Row, device: str, nodes: int) -> float | None:

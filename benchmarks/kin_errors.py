@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 from calibrate_uncertainty_rows import TABLES
+from normalise.tables import read_published
 from tables import DATA
 
 from simpar.validate.cells import Row, text
-from simpar.validate.table import outcomes_of, read_table
+from simpar.validate.table import outcomes_of
 
 CELL = ("source", "gpu_type", "precision")
 LAYOUT = (
@@ -35,7 +36,7 @@ Key = tuple[str, ...]
 def errors_of(paths: Sequence[Path]) -> Iterator[tuple[Row, float]]:
     """Rows of tables with log(measured / predicted)."""
     for path in paths:
-        rows = read_table(path)
+        rows = read_published(path)
         for row, found in zip(rows, outcomes_of(rows), strict=True):
             if found.time_error is not None and not found.suspect and abs(np.log1p(found.time_error)) < MOST:
                 yield row, -float(np.log1p(found.time_error))

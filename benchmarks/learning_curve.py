@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from calibrate_uncertainty_rows import NEVER, TABLES
 from joblib import Parallel, delayed
+from normalise.tables import read_published
 from numpy.typing import NDArray
 from tables import DATA
 
@@ -37,7 +38,7 @@ from simpar.validate.cells import Row, Unmodelled, text
 from simpar.validate.predict import cluster_of, job_of
 from simpar.validate.rates import has_rate, with_rates
 from simpar.validate.rows import case, measured
-from simpar.validate.table import read_table, suspect
+from simpar.validate.table import suspect
 
 GIVEN = (0, 1, 3, 5, 10)
 DRAWS = 30
@@ -95,7 +96,7 @@ def runs_of(paths: Sequence[Path]) -> list[Run]:
     """Runs of all sources, thinned evenly as for fits."""
     rows = defaultdict(list)
     for path in paths:
-        for row in read_table(path):
+        for row in read_published(path):
             rows[text(row, "source")].append(row)
     tasks = []
     for source, found in sorted(rows.items()):

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from calibrate_uncertainty_rows import kept_runs
 from left_out import KINDS, LeftOut
+from normalise.tables import read_published
 from tables import DATA, ROOT
 
 from simpar.units import GIB
 from simpar.validate.summary import Outcome, summary
-from simpar.validate.table import outcomes_of, read_table
+from simpar.validate.table import outcomes_of
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 COLUMNS = (
@@ -85,7 +86,7 @@ def main() -> None:
     arguments = parser.parse_args()
     paths = arguments.tables or [DATA / name for name in TABLES]
     left_out = LeftOut.of(kept_runs(arguments.rows))
-    outcomes = [outcome for path in paths for outcome in outcomes_of(read_table(path))]
+    outcomes = [outcome for path in paths for outcome in outcomes_of(read_published(path))]
     lines = [
         "# Validation",
         "",

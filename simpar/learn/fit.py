@@ -16,8 +16,7 @@ from scipy.optimize import lsq_linear
 from simpar.learn.parameters import Name, names_of, parameter, spread_of, tuning_of, value_of
 from simpar.units import Flags, Floats
 from simpar.validate.predict import NO_TUNING, Tuning, predict_time_s
-from simpar.validate.rows import Case
-from simpar.validate.words import PeakCounts
+from simpar.validate.rows import Case, PeakCounts
 
 MODEL_ERROR = 0.05
 """Standard deviation of the logarithm of a step that no parameter explains: the spread between layouts of one job."""

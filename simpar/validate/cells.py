@@ -1,10 +1,15 @@
-"""Cells of a table of measured runs: text, numbers, and the reason if one cannot be used."""
+"""Cells of a table of measured runs: text, numbers, values, and the reason if one cannot be used."""
 
 from __future__ import annotations
 
+import json
 import math
-import re
 from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from simpar.files import suggest
 
 Row = Mapping[str, str]
 
@@ -45,17 +50,6 @@ def measurement(row: Row, name: str) -> float | None:
     return value or None
 
 
-def throttled(row: Row) -> bool:
-    """Whether a row is of the B200 whose own tables of products stay at two thirds of other sources' rates."""
-    device, source = text(row, "gpu_type").lower(), text(row, "source").lower()
-    return re.search(r"\bb200", device) is not None and "simumax" in source
-
-
-def is_primus(row: Row) -> bool:
-    """Whether a run used AMD's Primus on top of Megatron-LM."""
-    return "primus" in f"{text(row, 'source')} {text(row, 'citation')}".lower()
-
-
 def whole(row: Row, name: str, default: int | None = None) -> int:
     """A column as a positive integer. Raises Unmodelled if it is missing and has no default."""
     value = number(row, name)
@@ -68,10 +62,47 @@ def whole(row: Row, name: str, default: int | None = None) -> int:
     return int(value)
 
 
-_PAPER = re.compile(r"arxiv[ :]*(\d\d)(\d\d)\.\d{4,5}")
+def one_of(row: Row, name: str, values: Mapping[str, Any], default: Any) -> Any:
+    """What a column's word stands for, in any case; the default if blank. Raises Unmodelled for other words."""
+    word = text(row, name).lower()
+    if word and word not in values:
+        raise Unmodelled(f"{name} {word!r} is not a known word; allowed: {', '.join(values)}")
+    return values[word] if word else default
 
 
-def paper_release(row: Row) -> str | None:
-    """Year and month ("22.05") of the arXiv paper that a row cites, None without one."""
-    found = _PAPER.search(text(row, "citation").lower())
-    return f"{found[1]}.{found[2]}" if found else None
+def plain(row: Row, name: str) -> Any:
+    """A column as a plan file has it: a JSON number, list or mapping, true or false, or text; None if blank."""
+    value = text(row, name)
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    try:
+        read = json.loads(value)
+    except ValueError:
+        return value or None
+    return int(read) if isinstance(read, float) and read.is_integer() else read
+
+
+def beneath(row: Row, prefix: str) -> dict[str, Any]:
+    """Values of the columns ``prefix.KEY`` that are not blank, by key."""
+    start = f"{prefix}."
+    names = [name for name in row if name and name.startswith(start) and text(row, name)]
+    return {name.removeprefix(start): plain(row, name) for name in names}
+
+
+def checked(part: BaseModel, key: str, value: Any, column: str) -> Any:
+    """A value as the field at a dotted key of a profile takes it. Raises Unmodelled naming the column."""
+    name, _, rest = key.partition(".")
+    fields = type(part).model_fields
+    if name not in fields:
+        raise Unmodelled(f"column {column}: unknown field {name!r}{suggest(name, fields)}")
+    kept = getattr(part, name)
+    if isinstance(kept, BaseModel) and rest:
+        return checked(kept, rest, value, column)
+    if rest and not isinstance(kept, Mapping):
+        raise Unmodelled(f"column {column}: {name} has no fields")
+    try:
+        changed = {**dict(part), name: {**kept, rest: value} if rest else value}
+        read = getattr(type(part).model_validate(changed), name)
+    except ValidationError as error:
+        raise Unmodelled(f"{column} = {value!r}: {error.errors()[0]['msg']}") from None
+    return read[rest] if rest else read

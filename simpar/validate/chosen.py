@@ -10,8 +10,9 @@ from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.profiles import base_name, is_learned, parts_of
 from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validate.devices import hardware_of
 from simpar.validate.planned import has_plan, planned
-from simpar.validate.rows import Case, case, named_hardware
+from simpar.validate.rows import Case, case
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,12 @@ class Chosen:
     def _hardware(self, row: Row) -> tuple[str, int] | None:
         name = self.hardware
         if name is None and self.file:
-            name = self._part(self.clusters, named_hardware(row), "hardware")
+            name = self._part(self.clusters, hardware_of(row), "hardware")
         if name is None:
             return None
         cluster = load_cluster(name)
         try:
-            own = load_cluster(named_hardware(row)).device.name
+            own = load_cluster(hardware_of(row)).device.name
         except Unmodelled:
             own = cluster.device.name  # the words name no device: use what was chosen
         if own != cluster.device.name:

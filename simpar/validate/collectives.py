@@ -1,6 +1,7 @@
 """Tables of measured collectives: time or bandwidth by operation, size, devices and fabric.
 
-Columns: ``op, gpu_type, fabric, n_gpus, n_nodes, message_bytes`` and ``time_us``, ``busbw_GBps`` or ``algbw_GBps``. Bus
+Columns: ``op, gpu_type, fabric, n_gpus, n_nodes, message_bytes`` and ``time_us``, ``busbw_GBps`` or ``algbw_GBps``.
+``hardware`` names a profile in place of device and fabric, ``algorithm`` (auto, ring, nvls, sharp) how it ran. Bus
 bandwidth is that of nccl-tests: size over time, times 2 (n - 1) / n for all-reduce and (n - 1) / n for others.
 """
 
@@ -15,8 +16,8 @@ from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.units import GB, US
-from simpar.validate.cells import Row, Unmodelled, measurement, text, whole
-from simpar.validate.clusters import profile_of
+from simpar.validate.cells import Row, Unmodelled, measurement, one_of, text, whole
+from simpar.validate.devices import hardware_of
 
 COLUMNS = ("op", "gpu_type", "n_gpus", "message_bytes")
 LARGE_BYTES = 2.0**33  # the size of "peak, large message"
@@ -24,6 +25,7 @@ OPS = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "all_to_all": "all_to_all", "sendrecv": "send", "collective_permute": "send",
 }  # fmt: skip
+_ALGORITHMS = {name: name for name in ("auto", "ring", "nvls", "sharp")}
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,11 @@ class Call:
 
 def call(row: Row) -> Call:
     """The collective of a row. Raises Unmodelled with the reason."""
+    if reason := text(row, "not_modelled"):
+        raise Unmodelled(reason)
     if text(row, "op") not in OPS:
         raise Unmodelled(f"{text(row, 'op')}: no collective of this library")
-    fabric = " ".join(text(row, name) for name in ("fabric", "node_type", "source")).lower()
-    profile = profile_of(text(row, "gpu_type").lower(), fabric)
+    profile = hardware_of({**row, "interconnect": text(row, "fabric")})
     ranks, size = whole(row, "n_gpus", 8), measurement(row, "message_bytes") or LARGE_BYTES
     time = measured_s(row, ranks, size)
     if time is None:
@@ -56,7 +59,7 @@ def call(row: Row) -> Call:
     op, per_domain = OPS[text(row, "op")], ranks // domains
     if op == "send":
         domains, per_domain = (2, 1) if domains > 1 else (1, 2)
-    return Call(profile, op, _algorithm(row), domains, per_domain, size, time)
+    return Call(profile, op, one_of(row, "algorithm", _ALGORITHMS, "auto"), domains, per_domain, size, time)
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -102,13 +105,3 @@ def cluster_for(profile: str, domains: int, *, sharp: bool) -> Cluster:
         return cluster
     out = cluster.profile.scale_out.model_copy(update={"sharp": True})
     return Cluster(cluster.profile.model_copy(update={"scale_out": out}), cluster.nodes)
-
-
-def _algorithm(row: Row) -> str:
-    """The algorithm that a row states, else "auto"."""
-    words = f"{text(row, 'fabric')} {text(row, 'algo_or_backend')}".lower()
-    if "nvls disabled" in words:
-        return "ring"
-    if "sharp" in words and ("infiniband" in words or " ib" in words):
-        return "sharp"
-    return "nvls" if text(row, "algo_or_backend") == "NVLS" else "auto"

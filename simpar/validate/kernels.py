@@ -1,12 +1,13 @@
 """Tables of measured kernels: matrix products and attention by shape, device and dtype.
 
 Columns: ``op, gpu_type, dtype, batch, m, n, k`` of products, ``n_heads, seq_len, head_dim, causal, direction`` of
-attention, and ``time_us`` or ``tflops``.
+attention, and ``time_us`` or ``tflops``. ``device`` names a device profile in place of ``gpu_type``; ``v_head_dim`` is
+that of values, if it differs; with ``flop_count`` full the rate of a causal kernel counts masked FLOP too; with
+``in_step`` true a kernel was timed inside training steps.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +18,19 @@ from numpy.typing import NDArray
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import Device, load_device
 from simpar.units import TERA, US
-from simpar.validate.cells import Row, Unmodelled, measurement, text, throttled
+from simpar.validate.cells import Row, Unmodelled, measurement, one_of, text
+from simpar.validate.devices import device_of, hardware_of
 
 COLUMNS = ("op", "gpu_type", "m", "n", "k")
 PRODUCTS = ("matmul", "group_matmul")
 LAUNCH_BOUND_S = 150 * US  # shorter framework calls measure the host
 THROTTLED_S = 0.03  # longer kernels run at the power-limited clock
-DEVICES = (
-    (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"gh200|h200", "h200-sxm"),
-    (r"h100.*pcie", "h100-pcie"), (r"h[18]00", "h100-sxm-80gb"), (r"a800", "a100-sxm-80gb"), (r"h20\b", "h20-sxm"),
-    (r"gb200", "gb200"), (r"b200", "b200-sxm"), (r"gb300", "gb300"), (r"b300", "b300-sxm"),
-    (r"mi300x", "mi300x"), (r"mi325x", "mi325x"), (r"mi355x", "mi355x"), (r"v100", "v100-sxm2-32gb"),
-)  # fmt: skip
+_DTYPES = {
+    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16"), "bf16"), **dict.fromkeys(("fp8", "float8"), "fp8"),
+}  # fmt: skip
+"""dtypes of products, and what is modelled in their place: 16 bits are alike."""
+_DIRECTIONS = {"fwd": "fwd", "bwd": "bwd", "fwd+bwd": "both"}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,9 @@ class Kernel:
 
 def kernel(row: Row) -> Kernel:
     """The kernel of a row. Raises Unmodelled with the reason."""
-    name = text(row, "gpu_type").lower()
-    device = next((profile for pattern, profile in DEVICES if re.search(pattern, name)), None)
-    if device is None:
-        raise Unmodelled(f"no profile for {text(row, 'gpu_type')}" if name else "gpu_type not published")
-    device = "b200-sxm-throttled" if throttled(row) else device
+    if reason := text(row, "not_modelled"):
+        raise Unmodelled(reason)
+    device = text(row, "device") or device_of(hardware_of(row)).name
     if text(row, "op") in PRODUCTS:
         return _product(row, device)
     if text(row, "op").startswith(("flash_attention", "cudnn_attention", "sdp_")):
@@ -110,24 +110,14 @@ def _product(row: Row, device: str) -> Kernel:
     sizes = [measurement(row, name) for name in "mnk"]
     if not all(sizes):
         raise Unmodelled("shape not published")
-    if "best over" in text(row, "statistic"):
-        raise Unmodelled("the best of many shapes")
     m, n, k = (float(size or 0) for size in sizes)
     batch = measurement(row, "batch") or 1.0
-    dtype = _dtype(row)
-    accumulate = text(row, "accumulate") == "True" or text(row, "direction") == "bwd_grad_w"
+    dtype = one_of(row, "dtype", _DTYPES, "bf16")
+    accumulate = one_of(row, "accumulate", _BOOLEANS, text(row, "direction") == "bwd_grad_w")
     time = _measured_s(row, 2 * batch * m * n * k)
     return Kernel(
         text(row, "source"), device, "wgrad" if accumulate else "gemm", dtype, time, (m, n, k, batch)
     )
-
-
-def _dtype(row: Row) -> str:
-    """fp8 or bf16 (also for fp16). Raises Unmodelled for any other dtype."""
-    words = text(row, "dtype").lower()
-    if words and not re.search("fp8|float8|bf16|fp16|float16", words):
-        raise Unmodelled(f"dtype {words} is not modelled")
-    return "fp8" if re.search("fp8|float8", words) else "bf16"
 
 
 def _attention(row: Row, device: str) -> Kernel:
@@ -135,15 +125,12 @@ def _attention(row: Row, device: str) -> Kernel:
     if not (seq and heads and head_dim):
         raise Unmodelled("shape not published")
     batch = measurement(row, "batch") or max(1.0, 16384 / seq)
-    # rates over the unmasked FLOP of a causal kernel
-    whole = "full attention FLOP" in text(row, "layout") + text(row, "causal")
-    causal = whole or text(row, "causal").lower() in ("true", "1")
-    value_dim = re.search(r"v_head_dim=(\d+)", text(row, "notes"))
-    head_dims = (head_dim, float(value_dim.group(1)) if value_dim else head_dim)
+    whole = one_of(row, "flop_count", {"full": True, "seen": False}, False)
+    causal = one_of(row, "causal", _BOOLEANS, False)
+    head_dims = (head_dim, measurement(row, "v_head_dim") or head_dim)
     width = sum(head_dims) / 2
     flop = 4 * batch * seq**2 * heads * width * (0.5 if causal and not whole else 1.0)
-    words = text(row, "direction")
-    direction = "both" if "fwd+bwd" in words else ("bwd" if "bwd" in words else "fwd")
+    direction = one_of(row, "direction", _DIRECTIONS, "fwd")
     time = _measured_s(row, flop * {"fwd": 1.0, "bwd": 2.5, "both": 3.5}[direction])
     if time < LAUNCH_BOUND_S:
         raise Unmodelled("bound by its launch")
@@ -151,7 +138,7 @@ def _attention(row: Row, device: str) -> Kernel:
         raise Unmodelled("long enough to run at a throttled clock")
     op = f"{text(row, 'op')}:{direction}"
     shape = (batch, seq, heads, width)
-    in_step = "inside a training step" in text(row, "statistic")
+    in_step = one_of(row, "in_step", _BOOLEANS, False)
     return Kernel(text(row, "source"), device, op, "bf16", time, shape, causal, head_dims, in_step)
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
-from simpar.units import MS
-from simpar.validate.cells import Row, text
+from simpar.validate.cells import Row, measurement
 from simpar.validate.predict import Prediction, predict, result_of
 from simpar.validate.rows import Case
 
-_TIMED = re.compile(r"layer-level timing: forward (\d+(?:\.\d+)?) ms, backward (\d+(?:\.\d+)?) ms")
-
 
 def layer_time_s(row: Row) -> float | None:
-    """Seconds of a layer's forward and backward in the notes; None if the row is about a step."""
-    timed = _TIMED.search(text(row, "notes").lower())
-    return None if timed is None else (float(timed[1]) + float(timed[2])) * MS
+    """Seconds of a layer's forward and backward; None if the row is about a step."""
+    forward_s, backward_s = measurement(row, "layer_forward_s"), measurement(row, "layer_backward_s")
+    return forward_s + backward_s if forward_s and backward_s else None
 
 
 def of_a_layer(entry: Case) -> Prediction:

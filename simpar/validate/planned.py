@@ -6,13 +6,13 @@ from pathlib import Path
 
 from simpar.errors import UserError
 from simpar.hardware.profile import MixedProfile
+from simpar.profiles import is_file
 from simpar.scenario import Scenario, load_scenario
-from simpar.validate.cells import Row, Unmodelled, number, text
-from simpar.validate.rows import Case
+from simpar.validate.cells import Row, Unmodelled, plain, text
+from simpar.validate.columns import PLAN_COLUMNS
+from simpar.validate.rows import Case, canonical
 
 PLAN = "plan"
-AGREE = ("tp", "pp", "cp", "ep", "vpp", "micro_batch")
-"""Columns that may accompany a plan if they agree with it."""
 
 
 def has_plan(row: Row) -> bool:
@@ -36,20 +36,27 @@ def planned(row: Row) -> Case:
         raise Unmodelled(f"{path}: the switches of its cluster are not those of {hardware}")
     if scenario.perturbation.slow_ranks or scenario.perturbation.jitter:
         raise Unmodelled(f"{path}: is of a cluster with slow ranks")
-    plan, training = scenario.plan.flat_values(), scenario.training
-    said = {**plan, "n_gpus": cluster.world_size, "seq_len": training.seq_len}
-    said["global_batch_seqs"] = training.global_batch
-    for name in (*AGREE, "n_gpus", "seq_len", "global_batch_seqs"):
-        value = number(row, name)
-        if value is not None and value != said.get(name, 1):
-            raise Unmodelled(f"{name} = {value:g}, and {path} has {said.get(name, 1)}")
+    plan, training = scenario.plan, scenario.training
+    said = {name: plan.get(name) for name in dict.fromkeys(PLAN_COLUMNS.values())}
+    said["dp"] = cluster.world_size // (plan.mesh.tp * plan.mesh.cp * plan.mesh.pp)
+    said |= {
+        "n_gpus": cluster.world_size,
+        "seq_len": training.seq_len,
+        "global_batch_seqs": training.global_batch,
+    }
+    row = canonical(row)
+    for name, own in said.items():
+        value = plain(row, name)
+        value = tuple(value) if isinstance(value, list) else value
+        if value is not None and str(value).lower() != str(own).lower():
+            raise Unmodelled(f"{name} = {value}, and {path} has {own}")
     return Case(
         graph=graph,
         hardware=hardware,
         num_devices=cluster.world_size,
         devices_per_node=cluster.profile.devices_per_node,
         training=training,
-        plan=plan,
+        plan=plan.flat_values(),
         stack=scenario.stack or "simpar",
         stack_changes={},
         fabric={},
@@ -57,9 +64,12 @@ def planned(row: Row) -> Case:
 
 
 def beside(row: Row, table: str | Path) -> Row:
-    """A row with the path of its plan file resolved from the folder of its table."""
-    named = text(row, PLAN)
-    return {**row, PLAN: str(Path(table).parent / named)} if named else row
+    """A row with the paths of its files resolved from the folder of its table."""
+    folder = Path(table).parent
+    files = {name: text(row, name) for name in ("hardware", "stack", "model") if is_file(text(row, name))}
+    if named := text(row, PLAN):
+        files[PLAN] = named
+    return {**row, **{name: str(folder / path) for name, path in files.items()}}
 
 
 def _hardware(scenario: Scenario) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +22,6 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.plan import Plan
-from simpar.profiles import load_profile
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import Timing
@@ -36,8 +34,8 @@ from simpar.report.summarise import summarise
 from simpar.simulation import lower_job, make_job
 from simpar.stacks.stack import Stack, load_stack
 from simpar.validate.cells import Unmodelled
-from simpar.validate.rows import Case
-from simpar.validate.words import PeakCounts
+from simpar.validate.devices import named_profile
+from simpar.validate.rows import Case, PeakCounts
 
 SHARED = ("pcie", "shared_memory")
 """Fabrics of nodes on which all groups, or all devices, share the bandwidth."""
@@ -155,12 +153,6 @@ def _tuned(job: Job, tuning: Tuning) -> Job:
     return replace(job, kernels=replace(job.kernels, device=changed))
 
 
-@lru_cache(maxsize=64)
-def named_profile(name: str) -> ClusterProfile:
-    """A cluster profile by name or file, read once."""
-    return files.parse(ClusterProfile, load_profile(name, "clusters", "hardware")[0])
-
-
 def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
     """The cluster of a case, in the state that the case's own fabric measurements show."""
     profile = named_profile(case.hardware)
@@ -168,8 +160,8 @@ def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
         profile = changed(profile, key.split("."), value)
     if case.devices_per_node != profile.devices_per_node:
         profile = _resized(profile, case.devices_per_node)
-    if case.network and profile.scale_out:
-        profile = profile.model_copy(update={"scale_out": case.network.laid_over(profile.scale_out)})
+    for key, own in case.hardware_changes.items():
+        profile = changed(profile, key.split("."), own)
     nodes = case.num_devices // case.devices_per_node
     try:
         cluster = make_cluster(_in_segments(profile, nodes), nodes)

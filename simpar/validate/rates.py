@@ -1,23 +1,17 @@
-"""Step times from published rates, if a row has nothing better; they depend on what the source counts as FLOP.
-
-Checked on rows with both time and rate: NeMo until 25.04, dgxc, llm-foundry and Megatron-LM's examples count model FLOP
-with full attention (ratio 1.00), Megatron-Bridge and Megatron-LM's present counter its causal half (1.00), papers of
-2020 and 2021 also recomputation (1.00).
-"""
+"""Step times from published rates, if a row has nothing better; they depend on what the source counts as FLOP."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from simpar.cost.kernels import KernelModel
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.units import TERA
-from simpar.validate.cells import Row, measurement, text
+from simpar.validate.cells import Row, measurement, one_of
 from simpar.validate.predict import cluster_of
 from simpar.validate.rows import Case, Measured
 
-_PEER = re.compile(r"peer_pred TFLOPS=([0-9.]+)")
+COUNTS = ("model", "causal", "hardware")
 
 
 def has_rate(row: Row) -> bool:
@@ -26,7 +20,7 @@ def has_rate(row: Row) -> bool:
 
 
 def with_rates(found: Measured, row: Row, case: Case) -> Measured:
-    """The measurements with the step time that a row's rate implies, and the peer's if the notes give one."""
+    """The measurements with the step time that a row's rate implies, and that of another tool's predicted rate."""
     tokens = measurement(row, "tokens_per_s_per_gpu")
     if tokens:
         return replace(found, step_time_s=case.training.tokens_per_step / case.num_devices / tokens)
@@ -34,12 +28,8 @@ def with_rates(found: Measured, row: Row, case: Case) -> Measured:
         measurement(row, "mfu_pct") or 0.0
     ) / 100 * peak_flop_per_s(case)
     flop = _flop_per_token(row, case) * case.training.tokens_per_step / case.num_devices
-    peer = _PEER.search(text(row, "notes"))
-    return replace(
-        found,
-        step_time_s=flop / rate,
-        peer_step_time_s=flop / (float(peer.group(1)) * TERA) if peer else None,
-    )
+    peer = measurement(row, "peer_pred_tflops_per_gpu")
+    return replace(found, step_time_s=flop / rate, peer_step_time_s=flop / (peer * TERA) if peer else None)
 
 
 def peak_flop_per_s(case: Case) -> float:
@@ -49,8 +39,8 @@ def peak_flop_per_s(case: Case) -> float:
 
 
 def _flop_per_token(row: Row, case: Case) -> float:
-    notes, seq_len = text(row, "notes").lower(), case.training.seq_len
-    if re.search(r"hardware (flop|tflop|utili)", notes):
-        return hardware_flop_per_token(case.graph, seq_len, str(case.plan["recompute"]))
-    convention = "causal" if re.search(r"megatron flop counter|causal half", notes) else "full"
-    return model_flop_per_token(case.graph, seq_len, convention)
+    counts = one_of(row, "flop_count", {name: name for name in COUNTS}, "model")
+    if counts == "hardware":
+        return hardware_flop_per_token(case.graph, case.training.seq_len, str(case.plan["recompute"]))
+    convention = "causal" if counts == "causal" else "full"
+    return model_flop_per_token(case.graph, case.training.seq_len, convention)

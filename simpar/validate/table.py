@@ -41,7 +41,7 @@ def validate(path: str | Path, *, jobs: int = -1, chosen: Chosen = AS_NAMED) -> 
     outcomes = single_outcomes(rows) if single else outcomes_of(rows, jobs=jobs, chosen=chosen)
     return {
         **summary(outcomes),
-        "columns_not_read": {} if single else unread(rows[0]),
+        "columns_not_read": {} if single else unread(rows),
         "rows_detail": [_detail(outcome) for outcome in outcomes],
     }
 
@@ -128,9 +128,7 @@ def suspect(row: Row) -> str:
     """Why a row's source calls it disturbed, "" if not; such rows are included, and counted separately."""
     if text(row, "slow_pipeline_bug").lower() == "true":
         return "slow pipeline bug of the trainer"
-    if "implementation-bound" in text(row, "notes"):
-        return "bound by its implementation, not by the machine"
-    return "abnormal by its authors" if "abnormally" in text(row, "notes") else ""
+    return text(row, "disturbed")
 
 
 def _detail(outcome: Outcome) -> dict[str, Any]:

@@ -7,15 +7,16 @@ any fixed one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from simpar.models.recompute import FULL, NONE, SELECTIVE, every
 from simpar.plan.schedules import usual_schedule
 from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, predict
-from simpar.validate.rows import Case
+from simpar.validate.rows import FREE_BATCH, TUNED, Case
 
 MOST_SEQUENCES = 64
 CP_METHODS = ("ring", "ulysses", "all_gather")  # Megatron-Core's cp_comm_type: p2p, a2a, all_gather
@@ -45,25 +46,26 @@ def settled(entry: Case) -> tuple[Case, Prediction]:
 
 
 def _choices(entry: Case) -> Iterator[Case]:
-    """Every combination of the open settings."""
+    """Every combination of the open settings. Raises Unmodelled for one that cannot be chosen here."""
     plan = entry.plan
     replicas = entry.num_devices // (int(str(plan["tp"])) * int(str(plan["cp"])) * int(str(plan["pp"])))
     steps = entry.training.global_batch // replicas  # sequences per replica with a micro-batch of one
-    free_batch = "global_batch" in entry.open
+    free_batch = FREE_BATCH in entry.open
     sizes = [1 << power for power in range(MOST_SEQUENCES.bit_length())]
-    batches = [size for size in sizes if free_batch or steps % size == 0]
-    if "micro_batch" not in entry.open:
-        batches = [int(str(plan["micro_batch"]))]
-    stages = _virtual_stages(entry) if "vpp" in entry.open else (int(str(plan["vpp"])),)
-    recompute = RECOMPUTE if "recompute" in entry.open else (str(plan["recompute"]),)
-    methods = CP_METHODS if "cp_method" in entry.open else (None,)
-    for size, vpp, again, method in product(batches, stages, recompute, methods):
-        chosen = {"micro_batch": size, "vpp": vpp, "recompute": again} | (
-            {"cp_method": method} if method else {}
-        )
-        if "vpp" in entry.open:
-            chosen["schedule"] = usual_schedule(vpp)
-        batch = entry.training.global_batch * (size if free_batch else 1)
+    values: dict[str, Sequence[int | str]] = {
+        "micro_batch": [size for size in sizes if free_batch or steps % size == 0],
+        "vpp": _virtual_stages(entry),
+        "recompute": RECOMPUTE,
+        "cp_method": CP_METHODS,
+    }
+    if odd := sorted(set(entry.open) - values.keys() - {FREE_BATCH}):
+        raise Unmodelled(f"{odd[0]} = {TUNED}: allowed for {', '.join(values)}")
+    names = [name for name in values if name in entry.open]
+    for each in product(*(values[name] for name in names)):
+        chosen: dict[str, Any] = dict(zip(names, each, strict=True))
+        if "vpp" in chosen:
+            chosen["schedule"] = usual_schedule(chosen["vpp"])
+        batch = entry.training.global_batch * (chosen["micro_batch"] if free_batch else 1)
         training = entry.training.model_copy(update={"global_batch": batch})
         yield replace(entry, plan={**plan, **chosen}, training=training, open=())
 

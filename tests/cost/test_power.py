@@ -17,7 +17,8 @@ from simpar.cost.power import (
 from simpar.hardware.device import Power, load_device
 from simpar.hardware.profile import Host, NodePower
 from simpar.models.catalogue import load_model
-from simpar.validate.predict import named_profile, result_of
+from simpar.validate.devices import named_profile
+from simpar.validate.predict import result_of
 from simpar.validate.rows import case
 
 H100 = Power(limit=700.0, idle=70.0)
@@ -117,11 +118,11 @@ def test_measured_nodes(name: str, watts: float, products: float, streaming: flo
 def test_measured_node_simulated() -> None:
     """Llama 2 70B with adapters on 8 H100: the bill of the simulated step, without fans, as measured within 5 %."""
     row = {
-        "source": "NeMo", "model_name": "Llama-2-70B LoRA", "n_layers": "80", "hidden": "8192", "n_heads": "64",
+        "source": "MLPerf", "model_name": "Llama-2-70B LoRA", "n_layers": "80", "hidden": "8192", "n_heads": "64",
         "n_kv_heads": "8", "ffn_hidden": "28672", "vocab": "32000", "seq_len": "8192", "tp": "4", "dp": "2",
         "global_batch_seqs": "8", "micro_batch": "1", "seq_parallel": "True", "n_gpus": "8", "gpus_per_node": "8",
         "gpu_type": "H100-SXM-80GB", "stack": "nemo", "precision": "fp8", "recompute": "none", "pp": "1", "cp": "1",
-        "notes": "LoRA rank 16, attention projections", "overlap_notes": "TP communication overlap",
+        "lora_rank": "16", "lora_targets": '["q_proj", "k_proj", "v_proj", "o_proj"]',
         "zero_stage_or_fsdp": "distributed optimizer", "attention_kernel": "flash", "tied_embeddings": "False",
     }  # fmt: skip
     result = result_of(case(row))

@@ -155,7 +155,7 @@ def test_repeats_are_one_layout_and_tell_the_noise(tmp_path):
         ({"iteration_time_s": "0.01"}, "0.01 s are impossible: at the device's peak"),
         ({"iteration_time_s": "4100"}, "is it in seconds"), ({"iteration_time_s": "-3"}, "is negative"),
         ({"iteration_time_s": "soon"}, "is not a number"), ({"iteration_time_s": ""}, "no step time"),
-        ({"notes": "abnormally slow"}, "abnormal by its authors"), ({"tp": "3"}, "does not divide"),
+        ({"disturbed": "abnormal by its authors"}, "abnormal by its authors"), ({"tp": "3"}, "does not divide"),
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_learnt_from_are_left_out_and_said(tmp_path, change, reason):

@@ -119,7 +119,7 @@ def test_a_table_that_is_there_is_left_alone(tmp_path, searched):
     with pytest.raises(UserError, match=r"runs\.csv: is there, and may hold measurements"):
         write(chosen, table)
     assert table.read_bytes() == before
-    assert set(COLUMNS) <= set(RUN_COLUMNS)
+    assert set(COLUMNS) <= {*RUN_COLUMNS, "notes"}
 
 
 def test_what_is_suggested_is_as_small_as_tells(searched):

@@ -11,7 +11,7 @@ from tests.validate.test_validate import ROW
 LAYER = {
     **ROW, "n_layers": "1", "model_name": "one layer", "gpu_type": "A100 SXM 80GB", "n_gpus": "8", "tp": "8", "dp": "1",
     "global_batch_seqs": "4", "micro_batch": "4", "zero_stage_or_fsdp": "", "iteration_time_s": "",
-    "notes": "LAYER-LEVEL timing: forward 7.7 ms, backward 11.9 ms (backward includes recompute)",
+    "layer_forward_s": "0.0077", "layer_backward_s": "0.0119",
 }  # fmt: skip
 
 
@@ -26,7 +26,7 @@ def test_a_row_of_one_layer_is_compared_with_its_passes() -> None:
     assert one.prediction is not None
     assert three.prediction is not None
     assert one.prediction.step_time_s == pytest.approx(three.prediction.step_time_s, rel=0.02)
-    whole = outcome(2, {**LAYER, "notes": "", "iteration_time_s": "1"})
+    whole = outcome(2, {**LAYER, "layer_forward_s": "", "iteration_time_s": "1"})
     assert whole.prediction is not None
     assert one.prediction.step_time_s < whole.prediction.step_time_s
     assert one.read_as.endswith("one layer")

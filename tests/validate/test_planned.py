@@ -36,7 +36,7 @@ def _table(folder, **cells):
 
 def test_a_plan_is_the_whole_row(tmp_path):
     """Found from the folder of the table, with the order of its ranks, and predicted as what it says."""
-    [row] = read_table(_table(tmp_path, iteration_time_s="1.5"))
+    [row] = read_table(_table(tmp_path, iteration_time_s="1.5", tp="2", dp="8.0", precision="BF16"))
     case = AS_NAMED.case(row)
     assert (case.graph.name, case.hardware, case.num_devices, case.stack) == (
         "llama-3.2-1b",
@@ -64,6 +64,8 @@ def test_profiles_that_are_chosen_take_the_place_of_its_own(tmp_path):
     ("cells", "why"),
     [
         ({"tp": "4"}, "tp = 4, and .*one.plan.json has 2"),
+        ({"dp": "4"}, "dp = 4, and .*one.plan.json has 8"),
+        ({"precision": "fp8"}, "precision = fp8, and .*one.plan.json has bf16"),
         ({"n_gpus": "32"}, "n_gpus = 32, and .* has 16"),
         ({"global_batch_seqs": "8"}, "global_batch_seqs = 8, and .* has 64"),
         ({"plan": "none.plan.json"}, "none.plan.json"),

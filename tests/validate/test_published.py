@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.normalise.tables import read_published
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
 from simpar.validate.summary import Outcome, figures
-from simpar.validate.table import outcomes_of, read_table
+from simpar.validate.table import outcomes_of
 from tests.gate import some
 
 TABLE = Path(__file__).with_name("published.csv")
@@ -30,7 +31,7 @@ LARGEST = ("GPT-530B", "GPT-1T", "MT-NLG-530B")
 @pytest.fixture(scope="module", params=some(["smaller", "every"], 1))
 def outcomes(request: pytest.FixtureRequest) -> list[Outcome]:
     """Rows of the table, all or those of smaller models, predicted once."""
-    rows = read_table(TABLE)
+    rows = list(read_published(TABLE))
     if request.param == "smaller":
         rows = [row for row in rows if row["model_name"] not in LARGEST]
     return outcomes_of(rows, jobs=1)

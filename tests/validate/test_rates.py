@@ -14,16 +14,16 @@ SILENT = {name: value for name, value in ROW.items() if name != "iteration_time_
 
 
 @pytest.mark.parametrize(
-    ("notes", "counted"),
+    ("flop_count", "counted"),
     [
         ("", lambda graph: model_flop_per_token(graph, 4096)),
-        ("Megatron FLOP counter (model FLOPs)", lambda graph: model_flop_per_token(graph, 4096, "causal")),
-        ("hardware FLOPs with recompute", lambda graph: hardware_flop_per_token(graph, 4096, "full")),
+        ("causal", lambda graph: model_flop_per_token(graph, 4096, "causal")),
+        ("hardware", lambda graph: hardware_flop_per_token(graph, 4096, "full")),
     ],
 )
-def test_a_rate_is_a_time(notes: str, counted) -> None:  # type: ignore[no-untyped-def]
+def test_a_rate_is_a_time(flop_count: str, counted) -> None:  # type: ignore[no-untyped-def]
     """Step time = counted FLOP a token x tokens / (rate x devices)."""
-    row = {**SILENT, "tflops_per_gpu": "400", "notes": notes}
+    row = {**SILENT, "tflops_per_gpu": "400", "flop_count": flop_count}
     entry = case(row)
     found = with_rates(measured(row), row, entry)
     assert found.step_time_s == pytest.approx(counted(entry.graph) * 64 * 4096 / (400e12 * 16))
@@ -31,8 +31,8 @@ def test_a_rate_is_a_time(notes: str, counted) -> None:  # type: ignore[no-untyp
 
 
 def test_mfu_and_peers() -> None:
-    """A share of the datasheet's peak, and the TFLOP/s that notes say a peer predicts."""
-    row = {**SILENT, "mfu_pct": "40", "notes": "peer_pred TFLOPS=410.5"}
+    """A share of the datasheet's peak, and the TFLOP/s that a peer predicts."""
+    row = {**SILENT, "mfu_pct": "40", "peer_pred_tflops_per_gpu": "410.5"}
     found = outcome(2, row).measured
     assert found is not None
     assert found.step_time_s is not None

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.normalise.stacks import EIGHT_BIT_RATE
 from simpar.validate.predict import predict
 from simpar.validate.rows import case, measured
-from simpar.validate.stacks import EIGHT_BIT_RATE
 from simpar.validate.table import outcome
 from simpar.validate.tight import as_it_ran
+from tests.benchmarks.normalise import published
 from tests.validate.test_validate import ROW
 
 LARGE = {**ROW, "seq_len": "32768", "global_batch_seqs": "16", "tp": "1", "dp": "16"}
@@ -55,7 +56,7 @@ def test_what_is_said_or_fits_stays(said: dict[str, str]) -> None:
 
 def test_inputs_of_activations_are_narrowed_where_that_costs_less_than_layers() -> None:
     """Frozen weights of 70B take 64 GiB in 8 bits, activations of two sequences more than a B200 has."""
-    entry = case(ADAPTERS)
+    entry = published.case(ADAPTERS)
     assert entry.plan["frozen_dtype"] == "fp8"
     assert "frozen weights and attention in 8 bits" in entry.read_as
     printed = predict(entry)
@@ -67,13 +68,13 @@ def test_inputs_of_activations_are_narrowed_where_that_costs_less_than_layers() 
     saved = 80 * 2 * 8192 * 2 * 28672
     assert printed.peak_allocated_bytes - narrow.peak_allocated_bytes == pytest.approx(saved, rel=0.02)
     assert 1.01 < narrow.step_time_s / printed.step_time_s < 1.04
-    assert "frozen_dtype" not in case({**ADAPTERS, "precision": "bf16"}).plan
-    assert "frozen_dtype" not in case({**ADAPTERS, "source": "a table"}).plan
+    assert "frozen_dtype" not in published.case({**ADAPTERS, "precision": "bf16"}).plan
+    assert "frozen_dtype" not in published.case({**ADAPTERS, "source": "a table"}).plan
 
 
 def test_adapters_of_a_contest_attend_in_8_bits_where_no_ranks_share_a_sequence() -> None:
     """It is quicker; AMD's, other precisions and other tables are left as they are."""
-    entry = case(ADAPTERS)
+    entry = published.case(ADAPTERS)
     assert entry.stack_changes == {"fusion.attention_rate.others": EIGHT_BIT_RATE}
     assert "frozen weights and attention in 8 bits" in entry.read_as
     assert predict(entry).step_time_s < predict(replace(entry, stack_changes={})).step_time_s
@@ -83,4 +84,4 @@ def test_adapters_of_a_contest_attend_in_8_bits_where_no_ranks_share_a_sequence(
         {"precision": "bf16"},
         {"source": "a paper"},
     ):
-        assert not case({**ADAPTERS, **other}).stack_changes
+        assert not published.case({**ADAPTERS, **other}).stack_changes

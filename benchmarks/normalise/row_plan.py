@@ -9,16 +9,19 @@ from simpar.models.graph import ModelGraph
 from simpar.models.recompute import FULL, MODULES, NONE, by_layer, every, of_modules
 from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp, usual_schedule
 from simpar.stacks.stack import load_stack
-from simpar.validate.cells import Row, Unmodelled, is_primus, number, text, whole
-from simpar.validate.dense import is_mixture, unfused
-from simpar.validate.mixtures import (
+from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.rows import MEGATRONS
+
+from .dense import is_mixture, unfused
+from .labels import is_primus
+from .mixtures import (
     expert_plan,
     most_ep,
     overlap_words,
     usual_ep,
 )
-from simpar.validate.stacks import copies_of_batch, is_nemo, stack_of
-from simpar.validate.words import (
+from .stacks import copies_of_batch, is_nemo, stack_of
+from .words import (
     adapters,
     forward_again,
     gradient_dtypes,
@@ -32,11 +35,6 @@ OFF, ON = (
 
 
 _OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
-
-
-MEGATRONS = frozenset(
-    ["megatron", "megatron-sc21", "megatron-22", "megatron-deepspeed", "nemo", "nemo-24", "deepspeed-21"]
-)
 
 
 SPREAD_EXPERTS = frozenset(["nemo", "nemo-24", "automodel", "maxtext"])

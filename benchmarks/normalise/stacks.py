@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from simpar import files
 from simpar.models.graph import ModelGraph
 from simpar.stacks.stack import load_stack
-from simpar.validate.cells import Row, paper_release, text, whole
-from simpar.validate.dense import is_mixture, unfused
-from simpar.validate.mixtures import is_sync_free, overlap_words
+from simpar.validate.cells import Row, text, whole
+
+from .dense import is_mixture, unfused
+from .labels import paper_release
+from .mixtures import is_sync_free, overlap_words
 
 
 def stack_of(row: Row) -> tuple[str, dict[str, object]]:
@@ -93,7 +95,7 @@ def _turbo(notes: str) -> dict[str, object]:
     """The effects of Primus's flags for mixtures: one kernel for all local experts, and no wait for their sizes.
 
     Source: AMD Primus, primus/backends/megatron/training/global_vars.py, _get_sync_free_moe_options: from its second
-    stage on (:func:`simpar.validate.mixtures.is_sync_free`) both come with tokens that are sent only once to a rank.
+    stage on (:func:`is_sync_free`) both come with tokens that are sent only once to a rank.
     """
     free = is_sync_free(notes)
     changes: dict[str, object] = {"experts.sync_s": 0.0} if free else {}

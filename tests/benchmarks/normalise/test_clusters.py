@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.normalise.clusters import devices_of_node, profile_of
 from simpar import files
 from simpar.validate.cells import Unmodelled
-from simpar.validate.clusters import devices_of_node, profile_of
 
 
 @pytest.mark.parametrize(

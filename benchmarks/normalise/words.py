@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 from simpar.units import GB, GIB
-from simpar.validate.cells import Row, is_primus, measurement, text
+from simpar.validate.cells import Row, measurement, text
+from simpar.validate.rows import PeakCounts
 
-PeakCounts = Literal["allocated", "reserved", "device"]
-"""What a peak counts: tensors, memory that the allocator reserves, or all memory used on the device (nvidia-smi)."""
-LOG_FIRST_RANK = frozenset(["nanotron"])
-"""Stacks that log the memory of rank 0 only, on the first stage [nanotron, ``logging/base.py: log_memory``]."""
+from .labels import is_primus
+
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _DTYPE = r"(?:(fp32|float32|32-bit)|(?:bf16|bfloat16|fp16|float16|16-bit))"
 _GRADS = r"(?:main )?grad(?:ient)?s?"

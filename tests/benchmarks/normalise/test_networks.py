@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.normalise.networks import Network, network_of
 from simpar.hardware.catalogue import load_cluster
-from simpar.validate.networks import Network, network_of
 
 GB = 1e9 / 8
 

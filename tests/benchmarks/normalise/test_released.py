@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.validate.mixtures import overlap_words
-from simpar.validate.released import entry, recipe_words, unsized
-from simpar.validate.rows import case
+from benchmarks.normalise.mixtures import overlap_words
+from benchmarks.normalise.released import entry, recipe_words, unsized
+from tests.benchmarks.normalise.published import case
 
 ROW = {
     "source": "Megatron-Bridge performance summary", "model_name": "Nemotron_3_Nano", "seq_len": "8192",

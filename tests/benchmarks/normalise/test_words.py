@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.normalise.words import dense_layers, gradient_dtypes, memory_unit, peak_counts
 from simpar.units import GB, GIB
-from simpar.validate.rows import case, measured
-from simpar.validate.words import dense_layers, gradient_dtypes, memory_unit, peak_counts
+from tests.benchmarks.normalise.published import case, measured
 from tests.validate.test_validate import MIXTURE, ROW
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
-from simpar.models.graph import ModelGraph
-from simpar.models.transformer import Shape, Style, build
-from simpar.validate.cells import Row, Unmodelled, number, paper_release, text, whole
-from simpar.validate.released import unsized
+from simpar.models.reading import GPT_STYLE, LLAMA_STYLE
+from simpar.models.transformer import Style
+from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.validate.models import GPT_VOCABULARY, STYLE
+
+from .labels import paper_release
+from .released import unsized
 
 _GATED = re.compile(
     r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan|palm", re.IGNORECASE
@@ -21,7 +25,6 @@ _VOCABULARIES = (
     (re.compile(r"mistral", re.IGNORECASE), 32000),
     (re.compile(r"mpt", re.IGNORECASE), 50368),
 )
-_GPT_VOCABULARY = 51200
 FUSED_SINCE = "23.01"
 """The release from which software that a paper does not name has fused attention.
 
@@ -30,8 +33,8 @@ The first kernel is of May 2022 (arXiv 2205.14135), those in Megatron-LM and PyT
 MAXTEXT_HEAD_DIM = 128
 
 
-def model(row: Row) -> ModelGraph:
-    """The dense decoder that a row describes by its sizes."""
+def decoder_columns(row: Row) -> dict[str, str]:
+    """The columns that make the dense decoder of a row, beside its sizes. Raises Unmodelled."""
     name = text(row, "model_name") or "model"
     hidden, heads = whole(row, "hidden"), whole(row, "n_heads")
     gated = bool(_GATED.search(name))
@@ -42,18 +45,22 @@ def model(row: Row) -> ModelGraph:
         ffn = 4 * hidden
     if not gated and not _PLAIN.search(name) and not re.search("mpt|nemotron", name, re.IGNORECASE):
         gated = abs(ffn - 4 * hidden) > hidden // 8
-    head_dim = _head_dim(row, name, hidden, heads)
-    shape = Shape(
-        vocab=whole(row, "vocab", _vocabulary(name)),
-        hidden=hidden,
-        ffn=int(ffn),
-        layers=whole(row, "n_layers"),
-        heads=heads,
-        kv_heads=whole(row, "n_kv_heads", heads),
-        head_dim=head_dim,
-        positions=0 if gated or "mpt" in name.lower() else sequence(row),
-    )
-    return build(name, shape, _style(row, name, gated=gated), dropout=not gated and unfused(row))
+    head_dim, style = _head_dim(row, name, hidden, heads), _style(row, name, gated=gated)
+    usual = LLAMA_STYLE if gated else GPT_STYLE
+    columns = {
+        "vocab": str(whole(row, "vocab", _vocabulary(name))), "ffn_hidden": str(int(ffn)),
+        "tied_embeddings": json.dumps(style.tied), "model.gated": json.dumps(gated),
+        "model.head_dim": str(head_dim) if head_dim * heads != hidden else "",
+        "model.positions": "0" if not gated and "mpt" in name.lower() else str(sequence(row)) * (not gated),
+        "model.dropout": "true" if not gated and unfused(row) else "",
+    }  # fmt: skip
+    kinds = {
+        each: getattr(style, each) for each in sorted(STYLE) if getattr(style, each) != getattr(usual, each)
+    }
+    return columns | {
+        f"model.{each}": value if isinstance(value, str) else json.dumps(value)
+        for each, value in kinds.items()
+    }
 
 
 def _head_dim(row: Row, name: str, hidden: int, heads: int) -> int:
@@ -71,7 +78,7 @@ def _head_dim(row: Row, name: str, hidden: int, heads: int) -> int:
 
 
 def _vocabulary(name: str) -> int:
-    return next((size for pattern, size in _VOCABULARIES if pattern.search(name)), _GPT_VOCABULARY)
+    return next((size for pattern, size in _VOCABULARIES if pattern.search(name)), GPT_VOCABULARY)
 
 
 def _style(row: Row, name: str, *, gated: bool) -> Style:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.normalise.mixtures import expert_plan, overlap_words, recipe_layers
+from benchmarks.normalise.stacks import stack_of
 from simpar.stacks.stack import ExpertHabits, load_stack
 from simpar.validate.cells import Unmodelled
-from simpar.validate.mixtures import expert_plan, mixture, overlap_words, recipe_layers
-from simpar.validate.rows import case
-from simpar.validate.stacks import stack_of
+from tests.benchmarks.normalise.published import case, mixture
 
 ROW = {
     "source": "a table", "model_name": "DeepSeekV3", "n_layers": "61", "hidden": "7168", "n_heads": "128",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpar.models.catalogue import catalogue
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
-from simpar.validate.cells import Row, number, text, whole
+from simpar.validate.cells import Row, text, whole
+from simpar.validate.models import sized
 
 _NAMES = (  # pattern of a table's name, name in the catalogue
     (r"deepseek.?v3", "deepseek-v3"), (r"deepseek.?v2.?lite", "deepseek-v2-lite"),
@@ -38,7 +38,7 @@ def entry(row: Row) -> str | None:
     return next((known for pattern, known in _NAMES if re.search(pattern, name, re.IGNORECASE)), None)
 
 
-def _named(row: Row) -> str | None:
+def named(row: Row) -> str | None:
     """The same, or the model in the catalogue whose name differs only in spelling."""
     plain = _plain(text(row, "model_name").partition("(")[0])
     return entry(row) or next((known for known in catalogue() if _plain(known) == plain), None)
@@ -60,61 +60,11 @@ def unsized(row: Row) -> ModelGraph | None:
     It has the row's number of layers, unless its layers follow a pattern.
     """
     sizes = text(row, "hidden") or (text(row, "n_layers") and text(row, "n_experts"))
-    known = None if sizes else _named(row)
+    known = None if sizes else named(row)
     if known is None:
         return None
     graph = read(sized(row, config(known)), text(row, "model_name"))
     return graph if whole(row, "n_layers", len(graph.layers)) == len(graph.layers) else None
-
-
-_FIELDS = {
-    "n_layers": ("num_hidden_layers", "n_layers", "n_layer"),
-    "hidden": ("hidden_size", "d_model", "n_embd"),
-    "n_heads": ("num_attention_heads", "n_heads", "n_head"),
-    "n_kv_heads": ("num_key_value_heads", "kv_n_heads"),
-    "vocab": ("vocab_size",),
-    "n_experts": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
-    "topk": ("num_experts_per_tok", "moe_top_k"),
-}
-"""Columns, and the corresponding fields of configs."""
-_WIDTHS = ("intermediate_size", "moe_intermediate_size", "ffn_hidden_size", "n_inner")
-_EXPERTS = ("moe_intermediate_size", "ffn_hidden_size", "intermediate_size")
-
-
-def sized(row: Row, released: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with the sizes that a row gives, which override those of the released model.
-
-    Latent attention has its own key-value heads. For a mixture the width is that of an expert, unless it equals one of
-    the released widths.
-    """
-    found, flat = {**released}, dict(_leaves(released))
-    for column, names in _FIELDS.items():
-        if number(row, column) is None or (column == "n_kv_heads" and "kv_lora_rank" in flat):
-            continue
-        name = next((each for each in names if each in flat), None)
-        if name is not None and flat[name] != whole(row, column):
-            found = _replaced(found, name, whole(row, column))
-    width = number(row, "ffn_hidden")
-    if width is not None and width not in (flat.get(name) for name in _WIDTHS):
-        name = next((each for each in _EXPERTS if each in flat), None)
-        found = found if name is None else _replaced(found, name, whole(row, "ffn_hidden"))
-    return found
-
-
-def _leaves(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Fields of a config and of its sections."""
-    for name, value in part.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value)
-        else:
-            yield name, value
-
-
-def _replaced(part: Mapping[str, Any], name: str, value: int) -> dict[str, Any]:
-    return {
-        key: _replaced(old, name, value) if isinstance(old, Mapping) else value if key == name else old
-        for key, old in part.items()
-    }
 
 
 _SCRIPTS = {"simumax": "no tp/dp overlap; capacity factor 1"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.validate.rows import case
-from simpar.validate.stacks import stack_of
+from benchmarks.normalise.stacks import stack_of
+from tests.benchmarks.normalise.published import case
 
 ROW = {
     "source": "NeMo Automodel performance summary", "model_name": "Llama3 8B (LoRA)", "n_layers": "32",

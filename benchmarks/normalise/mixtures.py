@@ -6,53 +6,45 @@ import re
 from math import gcd
 
 from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import read
-from simpar.validate.cells import Row, Unmodelled, is_primus, number, text, whole
-from simpar.validate.released import config, entry, recipe_words, sized
-from simpar.validate.words import dense_layers
+from simpar.validate.cells import Row, Unmodelled, number, text, whole
 
-USUAL_VOCABULARY = 32000  # Llama's and Mixtral's
+from .labels import is_primus
+from .released import config, entry, recipe_words
+from .words import dense_layers
+
 _OWN_LAYERS = re.compile(
     r"deepseek.?v4|jamba|mamba|hybrid|next|linear|gshard|switch|bert|t5|gpt", re.IGNORECASE
 )
 """Names of mixtures whose layers cannot be described by sizes alone."""
 
 
-def mixture(row: Row) -> ModelGraph:
-    """The released mixture that a row names, with the row's sizes. Raises Unmodelled.
+def mixture_columns(row: Row) -> dict[str, str]:
+    """The columns that make the released mixture of the name of a row, beside its sizes. Raises Unmodelled.
 
     With any other name it is a decoder like Llama with experts in all layers, if the row gives all sizes.
     """
-    name = text(row, "model_name")
     known = entry(row)
     if known is None:
-        return _by_sizes(row)
-    released = config(known)
-    sizes = sized(row, released)
+        _refuse_unsized(row)
+        return {}
+    released, columns = config(known), {"model": known}
     if dense := released.get("first_k_dense_replace"):
-        layers, of = (int(each["num_hidden_layers"]) for each in (sizes, released))
-        sizes["first_k_dense_replace"] = dense_layers(row, dense, layers=layers, of=of)
-    if not _predicts_further(row):
-        sizes.pop("num_nextn_predict_layers", None)
-    return read(sizes, name)
+        of = int(released["num_hidden_layers"])
+        count = dense_layers(row, dense, layers=whole(row, "n_layers", of), of=of)
+        columns |= {"model.first_k_dense_replace": str(count)} if count != dense else {}
+    if not _predicts_further(row) and "num_nextn_predict_layers" in released:
+        columns["model.num_nextn_predict_layers"] = "null"
+    return columns
 
 
-def _by_sizes(row: Row) -> ModelGraph:
-    """A mixture that is known only by its row. Raises Unmodelled."""
+def _refuse_unsized(row: Row) -> None:
+    """Raise Unmodelled for a mixture whose layers its sizes do not describe."""
     name = text(row, "model_name")
     if _OWN_LAYERS.search(name):
         raise Unmodelled(f"mixture whose config is not released ({name})")
     columns = ("n_layers", "hidden", "n_heads", "ffn_hidden", "n_experts", "topk")
     if missing := [column for column in columns if number(row, column) is None]:
         raise Unmodelled(f"mixture whose config is not released ({name}), and {missing[0]} not published")
-    shape = {
-        "model_type": "mixtral", "num_hidden_layers": whole(row, "n_layers"), "hidden_size": whole(row, "hidden"),
-        "num_attention_heads": whole(row, "n_heads"),
-        "num_key_value_heads": whole(row, "n_kv_heads", whole(row, "n_heads")),
-        "intermediate_size": whole(row, "ffn_hidden"), "vocab_size": whole(row, "vocab", USUAL_VOCABULARY),
-        "num_local_experts": whole(row, "n_experts"), "num_experts_per_tok": whole(row, "topk"),
-    }  # fmt: skip
-    return read(shape, name)
 
 
 def _predicts_further(row: Row) -> bool:

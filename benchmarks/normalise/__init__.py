@@ -1,0 +1,1 @@
+"""Published tables of measured runs in explicit columns."""

@@ -1,0 +1,31 @@
+"""Rows as published tables have them, read by way of their explicit columns."""
+
+from benchmarks.normalise.mixtures import mixture_columns
+from benchmarks.normalise.rows import normalised
+from simpar.validate import rows, table
+from simpar.validate.models import graph_of
+
+
+def case(row):
+    """The simulation input of a published row. Raises Unmodelled."""
+    return rows.case(normalised(row))
+
+
+def measured(row):
+    """The measurements of a published row. Raises Unmodelled."""
+    return rows.measured(normalised(row))
+
+
+def outcome(line, row):
+    """Prediction and measurement of a published row, or the reason why it is not modelled."""
+    return table.outcome(line, normalised(row))
+
+
+def suspect(row):
+    """Why a published row is disturbed."""
+    return table.suspect(normalised(row))
+
+
+def mixture(row):
+    """The mixture of a published row. Raises Unmodelled."""
+    return graph_of({**row, **mixture_columns(row)})
