@@ -50,7 +50,7 @@ MODELS = (
 
 def matrix() -> Iterator[tuple[str, Plan, str]]:
     """Every plan of the matrix for every model it fits."""
-    from simpar.plan.check import check
+    from simpar.layout.check import check
     from simpar.plan.choices.target import Target
 
     for label, values in PLANS.items():

@@ -90,7 +90,7 @@ def gathered(row: Row) -> Run:
         with patch.object(stages, "HELD_UP", up), patch.object(allocator, "FULL_QUEUE", queue):
             again = footprints(lowered, timing, cluster)
         outputs[up, queue] = np.array([own.held_outputs_bytes for own in again]) / habits.held_outputs
-    first = int(np.argmin(lowered.layout.representative_rank))
+    first = int(np.argmin(lowered.quotient.representative_rank))
     classes = [
         (
             float(own.static.resident_bytes),
@@ -105,7 +105,7 @@ def gathered(row: Row) -> Run:
         stack=one.stack,
         classes=np.array(classes),
         output_bytes=outputs,
-        alternates=lowered.job.plan.num_microbatches(lowered.job.training.global_batch) > 1,
+        alternates=lowered.job.layout.num_microbatches(lowered.job.training.global_batch) > 1,
         peak_bytes=actual.peak_memory_bytes if actual.peak_counts == "reserved" else None,
         fits=actual.fits,
     )

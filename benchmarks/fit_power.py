@@ -192,7 +192,7 @@ def shares(device: str, nodes: int, benchmark: str, step_s: float | None) -> tup
     between_s = RUNS[device, nodes, benchmark][1]
     between_s = lowered.job.stack.launch.step_overhead_s if between_s is None else between_s
     whole_s = step_s or timing.makespan_ns / NS_PER_S + between_s
-    kernels_s = np.average(accounts.kernels_s(), axis=0, weights=lowered.layout.multiplicity)
+    kernels_s = np.average(accounts.kernels_s(), axis=0, weights=lowered.quotient.multiplicity)
     products, streaming = (kernels_s / max(whole_s, kernels_s.sum())).tolist()
     return products, streaming
 

@@ -171,14 +171,14 @@ def folding() -> Figure:
     axes.plot(gpus, gpus, color=BUBBLE, marker="o", label="GPUs")
     axes.plot(
         gpus,
-        [each.layout.num_classes for each in slow],
+        [each.quotient.num_classes for each in slow],
         color=COMM,
         marker="s",
         label="classes, one GPU slow",
     )
     axes.plot(
         gpus,
-        [each.layout.num_classes for each in found],
+        [each.quotient.num_classes for each in found],
         color=FORWARD,
         marker="^",
         label="classes, all alike",
@@ -211,7 +211,7 @@ def _folded(nodes: int, damage: dict[str, float], perturbation: dict[str, Any]) 
 
 def _draw_classes(axes: Axes, lowered: Lowered, title: str) -> None:
     """Nodes from top to bottom, their GPUs from left to right, coloured by class."""
-    classes = lowered.layout.class_of_rank.reshape(-1, 8)
+    classes = lowered.quotient.class_of_rank.reshape(-1, 8)
     for (node, device), number in np.ndenumerate(classes):
         axes.add_patch(_square(device, node, CLASS_COLOURS[number % len(CLASS_COLOURS)]))
         axes.text(device, node, str(number), ha="center", va="center", color="white", fontsize=7)
@@ -221,7 +221,7 @@ def _draw_classes(axes: Axes, lowered: Lowered, title: str) -> None:
     axes.set_xticks(range(8), [str(device) for device in range(8)])
     axes.set_yticks(range(len(classes)), [f"node {node}" for node in range(len(classes))])
     axes.set_xlabel("GPU of the node", color=INK)
-    said = f"{title}:\n{classes.size} GPUs, {lowered.layout.num_classes} classes"
+    said = f"{title}:\n{classes.size} GPUs, {lowered.quotient.num_classes} classes"
     axes.set_title(said, loc="left", fontsize=10, color=INK)
     clean(axes)
     axes.spines[:].set_visible(False)

@@ -19,9 +19,9 @@ from typing import Any
 from simpar.engine import choose_engine, reference
 from simpar.engine.event import Runner
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.check import schedule_of
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.jitter import Jitter, units_of
 from simpar.program.lower import lower
@@ -55,7 +55,7 @@ def parts(devices: int, microbatches: int, *, collapse: bool = True) -> dict[str
     cluster, graph = load_cluster("dgx-h100", devices // 8), load_model("llama-3.1-405b")
     training = Training(seq_len=8192, global_batch=devices // 128 * microbatches)
     job = make_job(graph, cluster, PLAN, training)
-    schedule = schedule_of(job.plan, training)
+    schedule = schedule_of(job.layout, training)
     lower_s, lowered = best(lambda: lower(job, cluster, schedule, collapse=collapse))
     name, engine = choose_engine("auto" if collapse else "reference", lowered.program)
     engine_s, _ = best(lambda: engine(lowered.program))
@@ -79,7 +79,7 @@ def jitter(devices: int) -> dict[str, float]:
     cluster, graph = load_cluster("dgx-h100", devices // 8), load_model("llama-3.1-405b")
     training = Training(seq_len=8192, global_batch=devices // 128 * 16)
     job = make_job(graph, cluster, PLAN, training)
-    schedule = schedule_of(job.plan, training)
+    schedule = schedule_of(job.layout, training)
     folded = lower(job, cluster, schedule)
     units_s, drawn = best(lambda: Jitter.of(folded, units_of(folded)), 1)
     run = Runner(drawn.program)

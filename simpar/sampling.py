@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simpar.engine import choose_engine
 from simpar.errors import UserError
-from simpar.plan.mirrored import MirroredMesh, unfolded
+from simpar.layout.layout import unfolded
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.ir.program import OpTable, Program, Timing
 from simpar.program.jitter import Jitter, num_ops, units_of
@@ -89,15 +89,15 @@ def _jitter(lowered: Lowered) -> Jitter:
     Every rank is its own unit in stages with meshes of their own, in pipelines with two ends, and on shared cores.
     """
     job, network = lowered.job, lowered.maker.network
-    mirrored = isinstance(job.plan.mesh, MirroredMesh)
+    mirrored = job.layout.mirrored
     if mirrored and network.cluster.world_size > MOST_MIRRORED:
         raise UserError(
-            f"perturbation.jitter: plan.schedule = {unfolded(job.plan).schedule} is lowered rank by rank, "
+            f"perturbation.jitter: plan.schedule = {unfolded(job.layout).schedule} is lowered rank by rank, "
             f"{network.cluster.world_size:,} devices: allowed {MOST_MIRRORED:,}, or another schedule, such as "
-            f"{job.plan.schedule}"
+            f"{job.layout.schedule}"
         )
     fastest_s = at_peak_s(job, network.cluster, "causal")
-    if job.plan.pipeline.stages or mirrored or are_shared(network.cluster):
+    if job.layout.stages or mirrored or are_shared(network.cluster):
         return Jitter.of(lowered, np.arange(network.cluster.world_size), at_peak_s=fastest_s)
     units = units_of(lowered)
     many = num_ops(lowered, units)

@@ -15,15 +15,15 @@ from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
+from simpar.layout.check import check, schedule_of
 from simpar.layout.defaults import resolve, under
+from simpar.layout.layout import Layout, folded
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import MOST_TOKENS, Training
 from simpar.models.tuning import TUNED, tuned
-from simpar.plan.check import check, schedule_of
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.choices.target import Target
-from simpar.plan.mirrored import folded
 from simpar.plan.plan import Plan
 from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
@@ -94,7 +94,7 @@ def simulate(
     check_countable(lowered.program)
     name, run = choose_engine(engine, lowered.program)
     # of replicas that step on their own, jitter is drawn for many local steps, not for the passes of one step
-    alone = apart(job.plan)
+    alone = job.layout.steps_apart
     jitter = None
     if perturbation.jitter_sigma > 0 and not alone:
         alone_on_links = partial(lower_job, job, cluster, perturbation, contention=False)
@@ -157,43 +157,44 @@ def make_job(
     graph = tuned_graph(plan, graph)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
     checked = check(balanced(resolve(plan, habits), graph, habits), target)
-    return checked_job(graph, cluster, checked, training, habits, fit_probability)
+    return job_of_layout(graph, cluster, Layout.of(checked), training, habits, fit_probability)
 
 
-def checked_job(
+def job_of_layout(
     graph: ModelGraph,
     cluster: Cluster,
-    plan: Plan,
+    layout: Layout,
     training: Training,
     stack: Stack,
     fit_probability: float = AS_PREDICTED,
 ) -> Job:
-    """The job of a plan that is already resolved and checked. Raises UserError.
+    """The job of a layout whose costs are still to be looked at. Raises UserError.
 
-    DualPipe becomes DualPipeV on half as many pipeline ranks (:mod:`simpar.plan.mirrored`).
+    DualPipe becomes DualPipeV on half as many pipeline ranks (:mod:`simpar.layout.mirrored`).
     """
-    plan = folded(plan)
-    habits = under(stack, plan)
+    layout = folded(layout)
+    habits = under(stack, layout)
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
     first, *others = (
         KernelModel(
             device,
-            plan.numerics.precision,
+            layout.precision,
             habits.fusion.attention,
             attention_rate=habits.fusion.rate_on(device.name),
         )
         for device in cluster.devices
     )
     for kernels in (first, *others):
-        kernels.peak(plan.numerics.precision)
-    check_drives(plan, cluster)
-    graph = _with_documents(graph, plan, training)
-    job = Job(graph, training, plan.model_copy(update=named), habits, first, tuple(others))
+        kernels.peak(layout.precision)
+    check_drives(layout, cluster)
+    graph = _with_documents(graph, layout, training)
+    named_layout = replace(layout, record=layout.record.model_copy(update=named))
+    job = Job(graph, training, named_layout, habits, first, tuple(others))
     return _decided(with_checkpoints(job, cluster, partial(_room, cluster, fit_probability)), cluster)
 
 
 def _decided(job: Job, cluster: Cluster) -> Job:
-    """The job whose plan also states what follows from the durations of its passes: pass costs and token slices."""
+    """The job whose layout also states what follows from the durations of its passes: pass costs and token slices."""
     return with_slices(with_pass_costs(job, cluster), cluster)
 
 
@@ -240,22 +241,22 @@ def tuned_graph(plan: Plan, graph: ModelGraph) -> ModelGraph:
     )
 
 
-def _with_documents(graph: ModelGraph, plan: Plan, training: Training) -> ModelGraph:
+def _with_documents(graph: ModelGraph, layout: Layout, training: Training) -> ModelGraph:
     """The model on the fullest of the ranks that share a batch of documents."""
     if training.documents is None:
         return graph
-    ranks = plan.mesh.replicas
+    ranks = int(layout.dp)
     return with_documents(graph, training, training.global_batch / ranks, expected_maximum(ranks))
 
 
-def check_drives(plan: Plan, cluster: Cluster) -> None:
-    """Raise UserError where a plan offloads to drives that the cluster lacks, or on nodes of several kinds."""
-    if plan.offload.is_used and cluster.is_mixed:
+def check_drives(layout: Layout, cluster: Cluster) -> None:
+    """Raise UserError where a layout offloads to drives that the cluster lacks, or on nodes of several kinds."""
+    if layout.offloads and cluster.is_mixed:
         raise UserError(
             f"plan.offload: hardware {cluster.profile.name} has several kinds of nodes; allowed: offload on one kind"
         )
     for name in ("offload_optimizer", "offload_parameters"):
-        if getattr(plan.offload, name) == "nvme" and cluster.profile.host.nvme_bandwidth is None:
+        if getattr(layout, name) == "nvme" and cluster.profile.host.nvme_bandwidth is None:
             raise UserError(
                 f"plan.{name} = nvme: hardware {cluster.profile.name} has no drives (host.nvme_bandwidth); allowed: "
                 "none, cpu"
@@ -263,25 +264,23 @@ def check_drives(plan: Plan, cluster: Cluster) -> None:
 
 
 def with_pass_costs(job: Job, cluster: Cluster) -> Job:
-    """The job whose plan states the durations of F, I and W that a greedy schedule is made for.
+    """The job whose layout states the durations of F, I and W that a greedy schedule is made for.
 
-    Unchanged where the schedule does not depend on durations, or the plan states them already.
+    Unchanged where the schedule does not depend on durations, or the layout states them already.
     """
-    plan = job.plan
-    if plan.pipeline.pass_costs or plan.pipeline.stages or plan.mesh.pp == 1 or plan.schedule == CUSTOM:
+    layout = job.layout
+    if layout.pass_costs or layout.stages or layout.pp == 1 or layout.schedule == CUSTOM:
         return job
-    if not looks_at_costs(plan.schedule):
+    if not looks_at_costs(layout.schedule):
         return job
-    pipeline = plan.pipeline.model_copy(update={"pass_costs": pass_costs(job, cluster)})
-    return replace(job, plan=plan.model_copy(update={"pipeline": pipeline}))
+    return replace(job, layout=replace(layout, pass_costs=pass_costs(job, cluster)))
 
 
 def with_slices(job: Job, cluster: Cluster) -> Job:
-    """The job whose plan states the token slices that its schedule cuts sequences into; unchanged where it does."""
-    if not job.plan.runs_slices or job.plan.pipeline.slices:
+    """The job whose layout states the token slices that its schedule cuts sequences into; unchanged where it does."""
+    if not job.layout.runs_slices or job.layout.slices:
         return job
-    pipeline = job.plan.pipeline.model_copy(update={"slices": choose_slices(job, cluster)})
-    return replace(job, plan=job.plan.model_copy(update={"pipeline": pipeline}))
+    return replace(job, layout=replace(job.layout, slices=choose_slices(job, cluster)))
 
 
 def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
@@ -294,10 +293,11 @@ def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
 
 
 def _check_tokens(job: Job) -> None:
-    tokens = job.plan.micro_batch * job.training.seq_len
+    micro_batch = int(job.layout.micro_batch)
+    tokens = micro_batch * job.training.seq_len
     if tokens > MOST_TOKENS:
         raise UserError(
-            f"plan.micro_batch = {job.plan.micro_batch}: {tokens:.4g} tokens a microbatch; allowed: {MOST_TOKENS}, "
+            f"plan.micro_batch = {micro_batch}: {tokens:.4g} tokens a microbatch; allowed: {MOST_TOKENS}, "
             f"that is {max(1, MOST_TOKENS // job.training.seq_len)} sequences of {job.training.seq_len}"
         )
 
@@ -318,5 +318,5 @@ def outline_job(
         if not 0 <= rank < cluster.world_size:
             raise UserError(f"slow_ranks: rank {rank}: allowed: 0..{cluster.world_size - 1}")
     _check_tokens(job)
-    schedule = schedule_of(job.plan, job.training)
+    schedule = schedule_of(job.layout, job.training)
     return outline(job, cluster, schedule, perturbation=perturbation, contention=contention)

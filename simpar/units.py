@@ -18,6 +18,8 @@ Indices = NDArray[np.int32 | np.int64]
 """Indices of ops, classes and the like: Programs have fewer than 2**31 of any of them, and keep them in 32 bits."""
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Counts = int | Ints
+"""One count, or an array of them."""
 Numbers = float | Ints | NDArray[np.floating]
 """One number, or an array that broadcasts against others: formulas take one case or many."""
 
@@ -156,6 +158,11 @@ Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Tokens = Annotated[int, BeforeValidator(parse_tokens), Field(ge=1, le=MOST_TOKENS_TRAINED, strict=True)]
+
+
+def number(value: Any) -> Any:
+    """A Python number of an array without dimensions; other arrays stay."""
+    return value if np.ndim(value) else np.asarray(value).item()
 
 
 def floats(value: Numbers) -> Numbers:

@@ -439,7 +439,7 @@ def test_words_of_the_glossary_name_one_class():
 
 def test_few_files_spell_out_an_axis_of_the_mesh():
     """What lists choices of a plan asks their declarations; pp stands for all axes."""
-    homes = [ROOT / "simpar" / home for home in ("plan", "runtime", "export")]
+    homes = [ROOT / "simpar" / home for home in ("plan", "layout", "runtime", "export")]
     naming = [
         path
         for path in PACKAGE

@@ -20,10 +20,10 @@ from simpar.cost.operators import SUMS, OperatorTime, operator_times, sum_s
 from simpar.cost.optimizers import optimizer_time_s
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import RankDims, rank_dims
 from simpar.models.graph import Block
-from simpar.plan.choices.numerics import Numerics
-from simpar.plan.plan import Plan
-from simpar.plan.sharding import RankDims, rank_dims
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.stacks.stack import Stack
 from simpar.units import MS, US, Floats
 
@@ -63,10 +63,10 @@ class Samples:
         """For every walk, its operators as one block, and their dims."""
         found = []
         for walk in self.request.walks:
-            graph, plan = walk.graph(), Plan.model_validate({"dp": 1, "micro_batch": walk.batch})
+            graph, layout = walk.graph(), Layout(micro_batch=walk.batch)
             layer = graph.blocks[graph.layers[0]]
             every = (*graph.embedding.operators, *layer.operators, *graph.head.operators)
-            found.append((replace(layer, operators=every), rank_dims(graph, plan, walk.training)))
+            found.append((replace(layer, operators=every), rank_dims(graph, layout, walk.training)))
         return found
 
     @cached_property
@@ -256,7 +256,7 @@ def updates(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]
     def seconds(passes: float) -> Floats:
         stack = _with_launch(machine, optimizer_passes=passes).stack
         return np.array(
-            [float(optimizer_time_s(each.shape[0], Numerics(), kernels, stack)) for each in found]
+            [float(optimizer_time_s(each.shape[0], DecidedNumerics(), kernels, stack)) for each in found]
         )
 
     least = np.finfo(float).tiny

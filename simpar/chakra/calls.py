@@ -57,20 +57,20 @@ def calls_of(lowered: Lowered) -> dict[int, Call]:
 def _members(lowered: Lowered) -> list[tuple[int, ...]]:
     """Ranks of every group class in the order in which the plan lists them."""
     network = lowered.maker.network
-    rank_of_class = network.layout.representative_rank
+    rank_of_class = network.quotient.representative_rank
     orders: dict[tuple[int, ...], tuple[int, ...]] = {}
     for kind in network.kinds:
         orders |= {tuple(sorted(row)): tuple(row) for row in kind.groups.tolist() if not kind.directed}
-    joined = (tuple(sorted(rank_of_class[list(group.members)].tolist())) for group in network.layout.groups)
+    joined = (tuple(sorted(rank_of_class[list(group.members)].tolist())) for group in network.quotient.groups)
     return [orders.get(ranks, ranks) for ranks in joined]
 
 
 def _in_order(members: tuple[int, ...], class_id: int, lowered: Lowered, group: int) -> tuple[int, ...]:
     """Members of a group; in directed groups the sender, to whom the op belongs, comes first."""
-    layout = lowered.maker.network.layout
-    if not layout.groups[group].directed:
+    quotient = lowered.maker.network.quotient
+    if not quotient.groups[group].directed:
         return members
-    sender = int(layout.representative_rank[class_id])
+    sender = int(quotient.representative_rank[class_id])
     return (sender, *(rank for rank in members if rank != sender))
 
 

@@ -13,8 +13,7 @@ from simpar.chakra.step import StepTraces, step_traces
 from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
-from simpar.plan.check import schedule_of
-from simpar.plan.sync import apart
+from simpar.layout.check import schedule_of
 from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.program import check_countable
 from simpar.program.lower import outline
@@ -71,7 +70,7 @@ def export_traces(job: Job, cluster: Cluster, *, lossy: bool = False) -> Exporte
         GROUPS: json.dumps(groups) + "\n",
         SYSTEM: system_text(cluster, len(found or ())),
         MEMORY: json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}) + "\n",
-        PLAN: json.dumps(job.plan.model_dump(mode="json"), indent=2) + "\n",
+        PLAN: json.dumps(job.layout.to_plan().model_dump(mode="json"), indent=2) + "\n",
     }
     if found:
         texts[NETWORK] = network_text(found)
@@ -82,8 +81,8 @@ def export_traces(job: Job, cluster: Cluster, *, lossy: bool = False) -> Exporte
 
 def simulated_step(job: Job, cluster: Cluster) -> tuple[StepTraces, int]:
     """(Traces of a step, its duration in ns), simulated with every rank as its own class."""
-    world, plan = cluster.world_size, job.plan
-    if apart(plan):
+    world, layout = cluster.world_size, job.layout
+    if layout.steps_apart:
         raise UserError(
             "plan.sync: replicas that do not step together (servers among them) have no step to trace; allowed: bsp "
             "without servers"
@@ -94,7 +93,7 @@ def simulated_step(job: Job, cluster: Cluster) -> tuple[StepTraces, int]:
             "plan.dp keep what one replica does)"
         )
     found = outline(
-        job, cluster, schedule_of(plan, job.training), perturbation=Perturbation(fold=False), collapse=False
+        job, cluster, schedule_of(layout, job.training), perturbation=Perturbation(fold=False), collapse=False
     )
     if len(found) > MOST_OPS:
         raise UserError(
@@ -110,7 +109,7 @@ def simulated_step(job: Job, cluster: Cluster) -> tuple[StepTraces, int]:
 def _notes(job: Job, cluster: Cluster, step: StepTraces) -> Iterator[str]:
     joined = "kernels shorter than 50 us are joined with the next ones; times are whole microseconds"
     yield f"{step.num_nodes:,} nodes; {joined}"
-    if job.graph.is_mixture and job.plan.mesh.ep > 1 and job.plan.experts.token_dispatch == "per_node":
+    if job.graph.is_mixture and job.layout.mesh.ep > 1 and job.layout.token_dispatch == "per_node":
         yield "a dispatch of tokens by node is written as the all-to-all of its copies of tokens by rank"
     yield from unsaid(cluster)
 
@@ -119,7 +118,7 @@ def _page(
     job: Job, cluster: Cluster, step_time_s: float, lost: tuple[str, ...], notes: tuple[str, ...]
 ) -> str:
     """The text on how to run the files, and on what they do not express."""
-    mesh = job.plan.mesh
+    mesh = job.layout.mesh
     network = NETWORK if dimensions(cluster) else "YOUR_NETWORK.yml"
     layout = f"tp {mesh.tp}, cp {mesh.cp}, dp {mesh.dp}, pp {mesh.pp}, ep {mesh.ep}"
     devices = f"{cluster.world_size} x {cluster.devices[0].name}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.cost.context import exchange_elements
+from simpar.layout.sharding import RankDims
 from simpar.models.graph import (
     INPUT,
     PRODUCTS,
@@ -24,8 +25,7 @@ from simpar.models.graph import (
     saved_tensors,
 )
 from simpar.models.recompute import is_full, operators, segment
-from simpar.plan.choices.numerics import Numerics
-from simpar.plan.sharding import RankDims
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.precisions import PRECISIONS
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags, Numbers
@@ -48,7 +48,7 @@ class BlockActivations:
 
 
 def block_activations(
-    block: Block, dims: RankDims, stack: Stack, numerics: Numerics, recompute: str = "none"
+    block: Block, dims: RankDims, stack: Stack, numerics: DecidedNumerics, recompute: str = "none"
 ) -> BlockActivations:
     """Saved and transient bytes of one block and microbatch on the rank of ``dims``; arrays where ``dims`` has them.
 
@@ -63,7 +63,7 @@ def block_activations(
     return result
 
 
-def activation_bytes(numerics: Numerics) -> float:
+def activation_bytes(numerics: DecidedNumerics) -> float:
     """Bytes of an activation element: 8-bit and 4-bit products hand each other bf16."""
     return numerics.products.handed_bytes
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.optimizers import moment_bytes
-from simpar.plan.plan import Plan
+from simpar.layout.layout import Layout
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES
 
@@ -29,34 +29,34 @@ class HostMemory:
         return self.optimizer_bytes + self.gradients_bytes + self.parameters_bytes + self.activations_bytes
 
 
-def host_memory(plan: Plan, stack: Stack, share: float, activations_bytes: float) -> HostMemory:
+def host_memory(layout: Layout, stack: Stack, share: float, activations_bytes: float) -> HostMemory:
     """What a rank keeps on the host; ``share`` is the number of parameters that it updates.
 
     Gradients wait there in fp32. The buffers through which drives read and write are not counted.
     """
-    offload, away = plan.offload, plan.offload.ratio * share
-    states = away * host_state_bytes(plan)
-    parameters = share * parameter_widths(plan, stack).compute
+    away = layout.host_share * share
+    states = away * host_state_bytes(layout)
+    parameters = share * parameter_widths(layout, stack).compute
     return HostMemory(
-        optimizer_bytes=states * (offload.offload_optimizer == "cpu"),
+        optimizer_bytes=states * (layout.offload_optimizer == "cpu"),
         gradients_bytes=away * _WIDE,
-        parameters_bytes=parameters * (offload.offload_parameters == "cpu"),
+        parameters_bytes=parameters * (layout.offload_parameters == "cpu"),
         activations_bytes=activations_bytes,
-        nvme_bytes=states * (offload.offload_optimizer == "nvme")
-        + parameters * (offload.offload_parameters == "nvme"),
+        nvme_bytes=states * (layout.offload_optimizer == "nvme")
+        + parameters * (layout.offload_parameters == "nvme"),
     )
 
 
-def host_state_bytes(plan: Plan) -> float:
+def host_state_bytes(layout: Layout) -> float:
     """Bytes per parameter of states that the host updates: moments, and the host's own fp32 copy of the parameter."""
-    return moment_bytes(plan.numerics) + _WIDE
+    return moment_bytes(layout) + _WIDE
 
 
-def update_bytes(plan: Plan, stack: Stack) -> float:
+def update_bytes(layout: Layout, stack: Stack) -> float:
     """Bytes of host memory traffic for the update of one parameter.
 
     AdamW reads the gradient, the parameter and two moments in fp32, writes the last three and the copy that the
     device computes with: 16 + 12 + 2 = 30.
     """
-    states = host_state_bytes(plan)
-    return _WIDE + 2 * states + parameter_widths(plan, stack).compute
+    states = host_state_bytes(layout)
+    return _WIDE + 2 * states + parameter_widths(layout, stack).compute

@@ -9,8 +9,8 @@ import numpy as np
 
 from simpar.cost.kernels import KernelModel
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
+from simpar.layout.sharding import RankDims
 from simpar.models.graph import Attention, Dims, Operator, Weight, evaluate
-from simpar.plan.sharding import RankDims
 from simpar.precisions import Precision
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Numbers

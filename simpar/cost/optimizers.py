@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.cost.kernels import KernelModel
 from simpar.models.graph import Block, Dims, Operator, Weight, evaluate
-from simpar.plan.choices.numerics import Numerics
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.optimizers.optimizer import ByMatrix
 from simpar.stacks.stack import Stack
@@ -35,14 +35,14 @@ class Matrix:
     expert: bool = False
 
 
-def moment_bytes(numerics: Numerics, *, other: bool = False) -> float:
+def moment_bytes(numerics: DecidedNumerics, *, other: bool = False) -> float:
     """Bytes of states per parameter of matrices inside layers, or of ``other`` parameters; factors are left out."""
     rule = OPTIMIZERS[numerics.optimizer]
     width = rule.width_bytes or DTYPE_BYTES[numerics.moment_dtype or "fp32"]
     return (rule.others if other else rule.moments) * width
 
 
-def state_bytes(block: Block, dims: Dims, numerics: Numerics) -> tuple[Numbers, Numbers]:
+def state_bytes(block: Block, dims: Dims, numerics: DecidedNumerics) -> tuple[Numbers, Numbers]:
     """Bytes of a block's optimizer states without master weights: (outside experts, of experts)."""
     own = block.view(dims)
     totals: list[Numbers] = [0.0, 0.0]
@@ -52,7 +52,7 @@ def state_bytes(block: Block, dims: Dims, numerics: Numerics) -> tuple[Numbers, 
     return totals[0], totals[1]
 
 
-def _weight_bytes(op: Operator, weight: Weight, dims: Dims, numerics: Numerics) -> Numbers:
+def _weight_bytes(op: Operator, weight: Weight, dims: Dims, numerics: DecidedNumerics) -> Numbers:
     rule, size = OPTIMIZERS[numerics.optimizer], evaluate(weight.size, dims)
     inner = _is_inner(op, weight)
     kept = size * moment_bytes(numerics, other=not inner)
@@ -107,7 +107,7 @@ def inner_matrices(blocks: Iterable[Block], dims: Dims) -> list[Matrix]:
 
 
 def optimizer_time_s(
-    num_parameters: Numbers, numerics: Numerics, kernels: KernelModel, stack: Stack
+    num_parameters: Numbers, numerics: DecidedNumerics, kernels: KernelModel, stack: Stack
 ) -> Numbers:
     """Seconds of the update of ``num_parameters`` (this rank's share), products of matrix optimizers left out.
 
@@ -122,7 +122,7 @@ def optimizer_time_s(
 
 
 def products_time_s(
-    matrices: Sequence[Matrix], shards: tuple[int, int], numerics: Numerics, kernels: KernelModel
+    matrices: Sequence[Matrix], shards: tuple[int, int], numerics: DecidedNumerics, kernels: KernelModel
 ) -> float:
     """Seconds of the products of a matrix optimizer on a rank that holds ``matrices``; 0 for others.
 
@@ -137,7 +137,7 @@ def products_time_s(
 
 
 def matrices_time_s(
-    matrices: Sequence[Matrix], numerics: Numerics, kernels: KernelModel
+    matrices: Sequence[Matrix], numerics: DecidedNumerics, kernels: KernelModel
 ) -> tuple[float, float]:
     """Seconds of the products (of all matrices, of the most expensive one); zeros for other optimizers."""
     by_matrix = OPTIMIZERS[numerics.optimizer].by_matrix

@@ -8,10 +8,10 @@ from typing import Any
 
 from simpar import export
 from simpar.errors import UserError
+from simpar.layout.check import check
 from simpar.layout.moves import choice_of, given_up, reopened, replacements, savings
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.check import check
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 

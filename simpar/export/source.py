@@ -13,11 +13,11 @@ from simpar.export.subject import cluster_of, node_of
 from simpar.formats import check_answer, is_simulated
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
+from simpar.layout.check import check
 from simpar.layout.defaults import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.check import check
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation

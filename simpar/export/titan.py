@@ -10,9 +10,10 @@ from simpar.export.architecture import Architecture, architecture
 from simpar.export.hub import as_shipped
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import Numerics, Options
+from simpar.layout.check import schedule_of
+from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
 from simpar.models.recompute import module_names
-from simpar.plan.check import schedule_of
 from simpar.plan.schedules.actions import LETTERS
 
 ROTATION = "parallelism.context_parallel_rotate_method"
@@ -132,7 +133,7 @@ def _data_parallel(s: Subject) -> Iterator[Loss]:
 def _pipeline(s: Subject) -> Iterator[Loss]:
     if s.plan.mesh.pp == 1:
         return
-    table = schedule_of(s.plan, s.training)
+    table = schedule_of(Layout.of(s.plan), s.training)
     if table.num_mirrored:
         yield Loss("schedule", s.plan.schedule, "a rank holds no second copy of another rank's stages")
         return
@@ -152,7 +153,7 @@ def placement(s: Subject) -> str | None:
     """A schedule of torch with the plan's placement of stages; the plan's own schedule if torch has it."""
     if s.plan.schedule in SCHEDULES:
         return SCHEDULES[s.plan.schedule]
-    pp, stages = s.plan.mesh.pp, schedule_of(s.plan, s.training).rank_of_stage
+    pp, stages = s.plan.mesh.pp, schedule_of(Layout.of(s.plan), s.training).rank_of_stage
     if stages == tuple(range(pp)):
         return "1F1B"
     if stages == tuple(stage % pp for stage in range(len(stages))):
@@ -220,7 +221,7 @@ def schedule_file(s: Subject) -> Mapping[str, str]:
     """The action table in torch's format, if torch does not have the schedule."""
     if s.plan.mesh.pp == 1 or s.plan.schedule in SCHEDULES:
         return {}
-    return {CSV: schedule_of(s.plan, s.training).to_csv()}
+    return {CSV: schedule_of(Layout.of(s.plan), s.training).to_csv()}
 
 
 def notes(s: Subject) -> Iterator[str]:

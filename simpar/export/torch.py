@@ -12,9 +12,10 @@ from simpar.export.architecture import architecture
 from simpar.export.launch import comment, launchers
 from simpar.export.subject import Loss, Subject
 from simpar.export.target import OF_TORCH, Numerics, Options, Target
+from simpar.layout.check import schedule_of
+from simpar.layout.layout import Layout
 from simpar.models.details import ROPE_TYPES, Dropout
 from simpar.models.recompute import is_full, period
-from simpar.plan.check import schedule_of
 from simpar.plan.schedules.actions import B, F, Schedule
 from simpar.units import MIB
 
@@ -84,7 +85,7 @@ def _model(s: Subject) -> Iterator[Loss]:
 def _pipeline(s: Subject) -> Iterator[Loss]:
     if s.plan.mesh.pp == 1:
         return
-    table = schedule_of(s.plan, s.training)
+    table = schedule_of(Layout.of(s.plan), s.training)
     if table.num_mirrored:
         yield Loss("schedule", s.plan.schedule, "a rank holds no second copy of another rank's stages")
     if s.plan.data_parallel.zero >= 2 and s.dp > 1 and _split(table):
@@ -102,7 +103,7 @@ def options(s: Subject) -> Options:
     mesh, data, dims = s.plan.mesh, s.plan.data_parallel, s.graph.dims
     style, rope = architecture(s.graph), s.graph.details.positions.rope
     sizes = ("hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab")
-    table = schedule_of(s.plan, s.training) if mesh.pp > 1 else None
+    table = schedule_of(Layout.of(s.plan), s.training) if mesh.pp > 1 else None
     return {
         **{f"model.{name}": dims[name] for name in sizes},
         "model.positions": dims.get("positions", 0) if style.positions == "learned" else 0,
@@ -173,7 +174,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
         **launchers(s, ["train.py"], {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
     }
     if s.plan.mesh.pp > 1:
-        table = schedule_of(s.plan, s.training)
+        table = schedule_of(Layout.of(s.plan), s.training)
         rows = [",".join(_texts(table, rank)) for rank in range(table.num_ranks)]
         found["schedule.csv"] = "\n".join(rows) + "\n"
     return found

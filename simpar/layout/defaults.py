@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from simpar.layout.layout import Layout
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.staged import has_tensor_ranks
@@ -12,14 +13,13 @@ from simpar.stacks.stack import Stack
 ALL_AT_ONCE = float(2**50)  # bytes of a bucket that nothing fills
 
 
-def under(stack: Stack, plan: Plan) -> Stack:
-    """The stack under a resolved plan: FSDP hands every gradient to its reduction, so no GEMM accumulates into a sum.
+def under(stack: Stack, layout: Layout) -> Stack:
+    """The stack under a layout: FSDP hands every gradient to its reduction, so no GEMM accumulates into a sum.
 
     GEMMs still accumulate where the stack reduces by runs, and where dp and cp are 1, so that nothing is reduced.
     """
-    alone = plan.mesh.dp == 1 and plan.mesh.cp == 1
-    sums = alone or stack.overlap.reduce_runs
-    if plan.data_parallel.kind != "fsdp" or sums or not stack.numerics.gradient_accumulation_fusion:
+    sums = layout.width == 1 or stack.overlap.reduce_runs
+    if layout.kind != "fsdp" or sums or not stack.numerics.gradient_accumulation_fusion:
         return stack
     numerics = stack.numerics.model_copy(update={"gradient_accumulation_fusion": False})
     return stack.model_copy(update={"numerics": numerics})

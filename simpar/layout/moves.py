@@ -2,7 +2,7 @@
 
 Values to try one at a time (:func:`single_changes`), those of a joint space around a plan (:func:`values_around`) and
 those of menus (:func:`menus`), the changes that values require of other choices, and replacements of what a framework
-does not have. None of them is checked here: a rule of :mod:`simpar.plan.check` may refuse it.
+does not have. None of them is checked here: a rule of :mod:`simpar.layout.check` may refuse it.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from simpar.cost.memory.widths import kept_widths
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
+from simpar.layout.layout import Layout
 from simpar.models.graph import ModelGraph
-from simpar.plan.plan import Plan
 from simpar.stacks.stack import Stack
 
 
@@ -27,14 +27,14 @@ class Saving:
     load_s: float
 
 
-def checkpoint_bytes(graph: ModelGraph, plan: Plan, stack: Stack) -> float:
+def checkpoint_bytes(graph: ModelGraph, layout: Layout, stack: Stack) -> float:
     """Bytes of a checkpoint: stored weights, and states of the trained ones; adapters are saved alone.
 
-    ``graph`` has frozen what the resolved plan freezes. For matrix optimizers, the states of matrices count for all
+    ``graph`` has frozen what the layout freezes. For matrix optimizers, the states of matrices count for all
     parameters and those of factors for none.
     """
-    widths, trained = kept_widths(plan, stack), graph.num_trained_parameters()
-    frozen = 0 if plan.tuning.lora_rank is not None else graph.num_parameters() - trained
+    widths, trained = kept_widths(layout, stack), graph.num_trained_parameters()
+    frozen = 0 if layout.lora_rank is not None else graph.num_parameters() - trained
     return trained * (widths.stored + widths.states) + frozen * widths.stored
 
 

@@ -14,6 +14,7 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
 from simpar.hardware.reliability import PLANNED, Rate, load_reliability
+from simpar.layout.layout import Layout
 from simpar.models.graph import ModelGraph
 from simpar.operate.campaign import Campaign, Setting, run_campaign
 from simpar.operate.checkpoint import Saving, checkpoint_bytes, daly, efficiency, saving, young
@@ -108,7 +109,7 @@ class Job:
     def of(result: Result, cluster: Cluster, model: ModelGraph, stack: Stack | str | None = None) -> Job:
         """A job from a simulated step of a model on a software stack; the result has its resolved plan."""
         plan = Plan.model_validate(result.setup.plan)
-        size_bytes = checkpoint_bytes(tuned_graph(plan, model), plan, stack_for(plan, stack))
+        size_bytes = checkpoint_bytes(tuned_graph(plan, model), Layout.of(plan), stack_for(plan, stack))
         return Job(cluster, result, size_bytes)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,53 @@ from pydantic import Field, field_validator, model_serializer
 
 from simpar.calls import Strict
 from simpar.files import choose
-from simpar.units import Count, Ints
+from simpar.units import Count, Counts, Ints, number
 
 AXES = ("tp", "cp", "dp", "pp")
 EXPERT_AXES = ("etp", "ep", "edp")
+
+
+def expert_tensor_parallel(tp: Counts, ep: Counts, etp: Counts | None) -> Counts:
+    """Tensor-parallel ranks of an expert: as given, else (None, or 0 in a column) 1 with ep > 1, else tp."""
+    usual = np.where(np.asarray(ep) > 1, 1, tp)
+    found: Counts = number(usual if etp is None else np.where(np.asarray(etp) > 0, etp, usual))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshSizes:
+    """Degrees of parallelism, as numbers or columns; ``etp`` None, or 0 in a column, follows from tp and ep."""
+
+    tp: Counts = 1
+    cp: Counts = 1
+    dp: Counts = 1
+    pp: Counts = 1
+    ep: Counts = 1
+    etp: Counts | None = None
+
+    @property
+    def width(self) -> Counts:
+        """Ranks that sum gradients of everything but experts: dp x cp."""
+        return self.dp * self.cp
+
+    @property
+    def expert_tensor_parallel(self) -> Counts:
+        """Ranks that share an expert."""
+        return expert_tensor_parallel(self.tp, self.ep, self.etp)
+
+    @property
+    def expert_copies(self) -> Counts:
+        """Ranks that hold the same experts."""
+        return self.tp * self.width // (self.ep * self.expert_tensor_parallel)
+
+    @property
+    def communicators(self) -> Counts:
+        """Number of kinds of groups in which a rank communicates."""
+        axes = self.tp, self.dp, self.pp, self.cp, self.ep
+        several = sum(np.asarray(np.asarray(size) > 1, dtype=np.int64) for size in axes)
+        among_copies = (np.asarray(self.ep) > 1) & (np.asarray(self.expert_copies) > 1)
+        found: Counts = number(several + among_copies)
+        return found
 
 
 class Mesh(Strict):
@@ -117,7 +161,7 @@ class Mesh(Strict):
     @property
     def expert_tensor_parallel(self) -> int:
         """Tensor-parallel ranks of an expert: as given, else 1 with ep > 1, else tp."""
-        return (1 if self.ep > 1 else self.tp) if self.etp is None else self.etp
+        return int(expert_tensor_parallel(self.tp, self.ep, self.etp))
 
     @property
     def expert_data_parallel(self) -> int:

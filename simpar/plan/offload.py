@@ -12,7 +12,7 @@ from simpar.plan.sync import apart
 from simpar.units import Flags, Numbers
 
 if TYPE_CHECKING:
-    from simpar.plan.choices.offload import Offload
+    from simpar.plan.choices.offload import DecidedOffload, Offload
     from simpar.plan.plan import Plan
 
 
@@ -23,10 +23,15 @@ def decided_offload(plan: Plan) -> Offload:
     have its dp.
     """
     offload = plan.offload
+    sends = offloads_gradients(offload, plan.data_parallel.zero, _width(plan))
+    return offload.model_copy(update={"offload_gradients": sends})
+
+
+def offloads_gradients(offload: Offload | DecidedOffload, zero: Numbers, width: Numbers) -> bool | None:
+    """Whether gradients leave the device as they are made: as asked, else where they may; None without offload."""
     if offload.offload_optimizer == "none" or offload.offload_gradients is not None:
-        return offload
-    free = leaves_unasked(plan.data_parallel.zero, _width(plan))
-    return offload.model_copy(update={"offload_gradients": bool(free)})
+        return offload.offload_gradients
+    return bool(leaves_unasked(zero, width))
 
 
 def leaves_unasked(zero: Numbers, width: Numbers) -> Flags:

@@ -24,8 +24,7 @@ from simpar.models.graph import ModelGraph
 from simpar.units import scalar_truth
 
 if TYPE_CHECKING:
-    from simpar.plan.choices.experts import Experts
-    from simpar.plan.plan import Plan
+    from simpar.plan.choices.experts import DecidedExperts, Experts
 
 _SPAN = 0.8 * 2**14
 """The largest load of a power law over the smallest, as AIConfigurator draws loads of 16,384 tokens."""
@@ -85,7 +84,7 @@ class Routing:
         return prod(max(pool - held - i, 0.0) / (pool - i) for i in range(self.topk)) if pool > held else 0.0
 
 
-def fullest_load(routing: Routing, choice: Experts, ep: Any) -> Any:
+def fullest_load(routing: Routing, choice: DecidedExperts, ep: Any) -> Any:
     """Tokens that the fullest of ``ep`` ranks (an int or an array) works on, over the mean; at least 1.
 
     With a capacity factor every rank works on its whole capacity, padding included.
@@ -117,7 +116,7 @@ def fullest_arrivals(routing: Routing, load: Any, ranks: Any) -> Any:
     return arrived / usual
 
 
-def fullest_deviation(routing: Routing, choice: Experts, ranks: int) -> float:
+def fullest_deviation(routing: Routing, choice: DecidedExperts, ranks: int) -> float:
     """Standard deviation over layers and steps of the load whose mean is :func:`fullest_load`; 0 if it is fixed."""
     if choice.capacity_factor is not None or not choice.expert_imbalance or ranks == 1:
         return 0.0
@@ -127,7 +126,7 @@ def fullest_deviation(routing: Routing, choice: Experts, ranks: int) -> float:
     return choice.expert_imbalance * sqrt(ranks / routing.experts * max(variance, 0.0))
 
 
-def spread(routing: Routing, choice: Experts) -> float:
+def spread(routing: Routing, choice: DecidedExperts) -> float:
     """Standard deviation of the loads of experts over their mean."""
     if choice.expert_distribution == "power_law" and choice.expert_imbalance:
         return float(np.std(_power_law(routing, choice.expert_imbalance, _DRAWS, 0), axis=1).mean())
@@ -181,29 +180,26 @@ def excess_of_fullest(experts: int, ep: Any, copies: Any, imbalance: tuple[float
     return np.where(ranks > 1, mean, 0.0), np.where(ranks > 1, deviation, 0.0)
 
 
-def sampled_loads(graph: ModelGraph, plan: Plan, seed: int) -> NDArray[np.float64]:
+def sampled_loads(graph: ModelGraph, choice: DecidedExperts, ep: int, seed: int) -> NDArray[np.float64]:
     """Load of every expert rank over the mean, float64[ep]: the same for equal seeds.
 
     Loads of experts are lognormal, or those of a power law.
     """
-    routing, ranks = Routing.of_dims(graph.dims), plan.mesh.ep
+    routing, ranks = Routing.of_dims(graph.dims), ep
     experts = routing.experts
-    if plan.experts.expert_distribution == "power_law":
-        drawn = _power_law(routing, plan.experts.expert_imbalance, 1, seed)
+    if choice.expert_distribution == "power_law":
+        drawn = _power_law(routing, choice.expert_imbalance, 1, seed)
         return np.asarray(drawn.reshape(ranks, -1).mean(axis=1))
-    sigma = sqrt(np.log1p(plan.experts.expert_imbalance**2))
+    sigma = sqrt(np.log1p(choice.expert_imbalance**2))
     draws = np.random.Generator(np.random.Philox(key=[seed, ranks])).standard_normal(experts)
     loads = np.exp(sigma * draws)
     shares: NDArray[np.float64] = loads.reshape(ranks, -1).sum(axis=1) / loads.sum() * ranks
     return shares
 
 
-def has_sampled_loads(plan: Plan) -> bool:
-    """Whether expert ranks have loads of their own, drawn from the seed."""
-    choice = plan.experts
-    even = (
-        choice.capacity_factor is not None or not choice.expert_imbalance or scalar_truth(plan.mesh.ep == 1)
-    )
+def has_sampled_loads(choice: Experts | DecidedExperts, ep: Any) -> bool:
+    """Whether each of ``ep`` expert ranks has a load of its own, drawn from the seed."""
+    even = choice.capacity_factor is not None or not choice.expert_imbalance or scalar_truth(ep == 1)
     return not even and choice.expert_load == "sampled"
 
 

@@ -65,7 +65,11 @@ def refuse_staged(plan: Plan) -> None:
             f"plan.recompute = {OPTIMAL}: is solved for one layout of all stages",
             "any other",
         ),
-        (has_sampled_loads(plan), "plan.expert_load = sampled: loads of stages are alike", "expected"),
+        (
+            has_sampled_loads(plan.experts, plan.mesh.ep),
+            "plan.expert_load = sampled: loads of stages are alike",
+            "expected",
+        ),
         (
             policy != "none" and any(stage.recompute != policy for stage in stages),
             f"plan.recompute = {policy}: every stage states its own",

@@ -43,7 +43,12 @@ def num_replicas(plan: Plan) -> int:
 
 def apart(plan: Plan) -> bool:
     """Whether replicas step on their own and meet between steps, instead of reducing gradients inside each."""
-    return plan.data_parallel.sync != "bsp" or plan.data_parallel.servers is not None
+    return is_apart(plan.data_parallel.sync, plan.data_parallel.servers)
+
+
+def is_apart(sync: str, servers: int | None) -> bool:
+    """Whether replicas under a scheme step on their own; servers make them do so under any."""
+    return sync != "bsp" or servers is not None
 
 
 def problem(data: DataParallel) -> str | None:

@@ -16,8 +16,8 @@ from simpar.errors import UserError
 from simpar.export import load_target
 from simpar.export.subject import idle_overlaps, subject
 from simpar.export.target import Imported
+from simpar.layout.check import check
 from simpar.layout.defaults import resolve
-from simpar.plan.check import check
 from simpar.plan.choices import BY_STACK
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan, Record

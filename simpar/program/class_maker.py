@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from simpar.hardware.cluster import Cluster
-from simpar.plan.plan import Plan
-from simpar.plan.routing import has_sampled_loads, sampled_loads
+from simpar.layout.layout import Layout
+from simpar.plan.routing import sampled_loads
 from simpar.plan.schedules.actions import LETTERS, F, Schedule, W
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import ANY, Job
@@ -32,24 +32,26 @@ from simpar.program.structure.templates import REDUCE, Node, Template, followed,
 from simpar.units import Ints
 
 
-def pipeline_ranks(plan: Plan, ranks: Ints) -> Ints:
+def pipeline_ranks(layout: Layout, ranks: Ints) -> Ints:
     """The pipeline rank that each rank belongs to, int64 like ``ranks``."""
-    if not plan.pipeline.stages:
-        return plan.mesh.coordinates(ranks)["pp"].astype(np.int64)
-    starts = np.array([stage.first_device for stage in plan.pipeline.stages])
+    if not layout.stages:
+        return layout.mesh.coordinates(ranks)["pp"].astype(np.int64)
+    starts = np.array([stage.first_device for stage in layout.stages])
     order = np.argsort(starts)
     return order[np.searchsorted(starts[order], ranks, side="right") - 1].astype(np.int64)
 
 
-def rank_colours(plan: Plan, cluster: Cluster, perturbation: Perturbation, *, uneven_context: bool) -> Ints:
+def rank_colours(
+    layout: Layout, cluster: Cluster, perturbation: Perturbation, *, uneven_context: bool
+) -> Ints:
     """Initial colours int64[world], equal for ranks with the same work at the same speed; unfolded, all differ."""
-    mesh, world = plan.mesh, np.arange(cluster.world_size)
-    colour, colours = pipeline_ranks(plan, world), mesh.pp
+    mesh, world = layout.mesh, np.arange(cluster.world_size)
+    colour, colours = pipeline_ranks(layout, world), mesh.pp
     if uneven_context:
         colour, colours = colour + colours * mesh.coordinates(world)["cp"], colours * mesh.cp
-    if has_sampled_loads(plan):
+    if layout.has_sampled_loads:
         colour, colours = colour + colours * mesh.expert_coordinate(world), colours * mesh.ep
-    if plan.data_parallel.kind == "single_process":
+    if layout.kind == "single_process":
         colour[0] = world.size  # the device that everything passes through
     if len(cluster.devices) > 1:
         colour, colours = colour + colours * cluster.device_of(world), colours * len(cluster.devices)
@@ -142,14 +144,14 @@ class ClassMaker:
 
     def _builder(self, class_id: int) -> ActionBuilder:
         """The builder of a class's templates: shared, or for its own context or expert coordinate or device."""
-        shared, plan = self.builders[int(self.stage_of_class[class_id])], self.job.plan
-        rank = self.network.layout.representative_rank[class_id]
+        shared, layout = self.builders[int(self.stage_of_class[class_id])], self.job.layout
+        rank = self.network.quotient.representative_rank[class_id]
         device = int(self.network.cluster.device_of(rank))
         context = expert = ANY
         if isinstance(shared, StageBuilder) and shared.view.uneven_context:
-            context = int(plan.mesh.coordinates(rank)["cp"])
-        if has_sampled_loads(plan):
-            expert = int(plan.mesh.expert_coordinate(rank))
+            context = int(layout.mesh.coordinates(rank)["cp"])
+        if layout.has_sampled_loads:
+            expert = int(layout.mesh.expert_coordinate(rank))
         if context == expert == ANY and not device:
             return shared
         key = (id(shared), context, expert, device)
@@ -158,7 +160,7 @@ class ClassMaker:
             if isinstance(own, StageBuilder) and (context, expert) != (ANY, ANY):
                 view = replace(own.view, context_rank=context)
                 if expert != ANY:
-                    loads = sampled_loads(self.job.graph, plan, self.perturbation.seed)
+                    loads = sampled_loads(self.job.graph, layout, layout.mesh.ep, self.perturbation.seed)
                     view = view.with_load(float(loads[expert]), float(loads.max()))
                 own = replace(own, view=view)
             self._builders[key] = own
@@ -167,7 +169,7 @@ class ClassMaker:
     @cached_property
     def stage_of_class(self) -> Ints:
         """Pipeline rank of every class."""
-        return pipeline_ranks(self.job.plan, self.network.layout.representative_rank)
+        return pipeline_ranks(self.job.layout, self.network.quotient.representative_rank)
 
     @cached_property
     def messages(self) -> Messages:
@@ -177,19 +179,19 @@ class ClassMaker:
     @cached_property
     def alike(self) -> list[Ints]:
         """Classes grouped by what they run: within an entry (ascending), actions differ only in whom they wait for."""
-        network, layout, mesh = self.network, self.network.layout, self.job.plan.mesh
-        ranks, factors = layout.representative_rank, self.perturbation.slow_ranks
+        network, quotient, mesh = self.network, self.network.quotient, self.job.layout.mesh
+        ranks, factors = quotient.representative_rank, self.perturbation.slow_ranks
         columns = [
             self.stage_of_class,
             network.cluster.device_of(ranks),
             np.unique([factors.get(rank, 1.0) for rank in ranks.tolist()], return_inverse=True)[1],
-            np.arange(len(ranks)) == layout.class_of_rank[0],
+            np.arange(len(ranks)) == quotient.class_of_rank[0],
         ]
         if any(isinstance(each, StageBuilder) and each.view.uneven_context for each in self.builders):
             columns.append(mesh.coordinates(ranks)["cp"])
-        if has_sampled_loads(self.job.plan):
+        if self.job.layout.has_sampled_loads:
             columns.append(mesh.expert_coordinate(ranks))
-        for group in layout.group_class.values():
+        for group in quotient.group_class.values():
             columns += [
                 np.where(group >= 0, number[group], -1) for number in (network.alike, network.secluded)
             ]
@@ -270,7 +272,7 @@ class ClassMaker:
     @cached_property
     def _slice_makers(self) -> tuple[ClassMaker, ...]:
         """Makers of the templates of every slice of a sequence; none where sequences are whole."""
-        slices, builder = self.job.plan.pipeline.slices, self.builders[0]
+        slices, builder = self.job.layout.slices, self.builders[0]
         if not slices:
             return ()
         assert isinstance(builder, StageBuilder), "stages in roles of their own run whole sequences"
@@ -312,7 +314,7 @@ class ClassMaker:
         """
         family, builder = self._family(class_id, keys), self.builders[0]
         one_process, alike = builder.sync.single_process, family.builder.alike
-        root = one_process and bool(self.network.layout.class_of_rank[0] == class_id)
+        root = one_process and bool(self.network.quotient.class_of_rank[0] == class_id)
         known = int(self.stage_of_class[class_id]), root
         if known not in family.made:
             kinds = {
@@ -348,7 +350,7 @@ class ClassMaker:
         return families[-1]
 
     def _pricing(self, class_id: int) -> Pricing:
-        rank = int(self.network.layout.representative_rank[class_id])
+        rank = int(self.network.quotient.representative_rank[class_id])
         return Pricing(
             solo=partial(self.network.solo_ns, class_id),
             occupied=partial(self.network.occupied_ns, class_id),
@@ -371,7 +373,10 @@ class ClassMaker:
 
     def _tail(self, class_id: int) -> Template:
         builder, stage = self._builder(class_id), int(self.stage_of_class[class_id])
-        root, kinds = bool(self.network.layout.class_of_rank[0] == class_id), self.network.layout.group_class
+        root, kinds = (
+            bool(self.network.quotient.class_of_rank[0] == class_id),
+            self.network.quotient.group_class,
+        )
         tied = EMBEDDING_GROUP in kinds and bool(kinds[EMBEDDING_GROUP][class_id] >= 0)
         tied = tied and not builder.job.graph.embedding.still
         key = id(builder), stage, root, tied
@@ -393,8 +398,8 @@ class ClassMaker:
         The last of the k columns stays free for the other pass of a pair.
         """
         nobody = np.full((len(classes), 1), -1)
-        layout, messages = self.network.layout, self.messages
-        senders = [messages.senders(layout, classes, *way) if way[1] >= 0 else nobody for way in order.ways]
+        quotient, messages = self.network.quotient, self.messages
+        senders = [messages.senders(quotient, classes, *way) if way[1] >= 0 else nobody for way in order.ways]
         width = 1 + max(found.shape[1] for found in senders)
         table = np.full((len(classes), len(senders), width), -1)
         for at, found in enumerate(senders):

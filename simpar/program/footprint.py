@@ -22,7 +22,6 @@ from simpar.cost.offload import HostMemory, host_memory
 from simpar.hardware.cluster import Cluster
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.schedules import looks_at_costs
-from simpar.plan.stage_layers import stage_layers
 from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.memory import MemoryUse, memory_uses
 from simpar.program.ir.program import Timing
@@ -93,7 +92,7 @@ class Footprint:
 
     @property
     def _alternates(self) -> bool:
-        return self.job.plan.num_microbatches(self.job.training.global_batch) > 1
+        return self.job.layout.num_microbatches(self.job.training.global_batch) > 1
 
     @property
     def reserved_bytes(self) -> float:
@@ -155,7 +154,7 @@ class Footprint:
 def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Footprint, ...]:
     """Footprints of all classes, in order."""
     job, builders = lowered.job, lowered.maker.builders
-    devices = cluster.device_of(lowered.layout.representative_rank)
+    devices = cluster.device_of(lowered.quotient.representative_rank)
     stages = lowered.stage_of_class.tolist()
     standing = {
         stage: (
@@ -167,7 +166,7 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
         for stage in set(stages)
     }
     risks = [memory_risk(job.stack, part) for part in cluster.parts]
-    parts = cluster.part_of(lowered.layout.representative_rank).tolist()
+    parts = cluster.part_of(lowered.quotient.representative_rank).tolist()
     found, uses = [], memory_uses(lowered.program, timing)
     for stage, device, part, use in zip(stages, devices, parts, uses, strict=True):
         static, held, overhead, experts = standing[stage]
@@ -200,16 +199,14 @@ def _experts_risk_bytes(lowered: Lowered, stage: int) -> tuple[float, float]:
         return 0.0, 0.0
     assert isinstance(builder, StageBuilder), "no mixture has roles of its own"
     job, schedule = builder.job, lowered.maker.schedule
-    plan, mesh = job.plan, job.plan.mesh
-    own = schedule if plan.schedule == CUSTOM or looks_at_costs(plan.schedule) else None
-    pipe = np.array([[mesh.pp], [plan.pipeline.vpp], [plan.num_microbatches(job.training.global_batch)]])
-    layers = {(mesh.pp, plan.pipeline.vpp): stage_layers(plan, len(graph.layers))}
+    layout, pp, vpp = job.layout, job.layout.mesh.pp, int(job.layout.vpp)
+    own = schedule if layout.schedule == CUSTOM or looks_at_costs(layout.schedule) else None
+    pipe = np.array([[pp], [vpp], [layout.num_microbatches(job.training.global_batch)]])
+    layers = {(pp, vpp): layout.stage_layers(len(graph.layers))}
     first = np.zeros(1, dtype=np.int64)
-    flight = flights(
-        graph, ((plan.schedule,), first, own), plan.memory.recompute, tuple(pipe), layers, (stage,)
-    )
+    flight = flights(graph, ((layout.schedule,), first, own), layout.recompute, tuple(pipe), layers, (stage,))
     imbalance = shipped().memory.imbalance
-    found = experts_risk_bytes(graph, flight, builder.view.dims, (plan, job.stack), first, imbalance)
+    found = experts_risk_bytes(graph, flight, builder.view.dims, (layout, job.stack), first, imbalance)
     mean, deviation = (float(np.max(each)) for each in found)
     return mean, deviation
 
@@ -232,15 +229,15 @@ class HostUse:
 def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
     """The fullest host of a job; None where nothing is offloaded."""
     job = lowered.job
-    if not job.plan.offload.is_used:
+    if not job.layout.offloads:
         return None
     held: dict[int, tuple[float, ...]] = {}
     for stage in set(lowered.stage_of_class.tolist()):
         builder, own = lowered.maker.builders[stage], lowered.maker.builders[stage].job
         share = float(builder.sync.share(builder.held_parameters(stage)))
-        held[stage] = astuple(host_memory(own.plan, own.stack, share, _activations(lowered, stage)))
+        held[stage] = astuple(host_memory(own.layout, own.stack, share, _activations(lowered, stage)))
     by_class = np.array([held[stage] for stage in lowered.stage_of_class.tolist()])
-    by_rank = by_class[lowered.layout.class_of_rank]
+    by_rank = by_class[lowered.quotient.class_of_rank]
     nodes = by_rank.reshape(cluster.nodes, -1, by_class.shape[1]).sum(axis=1)
     fullest = int(np.argmax(nodes[:, :-1].sum(axis=1)))
     host = cluster.profile.host
@@ -252,7 +249,7 @@ def host_use(lowered: Lowered, cluster: Cluster) -> HostUse | None:
 
 def _activations(lowered: Lowered, stage: int) -> float:
     """Peak bytes of offloaded activations along a pipeline rank's passes; a stage's last block keeps its own."""
-    builder, share = lowered.maker.builders[stage], lowered.job.plan.offload.offload_activations
+    builder, share = lowered.maker.builders[stage], lowered.job.layout.offload_activations
     if not share:
         return 0.0
     letters, stages, _ = lowered.maker.schedule.letters(stage)

@@ -29,7 +29,7 @@ MANTISSA_BITS = 53
 
 def units_of(lowered: Lowered) -> Ints:
     """Number of every rank's unit, int64[world]: ranks of one class that meet inside blocks form a unit."""
-    of_rank, kinds = lowered.layout.class_of_rank, lowered.maker.network.block_kinds
+    of_rank, kinds = lowered.quotient.class_of_rank, lowered.maker.network.block_kinds
     world = len(of_rank)
     part = connected(world, [kind.groups for kind in lowered.maker.network.kinds if kind.name in kinds])
     units: Ints = np.unique(of_rank * world + part, return_inverse=True)[1].astype(np.int64)
@@ -53,7 +53,7 @@ def connected(count: int, groups: Sequence[Ints]) -> Ints:
 def num_ops(lowered: Lowered, units: Ints) -> int:
     """Number of ops of a step in which every unit has its own copy of its class's ops."""
     first = np.unique(units, return_index=True)[1]
-    each = np.bincount(lowered.layout.class_of_rank[first])
+    each = np.bincount(lowered.quotient.class_of_rank[first])
     return int(each[lowered.program.ops.class_id].sum())
 
 
@@ -134,7 +134,9 @@ class Jitter:
         kernels, class_id = Kernels.of(every), every.program.ops.class_id
         busiest_ns = np.bincount(class_id, kernels.time_ns * kernels.on_device).max(initial=1.0)
         least = min(1.0, at_peak_s * NS_PER_S / busiest_ns)
-        return Jitter(every.program, units, units[every.layout.representative_rank][class_id], kernels, least)
+        return Jitter(
+            every.program, units, units[every.quotient.representative_rank][class_id], kernels, least
+        )
 
     def ops(self, sigma: float, seed: int) -> OpTable:
         """The ops under one seed: kernels with scaled durations, or with scaled work where they share cores."""

@@ -15,7 +15,7 @@ from simpar.program.emission.emit import ClassActions, Emitter, Slots
 from simpar.program.emission.microbatches import with_middle
 from simpar.program.emission.shared_cores import are_shared, share_cores
 from simpar.program.emission.traffic import Network, group_kinds, hop_kind, late_per_member_s, streams_of
-from simpar.program.fold.layout import Layout, build_layout
+from simpar.program.fold.quotient import Quotient, build_quotient
 from simpar.program.ir.program import Program
 from simpar.program.lower_stages import Boundaries, stage_builders, stage_kinds
 from simpar.program.perturbation import Perturbation
@@ -31,7 +31,7 @@ class Lowered:
     program: Program
     job: Job
     maker: ClassMaker
-    layout: Layout
+    quotient: Quotient
     actions: tuple[ClassActions, ...]
     slots: Slots
     op_of_slot: Indices
@@ -62,7 +62,7 @@ class Outline:
             emitter.add(classes, made)
             actions |= dict.fromkeys(classes.tolist(), made)
         return Outline(
-            maker, emitter, tuple(actions[each] for each in range(maker.network.layout.num_classes))
+            maker, emitter, tuple(actions[each] for each in range(maker.network.quotient.num_classes))
         )
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Outline:
         network = self.maker.network
         if network.contention and are_shared(network.cluster):
             return None
-        devices = network.cluster.device_of(network.layout.representative_rank)
+        devices = network.cluster.device_of(network.quotient.representative_rank)
         return self.emitter.digest() + self.maker.stage_of_class.tobytes() + devices.tobytes()
 
     def lowered(self) -> Lowered:
@@ -82,9 +82,9 @@ class Outline:
         maker, network = self.maker, self.maker.network
         program, slots, op_of_slot = self.emitter.finish()
         if network.contention and are_shared(network.cluster):
-            program = share_cores(program, slots, op_of_slot, network.layout, network.cluster)
+            program = share_cores(program, slots, op_of_slot, network.quotient, network.cluster)
         return Lowered(
-            program, maker.job, maker, network.layout, self.actions, slots, op_of_slot, maker.stage_of_class
+            program, maker.job, maker, network.quotient, self.actions, slots, op_of_slot, maker.stage_of_class
         )
 
 
@@ -120,21 +120,21 @@ def outline(
     links. Many microbatches without a pipeline become few ops where that is exact
     (:mod:`simpar.program.emission.microbatches`). Raises UserError for too many ops.
     """
-    perturbation, cluster, plan = perturbation or Perturbation(), cluster.in_training, job.plan
+    perturbation, cluster, layout = perturbation or Perturbation(), cluster.in_training, job.layout
     builders: tuple[ActionBuilder, ...]
-    if plan.pipeline.stages:
+    if layout.stages:
         builders, uneven = stage_builders(job, cluster, schedule), False
-        kinds, boundaries = stage_kinds(builders, plan.pipeline.stages), Boundaries(job, builders)
+        kinds, boundaries = stage_kinds(builders, layout.stages), Boundaries(job, builders)
     else:
-        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, plan.mesh))
-        builders = (StageBuilder(view, schedule.rank_of_stage),) * plan.mesh.pp
+        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, layout.mesh))
+        builders = (StageBuilder(view, schedule.rank_of_stage),) * layout.mesh.pp
         kinds, uneven, boundaries = group_kinds(view, builders[0].sync, schedule), view.uneven_context, None
-    colours = rank_colours(plan, cluster, perturbation, uneven_context=uneven)
+    colours = rank_colours(layout, cluster, perturbation, uneven_context=uneven)
     syncs = list({id(each): each.sync for each in builders}.values())
     network = Network(
         cluster,
         kinds,
-        build_layout(cluster, kinds, colours),
+        build_quotient(cluster, kinds, colours),
         streams_of(kinds, schedule, syncs),
         contention,
         Added.of(job.stack, syncs[0].quantise_s_per_byte),
@@ -145,13 +145,13 @@ def outline(
 
 def _stream_names(maker: ClassMaker) -> tuple[str, ...]:
     schedule, syncs = maker.schedule, [each.sync for each in maker.builders]
-    plans = [sync.job.plan for sync in syncs]
+    layouts = [sync.job.layout for sync in syncs]
     sends = [
         f"{letter} {hop_kind(delta)}"
         for delta in range(schedule.num_ranks)
         for letter in ("send_F", "send_B")
     ]
-    context = (CONTEXT,) if any(plan.mesh.cp > 1 for plan in plans) else ()
-    exchange = (EXPERT,) if any(plan.mesh.ep > 1 for plan in plans) else ()
+    context = (CONTEXT,) if any(layout.mesh.cp > 1 for layout in layouts) else ()
+    exchange = (EXPERT,) if any(layout.mesh.ep > 1 for layout in layouts) else ()
     others = dict.fromkeys(name for sync in syncs for name in (*sync.reduce_streams, *sync.host_streams))
     return (COMPUTE, TENSOR, *context, *exchange, GATHER, REDUCE, *others, *sends)

@@ -19,13 +19,12 @@ import numpy as np
 
 from simpar.hardware.cluster import Cluster
 from simpar.layout.defaults import under
+from simpar.layout.layout import Layout, stage_layout
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block
-from simpar.plan.mesh import Mesh
 from simpar.plan.placement import SHARDED, States, sharding
 from simpar.plan.schedules import make_schedule, usual_schedule
 from simpar.plan.schedules.actions import Schedule
-from simpar.plan.staged import stage_plan
 from simpar.plan.stages import StagePlan, stage_blocks
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
 from simpar.program.blocks.rank_view import Job, RankView
@@ -40,21 +39,21 @@ from simpar.units import US, Ints
 def stage_builders(job: Job, cluster: Cluster, schedule: Schedule) -> tuple[ActionBuilder, ...]:
     """The builder of every stage: that of the uniform plan that repeats it, or one for operators in given roles."""
     found: list[ActionBuilder] = []
-    for index, stage in enumerate(job.plan.pipeline.stages or ()):
+    for index, stage in enumerate(job.layout.stages or ()):
         if stage.sharding:
             late_s = cluster.state.get("member_us", 0.0) * US
             found.append(RolesBuilder.of(job, index, schedule.rank_of_stage, late_s))
             continue
-        plan = stage_plan(job.plan, index)
-        own = replace(job, plan=plan, stack=under(job.stack, plan))
-        view = RankView.of(own, late_per_member_s=late_per_member_s(cluster, _alone(plan.mesh)))
+        layout = stage_layout(job.layout, index)
+        own = replace(job, layout=layout, stack=under(job.stack, layout))
+        view = RankView.of(own, late_per_member_s=late_per_member_s(cluster, _alone(layout).mesh))
         found.append(StageBuilder(view, schedule.rank_of_stage))
     return tuple(found)
 
 
-def _alone(mesh: Mesh) -> Mesh:
-    """The mesh of one pipeline rank."""
-    return mesh.model_copy(update={"pp": 1})
+def _alone(layout: Layout) -> Layout:
+    """The layout on one pipeline rank."""
+    return replace(layout, pp=1)
 
 
 def axis_groups(stage: StagePlan, axes: tuple[int, ...]) -> Ints:
@@ -94,8 +93,7 @@ def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) 
                 GroupKind(name, axis_groups(stage, axes), ops) for name, (axes, ops) in builder.groups.items()
             ]
             continue
-        plan = builder.job.plan.model_copy(update={"mesh": _alone(builder.job.plan.mesh)})
-        view = RankView.of(replace(builder.job, plan=plan))
+        view = RankView.of(replace(builder.job, layout=_alone(builder.job.layout)))
         own = group_kinds(view, Synchronisation.of(view.job), make_schedule(usual_schedule(), 1, 1))
         kinds += [replace(kind, groups=kind.groups + stage.first_device) for kind in own]
     hops: dict[str, list[Ints]] = {}
@@ -130,7 +128,7 @@ class Boundaries:
     @property
     def stages(self) -> tuple[StagePlan, ...]:
         """The stages of the plan."""
-        return self.job.plan.pipeline.stages or ()
+        return self.job.layout.stages or ()
 
     @cached_property
     def _blocks(self) -> tuple[tuple[Block, ...], ...]:
@@ -146,10 +144,10 @@ class Boundaries:
         return found if stage < target else found[::-1]
 
     def _stream(self, stage: int, block: Block, end: str) -> States:
-        own, tensor = self.stages[stage], self.builders[stage].job.plan.tensor_parallel
+        own, layout = self.stages[stage], self.builders[stage].job.layout
         if own.sharding:
             return own.sharding[block.name].stream(end)
-        return ("B", "S" if tensor.sequence_parallel else "R")[: len(own.mesh)]
+        return ("B", "S" if layout.sequence_parallel else "R")[: len(own.mesh)]
 
     def _is_even(self, stage: int, target: int) -> bool:
         """Whether every device sends its own share to the device in the same place, as in a uniform plan."""
@@ -159,8 +157,8 @@ class Boundaries:
     def _whole_bytes(self, lower: int) -> float:
         """Bytes of the whole tensor behind a stage, of one microbatch."""
         job, block = self.job, self._blocks[lower][-1]
-        shape = shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch)
-        width = job.plan.numerics.products.handed_bytes
+        shape = shape_dims(job.graph, job.training.seq_len, batch=int(job.layout.micro_batch))
+        width = job.layout.products.handed_bytes
         return float(block.output_elements(block.view(shape))) * width
 
     def message(self, stage: int, target: int) -> tuple[float, int]:

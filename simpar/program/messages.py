@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from simpar.plan.mirrored import MirroredMesh
+from simpar.layout.mirrored import MirroredMesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.emission.traffic import hop_kind, send_bytes
-from simpar.program.fold.layout import Layout
+from simpar.program.fold.quotient import Quotient
 from simpar.program.lower_stages import Boundaries, message_kind
 from simpar.program.structure.stages import ActionBuilder, StageBuilder, rests
 from simpar.program.structure.templates import Node
@@ -58,22 +58,22 @@ class Messages:
 
     def ways(self, stage: Ints, source: Ints) -> Ints:
         """Numbers int64[n], equal only where the same ranks send from stages ``source`` (-1: none) to ``stage``."""
-        if self.boundaries or isinstance(self.job.plan.mesh, MirroredMesh):
+        if self.boundaries or self.job.layout.mirrored:
             return stage * (self.schedule.num_stages + 1) + source + 1
         return np.append(np.asarray(self.schedule.rank_of_stage, dtype=np.int64), -1)[source]
 
-    def senders(self, layout: Layout, classes: Ints, stage: int, source: int) -> Ints:
+    def senders(self, quotient: Quotient, classes: Ints, stage: int, source: int) -> Ints:
         """Classes of ranks of stage ``source`` that send to the representatives of ``classes``: int64[classes, k]."""
-        mesh, ranks = self.job.plan.mesh, layout.representative_rank[classes]
+        mesh, ranks = self.job.layout.mesh, quotient.representative_rank[classes]
         if isinstance(mesh, MirroredMesh) and self._turns(stage, source):
-            return layout.class_of_rank[mesh.opposite(ranks)][:, None]
+            return quotient.class_of_rank[mesh.opposite(ranks)][:, None]
         if not self.boundaries:
             there = np.full(1, self.schedule.rank_of_stage[source])
-            return layout.class_of_rank[mesh.at_stage(ranks[:, None], there)]
+            return quotient.class_of_rank[mesh.at_stage(ranks[:, None], there)]
         if stage == source:
             return classes[:, None]
         every = [
-            np.unique(layout.class_of_rank[self.boundaries.senders(each, stage, source)])
+            np.unique(quotient.class_of_rank[self.boundaries.senders(each, stage, source)])
             for each in ranks.tolist()
         ]
         table = np.full((len(every), max(map(len, every))), -1)
@@ -107,4 +107,4 @@ class Messages:
         """Whether a message between two stages goes to the mirror image of its rank."""
         ranks = self.schedule.rank_of_stage
         here = stage != target and ranks[stage] == ranks[target]
-        return here and isinstance(self.job.plan.mesh, MirroredMesh)
+        return here and self.job.layout.mirrored

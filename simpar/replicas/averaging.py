@@ -28,7 +28,7 @@ def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> MeanSt
 
     The all-reduce begins when the last replica arrives, and all replicas wait until it ends.
     """
-    period = int(setting.plan.data_parallel.sync_every or 1)
+    period = int(setting.layout.sync_every or 1)
     replicas = len(setting.replicas)
     count = int(np.clip(MOST_DRAWS // (replicas * period), 1, ROUNDS))
     local_ns = setting.replicas.steps_ns(count * period).reshape(replicas, count, period).sum(axis=2)

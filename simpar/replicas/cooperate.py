@@ -28,7 +28,7 @@ def cooperate(context: Context, noise_tokens: float | None = None, *, with_timel
     setting = setting_of(context.lowered, context.timing, context.cluster, context.perturbation)
     context = replace(context, last_ops=setting.last_ops)
     result = summarise(context, with_timeline=with_timeline)
-    scheme = setting.plan.data_parallel.sync
+    scheme = setting.layout.sync
     mean: MeanStep = import_module(f"simpar.replicas.{scheme.replace('-', '_')}").rounds(setting)
     stretch = (mean.local_s - mean.outer_s) / result.time_breakdown_s.total_s
     speed = _speed(result.speed, mean.step_s, stretch)
@@ -106,7 +106,7 @@ def _bill(context: Context, setting: Setting, mean: MeanStep) -> Bill:
     Servers are not in the bill. An outer update counts as memory-bound.
     """
     kernels_s = context.accounts.kernels_s() + np.array([0.0, mean.outer_s])
-    replica = setting.replicas.of_rank[context.lowered.layout.representative_rank]
+    replica = setting.replicas.of_rank[context.lowered.quotient.representative_rank]
     return bill_of(context, kernels_s, mean.step_s, mean.own_step_s[replica])
 
 
@@ -114,26 +114,26 @@ def _statistics(
     setting: Setting, mean: MeanStep, speed: Speed, noise_tokens: float | None
 ) -> Efficiency | None:
     """Statistical efficiency by the stated model; None for DiLoCo, whose outer optimizer no such bound describes."""
-    job, data = setting.lowered.job, setting.plan.data_parallel
+    job, layout = setting.lowered.job, setting.layout
     replicas = len(setting.replicas)
     batch = job.training.tokens_per_step / replicas
     noise = noise_tokens or noise_scale_tokens(job.graph.num_matmul_parameters())
     if mean.staleness is not None:
         value = of_staleness(mean.staleness, replicas, batch, noise)
         return efficiency("staleness (Koloskova et al. 2022)", value, noise, speed.tokens_per_s)
-    if data.sync == "local-sgd":
-        value = of_local_steps(int(data.sync_every or 1), replicas, batch, noise)
+    if layout.sync == "local-sgd":
+        value = of_local_steps(int(layout.sync_every or 1), replicas, batch, noise)
         return efficiency("local steps (Koloskova et al. 2020)", value, noise, speed.tokens_per_s)
     return None
 
 
 def _report(setting: Setting, mean: MeanStep, statistics: Efficiency | None) -> Cooperation:
-    data = setting.plan.data_parallel
+    layout = setting.layout
     return Cooperation(
-        scheme=data.sync,
+        scheme=layout.sync,
         replicas=len(setting.replicas),
-        servers=data.servers,
-        sync_every=data.sync_every,
+        servers=layout.servers,
+        sync_every=layout.sync_every,
         local_step_s=mean.local_s,
         exchange_s=mean.exchange_s,
         waiting_s=mean.waiting_s,

@@ -124,7 +124,7 @@ def update_bytes(setting: Setting) -> float:
 def _roads(build: ProgramBuilder, setting: Setting) -> Roads:
     """Add the links of all nodes with ranks and of the servers, and the routes of each replica over them."""
     cluster, replicas = setting.cluster, setting.replicas
-    servers = float(setting.plan.data_parallel.servers or 1)
+    servers = float(setting.layout.servers or 1)
     out, host = cluster.profile.scale_out, cluster.profile.host
     per_node = cluster.profile.devices_per_node
     card = out.nic_bandwidth if out else host.pcie_bandwidth
@@ -165,7 +165,7 @@ def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> MeanStep:
     weight = rate / rate.sum()
     local = _mean(took[exchange.compute], counted)
     moved = _mean(took[exchange.push] + took[exchange.pull], counted)
-    served = setting.plan.data_parallel
+    served = setting.layout
     return MeanStep(
         step_s=len(rate) / float(rate.sum()) / NS_PER_S,
         local_s=float(weight @ local) / NS_PER_S,
@@ -189,7 +189,7 @@ def _busy(setting: Setting, steps_per_s: float) -> dict[str, float]:
     """Share of the capacity in use, by kind of link; for the replicas' network that of the busiest node."""
     cluster, profile = setting.cluster, setting.cluster.profile
     out, host = profile.scale_out, profile.host
-    servers = float(setting.plan.data_parallel.servers or 1) if out else 1.0
+    servers = float(setting.layout.servers or 1) if out else 1.0
     card = out.nic_bandwidth if out else host.memory_bandwidth
     node = out.nic_bandwidth * out.nics_per_node if out else host.pcie_bandwidth * profile.devices_per_node
     push, pull = setting.gradient_bytes * steps_per_s, setting.parameter_bytes * steps_per_s

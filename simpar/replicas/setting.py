@@ -9,8 +9,7 @@ import numpy as np
 
 from simpar.cost.optimizers import moment_bytes
 from simpar.hardware.cluster import Cluster
-from simpar.plan.plan import Plan
-from simpar.plan.sync import num_replicas
+from simpar.layout.layout import Layout
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
@@ -62,9 +61,9 @@ class Setting:
     last_ops: Indices
 
     @property
-    def plan(self) -> Plan:
+    def layout(self) -> Layout:
         """The resolved plan."""
-        return self.lowered.job.plan
+        return self.lowered.job.layout
 
     @cached_property
     def sync(self) -> Synchronisation:
@@ -75,8 +74,8 @@ class Setting:
     def num_parameters(self) -> float:
         """Parameters of one replica: those of all ranks of one pipeline, times the tensor-parallel degree."""
         builder = self.lowered.maker.builders[0]
-        held = [builder.held_parameters(stage) for stage in range(self.plan.mesh.pp)]
-        return sum(sum(each.values()) for each in held) * self.plan.mesh.tp
+        held = [builder.held_parameters(stage) for stage in range(self.layout.mesh.pp)]
+        return sum(sum(each.values()) for each in held) * self.layout.mesh.tp
 
     @property
     def gradient_bytes(self) -> float:
@@ -91,19 +90,19 @@ class Setting:
     @property
     def served_bytes(self) -> float:
         """Bytes that servers keep per parameter: its fp32 value and its optimizer states."""
-        return DTYPE_BYTES["fp32"] + moment_bytes(self.plan.numerics)
+        return DTYPE_BYTES["fp32"] + moment_bytes(self.layout)
 
 
 def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation: Perturbation) -> Setting:
     """Read the replicas' local steps from one simulated step; slow ranks slow their replica, jitter is drawn later."""
-    job, program, layout = lowered.job, lowered.program, lowered.layout
+    job, program, quotient = lowered.job, lowered.program, lowered.quotient
     classes, ops = program.stream_class[program.streams.owners()], program.streams.item
-    of_class = _last(classes, ops, timing, layout.num_classes)
-    of_rank = replica_of_rank(job.plan)
-    of_replica = _last(of_rank, of_class[layout.class_of_rank], timing, num_replicas(job.plan))
+    of_class = _last(classes, ops, timing, quotient.num_classes)
+    of_rank = replica_of_rank(job.layout)
+    of_replica = _last(of_rank, of_class[quotient.class_of_rank], timing, int(job.layout.replicas))
     local = timing.finish_ns[of_replica] + int(to_ns(job.stack.launch.step_overhead_s))
     replicas = Replicas(local, of_rank, perturbation.jitter_sigma, perturbation.seed)
-    return Setting(lowered, cluster, replicas, of_replica[of_rank[layout.representative_rank]])
+    return Setting(lowered, cluster, replicas, of_replica[of_rank[quotient.representative_rank]])
 
 
 def _last(owner: Ints, ops: Indices, timing: Timing, count: int) -> Indices:
@@ -114,13 +113,13 @@ def _last(owner: Ints, ops: Indices, timing: Timing, count: int) -> Indices:
     return found
 
 
-def replica_of_rank(plan: Plan) -> Ints:
+def replica_of_rank(layout: Layout) -> Ints:
     """The replica that every rank belongs to, int64[world]."""
-    mesh = plan.mesh
-    if not plan.data_parallel.zero:
+    mesh = layout.mesh
+    if not layout.zero:
         return np.asarray(mesh.coordinates(np.arange(mesh.world_size))["dp"], dtype=np.int64)
     groups = mesh.groups(("dp", "cp")) if mesh.cp > 1 else mesh.groups("dp")
-    size = groups.shape[1] // num_replicas(plan)
+    size = groups.shape[1] // int(layout.replicas)
     of_rank = np.zeros(mesh.world_size, dtype=np.int64)
     of_rank[groups] = np.broadcast_to(np.arange(groups.shape[1]) // size, groups.shape)
     return of_rank

@@ -12,5 +12,5 @@ from simpar.replicas.staleness import MeanStep
 
 def rounds(setting: Setting) -> MeanStep:
     """Parameters for step c + 1 contain all replicas' updates up to step c - staleness."""
-    bound = int(setting.plan.data_parallel.staleness or 0)
+    bound = int(setting.layout.staleness or 0)
     return meet(setting, lambda exchange: exchange.wait_for_clock(bound))

@@ -151,8 +151,8 @@ def account(
     them, if known: slow ranks are blamed for no more of a bubble than they lengthen the step. ``last_ops``
     int32[num_classes] are the ops that end the step of every class, if classes end at different ops.
     """
-    layout, num = lowered.layout, lowered.layout.num_classes
-    slowdown = np.array([(slow_ranks or {}).get(rank, 1.0) for rank in layout.representative_rank.tolist()])
+    quotient, num = lowered.quotient, lowered.quotient.num_classes
+    slowdown = np.array([(slow_ranks or {}).get(rank, 1.0) for rank in quotient.representative_rank.tolist()])
     facts = slot_facts(lowered, timing)
     binding = binding_predecessors(lowered.program, timing)
     excess = Excess(*_excess(lowered, facts, slowdown), binding)
@@ -249,7 +249,7 @@ def _sorts(lowered: Lowered, facts: SlotFacts) -> NDArray[np.int8]:
     """Index in _SORTS of every slot, -1 if it is not communication."""
     kinds = [COMMUNICATION.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()]
     found = np.array(kinds, dtype=np.int8)[facts.node]
-    tied = [group.kind == EMBEDDING_GROUP for group in lowered.layout.groups]
+    tied = [group.kind == EMBEDDING_GROUP for group in lowered.quotient.groups]
     if any(tied):
         found[np.array([*tied, False])[lowered.slots.group]] = _SORTS.index("tied embedding")
     return found
@@ -268,7 +268,7 @@ def _shares(
     np.add.at(times, (lowered.slots.class_id[at], sort[at]), facts.duration_ns[at])
     totals = np.column_stack([*kernels_ns, times])
     usual = totals.min(axis=0)
-    usual[:_FIRST_SORT] = np.average(totals, axis=0, weights=lowered.layout.multiplicity)[:_FIRST_SORT]
+    usual[:_FIRST_SORT] = np.average(totals, axis=0, weights=lowered.quotient.multiplicity)[:_FIRST_SORT]
     # share = 1 - usual / time; usual: the mean rank's kernels, the least communication of any class
     share: Floats = 1 - np.divide(usual, totals, out=np.ones_like(totals), where=totals > 0)
     share[:, _FIRST_SORT + _SORTS.index("pp")] = 0.0

@@ -40,13 +40,13 @@ class Certainty(Strict):
 
 def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
     """The traits of a job that decide how well its predictions are known, on one of its kinds of devices."""
-    mesh, mixture = job.plan.mesh, job.graph.is_mixture
+    layout, mixture = job.layout, job.graph.is_mixture
     return Traits(
         stack=job.stack.known_as,
         device=device,
         mixture=mixture,
-        bits=min(job.plan.numerics.products.bits, 16),
-        spread=mixture and mesh.ep * int(mesh.etp or 1) > cluster.domain_size,
+        bits=min(layout.products.bits, 16),
+        spread=mixture and int(layout.ep) * int(layout.etp or 1) > cluster.domain_size,
         long=job.training.seq_len > LONG,
     )
 

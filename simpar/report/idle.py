@@ -63,7 +63,7 @@ class Participation:
         waiting = np.searchsorted(program.dependencies.pointer, message, side="right") - 1
         op = np.concatenate([lowered.op_of_slot[joined], program.dependencies.item[message]])
         class_id = np.concatenate([slots.class_id[joined], class_of_op[waiting]])
-        return Participation(op, class_id, lowered.layout.num_classes, kinds, kind_of_op, class_of_op)
+        return Participation(op, class_id, lowered.quotient.num_classes, kinds, kind_of_op, class_of_op)
 
     @cached_property
     def _of_others(self) -> Ints:

@@ -20,9 +20,8 @@ from simpar.models.documents import packing_of, with_documents
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.models.graph import ModelGraph
 from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
-from simpar.plan.mirrored import unfolded
 from simpar.plan.plan import Plan
-from simpar.plan.routing import Routing, fullest_deviation, fullest_load, has_sampled_loads, sampled_loads
+from simpar.plan.routing import Routing, fullest_deviation, fullest_load, sampled_loads
 from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint, HostUse, footprints, host_use, on_fullest_device
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label
@@ -88,7 +87,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
     stages = _stage_memory(context, held)
     result = Result(
         speed=_speed(context, step_s, float(accounts.recompute_ns[critical]) / NS_PER_S),
-        bubble_fraction=accounts.bubble_fraction(lowered.layout.multiplicity),
+        bubble_fraction=accounts.bubble_fraction(lowered.quotient.multiplicity),
         time_breakdown_s=TimeBreakdown(**breakdown),
         why=Why(
             waiting=_waiting(context, accounts, critical),
@@ -160,7 +159,7 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
 
 def _rank_classes(lowered: Lowered) -> list[RankClass]:
     """Readable names: the stage, and the representative rank if a stage has several classes."""
-    layout = lowered.layout
+    quotient = lowered.quotient
     stages = lowered.stage_of_class.tolist()
     return [
         RankClass(
@@ -170,7 +169,7 @@ def _rank_classes(lowered: Lowered) -> list[RankClass]:
             multiplicity=int(multiplicity),
         )
         for stage, rank, multiplicity in zip(
-            stages, layout.representative_rank, layout.multiplicity, strict=True
+            stages, quotient.representative_rank, quotient.multiplicity, strict=True
         )
     ]
 
@@ -199,7 +198,7 @@ def _speed(context: Context, step_s: float, recompute_s: float) -> Speed:
 def at_peak_s(job: Job, cluster: Cluster, convention: str) -> float:
     """Seconds that the FLOP of a step, recomputation included, take at the dense peak of all devices."""
     seq_len = job.training.seq_len
-    flop = hardware_flop_per_token(_of_mean_documents(job), seq_len, job.plan.memory.recompute, convention)
+    flop = hardware_flop_per_token(_of_mean_documents(job), seq_len, job.layout.recompute, convention)
     return flop * job.training.tokens_per_step / _peak_flop_per_s(job, cluster)
 
 
@@ -210,7 +209,7 @@ def _of_mean_documents(job: Job) -> ModelGraph:
 
 def _peak_flop_per_s(job: Job, cluster: Cluster) -> float:
     """Peak FLOP/s of all devices together."""
-    peaks = [job.on(index).kernels.peak(job.plan.numerics.precision) for index in range(len(cluster.devices))]
+    peaks = [job.on(index).kernels.peak(job.layout.precision) for index in range(len(cluster.devices))]
     return sum(part.world_size * peaks[cluster.devices.index(part.device)] for part in cluster.parts)
 
 
@@ -225,31 +224,26 @@ def _slow_ranks(context: Context, step_s: float) -> SlowRanks | None:
 
 def _expert_load(context: Context) -> ExpertLoad | None:
     """How unevenly tokens spread over expert ranks; None if they are balanced."""
-    graph, plan = context.job.graph, context.job.plan
-    choice, ranks = plan.experts, plan.mesh.ep
-    if (
-        not graph.is_mixture
-        or ranks == 1
-        or not choice.expert_imbalance
-        or choice.capacity_factor is not None
-    ):
+    graph, layout = context.job.graph, context.job.layout
+    ranks, is_even = layout.mesh.ep, not layout.expert_imbalance or layout.capacity_factor is not None
+    if not graph.is_mixture or ranks == 1 or is_even:
         return None
-    routing, sampled = Routing.of_dims(graph.dims), has_sampled_loads(plan)
-    drawn = sampled_loads(graph, plan, context.perturbation.seed).max() if sampled else 0.0
-    fullest = float(drawn or fullest_load(routing, choice, ranks))
+    routing, sampled = Routing.of_dims(graph.dims), layout.has_sampled_loads
+    drawn = sampled_loads(graph, layout, ranks, context.perturbation.seed).max() if sampled else 0.0
+    fullest = float(drawn or fullest_load(routing, layout, ranks))
     return ExpertLoad(
-        ranks=ranks, fullest=fullest, deviation=fullest_deviation(routing, choice, ranks), sampled=sampled
+        ranks=ranks, fullest=fullest, deviation=fullest_deviation(routing, layout, ranks), sampled=sampled
     )
 
 
 def _waiting(context: Context, accounts: Accounts, critical: int) -> tuple[Waited, ...]:
     """The ranks that the critical class waits for."""
-    layout, stage = context.lowered.layout, context.lowered.stage_of_class
+    quotient, stage = context.lowered.quotient, context.lowered.stage_of_class
     found = []
     for part in accounts.waiting(critical):
         one = Waited(cause=part.cause, seconds=part.ns / NS_PER_S, kind=part.kind)
         if part.class_id >= 0:
-            ranks = np.flatnonzero(layout.class_of_rank == part.class_id)
+            ranks = np.flatnonzero(quotient.class_of_rank == part.class_id)
             named = {
                 "ranks": tuple(ranks[:MOST_NAMED].tolist()),
                 "num_ranks": len(ranks),
@@ -266,8 +260,8 @@ def _communication(
 ) -> dict[str, Communication]:
     """Kinds of communication that the plan has, on the critical class."""
     algorithms: dict[str, set[str]] = {}
-    numerics = context.job.plan.numerics
-    sent_as = {"all_gather": numerics.gather_dtype} | dict.fromkeys(REDUCTIONS, numerics.reduce_dtype)
+    layout = context.job.layout
+    sent_as = {"all_gather": layout.gather_dtype} | dict.fromkeys(REDUCTIONS, layout.reduce_dtype)
     for (group, op), algorithm in sorted(context.lowered.maker.network.algorithms.items()):
         kind = "pp" if group.startswith("pp") or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
         dtype = sent_as.get(op) if kind == "dp" else None
@@ -301,7 +295,7 @@ def _constant_parts(one: Footprint) -> dict[str, float]:
 def _stage_memory(context: Context, held: tuple[Footprint, ...]) -> list[StageMemory]:
     """The memory of every pipeline stage, for its class with the fullest devices."""
     stages: dict[int, StageMemory] = {}
-    kinds = context.cluster.device_of(context.lowered.layout.representative_rank).tolist()
+    kinds = context.cluster.device_of(context.lowered.quotient.representative_rank).tolist()
     for one, kind in zip(held, kinds, strict=True):
         static, use = one.static, one.use
         moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
@@ -400,8 +394,8 @@ def bill_of(context: Context, kernels_s: Floats, step_s: float, own_step_s: Floa
     ``kernels_s`` is :meth:`Accounts.kernels_s`. ``own_step_s`` float64[num_classes] are the local steps of classes, if
     these step on their own.
     """
-    cluster, layout = context.cluster, context.lowered.layout
-    kind = cluster.device_of(layout.representative_rank)
+    cluster, quotient = context.cluster, context.lowered.quotient
+    kind = cluster.device_of(quotient.representative_rank)
     own_s = step_s if own_step_s is None else own_step_s
     whole_s = np.maximum(own_s, kernels_s.sum(axis=1))  # jitter may make a step shorter than its kernels
     products, streaming = (kernels_s / whole_s[:, None]).T
@@ -415,7 +409,7 @@ def bill_of(context: Context, kernels_s: Floats, step_s: float, own_step_s: Floa
             continue
         here = kind == cluster.devices.index(part.device)
         each_w = np.broadcast_to(device_w(power, products[here], streaming[here]), here.sum())
-        mean_w = float(np.average(each_w, weights=layout.multiplicity[here]))
+        mean_w = float(np.average(each_w, weights=quotient.multiplicity[here]))
         energy += input_w(part.profile.host, part.world_size * mean_w, part.nodes) * step_s
     return Bill(
         cost_usd_per_step=None if isnan(cost) else cost, energy_j_per_step=None if isnan(energy) else energy
@@ -423,10 +417,11 @@ def bill_of(context: Context, kernels_s: Floats, step_s: float, own_step_s: Floa
 
 
 def _setup(context: Context) -> Setup:
-    job, cluster, layout = context.job, context.cluster, context.lowered.layout
+    job, cluster, quotient = context.job, context.cluster, context.lowered.quotient
+    stated = job.layout.to_plan()
     return Setup(
-        plan=unfolded(job.plan).model_dump(mode="json"),
-        asked={} if context.asked is None else _asked(context.asked, job.plan),
+        plan=stated.model_dump(mode="json"),
+        asked={} if context.asked is None else _asked(context.asked, stated),
         training=job.training.model_dump(),
         model=_model_facts(job),
         cluster=recorded(cluster),
@@ -440,7 +435,7 @@ def _setup(context: Context) -> Setup:
             "jitter_sigma": context.perturbation.jitter_sigma,
             "jitter_seeds": context.perturbation.seeds,
         },
-        fold={"ranks": cluster.world_size, "classes": layout.num_classes},
+        fold={"ranks": cluster.world_size, "classes": quotient.num_classes},
         simpar_version=simpar.__version__,
     )
 

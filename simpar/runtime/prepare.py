@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simpar.errors import UserError
+from simpar.layout.check import check, schedule_of
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.check import check, schedule_of
 from simpar.plan.choices.target import Target
 from simpar.plan.megatron_roles import in_roles
 from simpar.plan.offload import check_offload, decided_offload
@@ -58,5 +59,5 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
         if not any(stage.sharding for stage in stages):  # otherwise refused above, for another reason
             refuse_in_roles(plan, graph, "a real run gives every operator its role")
         plan = check(plan, target)
-    schedule = schedule_of(plan, training)
+    schedule = schedule_of(Layout.of(plan), training)
     return Prepared(plan, schedule, choose(plan, schedule, graph), stack.memory.selective)

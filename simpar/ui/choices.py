@@ -1,6 +1,6 @@
 """The values that a plan may have on a model and a cluster, one choice at a time, and the changes they require.
 
-Every value of a menu (:mod:`simpar.layout.moves`) is checked as :mod:`simpar.plan.check` checks plans. If it is not
+Every value of a menu (:mod:`simpar.layout.moves`) is checked as :mod:`simpar.layout.check` checks plans. If it is not
 legal with the rest of the plan, a few changes of other choices are tried (one chunk per rank, one sequence per
 microbatch, ...), and the value is offered with the first of them that makes it legal. Values that stay illegal are
 listed with the rule they break.
@@ -14,9 +14,10 @@ from typing import Any
 
 from simpar.cost.kernels import KernelModel
 from simpar.errors import UserError
+from simpar.layout.check import check
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
 from simpar.layout.moves import changes_making_room, changes_to, menus
-from simpar.plan.check import check
 from simpar.plan.choices import value_of
 from simpar.plan.choices.choice import Change
 from simpar.plan.choices.pipeline import CUSTOM
@@ -80,10 +81,11 @@ class _Verdicts:
             plan = changed(self.asked.scenario, change).plan
             stack, cluster = self.asked.stack, self.asked.cluster
             checked = check(balanced(resolve(plan, stack), self.asked.graph, stack), self.target)
-            check_drives(checked, cluster)
-            check_optimal(checked, cluster)
+            layout = Layout.of(checked)
+            check_drives(layout, cluster)
+            check_optimal(layout, cluster)
             if "precision" in change:
-                self._refuse_precision(checked.numerics.precision)
+                self._refuse_precision(layout.precision)
         except UserError as error:
             return str(error)
         return None

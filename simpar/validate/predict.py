@@ -87,7 +87,7 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
     lowered, timing = timed(case, cluster, tuning)
     held = footprints(lowered, timing, cluster)
     step_time_s = _step_time_s(lowered, timing)
-    first = int(np.argmin(lowered.layout.representative_rank))
+    first = int(np.argmin(lowered.quotient.representative_rank))
     shown = (held[first],) if case.first_rank_reports else held
     fullest = max(shown, key=lambda one: one.reserved_bytes)
     interval = {"reserved_memory_interval_bytes": fullest.reserved_interval_bytes}

@@ -9,8 +9,8 @@ import pytest
 
 from simpar.engine import event, reference
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.check import schedule_of
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Program
 from simpar.program.jitter import Jitter, num_ops, slowest, units_of
@@ -50,13 +50,13 @@ def lowered(name: str, **options: object) -> Lowered:
     job = make_job(model, cluster, Plan(**plan), training)
     slow = {3: 1.5} if name == "slow" else {}
     perturbation = Perturbation(slow_ranks=slow, **options)
-    return lower(job, cluster, schedule_of(job.plan, training), perturbation=perturbation)
+    return lower(job, cluster, schedule_of(job.layout, training), perturbation=perturbation)
 
 
 def jittered(entry: Lowered, seed: int = SEED) -> Program:
     """The Program of all units under a seed; every rank is one where nothing was folded."""
     units = units_of(entry)
-    if entry.layout.num_classes == len(units):
+    if entry.quotient.num_classes == len(units):
         units = np.arange(len(units))
     jitter = Jitter.of(entry, units)
     return replace(jitter.program, ops=jitter.ops(SIGMA, seed))
@@ -70,15 +70,15 @@ def test_every_unit_does_what_its_class_does(name: str) -> None:
     units = units_of(folded)
     every = folded.apart(units)
     verify(every.program)
-    assert every.layout.num_classes == units.max() + 1
-    assert (np.diff(units[every.layout.representative_rank]) != 0).all()
+    assert every.quotient.num_classes == units.max() + 1
+    assert (np.diff(units[every.quotient.representative_rank]) != 0).all()
     assert len(every.program) <= num_ops(folded, units)
     ours, theirs = reference.run(every.program), reference.run(folded.program)
-    streams = len(folded.program.streams) // folded.layout.num_classes
-    for unit, rank in enumerate(every.layout.representative_rank.tolist()):
+    streams = len(folded.program.streams) // folded.quotient.num_classes
+    for unit, rank in enumerate(every.quotient.representative_rank.tolist()):
         for stream in range(streams):
             mine = every.program.streams.row(unit * streams + stream)
-            its = folded.program.streams.row(folded.layout.class_of_rank[rank] * streams + stream)
+            its = folded.program.streams.row(folded.quotient.class_of_rank[rank] * streams + stream)
             assert (ours.start_ns[mine] == theirs.start_ns[its]).all()
             assert (ours.finish_ns[mine] == theirs.finish_ns[its]).all()
 

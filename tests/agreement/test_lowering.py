@@ -9,9 +9,9 @@ import pytest
 
 from simpar.engine import reference, sweep
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.check import schedule_of
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Timing
 from simpar.program.lower import Lowered, lower
@@ -75,7 +75,7 @@ def lowered(plan: dict[str, object], **options: object) -> Lowered:
     training = Training(seq_len=512, global_batch=min(32, dp * max(4, 2 * pp)))
     model = "small-mixture" if plan in MIXTURES else "small-llama"
     job = make_job(model, cluster, Plan(**plan), training)
-    return lower(job, cluster, schedule_of(job.plan, training), **options)
+    return lower(job, cluster, schedule_of(job.layout, training), **options)
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,19 @@ def test_folded_equals_unfolded(case: Case) -> None:
     """A class's representative finishes every action when each of its ranks does on its own."""
     folded = case.entry
     alone = lowered(case.plan, perturbation=Perturbation(fold=False))
-    assert alone.layout.num_classes == 16
+    assert alone.quotient.num_classes == 16
     folded_ends = _ends_by_class(folded, case.timing)
     alone_ends = _ends_by_class(alone, reference.run(alone.program))
     for rank in range(16):
-        assert folded_ends[folded.layout.class_of_rank[rank]] == alone_ends[alone.layout.class_of_rank[rank]]
+        assert (
+            folded_ends[folded.quotient.class_of_rank[rank]] == alone_ends[alone.quotient.class_of_rank[rank]]
+        )
 
 
 def _ends_by_class(entry: Lowered, timing: Timing) -> dict[int, list[int]]:
     finish = timing.finish_ns[entry.op_of_slot]
     found: dict[int, list[int]] = {}
-    for class_id in range(entry.layout.num_classes):
+    for class_id in range(entry.quotient.num_classes):
         mine = entry.slots.class_id == class_id
         action = entry.slots.action[mine]
         found[class_id] = np.maximum.reduceat(
@@ -141,7 +143,7 @@ def test_straggler_unfolds_and_slows(name: str) -> None:
     """One slow rank makes more classes and a longer step; the fold still equals the unfolded run."""
     plain = lowered(PLANS[name])
     slow = lowered(PLANS[name], perturbation=Perturbation(slow_ranks={3: 30.0}))  # beyond the host
-    assert slow.layout.num_classes > plain.layout.num_classes
+    assert slow.quotient.num_classes > plain.quotient.num_classes
     assert reference.run(slow.program).makespan_ns > reference.run(plain.program).makespan_ns
 
 
@@ -161,7 +163,9 @@ def test_degraded_link_slows_the_pipeline_that_crosses_it() -> None:
     for factor in (1.0, 0.01):
         cluster = load_cluster("dgx-h100", 2).with_degraded({"nic_tx[0]": factor})
         job = make_job(graph, cluster, Plan(pp=2, dp=8), training)
-        spans.append(reference.run(lower(job, cluster, schedule_of(job.plan, training)).program).makespan_ns)
+        spans.append(
+            reference.run(lower(job, cluster, schedule_of(job.layout, training)).program).makespan_ns
+        )
     assert spans[1] > spans[0]
 
 
@@ -172,7 +176,7 @@ def test_one_process_for_all_devices_is_the_slowest() -> None:
     spans = {}
     for kind in ("ddp", "single_process"):
         job = make_job(graph, cluster, Plan(dp=8, kind=kind), training, "ddp")
-        entry = lower(job, cluster, schedule_of(job.plan, training))
+        entry = lower(job, cluster, schedule_of(job.layout, training))
         spans[kind] = reference.run(entry.program).makespan_ns
         names = {entry.program.labels[label].name for label in entry.program.ops.label}
         assert ("broadcast parameters" in names) == (kind == "single_process")

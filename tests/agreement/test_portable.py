@@ -122,7 +122,7 @@ def test_any_row_that_a_target_takes_comes_back(target, model):
         if refusals(rows, int(row)):
             continue
         named = {"model": model, "training": training.model_dump(), "stack": problem.stack.name}
-        plan = Jobs(rows).plan(int(row)).model_copy(update=named)
+        plan = Jobs(rows).layout(int(row)).to_plan().model_copy(update=named)
         again = comes_back(target, problem, plan)
         if again is not None:
             there = simpar.simulate(problem.graph, problem.cluster, plan, training, stack=problem.stack)

@@ -133,7 +133,9 @@ def outcome(graph, plan, section="", values=None):
 
 def beside(plan, graph, *, roles):
     """A layout as a user writes it in stages, other keys left alone."""
-    stages = as_stages(make_job(graph, CLUSTER, plan, TRAINING, "megatron").plan, graph, roles=roles)
+    stages = as_stages(
+        make_job(graph, CLUSTER, plan, TRAINING, "megatron").layout.to_plan(), graph, roles=roles
+    )
     rows = plan.tensor_parallel.sequence_parallel
     return Plan(
         micro_batch=stages.micro_batch,

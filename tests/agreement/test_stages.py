@@ -44,7 +44,7 @@ def small(model, layers=4):
 def both(graph, plan, *, hardware="dgx-h100", stack="megatron", roles=True):
     """Results of a plan on two nodes and of the same written as stages, with a role for every operator or without."""
     cluster = simpar.Cluster(hardware, nodes=2)
-    checked = make_job(graph, cluster, plan, TRAINING, stack).plan
+    checked = make_job(graph, cluster, plan, TRAINING, stack).layout.to_plan()
     forms = (plan, as_stages(checked, graph, roles=roles))
     return tuple(simulate(graph, cluster, form, TRAINING, stack=stack) for form in forms)
 
@@ -206,7 +206,9 @@ def test_every_piece_crosses_once(senders, receivers):
 def test_uneven_stages_on_different_meshes_run():
     """A deep narrow stage and a shallow wide one: all devices work, the plan survives its file."""
     graph, cluster = load_model("llama-3.2-1b"), simpar.Cluster("dgx-h100", nodes=2)
-    plan = as_stages(make_job(graph, cluster, simpar.Plan(zero=1, tp=4, pp=2), TRAINING).plan, graph)
+    plan = as_stages(
+        make_job(graph, cluster, simpar.Plan(zero=1, tp=4, pp=2), TRAINING).layout.to_plan(), graph
+    )
     first, second = plan.pipeline.stages
     stages = (
         first.model_copy(update={"layers": 4, "mesh": (1, 4)}),
@@ -258,7 +260,9 @@ def spoiled(plan, **changes):
 def test_impossible_stages_say_why(change, message):
     """The broken rule and what is allowed, in one line."""
     graph, cluster = load_model("tiny-llama"), simpar.Cluster("dgx-h100")
-    plan = as_stages(make_job(graph, cluster, simpar.Plan(zero=1, tp=2, pp=2), TRAINING).plan, graph)
+    plan = as_stages(
+        make_job(graph, cluster, simpar.Plan(zero=1, tp=2, pp=2), TRAINING).layout.to_plan(), graph
+    )
     with pytest.raises(UserError, match=message):
         simulate(graph, cluster, spoiled(plan, **change), TRAINING)
 
@@ -266,7 +270,9 @@ def test_impossible_stages_say_why(change, message):
 def test_impossible_roles_say_why():
     """An attention has no rows of a matrix to share out."""
     graph, cluster = load_model("tiny-llama"), simpar.Cluster("dgx-h100")
-    plan = as_stages(make_job(graph, cluster, simpar.Plan(zero=1, tp=2, pp=2), TRAINING).plan, graph)
+    plan = as_stages(
+        make_job(graph, cluster, simpar.Plan(zero=1, tp=2, pp=2), TRAINING).layout.to_plan(), graph
+    )
     sharding = plan.pipeline.stages[0].sharding
     layer = sharding["layer"]
     wrong = layer.model_copy(update={"operators": {**layer.operators, "attention": ("batch", "row")}})

@@ -13,7 +13,7 @@ from simpar.cost.optimizers import optimizer_time_s
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import load_device
-from simpar.plan.choices.numerics import Numerics
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.profiles import as_written, yaml_text
 from simpar.runtime.job import Machine as Where
 from simpar.stacks.stack import load_stack
@@ -55,7 +55,7 @@ def samples(truth):
         found.append(Sample(kind="stream", name="add", shape=(count,), seconds=seconds))
     found.append(Sample(kind="stream", name="issue", shape=(1,), seconds=1e-6))
     for count in request.parameters:
-        seconds = float(optimizer_time_s(count, Numerics(), kernels, truth.stack))
+        seconds = float(optimizer_time_s(count, DecidedNumerics(), kernels, truth.stack))
         found.append(Sample(kind="optimizer", name="adamw", shape=(count,), seconds=seconds))
     for number, times in enumerate(truth.operator_times(empty)):
         for time in times.values():

@@ -6,25 +6,26 @@ from simpar.cost.kernels import KernelModel
 from simpar.cost.memory.static import ParameterGroup, StaticMemory, parameter_terms
 from simpar.cost.optimizers import moment_bytes
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.check import schedule_of
+from simpar.layout.layout import Layout
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
-from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.structure.stages import StageBuilder
 from simpar.stacks.stack import Stack
 
 
-def builder_of(graph: ModelGraph, plan: Plan, training: Training, stack: Stack) -> StageBuilder:
+def builder_of(graph: ModelGraph, plan: Plan | Layout, training: Training, stack: Stack) -> StageBuilder:
     """Its stages."""
-    job = Job(graph, training, plan, stack, KernelModel(load_cluster("dgx-h100", 1).device))
-    ranks = schedule_of(plan, training).rank_of_stage
+    layout = plan if isinstance(plan, Layout) else Layout.of(plan)
+    job = Job(graph, training, layout, stack, KernelModel(load_cluster("dgx-h100", 1).device))
+    ranks = schedule_of(layout, training).rank_of_stage
     return StageBuilder(RankView.of(job), ranks)
 
 
 def stage_static_memory(
-    graph: ModelGraph, plan: Plan, training: Training, stack: Stack, stage: int
+    graph: ModelGraph, plan: Plan | Layout, training: Training, stack: Stack, stage: int
 ) -> StaticMemory:
     """Terms of a pipeline rank that no pass brings or takes."""
     return builder_of(graph, plan, training, stack).static_memory(stage)
@@ -32,6 +33,6 @@ def stage_static_memory(
 
 def static_memory(num_parameters: int, plan: Plan, stack: Stack) -> StaticMemory:
     """Terms of so many parameters of matrices inside layers, whose shards are rounded up to whole elements."""
-    layouts, moments = Layouts.of(plan), num_parameters * moment_bytes(plan.numerics)
-    part = ParameterGroup(num_parameters, -(-num_parameters // layouts.shards), moments)
-    return StaticMemory(parameter_terms([part], plan, stack, layouts))
+    layout = Layout.of(plan)
+    shard, moments = -(-num_parameters // layout.shards), num_parameters * moment_bytes(layout)
+    return StaticMemory(parameter_terms([ParameterGroup(num_parameters, shard, moments)], layout, stack))

@@ -9,11 +9,12 @@ from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
 from simpar.hardware.device import load_device
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import RankDims, rank_dims
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.choices.numerics import Numerics
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import RankDims, rank_dims
 from simpar.stacks.stack import MemoryHabits, Overlap, Stack, StackNumerics, load_stack
 from simpar.units import GB
 
@@ -21,7 +22,7 @@ S, B = 2048, 2
 CLEAN = Stack(name="clean", description="no habits", memory=MemoryHabits())
 
 
-BF16 = Numerics()
+BF16 = DecidedNumerics()
 
 
 def saved(
@@ -31,13 +32,13 @@ def saved(
     tp: int = 1,
     sp: bool = False,
     recompute: str = "none",
-    numerics: Numerics = BF16,
+    numerics: DecidedNumerics = BF16,
 ) -> float:
     """Saved bytes of one layer on one rank."""
     graph = load_model(model)
     plan = Plan(tp=tp, micro_batch=B, sequence_parallel=sp)
     training = Training(seq_len=S, global_batch=B)
-    dims = rank_dims(graph, plan, training)
+    dims = rank_dims(graph, Layout.of(plan), training)
     block = graph.blocks[graph.layers[0]]
     return float(block_activations(block, dims, stack, numerics, recompute).saved_bytes)
 
@@ -85,7 +86,7 @@ def test_casts_that_narrow_products_keep(precision: str, width: float) -> None:
     casting = CLEAN.model_copy(update={"memory": memory})
     h, f = 4096, 14336
     less = (2 - width) * (h + h + f) - width * h
-    cast = Numerics(precision=precision)
+    cast = DecidedNumerics(precision=precision)
     change = saved("llama-3-8b", CLEAN, numerics=cast) - saved("llama-3-8b", casting, numerics=cast)
     assert change == pytest.approx(S * B * less)
     assert saved("llama-3-8b", casting) == saved("llama-3-8b", CLEAN)
@@ -103,8 +104,8 @@ def test_a_product_that_is_computed_again_is_not_kept() -> None:
     again = CLEAN.model_copy(update={"memory": MemoryHabits(gate="inputs")})
     graph, f = load_model("llama-3-8b"), 14336
     plan, training = Plan(micro_batch=B), Training(seq_len=S, global_batch=B)
-    dims, block = rank_dims(graph, plan, training), graph.blocks[graph.layers[0]]
-    kept, not_kept = (block_activations(block, dims, stack, Numerics()) for stack in (CLEAN, again))
+    dims, block = rank_dims(graph, Layout.of(plan), training), graph.blocks[graph.layers[0]]
+    kept, not_kept = (block_activations(block, dims, stack, DecidedNumerics()) for stack in (CLEAN, again))
     assert kept.saved_bytes - not_kept.saved_bytes == 2 * f * S * B
     assert (
         not_kept.backward_workspace_bytes >= (2 * f + 2 * f + 4 * f) * S * B
@@ -137,7 +138,7 @@ def dims_of(model: str, *, tp: int = 1, sp: bool = False) -> RankDims:
     """Both regions' dims of one rank."""
     graph, training = load_model(model), Training(seq_len=S, global_batch=B)
     plan = Plan(tp=tp, micro_batch=B, sequence_parallel=sp)
-    return rank_dims(graph, plan, training)
+    return rank_dims(graph, Layout.of(plan), training)
 
 
 def test_keeping_the_gathered_input_costs_4_sbh_unsharded() -> None:
@@ -172,8 +173,8 @@ def test_what_is_kept_and_recomputed_is_everything(model: str, recompute: str) -
     """Saved and recomputed bytes add up to what no recompute saves."""
     graph, dims = load_model(model), dims_of(model)
     block = graph.blocks[graph.layers[0]]
-    held = block_activations(block, dims, UNFUSED, Numerics(), recompute)
-    everything = block_activations(block, dims, UNFUSED, Numerics()).saved_bytes
+    held = block_activations(block, dims, UNFUSED, DecidedNumerics(), recompute)
+    everything = block_activations(block, dims, UNFUSED, DecidedNumerics()).saved_bytes
     assert held.saved_bytes + held.recomputed_bytes == pytest.approx(everything)
 
 
@@ -194,9 +195,9 @@ def test_arrays_give_what_scalars_give(stack: str, recompute: str) -> None:
         for regions in zip(*((d.tensor, d.sequence) for d in single), strict=True)
     ]
     for block in (graph.embedding, graph.blocks[graph.layers[0]], graph.head):
-        bulk = block_activations(block, RankDims(*columns), habits, Numerics(), recompute)
+        bulk = block_activations(block, RankDims(*columns), habits, DecidedNumerics(), recompute)
         for index, dims in enumerate(single):
-            one = block_activations(block, dims, habits, Numerics(), recompute)
+            one = block_activations(block, dims, habits, DecidedNumerics(), recompute)
             for field in (
                 "saved_bytes",
                 "recomputed_bytes",
@@ -211,13 +212,13 @@ def test_head_peak_follows_the_stack() -> None:
     """The loss holds ``logit_bytes`` per logit at its peak, fused accumulation an empty gradient of the head."""
     graph = load_model("llama-3-8b")
     plan, training = Plan(micro_batch=B), Training(seq_len=S, global_batch=B)
-    dims = rank_dims(graph, plan, training)
+    dims = rank_dims(graph, Layout.of(plan), training)
     stack = CLEAN.model_copy(update={"memory": MemoryHabits(logit_bytes=14.0)})
-    held = block_activations(graph.head, dims, stack, Numerics())
+    held = block_activations(graph.head, dims, stack, DecidedNumerics())
     logits = S * B * graph.dims["vocab"]
     peak = float(held.saved_bytes + held.backward_workspace_bytes)
     empty = 2 * graph.dims["vocab"] * graph.dims["hidden"]
     assert peak == pytest.approx(14 * logits + empty, rel=0.02)
     apart = stack.model_copy(update={"numerics": StackNumerics(gradient_accumulation_fusion=False)})
-    held = block_activations(graph.head, dims, apart, Numerics())
+    held = block_activations(graph.head, dims, apart, DecidedNumerics())
     assert float(held.saved_bytes + held.backward_workspace_bytes) == pytest.approx(14 * logits, rel=0.02)

@@ -10,12 +10,13 @@ from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.hardware.device import load_device
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import RankDims, rank_dims
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Block
 from simpar.models.training import Training
-from simpar.plan.choices.numerics import Numerics
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import RankDims, rank_dims
 from simpar.stacks.stack import Stack, load_stack
 
 TRAINING = Training(seq_len=4096, global_batch=64)
@@ -33,7 +34,7 @@ def fused(stack: Stack) -> Stack:
 def layer() -> tuple[Block, RankDims]:
     """A layer of gpt-oss 120B on one of 64 ranks that share the experts."""
     graph = load_model("gpt-oss-120b")
-    return graph.blocks[graph.layers[0]], rank_dims(graph, PLAN, TRAINING)
+    return graph.blocks[graph.layers[0]], rank_dims(graph, Layout.of(PLAN), TRAINING)
 
 
 def times(stack: Stack) -> dict[str, OperatorTime]:
@@ -70,7 +71,7 @@ def test_weighted_biases_move_68_bytes_an_element() -> None:
 def test_epilogues_activate_and_cast(precision: str) -> None:
     """The activation has no kernel; the second product's input and the first's gradient need no cast of their own."""
     graph = load_model("qwen3-30b-a3b")
-    dims = rank_dims(graph, PLAN, TRAINING)
+    dims = rank_dims(graph, Layout.of(PLAN), TRAINING)
     block, kernels = graph.blocks[graph.layers[-1]], replace(KERNELS, precision=precision)
     own, other = (
         {each.name: each for each in operator_times(block.operators, dims, kernels, stack)}
@@ -96,7 +97,7 @@ def test_a_clamp_of_its_own_keeps_its_output(recompute: str, kept: int) -> None:
     """What it read and what the activation reads; recomputing the activation drops the latter."""
     block, dims = layer()
     sizes = [
-        float(block_activations(block, dims, each, Numerics(), recompute).saved_bytes)
+        float(block_activations(block, dims, each, DecidedNumerics(), recompute).saved_bytes)
         for each in (STACK, fused(STACK))
     ]
     assert sizes[0] - sizes[1] == kept * COPIES * 2 * FFN * 2

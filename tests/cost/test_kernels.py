@@ -16,11 +16,12 @@ from simpar.cost.operators import (
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device, load_device
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import rank_dims
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Attention
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import rank_dims
 from simpar.precisions import PRECISIONS
 from simpar.simulation import simulate
 from simpar.stacks.stack import Fusion, load_stack
@@ -274,7 +275,7 @@ def test_products_in_blocks_cast_both_operands_and_lay_out_their_scales() -> Non
     """Two kernels for scales before each of three products, a cast of the input, one of the gradient; routers none."""
     graph, plan = load_model("mixtral-8x7b"), Plan(micro_batch=2)
     training, device = Training(seq_len=4096, global_batch=16), load_device("b200-sxm")
-    block, dims = graph.blocks[graph.layers[0]], rank_dims(graph, plan, training)
+    block, dims = graph.blocks[graph.layers[0]], rank_dims(graph, Layout.of(plan), training)
     own, tensor, half = (
         {
             each.name: each
@@ -296,7 +297,10 @@ def test_norms_operator_by_operator_move_every_intermediate(trained: bool, backw
     graph, plan, device = load_model("llama-2-7b"), Plan(), load_device("h100-sxm-80gb")
     norm = next(op for op in graph.blocks[graph.layers[0]].operators if op.kind == "norm")
     weights = tuple(replace(weight, trainable=trained) for weight in norm.weights)
-    dims, model = rank_dims(graph, plan, Training(seq_len=4096, global_batch=16)), KernelModel(device)
+    dims, model = (
+        rank_dims(graph, Layout.of(plan), Training(seq_len=4096, global_batch=16)),
+        KernelModel(device),
+    )
     stack = load_stack("fsdp")
     eager = stack.model_copy(update={"fusion": stack.fusion.model_copy(update={"norm": False})})
     (found,) = operator_times([replace(norm, weights=weights)], dims, model, eager)
@@ -310,7 +314,7 @@ def test_norms_operator_by_operator_move_every_intermediate(trained: bool, backw
 def test_casts_in_long_blocks(stack: str, kernels: tuple[int, int]) -> None:
     """Of blocks of 128, which Hopper has too: rows and columns at once, or columns in their own time."""
     graph, plan, device = load_model("llama-2-7b"), Plan(), load_device("h100-sxm-80gb")
-    dims = rank_dims(graph, plan, Training(seq_len=4096, global_batch=16))
+    dims = rank_dims(graph, Layout.of(plan), Training(seq_len=4096, global_batch=16))
     model, size = KernelModel(device, "fp8_blockwise"), 4096.0
     times = operator_times(graph.blocks[graph.layers[0]].operators, dims, model, load_stack(stack))
     found = next(each for each in times if each.name == "o_proj")

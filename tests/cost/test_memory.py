@@ -10,9 +10,9 @@ from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.static import BETWEEN
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import Stack, load_stack
 from simpar.uncertainty.table import shipped
@@ -183,11 +183,11 @@ def test_overhead_counts_communicators() -> None:
     """A context, and a communicator per axis that has more than one rank; none on a CPU."""
     habits = load_stack("megatron")
     cluster = load_cluster("dgx-h100", 2)
-    one = overhead_bytes(Layouts.of(Plan(tp=1, dp=1)).communicators, habits, cluster)
+    one = overhead_bytes(Layout().communicators, habits, cluster)
     assert one == habits.memory.allocator.context_bytes
-    three = overhead_bytes(Layouts.of(Plan(tp=2, dp=2, pp=4)).communicators, habits, cluster)
+    three = overhead_bytes(Layout(tp=2, dp=2, pp=4).communicators, habits, cluster)
     assert three - one == 3 * habits.memory.allocator.communicator_bytes
-    assert overhead_bytes(Layouts.of(Plan(dp=1)).communicators, habits, load_cluster("laptop-cpu", 1)) == 0
+    assert overhead_bytes(Layout().communicators, habits, load_cluster("laptop-cpu", 1)) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, HeldBlocks, flat_
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import dims_of
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
-from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import dims_of
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
 from simpar.units import GIB
@@ -32,6 +32,7 @@ STACKS = tuple(files.bundled("stacks"))
 MODELS = ("gpt2", "llama-3.2-1b", "small-mixture", "nemotron-h-4b")
 DIAGONAL = [(MODELS[at % len(MODELS)], stack) for at, stack in enumerate(STACKS)]
 """Every stack with a model, every model with several stacks."""
+SIZES = ("tp", "dp", "pp", "ep", "zero", "sequence_parallel", "reshard_after_forward")
 KINDS = {"ddp": (0, 1, 2), "fsdp": (2, 3)}
 
 
@@ -47,21 +48,20 @@ def test_arrays_are_single_plans_to_the_byte(model: str, stack: str) -> None:
         ]
         builders = [builder_of(graph, plan, TRAINING, habits) for plan in plans]
         singles = [builder.static_memory(0) for builder in builders]
-        each = [Layouts.of(plan) for plan in plans]
-        columns = Layouts(
-            *(np.array([getattr(one, name) for one in each]) for name in Layouts.__annotations__)
-        )
+        each = [Layout.of(plan) for plan in plans]
+        sizes = {name: np.array([getattr(one, name) for one in each]) for name in SIZES}
+        columns = each[0].with_columns(sizes)
         held = [[part.block for part in builder.held(0)] for builder in builders]
         known = {block.name: block for blocks in held for block in blocks}
         counts = {name: np.array([blocks.count(block) for blocks in held]) for name, block in known.items()}
         blocks = tuple((known[name], count) for name, count in counts.items())
         ends = (counts.get(end.name, np.zeros(len(plans))) for end in (graph.embedding, graph.head))
-        dims = dims_of(graph, columns, plans[0], TRAINING)
-        many = held_memory(graph, HeldBlocks(blocks, *ends), dims.tensor, plans[0], habits, columns)
+        dims = dims_of(graph, columns, TRAINING)
+        many = held_memory(graph, HeldBlocks(blocks, *ends), dims.tensor, columns, habits)
         for category in ("parameters", "gradients", "optimizer_states", "transient", None):
             for alive in (ALWAYS, PASSES, BETWEEN):
-                sizes = np.broadcast_to(many.bytes_of(category, alive), len(plans))
-                assert sizes.tolist() == [one.bytes_of(category, alive) for one in singles], (category, kind)
+                found = np.broadcast_to(many.bytes_of(category, alive), len(plans))
+                assert found.tolist() == [one.bytes_of(category, alive) for one in singles], (category, kind)
 
 
 MORE = (

@@ -15,12 +15,12 @@ from simpar.cost.memory.widths import Widths, kept_widths, parameter_widths
 from simpar.cost.offload import host_memory, update_bytes
 from simpar.cost.optimizers import moment_bytes
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import RankDims
 from simpar.models.graph import Block, ModelGraph
 from simpar.models.mixture import Mixture, mixture
 from simpar.models.training import Training
-from simpar.plan.layouts import Layouts
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import RankDims
 from simpar.stacks.stack import AllocatorHabits, Stack
 from simpar.units import MIB
 
@@ -39,12 +39,16 @@ def stack(**parts: object) -> Stack:
     return Stack.model_validate({"name": "by hand", "description": "all terms", "memory": MEMORY, **parts})
 
 
+def layout_of(of: Stack, **plan: object) -> Layout:
+    """The layout of a plan on a stack."""
+    return Layout.of(resolve(Plan(**plan), of))
+
+
 def terms(of: Stack, **plan: object) -> dict[str, float]:
     """Bytes by name, with how long they live where that is not always; nothing of terms without bytes."""
-    resolved = resolve(Plan(**{"dp": N, **plan}), of)
-    layouts = Layouts.of(resolved)
-    part = ParameterGroup(P, P // layouts.shards, P * moment_bytes(resolved.numerics))
-    found: tuple[Term, ...] = parameter_terms([part], resolved, of, layouts, residual_bytes=1000.0)
+    layout = layout_of(of, **{"dp": N, **plan})
+    part = ParameterGroup(P, P // layout.shards, P * moment_bytes(layout))
+    found: tuple[Term, ...] = parameter_terms([part], layout, of, residual_bytes=1000.0)
     return {
         f"{each.name} {each.alive}".removesuffix(" always"): float(each.size_bytes)
         for each in found
@@ -105,11 +109,11 @@ def test_terms_of_parameters(plan: dict[str, object], expected: dict[str, float]
 
 def test_widths() -> None:
     """Stored in fp32 nothing has a master copy; parameter servers keep the states of their workers."""
-    plan, wide = resolve(Plan(dp=2), stack()), stack(numerics={"parameter_dtype": "fp32"})
-    assert kept_widths(plan, stack()) == Widths(stored=2, gradient=4, compute=2, master=4, moments=8)
-    assert kept_widths(plan, stack()).states == 12
-    assert (kept_widths(plan, wide).stored, kept_widths(plan, wide).master) == (4, 0)
-    served = resolve(Plan(dp=2, sync="asp", servers=1), stack())
+    layout, wide = layout_of(stack(), dp=2), stack(numerics={"parameter_dtype": "fp32"})
+    assert kept_widths(layout, stack()) == Widths(stored=2, gradient=4, compute=2, master=4, moments=8)
+    assert kept_widths(layout, stack()).states == 12
+    assert (kept_widths(layout, wide).stored, kept_widths(layout, wide).master) == (4, 0)
+    served = layout_of(stack(), dp=2, sync="asp", servers=1)
     assert (parameter_widths(served, stack()).states, kept_widths(served, stack()).states) == (0, 12)
 
 
@@ -130,16 +134,16 @@ def test_what_lives_on_the_host() -> None:
 
     AdamW reads a gradient, a parameter and two moments, 16 bytes, writes the last three, 12, and a copy of 2.
     """
-    plan = resolve(
-        Plan(dp=2, zero=3, offload_optimizer="cpu", offload_parameters="cpu", offload_ratio=0.5), stack()
+    layout = layout_of(
+        stack(), dp=2, zero=3, offload_optimizer="cpu", offload_parameters="cpu", offload_ratio=0.5
     )
-    held = host_memory(plan, stack(), 1000.0, 77.0)
+    held = host_memory(layout, stack(), 1000.0, 77.0)
     assert (held.optimizer_bytes, held.gradients_bytes, held.parameters_bytes) == (6000.0, 2000.0, 2000.0)
     assert (held.activations_bytes, held.nvme_bytes, held.memory_bytes) == (77.0, 0.0, 10_077.0)
-    drives = resolve(Plan(dp=2, zero=3, offload_optimizer="nvme", offload_parameters="nvme"), stack())
+    drives = layout_of(stack(), dp=2, zero=3, offload_optimizer="nvme", offload_parameters="nvme")
     away = host_memory(drives, stack(), 1000.0, 0.0)
     assert (away.nvme_bytes, away.memory_bytes) == (14_000.0, 4_000.0)
-    assert update_bytes(plan, stack()) == 30.0
+    assert update_bytes(layout, stack()) == 30.0
 
 
 def test_outputs_that_a_stream_still_holds() -> None:
@@ -148,9 +152,9 @@ def test_outputs_that_a_stream_still_holds() -> None:
     Beyond two microbatches in flight the queue fills by thirds: 2/3, 1/3, 0 and 0 of the three.
     """
     of = stack(memory={"allocator": {"held_outputs": 3.0}})
-    plan, training = resolve(Plan(dp=1, pp=4), of), Training(seq_len=16, global_batch=8)
-    assert held_outputs_bytes(plan, training, of, 0, 100.0) == 300.0
-    held = [held_outputs_bytes(plan, training, of, rank, 100.0, held_up=True) for rank in range(4)]
+    layout, training = layout_of(of, dp=1, pp=4), Training(seq_len=16, global_batch=8)
+    assert held_outputs_bytes(layout, training, of, 0, 100.0) == 300.0
+    held = [held_outputs_bytes(layout, training, of, rank, 100.0, held_up=True) for rank in range(4)]
     assert held == pytest.approx([200.0, 100.0, 0.0, 0.0])
 
 
@@ -172,9 +176,8 @@ def test_routed_tokens_on_the_fullest_of_two_ranks() -> None:
         (("layer", "none"),), 0 * one, one[None] * 4, one[None] * 12, one, np.stack([one] * 2), np.stack([one] * 2),
         np.stack([0 * one] * 2), np.stack([one > 0] * 2), one > 0, one < 0,
     )  # fmt: skip
-    plan = resolve(Plan(dp=2, ep=2), Stack(name="none", description=""))
     rank = RankDims(local, local, {**local, "load": 1.0})
-    habits = (plan, Stack(name="none", description=""))
+    habits = (Layout(dp=2, ep=2), Stack(name="none", description=""))
     mean, deviation = experts_risk_bytes(graph, flight, rank, habits, 0 * one, (0.0, 0.0))
     routed = 2048 * 64 * math.sqrt((12 * 8) ** 2 / 4 + 6**2)
     assert float(mean[0]) == pytest.approx(routed / math.sqrt(math.pi * 2048), rel=1e-5)

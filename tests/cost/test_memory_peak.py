@@ -10,6 +10,7 @@ from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
@@ -35,7 +36,7 @@ def test_in_flight_is_the_table_s(name: str) -> None:
             continue
         plan = Plan(pp=p, vpp=vpp, schedule=name, dp=1)
         training = Training(seq_len=512, global_batch=m)
-        found = [most_in_flight(plan, training, rank) for rank in range(p)]
+        found = [most_in_flight(Layout.of(plan), training, rank) for rank in range(p)]
         peaks = [schedule.peak_in_flight(rank) for rank in range(p)]
         assert all(most <= peak for most, peak in zip(found, peaks, strict=True))
         if not looks_at_costs(name) and m >= 2 * p:

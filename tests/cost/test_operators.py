@@ -14,8 +14,8 @@ import pytest
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import _RULES, OperatorTime, operator_times
 from simpar.hardware.device import Device
+from simpar.layout.sharding import RankDims
 from simpar.models.graph import Attention, Operator, Weight, term
-from simpar.plan.sharding import RankDims
 from simpar.stacks.stack import Stack, TensorCast
 from simpar.units import TERA, US
 

@@ -11,7 +11,7 @@ from simpar.cost.optimizers import (
     state_bytes,
 )
 from simpar.errors import UserError
-from simpar.plan.choices.numerics import Numerics
+from simpar.plan.choices.numerics import DecidedNumerics, Numerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.planner import make_problem
 from simpar.planner.space.fit import FIRST, least
@@ -27,7 +27,7 @@ KERNELS = make_job("gpt2", H100, simpar.Plan(), TRAINING).kernels
 
 def states(optimizer, model="llama-3-8b", **numerics):
     """Bytes of states of a whole model, master weights left out."""
-    graph, chosen = simpar.Model(model), Numerics(optimizer=optimizer, **numerics)
+    graph, chosen = simpar.Model(model), DecidedNumerics(optimizer=optimizer, **numerics)
     blocks = [graph.embedding, *(graph.blocks[name] for name in graph.layers), graph.head]
     return sum(float(sum(state_bytes(block, graph.dims, chosen))) for block in blocks)
 
@@ -40,7 +40,7 @@ def inner_parameters(graph):
 
 def seconds(optimizer, matrix):
     """Seconds of the products of one matrix on one rank."""
-    return products_time_s([matrix], (1, 1), Numerics(optimizer=optimizer), KERNELS)
+    return products_time_s([matrix], (1, 1), DecidedNumerics(optimizer=optimizer), KERNELS)
 
 
 def step(training=TRAINING, **plan):
@@ -103,11 +103,11 @@ def test_newton_schulz_runs_at_the_rate_of_its_products():
 
 def test_ranks_share_whole_matrices():
     """N ranks take a share each, never less than the dearest matrix; other optimizers have no products."""
-    numerics, found = Numerics(optimizer="muon"), [Matrix(4096, 4096, 6), Matrix(4096, 16384, 2)]
+    numerics, found = DecidedNumerics(optimizer="muon"), [Matrix(4096, 4096, 6), Matrix(4096, 16384, 2)]
     whole, four, many = (products_time_s(found, (n, 1), numerics, KERNELS) for n in (1, 4, 1024))
     assert four == pytest.approx(whole / 4)
     assert many == pytest.approx(seconds("muon", Matrix(4096, 16384)))
-    assert products_time_s(found, (1, 1), Numerics(), KERNELS) == 0
+    assert products_time_s(found, (1, 1), DecidedNumerics(), KERNELS) == 0
 
 
 def test_experts_are_matrices_of_their_own():
@@ -169,7 +169,7 @@ def test_search_and_simulation_hold_the_same_states(optimizer):
     for row in range(0, rows.count, max(1, rows.count // 4)):
         plan = plan_of(rows, row)
         exact = make_job("llama-3-8b", H100, plan, TRAINING)
-        static = stage_static_memory(exact.graph, exact.plan, TRAINING, exact.stack, 0).resident_bytes
+        static = stage_static_memory(exact.graph, exact.layout, TRAINING, exact.stack, 0).resident_bytes
         assert least(rows.some([row]), (FIRST,)).static_bytes.tolist() == [[static]]
 
 
@@ -190,4 +190,4 @@ def test_states_of_fixed_width_take_no_dtype():
     """One line names the field."""
     with pytest.raises(ValueError, match="moment_dtype"):
         Numerics(optimizer="adafactor", moment_dtype="bf16")
-    assert moment_bytes(Numerics(optimizer="adamw", moment_dtype="bf16")) == 4
+    assert moment_bytes(DecidedNumerics(optimizer="adamw", moment_dtype="bf16")) == 4

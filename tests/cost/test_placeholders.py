@@ -6,10 +6,11 @@ import pytest
 
 from simpar.cost.memory.static import placeholder_bytes
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import rank_dims
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import rank_dims
 from simpar.stacks.stack import load_stack
 from tests.cost.account import stage_static_memory
 
@@ -19,7 +20,11 @@ TRAINING = Training(seq_len=4096, global_batch=8)
 def kept(model: str, stack: str = "megatron", **plan: object) -> float:
     """Bytes of placeholders on a rank."""
     graph = load_model(model)
-    return float(placeholder_bytes(graph, rank_dims(graph, Plan(**plan), TRAINING).tensor, load_stack(stack)))
+    return float(
+        placeholder_bytes(
+            graph, rank_dims(graph, Layout.of(Plan(**plan)), TRAINING).tensor, load_stack(stack)
+        )
+    )
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])

@@ -13,14 +13,15 @@ from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.hardware.device import load_device
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import RankDims, rank_dims
 from simpar.models.catalogue import load_model
 from simpar.models.hybrid import hybrid
 from simpar.models.mamba import Mamba
 from simpar.models.training import Training
 from simpar.models.transformer import Shape, Style
-from simpar.plan.choices.numerics import Numerics
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import RankDims, rank_dims
 from simpar.stacks.stack import MemoryHabits, Stack, load_stack
 from simpar.units import MEGA, TERA
 
@@ -85,8 +86,8 @@ def test_kept_is_what_the_fused_kernels_keep(tp: int, sp: bool) -> None:
     graph, seq, batch = load_model("nemotron-3-nano"), 2048, 2
     plan = Plan(tp=tp, micro_batch=batch, sequence_parallel=sp)
     training = Training(seq_len=seq, global_batch=batch)
-    dims = rank_dims(graph, plan, training)
-    found = block_activations(graph.blocks["mamba"], dims, stack, Numerics()).saved_bytes
+    dims = rank_dims(graph, Layout.of(plan), training)
+    found = block_activations(graph.blocks["mamba"], dims, stack, DecidedNumerics()).saved_bytes
     hidden, inner, shared, heads = 2688, 4096, 1024, 64
     projected = 2 * inner + 2 * shared + heads
     assert found == batch * seq * (4 * hidden / (tp if sp else 1) + 2 * (projected + 3 * inner) / tp)
@@ -124,7 +125,11 @@ def test_a_product_kept_in_more_bits_takes_that_time() -> None:
     assert seconds("mamba", "out_proj", "nvfp4") == seconds("mamba", "out_proj", "mxfp8")
     assert seconds("mamba", "in_proj", "nvfp4") < seconds("mamba", "in_proj", "fp8")
     kept = [
-        float(block_activations(graph.blocks[name], ranks, stack, Numerics(precision="nvfp4")).saved_bytes)
+        float(
+            block_activations(
+                graph.blocks[name], ranks, stack, DecidedNumerics(precision="nvfp4")
+            ).saved_bytes
+        )
         for name in ("mamba", "mamba_wide")
     ]
     assert kept[0] < kept[1]

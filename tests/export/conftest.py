@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from simpar.export import export, load_target, read
 from simpar.export.subject import settle
+from simpar.layout.check import check
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import check
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 

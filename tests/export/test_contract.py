@@ -15,9 +15,9 @@ from simpar.export import TARGETS, export, expressible, load_target, read, unsup
 from simpar.export.launch import STARTS
 from simpar.export.subject import subject
 from simpar.export.target import FEATURES
+from simpar.layout.check import check
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import check
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from tests.gate import some

@@ -9,8 +9,8 @@ import pytest
 
 from simpar.export import export
 from simpar.export.nemo_run import EXECUTORS
+from simpar.layout.check import check
 from simpar.models.catalogue import load_model
-from simpar.plan.check import check
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 

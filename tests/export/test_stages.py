@@ -4,8 +4,8 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.export import export, unsupported
+from simpar.layout.check import check
 from simpar.models.catalogue import load_model
-from simpar.plan.check import check
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from simpar.plan.uniform_stages import as_uniform

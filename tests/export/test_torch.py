@@ -12,9 +12,9 @@ import pytest
 
 from simpar.export import export, unsupported
 from simpar.export.torch import SCRIPT
+from simpar.layout.check import check
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import check
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 

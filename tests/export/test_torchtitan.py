@@ -9,8 +9,9 @@ import pytest
 from simpar.errors import UserError
 from simpar.export import read, unsupported
 from simpar.export.titan import FLAVORS, modules
+from simpar.layout.check import schedule_of
+from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 
 from .conftest import PLANS, TRAINING, checked, comes_back, exported
@@ -62,7 +63,7 @@ def test_schedules_that_torch_lacks_travel_as_tables(label):
     """The action table is a file beside the config, in the form that torch reads."""
     plan = checked(model="llama-3.1-8b", **PLANS[label])
     found = exported("torchtitan", plan)
-    assert found["schedule.csv"] == schedule_of(plan, TRAINING).to_csv()
+    assert found["schedule.csv"] == schedule_of(Layout.of(plan), TRAINING).to_csv()
     assert "pipeline_parallel_schedule_csv='schedule.csv'" in found["simpar_recipe.py"]
 
 

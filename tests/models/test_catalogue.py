@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import rank_dims
 from simpar.models.catalogue import catalogue, load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import rank_dims
 
 PUBLISHED = {  # totals of the released checkpoints (model cards and safetensors indices on the Hugging Face hub)
     "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
@@ -115,7 +116,7 @@ def test_every_model_states_its_source(name: str) -> None:
 def test_shards_add_up(name: str) -> None:
     """Two tensor-parallel shards hold every matrix once; only vectors and key-value heads may be replicated."""
     graph = load_model(name)
-    local = rank_dims(graph, Plan(tp=2), Training(seq_len=2048, global_batch=8)).tensor
+    local = rank_dims(graph, Layout.of(Plan(tp=2)), Training(seq_len=2048, global_batch=8)).tensor
     block = graph.blocks[graph.layers[0]]
     whole, half = block.parameters(graph.dims), block.parameters(local)
     replicated = 2 * half - whole

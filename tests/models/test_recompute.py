@@ -7,6 +7,8 @@ import pytest
 from simpar.cost.activations import block_activations
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import rank_dims
 from simpar.models.catalogue import load_model
 from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
 from simpar.models.recompute import (
@@ -29,7 +31,6 @@ from simpar.models.recompute import (
 )
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import rank_dims
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.steps import block_steps
@@ -46,7 +47,7 @@ def saved(policy: str) -> float:
         update={"pins_packed_qkv": False}
     )})  # fmt: skip
     plan = resolve(Plan(dp=8, ep=8), habits)
-    dims = rank_dims(DEEPSEEK, plan, TRAINING)
+    dims = rank_dims(DEEPSEEK, Layout.of(plan), TRAINING)
     block = DEEPSEEK.blocks["layer_moe"]
     return float(block_activations(block, dims, habits, plan.numerics, policy).saved_bytes) / 4096
 

@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.operation import Operation
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
 from simpar.operate.checkpoint import checkpoint_bytes, daly, efficiency, saving, young
 from simpar.plan.plan import Plan
@@ -61,10 +62,12 @@ def test_bytes_of_a_checkpoint():
         ({"sync": "asp", "servers": 2}, "megatron", 14),
     ):  # fmt: skip
         plan = resolve(Plan(**words), load_stack(stack))
-        assert checkpoint_bytes(graph, plan, load_stack(stack)) == width * each, (words, stack)
+        assert checkpoint_bytes(graph, Layout.of(plan), load_stack(stack)) == width * each, (words, stack)
     plan = resolve(Plan(lora_rank=8, lora_targets=("q_proj", "v_proj")), load_stack("megatron"))
     adapters = 12 * 2 * 2 * 8 * 768  # layers, projections, sides
-    assert checkpoint_bytes(tuned_graph(plan, graph), plan, load_stack("megatron")) == 14 * adapters
+    assert (
+        checkpoint_bytes(tuned_graph(plan, graph), Layout.of(plan), load_stack("megatron")) == 14 * adapters
+    )
 
 
 def test_what_each_kind_of_checkpoint_blocks():

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.models.catalogue import load_model
-from simpar.plan.choices.experts import Experts
-from simpar.plan.plan import Plan
+from simpar.plan.choices.experts import DecidedExperts
 from simpar.plan.routing import (
     Routing,
     excess_of_fullest,
@@ -81,39 +80,42 @@ def test_what_the_fullest_rank_has_for_arrays_is_that_for_each() -> None:
 @given(cv=st.floats(0, 2), ep=st.sampled_from([1, 2, 8, 64]))
 def test_more_spread_more_on_the_fullest(cv: float, ep: int) -> None:
     """A forced balance is 1; the fullest rank gets more with the spread, and nothing is fuller than all."""
-    load = fullest_load(Routing(8, 128), Experts(expert_imbalance=cv), ep)
+    load = fullest_load(Routing(8, 128), DecidedExperts(expert_imbalance=cv), ep)
     assert load >= 1
-    assert fullest_load(Routing(8, 128), Experts(expert_imbalance=2 * cv), ep) >= load
-    assert fullest_load(Routing(8, 128), Experts(), ep) == 1
+    assert fullest_load(Routing(8, 128), DecidedExperts(expert_imbalance=2 * cv), ep) >= load
+    assert fullest_load(Routing(8, 128), DecidedExperts(), ep) == 1
 
 
 def test_arrays_of_ranks() -> None:
     """Columns of layouts give what single plans give."""
-    choice = Experts(expert_imbalance=0.5)
+    choice = DecidedExperts(expert_imbalance=0.5)
     many = fullest_load(Routing(8, 128), choice, np.array([1, 8, 64]))
     assert many.tolist() == [fullest_load(Routing(8, 128), choice, ep) for ep in (1, 8, 64)]
 
 
 def test_capacity_is_what_every_rank_works_on() -> None:
     """Padding to 1.25 times the mean costs 1.25 times, whatever the balance."""
-    assert fullest_load(Routing(8, 128), Experts(capacity_factor=1.25, expert_imbalance=1.0), 8) == 1.25
-    assert not has_sampled_loads(Plan(ep=8, capacity_factor=1.0, expert_imbalance=1.0, expert_load="sampled"))
+    assert (
+        fullest_load(Routing(8, 128), DecidedExperts(capacity_factor=1.25, expert_imbalance=1.0), 8) == 1.25
+    )
+    padded = DecidedExperts(capacity_factor=1.0, expert_imbalance=1.0, expert_load="sampled")
+    assert not has_sampled_loads(padded, 8)
 
 
 def test_the_expectation_is_the_mean_of_the_samples() -> None:
     """Over many seeds the fullest sampled rank is, on average, the expected one; loads always sum to the ranks."""
-    plan = Plan(ep=8, expert_imbalance=0.4, expert_load="sampled")
-    loads = np.array([sampled_loads(GRAPH, plan, seed) for seed in range(400)])
+    choice = DecidedExperts(expert_imbalance=0.4, expert_load="sampled")
+    loads = np.array([sampled_loads(GRAPH, choice, 8, seed) for seed in range(400)])
     assert loads.sum(axis=1) == pytest.approx(8)
-    expected = fullest_load(Routing(8, 128), plan.experts, 8)
+    expected = fullest_load(Routing(8, 128), choice, 8)
     assert loads.max(axis=1).mean() - 1 == pytest.approx(expected - 1, rel=0.1)
 
 
 def test_samples_are_seeded() -> None:
     """The same seed gives the same loads."""
-    plan = Plan(ep=8, expert_imbalance=0.4, expert_load="sampled")
-    assert sampled_loads(GRAPH, plan, 3).tolist() == sampled_loads(GRAPH, plan, 3).tolist()
-    assert sampled_loads(GRAPH, plan, 3).tolist() != sampled_loads(GRAPH, plan, 4).tolist()
+    choice = DecidedExperts(expert_imbalance=0.4, expert_load="sampled")
+    assert sampled_loads(GRAPH, choice, 8, 3).tolist() == sampled_loads(GRAPH, choice, 8, 3).tolist()
+    assert sampled_loads(GRAPH, choice, 8, 3).tolist() != sampled_loads(GRAPH, choice, 8, 4).tolist()
 
 
 @pytest.mark.parametrize("routing", [Routing(8, 256), Routing(8, 256, 4, 8), Routing(6, 160, 3, 8)])
@@ -153,7 +155,7 @@ Its kernels activate and add up the rows of all tokens on every rank, so a fixed
 def test_loads_of_a_power_law_are_as_measured(case: tuple[int, float]) -> None:
     """Time beyond balanced routing grows as the load of the fullest rank does: by half of it to 0.85."""
     experts, exponent = case
-    choice = Experts(expert_imbalance=exponent, expert_distribution="power_law")
+    choice = DecidedExperts(expert_imbalance=exponent, expert_distribution="power_law")
     for ranks, ratio in MEASURED[case].items():
         load = fullest_load(Routing(8, experts), choice, ranks)
         assert 0.5 < (ratio - 1) / (load - 1) < 0.85, (ranks, load)
@@ -169,7 +171,7 @@ FEW_RANKS = {  # (exponent, ranks): load of the fullest rank in 16-bit and in 8-
 def test_loads_on_few_ranks_are_as_measured() -> None:
     """Without what kernels do for every token that arrives, loads of 2 to 8 ranks are those of the law; 256 experts."""
     for (exponent, ranks), measured in FEW_RANKS.items():
-        choice = Experts(expert_imbalance=exponent, expert_distribution="power_law")
+        choice = DecidedExperts(expert_imbalance=exponent, expert_distribution="power_law")
         assert fullest_load(Routing(8, 256), choice, ranks) == pytest.approx(np.mean(measured), rel=0.1)
 
 
@@ -193,7 +195,9 @@ def test_the_fullest_rank_receives_a_token_once(ranks: int) -> None:
 def test_a_power_law_of_all_experts_on_a_rank_is_balanced() -> None:
     """One rank has all tokens; more ranks and larger exponents are less even; none has more than every token once."""
     routing = Routing(8, 128)
-    choices = [Experts(expert_imbalance=a, expert_distribution="power_law") for a in (1.0, 1.0001, 1.2)]
+    choices = [
+        DecidedExperts(expert_imbalance=a, expert_distribution="power_law") for a in (1.0, 1.0001, 1.2)
+    ]
     loads = [[fullest_load(routing, choice, ranks) for ranks in (1, 8, 64, 128)] for choice in choices]
     assert all(row == sorted(row) and row[0] == pytest.approx(1) for row in loads)
     assert loads[0] == pytest.approx(loads[1], rel=0.002)
@@ -203,9 +207,9 @@ def test_a_power_law_of_all_experts_on_a_rank_is_balanced() -> None:
 @pytest.mark.parametrize(("kind", "imbalance"), [("normal", 0.3), ("power_law", 1.2)])
 def test_drawn_loads_spread_as_said(kind: str, imbalance: float) -> None:
     """The fullest of drawn loads has the mean and the deviation that are reported; all loads average to one."""
-    plan = Plan(ep=16, expert_imbalance=imbalance, expert_distribution=kind, expert_load="sampled")
-    drawn = np.array([sampled_loads(GRAPH, plan, seed) for seed in range(400)])
+    choice = DecidedExperts(expert_imbalance=imbalance, expert_distribution=kind, expert_load="sampled")
+    drawn = np.array([sampled_loads(GRAPH, choice, 16, seed) for seed in range(400)])
     routing = Routing.of_dims(GRAPH.dims)
     assert drawn.mean(axis=1) == pytest.approx(1.0)
-    assert drawn.max(axis=1).mean() == pytest.approx(fullest_load(routing, plan.experts, 16), rel=0.07)
-    assert drawn.max(axis=1).std() == pytest.approx(fullest_deviation(routing, plan.experts, 16), rel=0.35)
+    assert drawn.max(axis=1).mean() == pytest.approx(fullest_load(routing, choice, 16), rel=0.07)
+    assert drawn.max(axis=1).std() == pytest.approx(fullest_deviation(routing, choice, 16), rel=0.35)

@@ -22,7 +22,7 @@ def test_equal_numbers_are_equal_senders(plan: Plan) -> None:
     cluster = Cluster("dgx-h100")
     job = make_job("gpt2", cluster, plan, Training(seq_len=256, global_batch=32))
     maker = lower_job(job, cluster).maker
-    messages, layout = maker.messages, maker.network.layout
+    messages, quotient = maker.messages, maker.network.quotient
     count, found = 0, dict[tuple[int, int], list[int]]()
     for rank in range(maker.schedule.num_ranks):
         classes = np.flatnonzero(maker.stage_of_class == rank)
@@ -31,7 +31,7 @@ def test_equal_numbers_are_equal_senders(plan: Plan) -> None:
             for source in (stage - 1, stage, stage + 1):
                 if 0 <= source < maker.schedule.num_stages:
                     number = int(messages.ways(np.array([stage]), np.array([source]))[0])
-                    senders = messages.senders(layout, classes, stage, source).ravel().tolist()
+                    senders = messages.senders(quotient, classes, stage, source).ravel().tolist()
                     assert found.setdefault((rank, number), senders) == senders
                     count += 1
     shared = plan.schedule in {"interleaved", "zb-v"}  # ranks have several stages, and no mirror image

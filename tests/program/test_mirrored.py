@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -12,9 +10,10 @@ from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
+from simpar.layout.layout import Layout, folded, unfolded
+from simpar.layout.mirrored import MirroredMesh
 from simpar.models.catalogue import load_model
 from simpar.plan.mesh import AXES, Mesh
-from simpar.plan.mirrored import MirroredMesh, folded, unfolded
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
 from simpar.program.perturbation import Perturbation
@@ -35,8 +34,8 @@ def step_ns(plan: Plan, cluster: Cluster, perturbation: Perturbation) -> int:
 @pytest.mark.parametrize("order", ORDERS)
 def test_replicas_are_those_that_hold_the_same_stages(order: tuple[str, ...]) -> None:
     """Groups of data parallelism are rank r and p - 1 - r of every replica; pipelines go inwards from both ends."""
-    whole = Mesh(tp=2, dp=3, pp=4, order=order)
-    mesh = folded(Plan(mesh=whole, schedule="dualpipe")).mesh
+    whole = Mesh(tp=2, dp=3, pp=4, etp=2, order=order)
+    mesh = folded(Layout.of(Plan(mesh=whole, schedule="dualpipe"))).mesh
     assert isinstance(mesh, MirroredMesh)
     assert (mesh.pp, mesh.dp, mesh.world_size, mesh.whole) == (2, 6, 24, whole)
     ranks = np.arange(24)
@@ -86,7 +85,7 @@ def test_a_slow_rank_of_either_end_holds_up_both(rank: int) -> None:
     cluster, slow = load_cluster("dgx-a100-80gb", 1), Perturbation(slow_ranks={rank: 1.5})
     plan = Plan(pp=4, tp=2, schedule="dualpipe")
     found = step_ns(plan, cluster, slow)
-    assert found == step_ns(plan, cluster, replace(slow, fold=False))
+    assert found == step_ns(plan, cluster, slow.model_copy(update={"fold": False}))
     assert found > step_ns(plan, cluster, Perturbation())
 
 
@@ -106,9 +105,10 @@ def test_two_copies_of_every_stage() -> None:
 
 def test_the_plan_comes_back() -> None:
     """Folding and unfolding is the identity, and leaves other schedules as they are."""
-    plan = Plan(pp=4, dp=2, tp=2, schedule="dualpipe", zero=1)
-    assert unfolded(folded(plan)) == plan
-    other = Plan(pp=4, dp=2, schedule="1f1b")
+    layout = Layout.of(Plan(pp=4, dp=2, tp=2, schedule="dualpipe", zero=1))
+    assert unfolded(folded(layout)) == layout
+    assert folded(layout).to_plan() == layout.to_plan()
+    other = Layout(pp=4, dp=2, schedule="1f1b")
     assert folded(other) is other
     assert unfolded(other) is other
 

@@ -116,10 +116,10 @@ def test_folded_equals_unfolded(plan: Plan) -> None:
     for name, perturbation in (("folded", Perturbation()), ("unfolded", UNFOLDED)):
         lowered = lower_job(job, cluster, perturbation)
         timing = choose_engine("auto", lowered.program)[1](lowered.program)
-        assert (lowered.layout.num_classes == cluster.world_size) == (name == "unfolded")
-        ends = np.zeros(lowered.layout.num_classes, dtype=np.int64)
+        assert (lowered.quotient.num_classes == cluster.world_size) == (name == "unfolded")
+        ends = np.zeros(lowered.quotient.num_classes, dtype=np.int64)
         np.maximum.at(ends, lowered.program.ops.class_id, timing.finish_ns)
-        found[name] = ends[lowered.layout.class_of_rank]
+        found[name] = ends[lowered.quotient.class_of_rank]
     assert (found["folded"] == found["unfolded"]).all()
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
+from simpar.layout.check import schedule_of
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
@@ -113,7 +113,9 @@ def test_kernels_are_told_apart(values: dict[str, object]) -> None:
     )
     both = []
     for collapse in (True, False):
-        lowered = lower(job, load_cluster("dgx-h100"), schedule_of(job.plan, job.training), collapse=collapse)
+        lowered = lower(
+            job, load_cluster("dgx-h100"), schedule_of(job.layout, job.training), collapse=collapse
+        )
         found = account(lowered, choose_engine("auto", lowered.program)[1](lowered.program))
         kernels_s, causes = found.kernels_s(), [CAUSES.index(cause) for cause in ("compute", "optimizer")]
         assert kernels_s.sum(axis=1) * 1e9 == pytest.approx(found.causes_ns[:, causes].sum(axis=1))
@@ -138,10 +140,10 @@ def test_folding_changes_no_cause(values: dict[str, object]) -> None:
     batch = 16 if plan.mesh.pp == 4 else 8
     folded, found = accounted(*asked, Perturbation(slow_ranks=slow), batch=batch)
     _, whole = accounted(*asked, Perturbation(slow_ranks=slow, fold=False), batch=batch)
-    each = found.causes_ns[folded.layout.class_of_rank]
+    each = found.causes_ns[folded.quotient.class_of_rank]
     assert each.sum(axis=0) == pytest.approx(whole.causes_ns.sum(axis=0), abs=0.02 * found.step_ns)
     assert (each == whole.causes_ns).mean() > 0.9
-    assert np.array_equal(found.busy_ns[folded.layout.class_of_rank], whole.busy_ns)
+    assert np.array_equal(found.busy_ns[folded.quotient.class_of_rank], whole.busy_ns)
 
 
 def simulated(model: str, hardware: str, nodes: int, plan: Plan, **shape: object) -> Result:

@@ -13,8 +13,8 @@ import numpy as np
 
 from simpar.cost.memory.moments import most_in_flight
 from simpar.hardware.cluster import Cluster
+from simpar.layout.layout import Layout
 from simpar.models.training import Training
-from simpar.plan.plan import Plan
 from simpar.stacks.stack import AllocatorHabits, Stack
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.table import shipped
@@ -82,7 +82,7 @@ def memory_risk(stack: Stack, cluster: Cluster) -> MemoryRisk:
 
 
 def held_outputs_bytes(
-    plan: Plan,
+    layout: Layout,
     training: Training,
     stack: Stack,
     rank: int,
@@ -99,7 +99,7 @@ def held_outputs_bytes(
     habits = stack.memory.allocator
     if not habits.held_outputs:
         return 0.0
-    waiting = most_in_flight(plan, training, rank) / plan.pipeline.vpp - 2.0
+    waiting = most_in_flight(layout, training, rank) / int(layout.vpp) - 2.0
     ahead = min(max(waiting / FULL_QUEUE, 0.0), 1.0) if held_up else 1.0
     return habits.held_outputs * ahead * partial_sum_bytes
 

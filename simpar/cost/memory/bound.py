@@ -19,14 +19,12 @@ from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import fullest_moment, held_stages, moment, stages_of
 from simpar.cost.memory.static import HeldBlocks
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import RankDims
 from simpar.models.graph import Block, ModelGraph
 from simpar.models.recompute import of_layer
-from simpar.plan.layouts import Layouts
-from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.schedules.producer import NONE
-from simpar.plan.sharding import RankDims
-from simpar.plan.sync import apart
 from simpar.stacks.stack import Stack
 from simpar.units import Flags, Floats, Ints, Numbers
 
@@ -163,19 +161,18 @@ class ParameterBytes:
     sent: Floats
 
     @staticmethod
-    def of(layouts: Layouts, plan: Plan, stack: Stack) -> ParameterBytes:
-        """Of resolved plans that differ in the columns of ``layouts``."""
-        width, zero = parameter_widths(plan, stack), np.asarray(layouts.zero)
-        together = not apart(plan) and plan.data_parallel.kind != "single_process"
-        fsdp = plan.data_parallel.kind == "fsdp" and together
-        fetches = plan.offload.offload_parameters != "none"
-        comes = (zero == 3) & fsdp & ~keeps_parameters(plan, stack, layouts.pp, zero)
-        later = np.asarray(layouts.late, bool) | once_a_step(
-            plan, stack, layouts.pp
-        )  # than in the first backward
+    def of(layout: Layout, stack: Stack) -> ParameterBytes:
+        """Of layouts as columns."""
+        width, zero = parameter_widths(layout, stack), np.asarray(layout.zero)
+        together = not layout.steps_apart and layout.kind != "single_process"
+        fsdp = layout.kind == "fsdp" and together
+        fetches = layout.offload_parameters != "none"
+        comes = (zero == 3) & fsdp & ~keeps_parameters(layout)
+        # than in the first backward
+        later = np.asarray(not layout.overlap_grad_reduce) | once_a_step(layout, stack)
         makes = (zero >= 2) & fsdp & ~later
-        dense, experts = layouts.shards > 1, layouts.expert_shards > 1
-        away = 1.0 - kept_gradients(plan, zero, layouts.width)
+        dense, experts = layout.shards > 1, layout.expert_shards > 1
+        away = 1.0 - kept_gradients(layout)
         whole = (fetches | (comes & dense), fetches | (comes & experts), comes & dense & (not fetches))
         made = (makes & dense, makes & experts)
         sent = away * width.gradient * together * ~later
@@ -192,23 +189,23 @@ def least_moving_bytes(
     flight: Flight,
     dims: RankDims,
     scheme: ParameterBytes,
-    habits: tuple[Plan, Stack],
+    habits: tuple[Layout, Stack],
     expand: Ints,
 ) -> tuple[Floats, Floats]:
     """(bytes that forwards in flight have saved, bytes of the running pass beside them), float64 over layouts.
 
     ``dims`` hold only distinct values, and ``expand`` int64[layouts] is the index of each layout among them.
-    ``habits`` are the resolved plan and the stack.
+    ``habits`` are the layout and the stack.
     """
-    plan, stack = habits
-    away = plan.offload.offload_activations
+    layout, stack = habits
+    away = layout.offload_activations
 
     def counted(size: Numbers) -> Numbers:
         return np.asarray(size, dtype=np.float64)[expand] if np.ndim(size) else float(size)
 
     def sized(block: Block, recompute: str) -> BlockActivations:
-        sizes = block_activations(block, dims, stack, plan.numerics, recompute)
-        return BlockActivations(*(counted(getattr(sizes, each.name)) for each in fields(sizes)))
+        found = block_activations(block, dims, stack, layout, recompute)
+        return BlockActivations(*(counted(getattr(found, each.name)) for each in fields(found)))
 
     head = sized(graph.head, "none")
     saved = flight.heads[1] * head.saved_bytes
@@ -222,7 +219,7 @@ def least_moving_bytes(
         saved = saved + (1.0 - away) * flight.flying[number] * sizes.saved_bytes
         experts = counted(block.trained_experts(dims.tensor))
         dense = counted(block.trained_parameters(dims.tensor)) - experts
-        width = parameter_widths(plan, stack).compute
+        width = parameter_widths(layout, stack).compute
         frozen, frozen_experts = (counted(size) / width for size in block.frozen_bytes(dims.tensor, width))
         came = scheme.gathered * (dense + frozen) + scheme.gathered_experts * (experts + frozen_experts)
         came = came * (not block.still)

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from simpar.layout.check import schedule_of
+from simpar.layout.layout import Layout
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.choices.pipeline import CUSTOM
-from simpar.plan.plan import Plan
 from simpar.plan.schedules import EVEN_COSTS, SCHEDULES, at_work, declared, make_schedule
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, B, F, I, Schedule
 from simpar.plan.schedules.producer import NONE, Moment
@@ -63,18 +63,18 @@ def held_stages(table: Schedule, rank: int) -> Ints:
     return np.flatnonzero(np.array(table.rank_of_stage) == rank)
 
 
-def most_in_flight(plan: Plan, training: Training, rank: int) -> int:
+def most_in_flight(layout: Layout, training: Training, rank: int) -> int:
     """Most (chunk, microbatch) forwards that wait for their backward on a pipeline rank."""
-    if plan.schedule == CUSTOM or plan.pipeline.pass_costs:
-        return short_schedule(plan, training).peak_in_flight(rank)
-    microbatches = np.array([plan.num_microbatches(training.global_batch)])
-    return int(moment(plan.schedule, rank, plan.mesh.pp, microbatches, plan.pipeline.vpp).flying.sum())
+    if layout.schedule == CUSTOM or layout.pass_costs:
+        return short_schedule(layout, training).peak_in_flight(rank)
+    microbatches = np.array([layout.num_microbatches(training.global_batch)])
+    return int(moment(layout.schedule, rank, layout.mesh.pp, microbatches, int(layout.vpp)).flying.sum())
 
 
-def short_schedule(plan: Plan, training: Training) -> Schedule:
+def short_schedule(layout: Layout, training: Training) -> Schedule:
     """The plan's table with only as many microbatches as can change its peak; a custom action table stays as it is."""
-    if plan.schedule == CUSTOM:
-        return schedule_of(plan, training)
-    microbatches = min(plan.num_microbatches(training.global_batch), SATURATED * plan.mesh.pp)
-    costs = plan.pipeline.pass_costs or EVEN_COSTS
-    return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
+    if layout.schedule == CUSTOM:
+        return schedule_of(layout, training)
+    microbatches = min(layout.num_microbatches(training.global_batch), SATURATED * layout.mesh.pp)
+    costs = layout.pass_costs or EVEN_COSTS
+    return make_schedule(layout.schedule, layout.mesh.pp, microbatches, int(layout.vpp), costs=costs)

@@ -14,10 +14,10 @@ import numpy as np
 
 from simpar.cost.activations import block_activations
 from simpar.cost.memory.bound import Flight
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import RankDims
 from simpar.models.graph import ModelGraph
-from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, excess_of_fullest, spread
-from simpar.plan.sharding import RankDims
 from simpar.stacks.stack import Stack
 from simpar.units import Floats, Ints, Numbers
 
@@ -26,7 +26,7 @@ def experts_risk_bytes(
     graph: ModelGraph,
     flight: Flight,
     dims: RankDims,
-    habits: tuple[Plan, Stack],
+    habits: tuple[Layout, Stack],
     expand: Ints,
     imbalance: tuple[float, float],
 ) -> tuple[Numbers, Numbers]:
@@ -37,11 +37,11 @@ def experts_risk_bytes(
     in every layer, so the mean is zero. Both are zero in dense models, where a capacity factor pads, and on a rank that
     holds all experts.
     """
-    plan = habits[0]
-    if dims.expert is None or plan.experts.capacity_factor is not None:
+    layout = habits[0]
+    if dims.expert is None or layout.capacity_factor is not None:
         return 0.0, 0.0
     routing = Routing.of_dims(graph.dims)
-    stated = spread(routing, plan.experts)
+    stated = spread(routing, layout)
     experts, local = routing.experts, dims.expert
     copies = np.asarray(local["batch"]) * local["seq"] * local["topk"]
     mean, deviation = excess_of_fullest(
@@ -53,25 +53,25 @@ def experts_risk_bytes(
 
 
 def _routed_bytes(
-    graph: ModelGraph, flight: Flight, dims: RankDims, habits: tuple[Plan, Stack], expand: Ints
+    graph: ModelGraph, flight: Flight, dims: RankDims, habits: tuple[Layout, Stack], expand: Ints
 ) -> Floats:
     """Bytes per unit of load: layers add up as independent deviations do (root of the sum of squares).
 
     sqrt(sum over kinds of held x (kept / held)^2 + workspace^2), where ``kept`` are the bytes of all layers of a kind.
     """
-    plan, stack = habits
+    layout, stack = habits
     assert dims.expert is not None, "only mixtures route tokens"
     more = replace(dims, expert={**dims.expert, "load": dims.expert["load"] + 1.0})
     squares, beside = np.zeros(np.shape(flight.deepest)), np.zeros(np.shape(flight.deepest))
     for number, (name, recompute) in enumerate(flight.kinds):
         one, two = (
-            astuple(block_activations(graph.blocks[name], each, stack, plan.numerics, recompute))
+            astuple(block_activations(graph.blocks[name], each, stack, layout, recompute))
             for each in (dims, more)
         )
         grown = (np.asarray(high - low, dtype=np.float64) for low, high in zip(one, two, strict=True))
         saved, again, forward, backward = (each[expand] if each.ndim else each for each in grown)
         held = flight.counts[number]
-        kept = (1.0 - plan.offload.offload_activations) * saved * flight.flying[number]
+        kept = (1.0 - layout.offload_activations) * saved * flight.flying[number]
         squares = squares + kept**2 / np.maximum(held, 1)
         beside = np.where(held > 0, np.maximum(beside, np.maximum(forward, again + backward)), beside)
     return np.asarray(np.sqrt(squares + beside**2))

@@ -21,9 +21,8 @@ import numpy as np
 from simpar.cost.activations import activation_bytes
 from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.optimizers import moment_bytes, state_bytes
+from simpar.layout.layout import Layout
 from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
-from simpar.plan.layouts import Layouts
-from simpar.plan.plan import Plan
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags, Ints, Numbers
 
@@ -101,44 +100,39 @@ class HeldBlocks:
 
 
 def parameter_terms(
-    parts: Sequence[ParameterGroup],
-    plan: Plan,
-    stack: Stack,
-    layouts: Layouts,
-    *,
-    residual_bytes: Numbers = 0.0,
+    parts: Sequence[ParameterGroup], layout: Layout, stack: Stack, *, residual_bytes: Numbers = 0.0
 ) -> tuple[Term, ...]:
     """Terms of a rank's parameters under a resolved plan: with gradients, optimizer states and buffers.
 
     ``residual_bytes`` is the size of one microbatch's residual stream with all rows.
     """
-    widths, zero = parameter_widths(plan, stack), np.asarray(layouts.zero)
-    shards, fsdp = layouts.shards, plan.data_parallel.kind == "fsdp"
+    widths, zero = parameter_widths(layout, stack), np.asarray(layout.zero)
+    shards, fsdp = layout.shards, layout.kind == "fsdp"
     num_parameters, shard = sum(part.elements for part in parts), sum(part.shard for part in parts)
     sharded = (zero == 3) | ((zero == 2) & fsdp)
-    whole_gradients = (zero < 2) | layouts.late | once_a_step(plan, stack, layouts.pp)
+    whole_gradients = (zero < 2) | (not layout.overlap_grad_reduce) | once_a_step(layout, stack)
     spread = sum(part.elements * (np.asarray(part.shard) < part.elements) for part in parts)
-    gathered = np.where(keeps_parameters(plan, stack, layouts.pp, zero), spread, 0)
+    gathered = np.where(keeps_parameters(layout), spread, 0)
     copied = np.where((zero == 1) | (zero == 2), num_parameters + shard, 0) * (shards > 1)
-    bucketed = np.where((layouts.width > 1) & (plan.data_parallel.kind == "ddp"), num_parameters, 0)
+    bucketed = np.where((layout.width > 1) & (layout.kind == "ddp"), num_parameters, 0)
     rows = np.where(
-        (np.asarray(layouts.tp) > 1) & np.asarray(layouts.sequence_parallel, bool), residual_bytes, 0.0
+        (np.asarray(layout.tp) > 1) & np.asarray(layout.sequence_parallel, bool), residual_bytes, 0.0
     )
-    kept = kept_gradients(plan, zero, layouts.width) * np.where(whole_gradients, num_parameters, shard)
+    kept = kept_gradients(layout) * np.where(whole_gradients, num_parameters, shard)
     weights = weight_terms(
-        plan,
+        layout,
         stack,
-        stored=np.where(sharded, shard, num_parameters) * float(plan.offload.offload_parameters == "none"),
+        stored=np.where(sharded, shard, num_parameters) * float(layout.offload_parameters == "none"),
         gradients=kept,
-        states_bytes=_states(parts, widths, zero, plan) * (1.0 - plan.offload.ratio),
+        states_bytes=_states(parts, widths, zero, layout) * (1.0 - layout.host_share),
         buckets=bucketed,
     )
-    buffers = buffer_terms(plan, stack, copied=copied, rows_bytes=rows)
+    buffers = buffer_terms(layout, stack, copied=copied, rows_bytes=rows)
     return *weights, *buffers, Term("parameters", "gathered for all passes", gathered, widths.compute, PASSES)
 
 
 def weight_terms(
-    plan: Plan,
+    layout: Layout,
     stack: Stack,
     *,
     stored: Numbers,
@@ -147,7 +141,7 @@ def weight_terms(
     buckets: Numbers,
 ) -> tuple[Term, ...]:
     """Terms of weights from numbers of elements: parameters, gradients, gradients with separate buckets; and states."""
-    widths = parameter_widths(plan, stack)
+    widths = parameter_widths(layout, stack)
     return (
         Term("parameters", "stored", stored, widths.stored),
         Term("gradients", "gradients", gradients, widths.gradient),
@@ -156,12 +150,12 @@ def weight_terms(
     )
 
 
-def buffer_terms(plan: Plan, stack: Stack, *, copied: Numbers, rows_bytes: Numbers) -> tuple[Term, ...]:
+def buffer_terms(layout: Layout, stack: Stack, *, copied: Numbers, rows_bytes: Numbers) -> tuple[Term, ...]:
     """Terms of library workspaces, of buffers for gathered rows, and of flat copies for gathers of parameters.
 
     A gather behind the update copies the rank's shard and all that it produces: ``copied`` elements.
     """
-    habits, width = stack.memory, parameter_widths(plan, stack).stored
+    habits, width = stack.memory, parameter_widths(layout, stack).stored
     return (
         Term("transient", "library workspaces", habits.allocator.workspace_bytes),
         Term("transient", "gathered rows", rows_bytes, habits.gather_buffers),
@@ -169,18 +163,18 @@ def buffer_terms(plan: Plan, stack: Stack, *, copied: Numbers, rows_bytes: Numbe
     )
 
 
-def _states(parts: Sequence[ParameterGroup], widths: Widths, zero: Ints, plan: Plan) -> Numbers:
+def _states(parts: Sequence[ParameterGroup], widths: Widths, zero: Ints, layout: Layout) -> Numbers:
     """Bytes of optimizer states: the mean per parameter, times the rank's share of them."""
     total: Numbers = 0.0
     for part in parts:
         mean = np.asarray(part.moments_bytes) / np.maximum(part.elements, 1)
-        mean = mean * (not plan.data_parallel.servers) + widths.master
+        mean = mean * (not layout.servers) + widths.master
         total = total + mean * np.where(zero >= 1, part.shard, part.elements)
     return total
 
 
 def held_memory(
-    graph: ModelGraph, held: HeldBlocks, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts | None = None
+    graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack
 ) -> StaticMemory:
     """The account of a rank that holds some blocks, under dims of one rank (region "tensor").
 
@@ -188,37 +182,34 @@ def held_memory(
     FSDP pads the first dim of every parameter to a multiple of the group, flat buffers end at a multiple of
     lcm(N, 128) elements.
     """
-    layouts = layouts or Layouts.of(plan)
     tied = graph.tied_embeddings * held.ends_meet * dims["vocab"] * dims["hidden"]
-    parts = _parameter_groups(held, dims, plan, layouts, tied * (not graph.embedding.still))
+    parts = _parameter_groups(held, dims, layout, tied * (not graph.embedding.still))
     if stack.memory.whole_vocabulary:
         others = held.embedding * (dims["whole_vocab"] - dims["vocab"]) * dims["hidden"]
-        parts[0] = _with_table(parts[0], others, plan, layouts)
-    residual = dims["batch"] * dims["seq"] * dims["hidden"] * activation_bytes(plan.numerics)
-    terms = parameter_terms(parts, plan, stack, layouts, residual_bytes=residual)
-    frozen = Term("parameters", "frozen", _frozen(graph, held, dims, parameter_widths(plan, stack), layouts))
+        parts[0] = _with_table(parts[0], others, layout)
+    residual = dims["batch"] * dims["seq"] * dims["hidden"] * activation_bytes(layout)
+    terms = parameter_terms(parts, layout, stack, residual_bytes=residual)
+    frozen = Term("parameters", "frozen", _frozen(graph, held, dims, parameter_widths(layout, stack), layout))
     placeholders = Term("transient", "empty weight gradients", placeholder_bytes(graph, dims, stack))
-    return StaticMemory((*terms, frozen, _casts(held, dims, plan, stack, layouts), placeholders))
+    return StaticMemory((*terms, frozen, _casts(held, dims, layout, stack), placeholders))
 
 
-def _parameter_groups(
-    held: HeldBlocks, dims: Dims, plan: Plan, layouts: Layouts, tied: Numbers
-) -> list[ParameterGroup]:
+def _parameter_groups(held: HeldBlocks, dims: Dims, layout: Layout, tied: Numbers) -> list[ParameterGroup]:
     """Two parts: everything but experts, and experts; ``tied`` elements, which two blocks hold, are counted once."""
-    fsdp, shards = plan.data_parallel.kind == "fsdp", (layouts.shards, layouts.expert_shards)
+    fsdp, shards = layout.kind == "fsdp", (layout.shards, layout.expert_shards)
     elements: list[Numbers] = [0, 0]
     shard: list[Numbers] = [0, 0]
     moments: list[Numbers] = [0, 0]
     for block, count in held.blocks:
-        for expert, states in enumerate(state_bytes(block, dims, plan.numerics)):
+        for expert, states in enumerate(state_bytes(block, dims, layout)):
             moments[expert] = moments[expert] + count * states
-        for rows, size, expert in _weights(block, dims, layouts.expert_shards):
+        for rows, size, expert in _weights(block, dims, layout.expert_shards):
             elements[expert] = elements[expert] + count * size
             if fsdp:
                 each = -(-rows // shards[expert]) * (size // np.maximum(rows, 1))
                 shard[expert] = shard[expert] + count * each
     elements[0] = elements[0] - tied
-    moments[0] = moments[0] - tied * moment_bytes(plan.numerics, other=True)
+    moments[0] = moments[0] - tied * moment_bytes(layout, other=True)
     if fsdp:
         table = -(-dims["vocab"] // shards[0]) * (tied // dims["vocab"])
         shard[0] = shard[0] - table
@@ -227,10 +218,10 @@ def _parameter_groups(
     return [ParameterGroup(*each) for each in zip(elements, shard, moments, strict=True)]
 
 
-def _with_table(part: ParameterGroup, elements: Numbers, plan: Plan, layouts: Layouts) -> ParameterGroup:
+def _with_table(part: ParameterGroup, elements: Numbers, layout: Layout) -> ParameterGroup:
     """A part with more elements of the token table: those that a rank holds beside its own slice of the vocabulary."""
-    moments = elements * moment_bytes(plan.numerics, other=True)
-    shard = -(-elements // np.asarray(layouts.shards))
+    moments = elements * moment_bytes(layout, other=True)
+    shard = -(-elements // np.asarray(layout.shards))
     return ParameterGroup(part.elements + elements, part.shard + shard, part.moments_bytes + moments)
 
 
@@ -261,7 +252,7 @@ def _weights(block: Block, dims: Dims, expert_shards: Numbers) -> Iterator[tuple
             yield rows, size, weight.kind == "expert"
 
 
-def _casts(held: HeldBlocks, dims: Dims, plan: Plan, stack: Stack, layouts: Layouts) -> Term:
+def _casts(held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack) -> Term:
     """The term of narrow copies of a rank's weights, see :func:`cast_term`."""
     matrices: Numbers = 0.0
     for block, count in held.blocks:
@@ -270,8 +261,8 @@ def _casts(held: HeldBlocks, dims: Dims, plan: Plan, stack: Stack, layouts: Layo
         weights = (weight for op in products for weight in op.weights if weight.trainable)
         read = (weight.size for weight in weights if weight.kind in ("matrix", "expert"))
         matrices = matrices + count * sum(evaluate(size, own) for size in read)
-    sharded = (np.asarray(layouts.zero) >= 2) & (np.asarray(layouts.width) > 1)
-    return cast_term(plan, stack, matrices, sharded=sharded)
+    sharded = (np.asarray(layout.zero) >= 2) & (np.asarray(layout.width) > 1)
+    return cast_term(layout, stack, matrices, sharded=sharded)
 
 
 def is_cast(op: Operator) -> bool:
@@ -279,27 +270,25 @@ def is_cast(op: Operator) -> bool:
     return op.kind in ("matmul", "grouped_matmul")
 
 
-def cast_term(plan: Plan, stack: Stack, matrices: Numbers, *, sharded: Flags | bool) -> Term:
+def cast_term(layout: Layout, stack: Stack, matrices: Numbers, *, sharded: Flags | bool) -> Term:
     """The term of narrow copies of matrices stored wider than products read them, unless a gather narrows them."""
-    widths = parameter_widths(plan, stack)
+    widths = parameter_widths(layout, stack)
     # 8-bit products cast their weights each time instead
-    casts = (
-        stack.memory.cast_weights and not plan.numerics.products.is_cast and widths.stored > widths.compute
-    )
-    here = np.logical_not(sharded) * float(casts and plan.offload.offload_parameters == "none")
+    casts = stack.memory.cast_weights and not layout.products.is_cast and widths.stored > widths.compute
+    here = np.logical_not(sharded) * float(casts and layout.offload_parameters == "none")
     return Term("parameters", "cast for all passes", matrices * here, widths.compute, PASSES)
 
 
-def _frozen(graph: ModelGraph, held: HeldBlocks, dims: Dims, widths: Widths, layouts: Layouts) -> Numbers:
+def _frozen(graph: ModelGraph, held: HeldBlocks, dims: Dims, widths: Widths, layout: Layout) -> Numbers:
     """Bytes of frozen weights, in the compute dtype or packed; sharded under ZeRO-3."""
     width = widths.compute
     total: Numbers = 0.0
     twice = graph.tied_embeddings * graph.embedding.still * held.ends_meet
-    for which, shards in enumerate((layouts.shards, layouts.expert_shards)):
+    for which, shards in enumerate((layout.shards, layout.expert_shards)):
         size = sum(count * block.frozen_bytes(dims, width)[which] for block, count in held.blocks)
         if not which:
             size = size - twice * width * dims["vocab"] * dims["hidden"]
-        total = total + size / np.where(np.asarray(layouts.zero) == 3, shards, 1)
+        total = total + size / np.where(np.asarray(layout.zero) == 3, shards, 1)
     return total
 
 

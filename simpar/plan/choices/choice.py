@@ -160,7 +160,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules of :mod:`simpar.plan.check`, by name, and the choices that decide whether a plan keeps them."""
+    """Rules of :mod:`simpar.layout.check`, by name, and the choices that decide whether a plan keeps them."""
 
     names: tuple[str, ...]
     reads: tuple[str, ...]

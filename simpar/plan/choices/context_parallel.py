@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -47,6 +48,15 @@ class ContextParallel(Section):
     def degree(self, cp: Any) -> Any:
         """Ranks (an int, or an array like ``cp``) that exchange heads for tokens."""
         return self.ulysses or (cp if self.cp_method == "ulysses" else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecidedContext:
+    """Context parallelism; ``ulysses`` None: all context ranks exchange heads for cp_method ulysses, else none."""
+
+    cp_method: Literal["ring", "ulysses", "all_gather"] = "ring"
+    cp_balance: Literal["zigzag", "striped", "contiguous"] = "zigzag"
+    ulysses: int | None = None
 
 
 def context_degrees(problem: Question) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -33,8 +34,8 @@ from simpar.plan.choices.experts import KEEPS_EXPERTS
 from simpar.plan.choices.pipeline import both_ends
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Target
-from simpar.plan.sync import SCHEMES, apart, problem
-from simpar.units import Bytes, Count, Flags
+from simpar.plan.sync import SCHEMES, apart, is_apart, problem
+from simpar.units import MIB, Bytes, Count, Counts, Flags
 
 if TYPE_CHECKING:
     from simpar.plan.plan import Plan
@@ -82,6 +83,29 @@ class DataParallel(Section):
     @field_serializer("bucket_bytes", "first_bucket_bytes")
     def _with_unit(self, size: float | None) -> str | None:
         return None if size is None else f"{int(size) if size == int(size) else size} B"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecidedData:
+    """Data parallelism; with ``first_bucket_bytes`` None the first bucket is as large as the others."""
+
+    kind: Literal["ddp", "fsdp", "single_process"] = "ddp"
+    zero: Counts = 0
+    hsdp: Counts = 1
+    bucket_bytes: float = 25.0 * MIB
+    first_bucket_bytes: float | None = None
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    reshard_after_forward: bool | Flags = False
+    sync: str = "bsp"
+    sync_every: int | None = None
+    staleness: int | None = None
+    servers: int | None = None
+
+    @property
+    def steps_apart(self) -> bool:
+        """Whether replicas step on their own and meet between steps, instead of reducing gradients inside each."""
+        return is_apart(self.sync, self.servers)
 
 
 def shares(rows: Columns) -> Flags:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -38,6 +39,18 @@ class Experts(Section):
 
     capacity_factor: float | None = Field(None, gt=0, le=64, allow_inf_nan=False)
     expert_imbalance: float = Field(0.0, ge=0, le=16, allow_inf_nan=False)
+    expert_distribution: Literal["normal", "power_law"] = "normal"
+    expert_load: Literal["expected", "sampled"] = "expected"
+    ep_overlap: bool | None = None
+    token_dispatch: Literal["per_expert", "per_rank", "per_node"] = "per_expert"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecidedExperts:
+    """How tokens spread over experts, and what runs beside their exchange."""
+
+    capacity_factor: float | None = None
+    expert_imbalance: float = 0.0
     expert_distribution: Literal["normal", "power_law"] = "normal"
     expert_load: Literal["expected", "sampled"] = "expected"
     ep_overlap: bool | None = None

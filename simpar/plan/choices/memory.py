@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,14 @@ class MemoryPolicy(Section):
         if not recompute.is_known(value):
             raise ValueError(f"allowed {recompute.ALLOWED}")
         return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecidedMemory:
+    """What is kept for backward."""
+
+    recompute: str = "none"
+    recompute_early: bool = False
 
 
 def undecided(rows: Columns, which: Any = ...) -> Flags:

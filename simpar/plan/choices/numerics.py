@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -67,6 +68,24 @@ class Numerics(Section):
                 f"moment_dtype = {self.moment_dtype}: {self.optimizer} has its own width of states; allowed: none"
             )
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecidedNumerics:
+    """Precision, dtypes and the optimizer; ``reduce_dtype`` and ``gather_dtype`` None: as the stack sends them."""
+
+    precision: str = "bf16"
+    grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    reduce_dtype: Literal["fp32", "bf16", "fp8", "int4"] | None = None
+    gather_dtype: Literal["fp32", "bf16", "fp8", "int8"] | None = None
+    master_weights: bool = True
+    optimizer: str = USUAL
+    moment_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
+
+    @property
+    def products(self) -> Precision:
+        """What the precision means for products."""
+        return PRECISIONS[self.precision]
 
 
 def _reduces(rows: Columns) -> Flags:

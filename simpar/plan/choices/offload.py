@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -55,6 +56,29 @@ class Offload(Section):
 
     @property
     def is_used(self) -> bool:
+        """Whether anything is offloaded."""
+        away = (self.offload_optimizer, self.offload_parameters) != ("none", "none")
+        return away or self.offload_activations > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecidedOffload:
+    """What lives on the host; ``offload_gradients`` is None where no optimizer states do."""
+
+    offload_optimizer: Home = "none"
+    offload_ratio: float = 1.0
+    offload_gradients: bool | None = None
+    offload_delayed: bool = False
+    offload_parameters: Home = "none"
+    offload_activations: float = 0.0
+
+    @property
+    def host_share(self) -> float:
+        """Share of the parameters that is updated on the host."""
+        return self.offload_ratio if self.offload_optimizer != "none" else 0.0
+
+    @property
+    def offloads(self) -> bool:
         """Whether anything is offloaded."""
         away = (self.offload_optimizer, self.offload_parameters) != ("none", "none")
         return away or self.offload_activations > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -43,7 +44,7 @@ from simpar.plan.schedules import (
 )
 from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.plan.stages import StagePlan
-from simpar.units import Count, Flags
+from simpar.units import Count, Counts, Flags
 
 SLICING = ", ".join(each.name for each in SCHEDULES.values() if each.sliced)
 """Schedules that cut sequences into slices of tokens."""
@@ -112,6 +113,29 @@ class Pipeline(Section):
         return self
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecidedPipeline:
+    """The schedule. ``layers`` None spreads them evenly; ``pass_costs`` None stands for passes that take equally long.
+
+    ``mirrored``: pipeline ranks are those of one half of a schedule with two ends (:mod:`simpar.layout.mirrored`).
+    """
+
+    schedule: str = usual_schedule()
+    vpp: Counts = 1
+    layers: tuple[int, ...] | None = None
+    actions: str | None = None
+    slices: tuple[int, ...] | None = None
+    pass_costs: tuple[float, float, float] | None = None
+    stages: tuple[StagePlan, ...] | None = None
+    mirrored: bool = False
+
+    @property
+    def runs_slices(self) -> bool:
+        """Whether sequences go through the pipeline in slices of tokens, which may not be chosen yet."""
+        named = SCHEDULES.get(self.schedule)
+        return bool(self.slices) or (named is not None and named.sliced)
+
+
 def check_slices(plan: Plan, target: Target) -> None:
     """Raises UserError unless slices of tokens belong to a causal model and divide over their ranks."""
     slices, seq_len = plan.pipeline.slices, target.training.seq_len
@@ -125,7 +149,7 @@ def check_slices(plan: Plan, target: Target) -> None:
         raise UserError(f"{what}: {target.graph.name} carries states along the sequence; allowed: none")
     if plan.mesh.cp > 1:
         raise UserError(f"{what}: plan.cp = {plan.mesh.cp} spreads the tokens of a sequence; allowed: cp 1")
-    if has_sampled_loads(plan):
+    if has_sampled_loads(plan.experts, plan.mesh.ep):
         raise UserError(f"{what}: expert_load = sampled is drawn for whole sequences; allowed: expected")
     if slices and sum(slices) != seq_len:
         raise UserError(f"{what}: {sum(slices)} tokens in all; allowed: the sequence's {seq_len}")

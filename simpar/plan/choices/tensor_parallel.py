@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -47,6 +48,14 @@ class TensorParallel(Section):
 
     sequence_parallel: bool | None = None
     overlap: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecidedTensor:
+    """Whether the residual stream is sharded over the sequence, and whether collectives run beside products."""
+
+    sequence_parallel: bool | Flags = False
+    tp_overlap: bool = False
 
 
 def refuse_tensor_parallel(tp: int, target: Target, *, sequence_parallel: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -32,6 +33,16 @@ class Tuning(Section):
     def is_used(self) -> bool:
         """Whether anything is frozen."""
         return self.lora_rank is not None or self.frozen_layers > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecidedTuning:
+    """What of the model is trained."""
+
+    lora_rank: int | None = None
+    lora_targets: tuple[Projection, ...] = Tuning().lora_targets
+    frozen_layers: int = 0
+    frozen_dtype: Literal["bf16", "fp8", "nf4"] = "bf16"
 
 
 CHOICES = in_section(

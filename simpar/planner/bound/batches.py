@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.planner.bound.data_parallel import Configuration, Moves
 from simpar.units import Floats, Ints
 
@@ -47,8 +48,9 @@ class Batch:
     def alike_updates(self) -> Ints:
         """For every configuration, the index of the first one with the same update."""
         known: dict[object, int] = {}
-        plans = [one.sync.job.plan for one in self.configurations]
-        each = [(one.numerics, one.offload.ratio, one.data_parallel.servers) for one in plans]
+        layouts = [one.sync.job.layout for one in self.configurations]
+        names = [*(each.name for each in fields(DecidedNumerics)), "host_share", "servers"]
+        each = [tuple(getattr(layout, name) for name in names) for layout in layouts]
         return np.array([known.setdefault(one, at) for at, one in enumerate(each)], dtype=np.int64)
 
     @cached_property

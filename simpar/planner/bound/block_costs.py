@@ -6,7 +6,7 @@ A *key* is one combination of the axes that decide the passes; a *kind* is a blo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
@@ -140,14 +140,15 @@ class BlockCosts(Keys):
 
         The third axis is dense parameters and experts, the fourth all matrices of a block and its most expensive one.
         """
-        rows, numerics = self.jobs.rows.some(self.row), self.jobs.problem.base.numerics
+        rows, usual = self.jobs.rows.some(self.row), self.jobs.problem.base.numerics.optimizer
         code = rows.number([name for name in KEY_AXES if name != "micro_batch"])
         _, first, which = np.unique(code, return_index=True, return_inverse=True)
         found: dict[str, Floats] = {}
-        for name in rows.domain.get("optimizer", (numerics.optimizer,)):
+        for name in rows.domain.get("optimizer", (usual,)):
             table = np.zeros((len(first), len(self.kinds), 2, 2))
             for at, key in enumerate(first.tolist() if OPTIMIZERS[name].by_matrix else ()):
-                view, chosen = self.view(key), numerics.model_copy(update={"optimizer": name})
+                view = self.view(key)
+                chosen = replace(view.job.layout, optimizer=name)
                 for kind, expert in product(range(len(self.kinds)), (0, 1)):
                     matrices = inner_matrices([self.kinds[kind].block], view.tensor)
                     mine = [matrix for matrix in matrices if matrix.expert == bool(expert)]

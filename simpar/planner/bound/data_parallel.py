@@ -272,8 +272,8 @@ class Configurations:
 
     def _groups_of(self, sync: Synchronisation) -> tuple[dict[str, Ints], list[Crowded]]:
         """The group of rank 0 of every kind, and the crowded rank of every pipeline rank."""
-        mesh, data = sync.job.plan.mesh, sync.job.plan.data_parallel
-        copies = (data.hsdp if sync.zero else 1, bool(data.zero), sync.alone)
+        mesh, layout = sync.job.layout.mesh, sync.job.layout
+        copies = (int(layout.hsdp) if sync.zero else 1, bool(layout.zero), sync.alone)
         key = (*mesh.shape, mesh.ep, mesh.etp, mesh.order, *copies)
         if key not in self._groups:
             kinds = group_kinds(RankView.of(sync.job), sync, make_schedule(usual_schedule(), mesh.pp, 1))

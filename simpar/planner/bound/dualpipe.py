@@ -1,7 +1,7 @@
 """DualPipe rows: bounded by the kernels of their ranks, then by a sweep of their own Program.
 
 A rank runs half of the microbatches on its own stage and half on the mirrored stage. Memory is that of the V schedule
-on half the pipeline, as which the row is costed (:mod:`simpar.plan.mirrored`).
+on half the pipeline, as which the row is costed (:mod:`simpar.layout.mirrored`).
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ class Keys:
         view = batch.view
         known = mesh, view.tensor["ulysses"], view.tensor["gathered"]
         if known not in self._groups:
-            plan = view.job.plan.model_copy(update={"mesh": mesh})
-            kinds = block_groups(replace(view, job=replace(view.job, plan=plan)))
+            job = replace(view.job, layout=view.job.layout.on_mesh(mesh))
+            kinds = block_groups(replace(view, job=job))
             self._groups[known] = {kind.name: kind.groups[0].copy() for kind in kinds}
         return self.prices.of(op, self._groups[known][name], name)
 

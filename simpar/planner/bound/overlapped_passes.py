@@ -13,7 +13,6 @@ from itertools import zip_longest
 
 import numpy as np
 
-from simpar.plan.routing import has_sampled_loads
 from simpar.planner.bound.block_costs import BlockCosts
 from simpar.planner.bound.keys import Batch
 from simpar.planner.bound.passes import Passes
@@ -92,7 +91,7 @@ class OverlappedPasses:
 
         Otherwise some ranks may find their collectives more expensive and merge in another order.
         """
-        uneven = batch.view.uneven_context or has_sampled_loads(batch.view.job.plan)
+        uneven = batch.view.uneven_context or batch.view.job.layout.has_sampled_loads
         found = np.full(len(batch.keys), not uneven)
         for use in (use for phase in phases for use in phase.collectives):
             for mine, price in self.blocks.priced(batch, use):

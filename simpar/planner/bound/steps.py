@@ -12,7 +12,7 @@ import numpy as np
 from simpar.cost.collectives import host
 from simpar.cost.offload import update_bytes
 from simpar.cost.optimizers import shared_out_s
-from simpar.plan.choices.numerics import Numerics
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.planner.bound.batches import Batch
 from simpar.planner.bound.data_parallel import Configuration, Configurations
@@ -199,13 +199,15 @@ class RowCharge:
         found, which = np.zeros_like(share), self.batch.alike_updates[self.batch.configuration[self.mine]]
         for at in np.unique(which).tolist():
             sync, mine = self.batch.configurations[at].sync, np.flatnonzero(which == at)
-            products_s = self._products_s(sync.job.plan.numerics, parts, mine)
+            products_s = self._products_s(sync.job.layout, parts, mine)
             found[mine] = to_ns(sync.update_s(share[mine]) + products_s)
         found = np.where(share > 0, found, 0.0)  # a single process updates on the first device only
         found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
         return np.asarray(found + self._behind("late_gathers"))
 
-    def _products_s(self, numerics: Numerics, parts: Mapping[str, Floats], mine: Ints) -> Floats | float:
+    def _products_s(
+        self, numerics: DecidedNumerics, parts: Mapping[str, Floats], mine: Ints
+    ) -> Floats | float:
         """Seconds of the matrix products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
         if not OPTIMIZERS[numerics.optimizer].by_matrix:
             return 0.0
@@ -225,15 +227,16 @@ class RowCharge:
         before the pipeline) update at the same time, unless some ranks are slow.
         """
         job, blocks = configuration.sync.job, self.bounds.pipelines.blocks
-        if not job.plan.offload.ratio or job.plan.offload.offload_delayed:
+        layout = job.layout
+        if not layout.host_share or layout.offload_delayed:
             return 0.0
-        cluster, mesh = blocks.prices.cluster, job.plan.mesh
+        cluster, mesh = blocks.prices.cluster, layout.mesh
         beside = mesh.tp * mesh.cp * (mesh.replicas if mesh.order.index("dp") < mesh.order.index("pp") else 1)
         if blocks.jobs.problem.perturbation.slow_ranks:
             beside = 1
-        alone_s = host.line("host_update", 0, cluster).seconds_per_byte * update_bytes(job.plan, job.stack)
+        alone_s = host.line("host_update", 0, cluster).seconds_per_byte * update_bytes(layout, job.stack)
         at_once = min(beside, cluster.profile.devices_per_node)
-        return float(NEARLY * at_once * job.plan.offload.ratio * alone_s * NS_PER_S)
+        return float(NEARLY * at_once * layout.host_share * alone_s * NS_PER_S)
 
     def _behind(self, name: str) -> Floats:
         """Collectives after the last pass of ranks; ``name`` is a method of :class:`Synchronisation`."""

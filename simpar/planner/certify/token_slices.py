@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from simpar.cost.operators import operator_times
+from simpar.layout.sharding import RankDims
 from simpar.models.graph import Block, Dims
 from simpar.plan.choices.pipeline import sliced_schedules
 from simpar.plan.schedules.terapipe import least_sum
-from simpar.plan.sharding import RankDims
 from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.certify.exact import job_of
 from simpar.planner.space.jobs import plan_of
@@ -96,7 +96,7 @@ class SliceBounds:
 
     def choose(self, row: int) -> tuple[int, ...]:
         """The slices of a row, as a plan of it resolves them."""
-        slices = job_of(self.rows.problem, plan_of(self.rows, row)).plan.pipeline.slices
+        slices = job_of(self.rows.problem, plan_of(self.rows, row)).layout.slices
         assert slices, "a schedule of slices has them"
         return slices
 
@@ -123,7 +123,7 @@ def slice_kernels_ns(
     """
     unit, count = units
     forward, backward = (np.full((count + 1, count + 1), np.inf) for _ in range(2))
-    slow, apart = view.job.stack.launch.kernel_overhead, view.job.plan.memory.recompute_early
+    slow, apart = view.job.stack.launch.kernel_overhead, view.job.layout.recompute_early
     for first in (True, False):  # slices without earlier keys have one kernel less
         begins = [0] if first else range(1, count)
         at = [(begin, end) for begin in begins for end in range(begin + 1, count + 1)]

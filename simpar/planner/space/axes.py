@@ -2,7 +2,7 @@
 
 The choices of a plan declare them (:mod:`simpar.plan.choices`). Optional axes have the plan's value unless values are
 asked for (``--fix axis=value,value``); each value is tried where it changes anything and the rules of
-:mod:`simpar.plan.check` allow it, and other rows have the neutral value, the default of a Plan.
+:mod:`simpar.layout.check` allow it, and other rows have the neutral value, the default of a Plan.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from simpar.layout.check import keeps_rules
 from simpar.layout.defaults import resolve
-from simpar.plan.check import keeps_rules
 from simpar.plan.choices import AXES, OPTIONAL_AXES, name_of, value_of
 from simpar.plan.choices.choice import MEMORY, AnyAxis, Axis, OptionalAxis, Rules
 from simpar.plan.choices.target import Target

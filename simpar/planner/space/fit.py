@@ -9,7 +9,7 @@ states by layout, microbatches in flight by pipeline, tensor sizes by shape.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,19 @@ from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_moving_bytes
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
+from simpar.cost.memory.widths import once_a_step
 from simpar.layout.defaults import resolve, under
+from simpar.layout.layout import Layout, folded
+from simpar.layout.sharding import dims_of
 from simpar.models.recompute import FULL, NONE, OPTIMAL, by_layer, together
 from simpar.plan.choices import OPTIONAL_AXES
 from simpar.plan.choices.choice import MEMORY
 from simpar.plan.choices.data_parallel import fully_sharded
 from simpar.plan.choices.memory import undecided
 from simpar.plan.choices.pipeline import both_ends
-from simpar.plan.layouts import Layouts
-from simpar.plan.mirrored import folded
 from simpar.plan.offload import decided_offload, leaves_unasked
-from simpar.plan.plan import Plan
 from simpar.plan.schedules import FOLDED, declared
 from simpar.plan.schedules.actions import Schedule
-from simpar.plan.sharding import dims_of
 from simpar.plan.stage_layers import layers_by_cost, spread_layers
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import counted
@@ -176,8 +175,8 @@ def _of_alike(
     counts.
     """
     problem, columns = rows.problem, _columns(rows, which)
-    graph, plan = problem.graph, _template(rows, int(which[0]))
-    stack, training = under(problem.stack, plan), problem.training
+    graph, template = problem.graph, _template(rows, int(which[0]))
+    stack, training = under(problem.stack, template), problem.training
     microbatches = training.global_batch // (columns["dp"] * columns["micro_batch"])
     names = [FOLDED.get(str(name), str(name)) for name in rows.domain["schedule"]]
     number = rows.code["schedule"][which].astype(np.int64)
@@ -186,31 +185,31 @@ def _of_alike(
     pipe, pipe_of = numbered(number, columns["pp"], columns["vpp"], microbatches)
     shape, shape_of = numbered(*(columns[name] for name in SHAPED))
     layout, layout_of = numbered(*(columns[name] for name in columns if name not in stream), looped)
-    layouts = _some(columns, layout)
-    schemes = ParameterBytes.of(layouts, plan, stack)
+    layouts = _some(template, columns, layout)
+    schemes = ParameterBytes.of(layouts, stack)
     _, scheme_of = numbered(*(np.unique(column, return_inverse=True)[1] for column in astuple(schemes)))
     moving, moving_of = numbered(pipe_of, shape_of, scheme_of[layout_of])
     scheme = schemes.where(layout_of[moving])
-    dims, shaped = (dims_of(graph, _some(columns, one), plan, training) for one in (layout, shape))
+    dims, shaped = (dims_of(graph, _some(template, columns, one), training) for one in (layout, shape))
     overhead = np.broadcast_to(overhead_bytes(layouts.communicators, stack, problem.cluster), len(layout))
     outside = np.asarray(overhead[layout_of], dtype=np.float64)
     pipelines = (columns["pp"][pipe], columns["vpp"][pipe], microbatches[pipe])
     chunks = set(zip(*(column.tolist() for column in pipelines[:2]), strict=True))
     layers = {(pp, vpp): _layers(problem, pp, vpp) for pp, vpp in chunks}
-    flight = flights(graph, (names, number[pipe], table), plan.memory.recompute, pipelines, layers, places)
+    flight = flights(graph, (names, number[pipe], table), template.recompute, pipelines, layers, places)
     held = held_of(graph, flight.where(pipe_of[layout]))
-    static = held_memory(graph, held, dims.tensor, plan, stack, layouts)
+    static = held_memory(graph, held, dims.tensor, layouts, stack)
     resident, between = (
         np.broadcast_to(size, (len(places), len(layout)))[:, layout_of]
         for size in (static.resident_bytes, static.total_bytes)
     )
     flying, sizes = flight.where(pipe_of[moving]), shape_of[moving]
-    kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (plan, stack), sizes)
+    kept, workspace = least_moving_bytes(graph, flying, shaped, scheme, (template, stack), sizes)
     saved, beside = kept[:, moving_of], workspace[:, moving_of]
     beside = np.maximum(beside, between - resident - saved)
     errors = shipped().memory
     said = problem.base.experts.expert_imbalance  # also if loads are sampled
-    asked = plan.model_copy(update={"experts": plan.experts.model_copy(update={"expert_imbalance": said})})
+    asked = replace(template, expert_imbalance=said)
     experts = experts_risk_bytes(graph, flying, shaped, (asked, stack), sizes, errors.imbalance)
     unsure = (np.broadcast_to(each, kept.shape)[:, moving_of] for each in experts)
     parts = Parts(resident, saved + beside, outside, *unsure)
@@ -235,9 +234,9 @@ def _needed_bytes(problem: Problem, parts: Parts, alternates: NDArray[np.bool_])
     return np.maximum(share * surely, outside + reported), np.maximum(share * needed, outside + reported)
 
 
-def _some(columns: dict[str, NDArray[Any]], which: Ints) -> Layouts:
-    """Columns of some layouts."""
-    return Layouts(**{name: column[which] for name, column in columns.items()})
+def _some(template: Layout, columns: dict[str, NDArray[Any]], which: Ints) -> Layout:
+    """Some of the layouts that differ from a template in columns."""
+    return template.with_columns({name: column[which] for name, column in columns.items()})
 
 
 def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
@@ -271,13 +270,19 @@ def _alike(rows: Rows) -> list[Ints]:
     return np.split(order, np.cumsum(np.bincount(place))[:-1])
 
 
-def _template(rows: Rows, index: int) -> Plan:
-    """A resolved plan with what rows that are alike share; sampled loads are as even as they may come out."""
-    plan = counted(rows, index)
-    if plan.memory.recompute == OPTIMAL:
-        plan = plan.model_copy(update={"memory": plan.memory.model_copy(update={"recompute": FULL})})
-    plan = resolve(plan, rows.problem.stack)
-    plan = folded(plan.model_copy(update={"offload": decided_offload(plan)}))
-    if plan.experts.expert_load == "sampled" and plan.experts.expert_imbalance:
-        plan = plan.model_copy(update={"experts": plan.experts.model_copy(update={"expert_imbalance": 0.0})})
-    return plan
+def _template(rows: Rows, index: int) -> Layout:
+    """A layout with what rows that are alike share.
+
+    Sampled loads are as even as they may come out, and gradients are reduced as early as in any of the rows. Where that
+    is left open, parameters are resharded as under ZeRO-3, which some of the rows may have.
+    """
+    plan, stack = counted(rows, index), rows.problem.stack
+    resolved, reshards = resolve(plan, stack), plan.data_parallel.reshard_after_forward
+    layout = folded(Layout.of(resolved.model_copy(update={"offload": decided_offload(resolved)})))
+    return replace(
+        layout,
+        recompute=FULL if layout.recompute == OPTIMAL else layout.recompute,
+        overlap_grad_reduce=True,
+        reshard_after_forward=not once_a_step(layout, stack) if reshards is None else reshards,
+        expert_imbalance=0.0 if layout.expert_load == "sampled" else layout.expert_imbalance,
+    )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.choices import AXES, path_of
 from simpar.plan.choices.mesh import split_order
@@ -18,8 +19,8 @@ from simpar.plan.schedules import EVEN_COSTS, FOLDED, declared, looks_at_costs, 
 from simpar.planner.problem import Problem
 from simpar.planner.space.table import Rows
 from simpar.program.blocks.rank_view import Job
-from simpar.simulation import balanced, checked_job
-from simpar.units import Ints, Numbers
+from simpar.simulation import balanced, job_of_layout
+from simpar.units import Counts, Ints
 
 FOUND = {"predicted", "cluster", "perturbation", "search"}
 """Keys of the record of a plan that are those of another search."""
@@ -80,8 +81,8 @@ class Jobs:
         """The problem that the rows belong to."""
         return self.rows.problem
 
-    def plan(self, row: int) -> Plan:
-        """The resolved plan of a row, with dp and schedule filled in."""
+    def layout(self, row: int) -> Layout:
+        """The layout of a row; what depends on costs is left open."""
         problem = self.problem
         plan = plan_of(self.rows, row)
         if plan.memory.recompute == OPTIMAL:  # undecided: no recomputation takes the least time
@@ -96,26 +97,27 @@ class Jobs:
             pipeline = pipeline.model_copy(update={"pass_costs": pipeline.pass_costs or EVEN_COSTS})
         filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
         filled = filled.model_copy(update={"offload": decided_offload(filled)})
-        return balanced(resolve(filled, problem.stack), problem.graph, problem.stack)
+        return Layout.of(balanced(resolve(filled, problem.stack), problem.graph, problem.stack))
 
     def job(self, row: int) -> Job:
         """The job of a row."""
         problem = self.problem
-        return checked_job(problem.graph, problem.cluster, self.plan(row), problem.training, problem.stack)
+        return job_of_layout(
+            problem.graph, problem.cluster, self.layout(row), problem.training, problem.stack
+        )
 
     def batch(self, which: NDArray[np.int64]) -> Job:
-        """One job for rows int64[n] whose passes differ in SIZES only; its plan has int64[n] where they differ.
+        """One job for rows int64[n] whose passes differ in SIZES only; its layout has int64[n] where they differ.
 
         It has the pipeline and the data parallelism of the first row.
         """
         names = {"tp": "tp", "ep": "ep", "etp": "expert_tp", "micro_batch": "micro_batch"}
         sizes = {name: column(self.rows.at(of_rows, which)) for name, of_rows in names.items()}
-        job, batch = self.job(int(which[0])), {"micro_batch": sizes.pop("micro_batch")}
-        mesh = job.plan.mesh.model_copy(update=sizes)
-        return replace(job, plan=job.plan.model_copy(update=batch | {"mesh": mesh}))
+        job = self.job(int(which[0]))
+        return replace(job, layout=job.layout.with_columns(sizes))
 
 
-def column(values: Ints) -> Numbers:
+def column(values: Ints) -> Counts:
     """The common value if all are equal, otherwise the column itself, [n]."""
-    found: Numbers = values if (values != values[0]).any() else values[0].item()
+    found: Counts = values if (values != values[0]).any() else values[0].item()
     return found

@@ -54,7 +54,7 @@ def decide(rows: Rows, row: int) -> str | None:
         job = make_job(problem.graph, cluster, plan_of(rows, row), problem.training, problem.stack, sure)
     except Infeasible:
         return None
-    return job.plan.memory.recompute
+    return job.layout.recompute
 
 
 @dataclass
@@ -141,7 +141,7 @@ def _under(rows: Rows, policy: str) -> Least:
 
 def _saved_bytes(block: Block, view: RankView, how: str) -> float:
     job = view.job
-    return float(block_activations(block, view.dims, job.stack, job.plan.numerics, how).saved_bytes)
+    return float(block_activations(block, view.dims, job.stack, job.layout, how).saved_bytes)
 
 
 def _lower_hull(points: list[tuple[float, float]]) -> tuple[Floats, Floats]:

@@ -8,15 +8,15 @@ its stages, in whole nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import comb
 
 import numpy as np
 
 from simpar.errors import UserError
-from simpar.plan.check import schedule_of
-from simpar.plan.choices.pipeline import Pipeline
+from simpar.layout.check import schedule_of
+from simpar.plan.choices.pipeline import DecidedPipeline
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.schedules.actions import LETTERS
@@ -51,8 +51,7 @@ class Skeleton:
         layers = np.array(cut)
         layers[0] -= 1
         layers[-1] -= 1
-        pipeline = self.job.plan.pipeline.model_copy(update={"layers": tuple(layers.tolist())})
-        return self.job.plan.model_copy(update={"pipeline": pipeline})
+        return replace(self.job.layout, layers=tuple(layers.tolist())).to_plan()
 
     @property
     def num_cuts(self) -> int:
@@ -86,7 +85,7 @@ class Skeleton:
 
     @property
     def _microbatches(self) -> int:
-        return self.job.plan.num_microbatches(self.job.training.global_batch)
+        return self.job.layout.num_microbatches(self.job.training.global_batch)
 
     def _step_s(self, passes_ns: Floats) -> Floats:
         """Seconds of steps from the nanoseconds of their passes."""
@@ -122,9 +121,9 @@ class Skeleton:
 
     @cached_property
     def _table(self) -> Table | None:
-        if looks_at_costs(self.job.plan.schedule):
+        if looks_at_costs(self.job.layout.schedule):
             return None
-        return Table.of(schedule_of(self.job.plan, self.job.training))
+        return Table.of(schedule_of(self.job.layout, self.job.training))
 
 
 def _sums(blocks: Floats, cuts: Ints) -> Floats:
@@ -155,7 +154,7 @@ class Pricing:
 
     def _columns(self, job: Job) -> dict[tuple[RankHardware, ...], tuple[int, ...]]:
         """The distinct columns of rank hardware, stage by stage, each with one example column of ranks."""
-        cluster, mesh = self.problem.cluster, job.plan.mesh
+        cluster, mesh = self.problem.cluster, job.layout.mesh
         ranks = np.arange(cluster.world_size)
         part = np.searchsorted(np.cumsum([each.world_size for each in cluster.parts]), ranks, side="right")
         device, slow = cluster.device_of(ranks), self.problem.perturbation.slow_ranks
@@ -168,10 +167,12 @@ class Pricing:
 
     def _blocks(self, job: Job, place: RankHardware, rank: int) -> Mapping[str, Floats]:
         """Nanoseconds of every pass through every kind of block on a rank, with collectives alone on their links."""
-        mesh = job.plan.mesh  # the axes before tp decide how far apart tensor ranks are
-        ahead = mesh.model_copy(update={"order": mesh.order[: mesh.order.index("tp") + 1]})
-        blank = {"mesh": ahead, "pipeline": Pipeline()}  # a block needs neither pipeline nor other ranks
-        key = place, job.plan.model_copy(update=blank).model_dump_json()
+        order = job.layout.order  # the axes before tp decide how far apart tensor ranks are
+        ahead, behind = np.split(order, [order.index("tp") + 1])
+        blank = asdict(DecidedPipeline()) | dict.fromkeys(
+            behind.tolist(), 1
+        )  # neither pipeline nor other ranks matter
+        key = place, repr(replace(job.layout, **blank, order=tuple(ahead.tolist())))
         if key not in self._known:
             alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])
             found: dict[str, Floats] = {}

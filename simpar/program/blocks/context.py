@@ -55,9 +55,10 @@ class _Attention:
         keys, values = (floats(size) * width for size in key_value_elements(op, dims))
         queries = floats(query_elements(op, dims)) * width
         output = queries * values / keys
-        balance = view.job.plan.context_parallel.cp_balance or "zigzag"
-        place = view.context_rank if view.context_rank == ANY else view.context_rank // view.job.plan.ulysses
-        split = ContextSplit(int(dims["blocks"]), int(dims["gathered"]), balance, place)
+        layout, place = view.job.layout, view.context_rank
+        if place != ANY:
+            place //= int(layout.ulysses_ranks)
+        split = ContextSplit(int(dims["blocks"]), int(dims["gathered"]), layout.cp_balance, place)
         sizes = {"query": queries, "key": keys, "value": values, "output": output}
         return _Attention(op, view, split, sizes)
 

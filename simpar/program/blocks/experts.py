@@ -38,7 +38,7 @@ class Exchange:
         outward = (op.kind == "dispatch") != backward
         kernel_s = time.backward_input_s if backward else time.forward_s
         view, name = self.view, f"{op.name}.{'gradient_' if backward else ''}"
-        spread, kernel = scalar_truth(view.job.plan.mesh.ep > 1), Step.kernel(op.name, self.kind, kernel_s)
+        spread, kernel = scalar_truth(view.job.layout.ep > 1), Step.kernel(op.name, self.kind, kernel_s)
         if outward:
             if not spread and view.sequence_parallel:
                 self._slices(steps, name, "all_gather", view.token_bytes)
@@ -60,7 +60,7 @@ class Exchange:
     @property
     def _sharers(self) -> Numbers:
         """Ranks that share an expert."""
-        return self.view.job.plan.mesh.expert_tensor_parallel
+        return self.view.job.layout.expert_tensor_parallel
 
     def _count_tokens(self, steps: StepList) -> None:
         """Add the wait in which the device idles until the host knows the sizes of the next kernels."""
@@ -76,12 +76,12 @@ class Exchange:
     def _sizes_found_late(self) -> bool:
         """Whether the host must read sizes from the device: not with a capacity factor, nor in a captured step."""
         job = self.view.job
-        return job.plan.experts.capacity_factor is None and "step" not in job.stack.launch.graphs
+        return job.layout.capacity_factor is None and "step" not in job.stack.launch.graphs
 
     def _between_ranks(self, steps: StepList, name: str, size_bytes: Numbers) -> None:
         """Add one all-to-all of the copies of a rank's own tokens; overlapped, it waits for earlier exchanges alone."""
-        choice = self.view.job.plan.experts
-        if self._sizes_found_late and choice.token_dispatch == "per_expert":
+        layout = self.view.job.layout
+        if self._sizes_found_late and layout.token_dispatch == "per_expert":
             steps.host_s += self.view.job.stack.experts.exchange_host_s
         step = Step.moving(
             f"{name}all_to_all", CollectiveUse(RANKS, self.view.exchange_op, size_bytes), EXPERT
@@ -89,7 +89,7 @@ class Exchange:
         step = replace(
             step, sms=self.view.job.stack.experts.exchange_sms / self.view.job.kernels.device.num_sms
         )
-        if choice.ep_overlap:
+        if layout.ep_overlap:
             earlier = [index for index, other in enumerate(steps.steps) if other.stream == EXPERT]
             steps.shared, steps.in_turns = True, self._host_asks
             steps.add(step, after=tuple(earlier[-1:]), join=False)

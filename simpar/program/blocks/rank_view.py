@@ -1,6 +1,6 @@
-"""What one rank sees of the job: local sizes, kernel times and habits of the stack, resolved from the plan.
+"""What one rank sees of the job: local sizes, kernel times and habits of the stack, resolved from the layout.
 
-The plan of a job may stand for a batch of plans that differ in sizes only (tensor- and expert-parallel degrees,
+The layout of a job may stand for a batch of layouts that differ in sizes only (tensor- and expert-parallel degrees,
 sequences per microbatch): it then holds these sizes as arrays, and everything computed from them here is an array too.
 """
 
@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 
 from simpar.cost.kernels import KernelModel
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import RankDims, rank_dims
 from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.models.training import Training
-from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_arrivals, fullest_load
-from simpar.plan.sharding import RankDims, rank_dims
 from simpar.stacks.stack import Stack
 from simpar.units import Numbers, floats, scalar_truth
 
@@ -25,14 +25,14 @@ ANY = -1
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that is decided before lowering: model, shape, plan (checked), stack and kernel model.
+    """Everything that is decided before lowering: model, shape, layout, stack and kernel model.
 
     ``others`` are the kernel models of a mixed cluster's devices of other kinds than the first.
     """
 
     graph: ModelGraph
     training: Training
-    plan: Plan
+    layout: Layout
     stack: Stack
     kernels: KernelModel
     others: tuple[KernelModel, ...] = ()
@@ -60,12 +60,12 @@ class RankView:
     @staticmethod
     def of(job: Job, *, late_per_member_s: Numbers = 0.0) -> RankView:
         """The view of a rank of the job; all ranks of a mesh are alike up to stage and speed."""
-        plan, graph = job.plan, job.graph
+        layout, graph = job.layout, job.graph
         fullest: Numbers = 1.0
         if graph.is_mixture:
-            fullest = floats(fullest_load(Routing.of_dims(graph.dims), plan.experts, plan.mesh.ep))
-        dims = rank_dims(graph, plan, job.training)
-        return RankView(job, dims, late_s=late_per_member_s * plan.mesh.tp, fullest_load=fullest)
+            fullest = floats(fullest_load(Routing.of_dims(graph.dims), layout, layout.ep))
+        dims = rank_dims(graph, layout, job.training)
+        return RankView(job, dims, late_s=late_per_member_s * layout.tp, fullest_load=fullest)
 
     def of_block(self, block: Block) -> RankView:
         """The view with dims as a block of another tower names them."""
@@ -83,7 +83,7 @@ class RankView:
 
     def with_load(self, load: float, fullest: float) -> RankView:
         """The view of an expert rank with its own share of tokens, where the fullest has ``fullest``."""
-        dims = rank_dims(self.job.graph, self.job.plan, self.job.training, load=load)
+        dims = rank_dims(self.job.graph, self.job.layout, self.job.training, load=load)
         return replace(self, dims=dims, fullest_load=fullest)
 
     @cached_property
@@ -94,7 +94,7 @@ class RankView:
     @property
     def exchange_op(self) -> str:
         """The operation that brings tokens to their experts, and back."""
-        return self.routing.op if self.job.plan.experts.token_dispatch == "per_node" else "all_to_all"
+        return self.routing.op if self.job.layout.token_dispatch == "per_node" else "all_to_all"
 
     @cached_property
     def routed_bytes(self) -> Numbers:
@@ -105,7 +105,7 @@ class RankView:
     @cached_property
     def sent_bytes(self) -> Numbers:
         """Bytes of these copies on their way to the experts: some stacks cast them to the dtype of products first."""
-        products = self.job.plan.numerics.products
+        products = self.job.layout.products
         if not products.scales or not self.job.stack.experts.sends_cast:
             return self.routed_bytes
         return self.routed_bytes * products.operand_bytes / self.compute_bytes
@@ -113,21 +113,21 @@ class RankView:
     @property
     def _fullest_share(self) -> Numbers:
         """Tokens that the fullest rank receives over the mean; padding to a capacity is sent as well as computed."""
-        choice = self.job.plan.experts
-        if choice.token_dispatch == "per_expert" or choice.capacity_factor is not None:
+        layout = self.job.layout
+        if layout.token_dispatch == "per_expert" or layout.capacity_factor is not None:
             return self.fullest_load
-        return floats(fullest_arrivals(self.routing, self.fullest_load, self.job.plan.mesh.ep))
+        return floats(fullest_arrivals(self.routing, self.fullest_load, self.job.layout.ep))
 
     @property
     def _copies(self) -> Numbers:
         """Copies of a token that travel: one for each of its experts, or for each rank expected to hold some."""
-        if self.job.plan.experts.token_dispatch == "per_expert":
+        if self.job.layout.token_dispatch == "per_expert":
             return int(self.sequence["topk"])
 
         def expected(ranks: int) -> float:
             return ranks * self.routing.holds(1 / ranks)
 
-        return floats(np.vectorize(expected, otypes=[float])(self.job.plan.mesh.ep))
+        return floats(np.vectorize(expected, otypes=[float])(self.job.layout.ep))
 
     @property
     def token_bytes(self) -> Numbers:
@@ -139,7 +139,7 @@ class RankView:
     @property
     def tensor_parallel(self) -> Numbers:
         """Tensor-parallel degree."""
-        return self.job.plan.mesh.tp
+        return self.job.layout.tp
 
     @property
     def has_tensor_ranks(self) -> bool:
@@ -149,14 +149,14 @@ class RankView:
     @property
     def sequence_parallel(self) -> bool:
         """Whether the residual stream is sharded over the sequence."""
-        return bool(self.job.plan.tensor_parallel.sequence_parallel) and self.has_tensor_ranks
+        return bool(self.job.layout.sequence_parallel) and self.has_tensor_ranks
 
     @property
     def uneven_context(self) -> bool:
         """Whether later context ranks have more to do: contiguous chunks under a causal mask."""
-        plan, blocks = self.job.plan, self.job.graph.blocks.values()
+        layout, blocks = self.job.layout, self.job.graph.blocks.values()
         masks = [op.attention for block in blocks for op in block.operators if op.attention]
-        split = plan.mesh.cp > plan.ulysses and plan.context_parallel.cp_balance == "contiguous"
+        split = scalar_truth(layout.cp > layout.ulysses_ranks) and layout.cp_balance == "contiguous"
         return split and any(mask.causal and mask.window is None for mask in masks)
 
     @property
@@ -172,7 +172,7 @@ class RankView:
     @property
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
-        return self.job.plan.numerics.products.handed_bytes
+        return self.job.layout.products.handed_bytes
 
     def elements(self, op: Operator) -> Numbers:
         """Elements of all rows of an operator's output that this rank has."""

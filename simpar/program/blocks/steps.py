@@ -68,7 +68,7 @@ def block_steps(view: BlockView, *, recompute: str = "none") -> BlockSteps:
     operators = recompute == "selective" and view.job.stack.memory.selective == "operators"
     again = walk.again(recompute, operators=operators)
     selective = recompute == "selective" and not operators
-    early = view.job.plan.memory.recompute_early
+    early = view.job.layout.recompute_early
     back = partial(walk.backward, selective)
     return BlockSteps(forward, back, *((NOTHING, again) if early else (again, NOTHING)))
 
@@ -178,7 +178,7 @@ class _Walk:
     def _gather(self, sequence: StepList, name: str, change: Change, transfer: Transfer) -> None:
         """Add an all-gather; overlapped, the product behind it starts with the first of as many chunks as ranks."""
         step = self._move(name, change, transfer)
-        if not self.view.job.plan.tensor_parallel.overlap:
+        if not self.view.job.layout.tp_overlap:
             sequence.add(step)
             return
         assert step.collective is not None, "a gather is a collective"
@@ -190,7 +190,7 @@ class _Walk:
         """Add the reduce-scatter of a row-parallel product; overlapped, all but its last chunk run beside it."""
         step, product = self._move(name, change, transfer), sequence.steps[-1] if sequence.steps else None
         alone = product is not None and not product.collective and (product.name,) == change.tensors
-        if product is None or not alone or not self.view.job.plan.tensor_parallel.overlap:
+        if product is None or not alone or not self.view.job.layout.tp_overlap:
             sequence.add(step)
             return
         assert step.collective is not None, "a reduction is a collective"

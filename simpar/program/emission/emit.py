@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from simpar.errors import BeyondIntegers, TooManyOps
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.emission.traffic import Network
-from simpar.program.fold.layout import Layout
+from simpar.program.fold.quotient import Quotient
 from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program
 from simpar.program.structure.templates import BUFFERS, Node, Template
 from simpar.units import Flags, Indices, Ints
@@ -119,7 +119,7 @@ class Emitter:
         self._labelled: dict[tuple[int, int], Ints] = {}
         self._added: list[tuple[Ints, ClassActions]] = []
         self._parts: list[tuple[Ints, dict[str, Ints]]] = []
-        self._begins = np.zeros(network.layout.num_classes + 1, dtype=np.int64)
+        self._begins = np.zeros(network.quotient.num_classes + 1, dtype=np.int64)
 
     def add(self, classes: Ints, actions: ClassActions) -> None:
         """Append the slots of classes that are alike; slots are ordered by the ids of their classes.
@@ -143,12 +143,12 @@ class Emitter:
 
     def digest(self) -> bytes:
         """A digest of what :meth:`finish` reads; steps with equal digests differ at most in the names of links."""
-        network, layout = self.network, self.network.layout
+        network, quotient = self.network, self.network.quotient
         found = hashlib.sha256(
-            repr((tuple(self._streams), [group.members for group in layout.groups])).encode()
+            repr((tuple(self._streams), [group.members for group in quotient.groups])).encode()
         )
-        directed = np.array([group.directed for group in layout.groups])
-        parts: list[NDArray[Any]] = [layout.multiplicity, directed]
+        directed = np.array([group.directed for group in quotient.groups])
+        parts: list[NDArray[Any]] = [quotient.multiplicity, directed]
         known: dict[int, list[NDArray[Any]]] = {}
         for classes, actions in self._added:
             tables = self._tables_of(actions)
@@ -172,11 +172,11 @@ class Emitter:
 
     def finish(self) -> tuple[Program, Slots, Indices]:
         """The Program of all slots, the slots, and the op that each slot became (int32[num_slots])."""
-        network, layout, streams = self.network, self.network.layout, tuple(self._streams)
+        network, quotient, streams = self.network, self.network.quotient, tuple(self._streams)
         self._begins = np.cumsum(self._begins)
         columns = self._columns()
         slots = Slots(columns["class_id"], columns.pop("action"), columns.pop("node"), columns.pop("group"))
-        op, kept = _merge(slots, layout)
+        op, kept = _merge(slots, quotient)
         num_ops = int(kept.sum())
         if num_ops < len(op):
             columns = {name: column[kept] for name, column in columns.items()}
@@ -185,19 +185,19 @@ class Emitter:
         del waits
         owner, slot, stream = self._joined("stream")  # slots of a class stand in program order
         stream += owner * len(streams)
-        placed = Csr.of(stream, op[slot], len(streams) * layout.num_classes)
+        placed = Csr.of(stream, op[slot], len(streams) * quotient.num_classes)
         owner, slot, at_finish, delta, category = self._joined("memory", np.int64)
         program = Program(
             ops=OpTable(**columns),
             dependencies=dependencies,
             streams=placed,
-            stream_names=streams * layout.num_classes,
-            stream_class=np.repeat(np.arange(layout.num_classes), len(streams)),
+            stream_names=streams * quotient.num_classes,
+            stream_class=np.repeat(np.arange(quotient.num_classes), len(streams)),
             routes=network.program_routes(),
             memory=MemoryTable(op[slot], at_finish.astype(bool), owner, delta, category),
             labels=tuple(Label(*key) for key in self._labels),
-            class_names=tuple(f"class {index}" for index in range(layout.num_classes)),
-            multiplicity=layout.multiplicity,
+            class_names=tuple(f"class {index}" for index in range(quotient.num_classes)),
+            multiplicity=quotient.multiplicity,
         )
         return program, slots, op
 
@@ -400,23 +400,23 @@ def _places(begins: Ints, count: int) -> Any:
     return slice(first, first + count) if len(begins) == 1 else begins + np.arange(count)
 
 
-def _merge(slots: Slots, layout: Layout) -> tuple[Indices, Flags]:
+def _merge(slots: Slots, quotient: Quotient) -> tuple[Indices, Flags]:
     """The op of every slot, and which slots ops are made of: of a collective, its slot in the lowest class.
 
     The k-th use of a group in one of its classes is the same collective as the k-th use in every other.
     """
     owner = np.arange(len(slots.group), dtype=np.int32)
-    members = np.array([0 if each.directed else len(each.members) for each in layout.groups] + [0])
+    members = np.array([0 if each.directed else len(each.members) for each in quotient.groups] + [0])
     joint = np.flatnonzero(members[slots.group] > 1)
     group = slots.group[joint].astype(np.int64)
-    run = group * layout.num_classes + slots.class_id[joint]
+    run = group * quotient.num_classes + slots.class_id[joint]
     order, nth = np.argsort(run, kind="stable"), np.empty_like(joint)
     nth[order] = np.arange(len(joint)) - np.searchsorted(run[order], run[order])
     _, first, call, many = np.unique(
         nth * len(members) + group, return_index=True, return_inverse=True, return_counts=True
     )
     for uneven in first[many != members[group[first]]][:1]:
-        found = layout.groups[group[uneven]]
+        found = quotient.groups[group[uneven]]
         raise AssertionError(f"classes {found.members} call the {found.kind} group unequally often")
     owner[joint] = joint[first][call]
     kept = owner == np.arange(len(owner), dtype=np.int32)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simpar.plan.schedules.actions import B, F, Schedule, columns
-from simpar.plan.sync import apart
 from simpar.program.blocks.phases import BLOCK_STREAMS
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.structure.templates import MemoryChange, Node, Template
@@ -33,11 +32,11 @@ def with_middle(maker: ClassMaker) -> ClassMaker:
     """The maker with all microbatches but the first and the last as one op; unchanged where that would not be exact."""
     job, count = maker.job, maker.schedule.num_microbatches
     # under jitter every pass has a factor of its own
-    jitters = maker.perturbation.jitter_sigma > 0 and not apart(job.plan)
+    jitters = maker.perturbation.jitter_sigma > 0 and not job.layout.steps_apart
     if count <= max(MOST_APART, 3) or not maker.collapse or jitters or not _alternates(maker.schedule):
         return maker
-    one_process = job.plan.data_parallel.kind == "single_process"
-    if one_process or job.plan.pipeline.slices or are_shared(maker.network.cluster):
+    one_process = job.layout.kind == "single_process"
+    if one_process or job.layout.slices or are_shared(maker.network.cluster):
         return maker
     for class_id in (int(classes[0]) for classes in maker.alike):
         quiet = maker.collapsible(class_id) or _is_alone(maker, class_id)
@@ -53,8 +52,8 @@ def _is_alone(maker: ClassMaker, class_id: int) -> bool:
 
     Their collectives then follow one another, and other users of the links have ended with the first microbatch.
     """
-    staged = bool(maker.job.plan.pipeline.stages)  # whose collectives along several axes may meet
-    if staged or maker.network.layout.num_classes > 1 or len(maker.network.block_kinds) > 1:
+    staged = bool(maker.job.layout.stages)  # whose collectives along several axes may meet
+    if staged or maker.network.quotient.num_classes > 1 or len(maker.network.block_kinds) > 1:
         return False
     passes = maker.passes(class_id)
     return _ends_joined(passes["F", True]) and _ends_joined(passes["B", False])

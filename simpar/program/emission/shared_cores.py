@@ -16,7 +16,7 @@ import numpy as np
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.emission.emit import Slots
-from simpar.program.fold.layout import Layout
+from simpar.program.fold.quotient import Quotient
 from simpar.program.ir.program import Csr, Program, Routes, solo_durations_ns
 from simpar.units import NS_PER_S, Floats, Indices
 
@@ -27,7 +27,7 @@ def are_shared(cluster: Cluster) -> bool:
 
 
 def share_cores(
-    program: Program, slots: Slots, op_of_slot: Indices, layout: Layout, cluster: Cluster
+    program: Program, slots: Slots, op_of_slot: Indices, quotient: Quotient, cluster: Cluster
 ) -> Program:
     """The Program with every kernel, and every collective's own work, on the cores of its node.
 
@@ -35,7 +35,7 @@ def share_cores(
     devices work at full speed beside each other.
     """
     capacity = float(cluster.profile.host.compute_capacity or 0.0)
-    load = _cores_taken(program, slots, op_of_slot, layout, cluster)
+    load = _cores_taken(program, slots, op_of_slot, quotient, cluster)
     alone, ops, old = solo_durations_ns(program), program.ops, program.routes
     known: dict[tuple[int, tuple[float, ...]], int] = {}
     columns = {
@@ -56,16 +56,16 @@ def share_cores(
 
 
 def _cores_taken(
-    program: Program, slots: Slots, op_of_slot: Indices, layout: Layout, cluster: Cluster
+    program: Program, slots: Slots, op_of_slot: Indices, quotient: Quotient, cluster: Cluster
 ) -> Floats:
     """Cores that every op takes on every node, alone and at full speed: float64[num_ops, nodes].
 
     A kernel takes one core for each rank of its class on the node. A rank in a collective takes ``collective_load``
     cores, all ranks together at most those there are, because collectives are measured with all ranks side by side.
     """
-    node = cluster.node_of(np.arange(len(layout.class_of_rank)))
-    present = np.zeros((layout.num_classes, cluster.nodes))
-    np.add.at(present, (layout.class_of_rank, node), 1.0)
+    node = cluster.node_of(np.arange(len(quotient.class_of_rank)))
+    present = np.zeros((quotient.num_classes, cluster.nodes))
+    np.add.at(present, (quotient.class_of_rank, node), 1.0)
     collective = slots.group >= 0
     each = np.where(collective, cluster.profile.host.collective_load, 0.0)
     compute, kernels = (

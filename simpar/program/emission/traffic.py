@@ -1,4 +1,4 @@
-"""Process groups of a plan and what their collectives cost on the folded layout."""
+"""Process groups of a plan and what their collectives cost on the quotient."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from simpar.cost.collectives.choice import fastest, occupied_s_per_byte, offers
 from simpar.cost.collectives.lines import Line
 from simpar.hardware.cluster import LATE, Cluster
+from simpar.layout.mirrored import MirroredMesh
 from simpar.models.graph import Block
 from simpar.plan.mesh import Mesh
-from simpar.plan.mirrored import MirroredMesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.context import HEADS, RING
 from simpar.program.blocks.experts import RANKS, SLICES
@@ -28,7 +28,7 @@ from simpar.program.emission.collective_prices import (
     on_time,
 )
 from simpar.program.fold.group_routes import GroupKind
-from simpar.program.fold.layout import Layout, build_layout
+from simpar.program.fold.quotient import Quotient, build_quotient
 from simpar.program.ir.flow import solo_duration_ns
 from simpar.program.ir.program import Csr, Routes
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
@@ -79,7 +79,7 @@ def send_bytes(view: RankView, block: Block) -> Numbers:
 def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> list[GroupKind]:
     """Every kind of process group of a uniform plan, with the collectives that it runs."""
     job = view.job
-    mesh = job.plan.mesh
+    mesh = job.layout.mesh
     pipelines = mesh.groups("pp")
     kinds = [*block_groups(view), *_data_parallel_kinds(sync)]
     for delta in sorted(_ways(schedule)):
@@ -107,8 +107,8 @@ def _ways(schedule: Schedule) -> dict[int, set[str]]:
 
 def _host_kinds(sync: Synchronisation) -> list[GroupKind]:
     """Every rank with its host, by direction; with the host's drives only where a plan uses them."""
-    alone, offload = np.arange(sync.job.plan.mesh.world_size)[:, None], sync.job.plan.offload
-    drives = "nvme" in (offload.offload_optimizer, offload.offload_parameters)
+    alone, layout = np.arange(sync.job.layout.mesh.world_size)[:, None], sync.job.layout
+    drives = "nvme" in (layout.offload_optimizer, layout.offload_parameters)
     unused = () if drives else (DRIVE_IN, DRIVE_OUT)
     named = {name: op for name, op in HOST_OPS.items() if name in sync.host_streams and name not in unused}
     return [GroupKind(name, alone, (op,)) for name, op in named.items()]
@@ -120,7 +120,7 @@ def block_groups(view: RankView) -> list[GroupKind]:
     These are tensor-parallel ranks; neighbours that exchange heads; rings, or ranks that gather keys, across these
     neighbours; ranks that exchange tokens; and ranks that share an expert.
     """
-    mesh, heads = view.job.plan.mesh, view.job.plan.ulysses
+    mesh, heads = view.job.layout.mesh, int(view.job.layout.ulysses_ranks)
     sums, kinds = ("all_gather", "reduce_scatter", "all_reduce"), list[GroupKind]()
     if mesh.tp > 1:
         kinds.append(GroupKind(TENSOR, mesh.groups("tp"), sums))
@@ -139,7 +139,7 @@ def block_groups(view: RankView) -> list[GroupKind]:
 
 
 def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
-    mesh = sync.job.plan.mesh
+    mesh = sync.job.layout.mesh
     kinds: list[GroupKind] = []
     for each in sync.replicas:
         if each.width == 1:
@@ -186,7 +186,7 @@ class _Priced:
 
 @dataclass
 class Network:
-    """Prices collectives on a layout: private ones as fixed durations, contended ones as flows with a route.
+    """Prices collectives on a quotient: private ones as fixed durations, contended ones as flows with a route.
 
     Without ``contention`` every collective is priced alone on its links: a lower bound without flows.
     ``streams_of_kind`` names the streams that carry collectives of a kind. A link used by a single stream is private,
@@ -195,7 +195,7 @@ class Network:
 
     cluster: Cluster
     kinds: Sequence[GroupKind]
-    layout: Layout
+    quotient: Quotient
     streams_of_kind: Mapping[str, frozenset[str]]
     contention: bool = True
     added: Added = field(default_factory=Added)
@@ -206,16 +206,16 @@ class Network:
     _offers: dict[tuple[str, bool, bytes], list[Line]] = field(default_factory=dict)
 
     def apart(self, colours: Ints) -> Network:
-        """The same network with a layout in which only ranks of one colour, int64[world], may be alike."""
-        layout = build_layout(self.cluster, self.kinds, colours)
-        return Network(self.cluster, self.kinds, layout, self.streams_of_kind, self.contention, self.added)
+        """The same network with a quotient in which only ranks of one colour, int64[world], may be alike."""
+        quotient = build_quotient(self.cluster, self.kinds, colours)
+        return Network(self.cluster, self.kinds, quotient, self.streams_of_kind, self.contention, self.added)
 
     @cached_property
     def _shared(self) -> Flags:
         """Which link classes carry flows of more than one stream that may use them at the same time."""
-        groups, links = self.layout.groups, self.layout.links_of_groups
+        groups, links = self.quotient.groups, self.quotient.links_of_groups
         families = {
-            kind: number for number, kind in enumerate(dict.fromkeys(map(_family, self.layout.group_class)))
+            kind: number for number, kind in enumerate(dict.fromkeys(map(_family, self.quotient.group_class)))
         }
         family = np.array([families[_family(group.kind)] for group in groups], dtype=np.int64)
         streams = [self.streams_of_kind[group.kind] for group in groups]
@@ -239,23 +239,23 @@ class Network:
     @cached_property
     def _capacity(self) -> Ints:
         """Bytes per second of every link class, as the Program counts them."""
-        return np.floor(self.layout.link_capacity_bytes_per_s).astype(np.int64)
+        return np.floor(self.quotient.link_capacity_bytes_per_s).astype(np.int64)
 
     @property
     def block_kinds(self) -> tuple[str, ...]:
-        """Kinds of groups of this layout in which blocks communicate."""
-        return tuple(kind for kind in self.layout.group_class if _family(kind) == "block")
+        """Kinds of groups in which blocks communicate."""
+        return tuple(kind for kind in self.quotient.group_class if _family(kind) == "block")
 
     def group_of(self, class_id: int, kind: str) -> int:
         """The group class of a kind that a rank class belongs to."""
-        return int(self.layout.group_class[kind][class_id])
+        return int(self.quotient.group_class[kind][class_id])
 
     @cached_property
     def secluded(self) -> Flags:
         """For every group class, whether all its links are private and its members are of a single rank class."""
-        links = self.layout.links_of_groups
+        links = self.quotient.links_of_groups
         private = np.bincount(links.owners(), self._shared[links.item], len(links)) == 0
-        return np.asarray(private & [len(group.members) == 1 for group in self.layout.groups])
+        return np.asarray(private & [len(group.members) == 1 for group in self.quotient.groups])
 
     @cached_property
     def alike(self) -> Ints:
@@ -264,17 +264,17 @@ class Network:
         Their places are the same but for the domain, and the links that they load agree, in order, in load, capacity,
         kind (port or not) and in being shared or private.
         """
-        layout, capacity = self.layout, self._capacity
-        shared, port = self._shared, layout.link_is_port
-        found, first = np.arange(len(layout.groups)), 0
-        moved = [in_first_domain(group.ranks, self.cluster).tobytes() for group in layout.groups]
+        quotient, capacity = self.quotient, self._capacity
+        shared, port = self._shared, quotient.link_is_port
+        found, first = np.arange(len(quotient.groups)), 0
+        moved = [in_first_domain(group.ranks, self.cluster).tobytes() for group in quotient.groups]
         places = {ranks: number for number, ranks in enumerate(dict.fromkeys(moved))}
-        for kind, traffic in enumerate(layout.traffic):
-            count = sum(group.kind_index == kind for group in layout.groups[first:])
+        for kind, traffic in enumerate(quotient.traffic):
+            count = sum(group.kind_index == kind for group in quotient.groups[first:])
             place = np.array([places[ranks] for ranks in moved[first : first + count]])
             order = np.argsort(traffic.group, kind="stable")
             group, link = traffic.group[order], traffic.link[order]
-            of_links = layout.links_of_groups
+            of_links = quotient.links_of_groups
             keys = of_links.owners() * len(capacity) + of_links.item
             local = np.searchsorted(keys, group * len(capacity) + link) - of_links.pointer[group]
             of_edges, of_link = (traffic.label[order], traffic.count[order]), (capacity, shared, port)
@@ -294,14 +294,14 @@ class Network:
 
         They are the group, ``fixed_ns``, ``work_bytes``, the route (-1: none) and ``rate_cap_bytes_per_s``.
         """
-        groups = self.layout.group_class[use.group][classes]
+        groups = self.quotient.group_class[use.group][classes]
         price = self._priced(int(groups[0]), use)
         route = np.full(len(groups), -1)
         if price.positions is not None:
             for group in dict.fromkeys(groups.tolist()):
                 if group not in price.route_of:
                     price.route_of[group] = len(self.routes)
-                    links = self.layout.links_of_groups.row(group)
+                    links = self.quotient.links_of_groups.row(group)
                     self.routes.append((links[price.positions], price.coefficients))
             route = np.array([price.route_of[group] for group in groups.tolist()])
         columns = (groups, price.fixed_ns, price.work_bytes, route, price.rate_cap_bytes_per_s)
@@ -325,7 +325,7 @@ class Network:
     def _make(self, group: int, use: CollectiveUse) -> _Priced:
         line = fastest(self._considered(group, use.op), float(use.size_bytes))
         self.algorithms.setdefault((use.group, use.op), line.algorithm)
-        links, coefficients = self.layout.route(group, use.op, line)
+        links, coefficients = self.quotient.route(group, use.op, line)
         added = self.added.of_call(use.op, use.group)
         latency_ns = int(calls_ns(line.latency_s, added, use.size_bytes, use.count))
         work, cap = use.moved_bytes, int(line.rate_cap_bytes_per_s or 0)
@@ -334,12 +334,12 @@ class Network:
         solo_ns = solo_duration_ns(latency_ns, work, coefficients, self._capacity[links], cap)
         if not self._shared[links].any():
             return _Priced(solo_ns, solo_ns)
-        positions = np.searchsorted(self.layout.links_of_groups.row(group), links)
+        positions = np.searchsorted(self.quotient.links_of_groups.row(group), links)
         return _Priced(solo_ns, latency_ns, work, cap, positions, coefficients)
 
     def _considered(self, group: int, op: str) -> list[Line]:
         """The lines that the library considers for an op on a group class; equal for groups in like places."""
-        found = self.layout.groups[group]
+        found = self.quotient.groups[group]
         key = (found.kind_index, found.place, op)
         if key not in self._lines:
             ranks = in_first_domain(found.ranks, self.cluster)
@@ -354,7 +354,7 @@ class Network:
         every = [(np.zeros(0, dtype=np.int64), np.zeros(0)), *self.routes]
         links, coefficients = (np.concatenate(column) for column in zip(*every, strict=True))
         pointer = np.cumsum([len(each) for each, _ in every])
-        return Routes(Csr(pointer, links), coefficients, self._capacity, self.layout.link_names)
+        return Routes(Csr(pointer, links), coefficients, self._capacity, self.quotient.link_names)
 
 
 def streams_of(
@@ -364,7 +364,7 @@ def streams_of(
 
     Collectives of a block follow one another and count as one stream, except where passes run beside each other.
     """
-    beside = syncs[0].job.plan.experts.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
+    beside = syncs[0].job.layout.ep_overlap or any(rank.overlap.any() for rank in schedule.ranks)
     ways = {hop_kind(delta): found for delta, found in _ways(schedule).items()}
     gathering = {each.shard_group for sync in syncs for each in sync.replicas if each.zero}
 

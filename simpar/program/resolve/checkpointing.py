@@ -14,6 +14,7 @@ from simpar.cost.checkpointing import LayerRun, RecomputeChoice, choose
 from simpar.cost.memory.moments import short_schedule
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import Cluster
+from simpar.layout.layout import Layout
 from simpar.models.graph import Block
 from simpar.models.recompute import (
     FULL,
@@ -25,7 +26,6 @@ from simpar.models.recompute import (
     of_modules,
     together,
 )
-from simpar.plan.plan import Plan
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
 from simpar.program.blocks.rank_view import Job
 from simpar.program.resolve.pass_costs import PassesAlone
@@ -49,16 +49,16 @@ def with_checkpoints(job: Job, cluster: Cluster, measure: Measure) -> Job:
 
     ``measure`` simulates a job and returns its :data:`Room`.
     """
-    check_optimal(job.plan, cluster)
-    if job.plan.memory.recompute != OPTIMAL:
+    check_optimal(job.layout, cluster)
+    if job.layout.recompute != OPTIMAL:
         return job
     return _Checkpointing(job, cluster, measure).chosen()
 
 
-def check_optimal(plan: Plan, cluster: Cluster) -> None:
+def check_optimal(layout: Layout, cluster: Cluster) -> None:
     """Raise UserError where ``recompute: optimal`` is asked for and cannot be chosen."""
-    own = plan.pipeline.stages or cluster.is_mixed or plan.offload.offload_activations
-    if plan.memory.recompute == OPTIMAL and own:
+    own = layout.stages or cluster.is_mixed or layout.offload_activations
+    if layout.recompute == OPTIMAL and own:
         raise UserError(
             "plan.recompute = optimal: not with stages of their own, several kinds of nodes or offload_activations; "
             "allowed: none of them"
@@ -174,7 +174,7 @@ class _Checkpointing:
     @cached_property
     def schedule(self) -> Schedule:
         """The plan's table with only as many microbatches as can change its peak."""
-        return short_schedule(self.job.plan, self.job.training)
+        return short_schedule(self.job.layout, self.job.training)
 
     def _in_flight(self, rank: int, mine: list[_Stretch]) -> Floats:
         """Microbatches in flight of every stretch, float64[moments, runs], at moments that no other one dominates."""
@@ -208,7 +208,7 @@ class _Checkpointing:
 
     def _activations(self, block: Block, mode: str) -> BlockActivations:
         job = self.job
-        return block_activations(block, self.alone.builder.view.dims, job.stack, job.plan.numerics, mode)
+        return block_activations(block, self.alone.builder.view.dims, job.stack, job.layout, mode)
 
     def _backward_ns(self, block: Block, mode: str) -> int:
         return self.alone.duration_ns(Piece(0, block, mode), "backward")
@@ -219,9 +219,7 @@ class _Checkpointing:
         return self._with(by_layer(modes))
 
     def _with(self, recompute: str) -> Job:
-        plan = self.job.plan
-        memory = plan.memory.model_copy(update={"recompute": recompute})
-        return replace(self.job, plan=plan.model_copy(update={"memory": memory}))
+        return replace(self.job, layout=replace(self.job.layout, recompute=recompute))
 
 
 def _fits(room: Room) -> bool:

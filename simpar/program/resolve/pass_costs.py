@@ -36,7 +36,7 @@ class PassesAlone:
     def of(job: Job, cluster: Cluster, *, rank: int = 0, slowdown: float = 1.0) -> PassesAlone:
         """Passes of a job's blocks on a rank; the job must have the kernel model of that rank's device."""
         cluster = cluster.in_training
-        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.plan.mesh)).first
+        view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.layout.mesh)).first
         groups = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in block_groups(view)}
         return PassesAlone(StageBuilder(view, ()), groups, Prices.of_job(job, cluster), slowdown)
 

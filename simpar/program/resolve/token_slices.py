@@ -13,8 +13,8 @@ from math import lcm
 import numpy as np
 
 from simpar.hardware.cluster import Cluster
+from simpar.layout.sharding import RankDims, rank_dims
 from simpar.plan.schedules.terapipe import fastest_slices
-from simpar.plan.sharding import RankDims, rank_dims
 from simpar.program.blocks.rank_view import Job, RankView
 from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.units import NS_PER_S
@@ -27,7 +27,7 @@ LEAST_TOKENS = 64
 def slice_view(view: RankView, begin: int, end: int) -> RankView:
     """The view of tokens ``begin`` to ``end`` of every sequence."""
     job = view.job
-    own = rank_dims(job.graph, job.plan, job.training.model_copy(update={"seq_len": end - begin}))
+    own = rank_dims(job.graph, job.layout, job.training.model_copy(update={"seq_len": end - begin}))
     seen = {"context": end, "before": begin}
     expert = None if own.expert is None else {**own.expert, **seen}
     return replace(view, dims=RankDims({**own.tensor, **seen}, {**own.sequence, **seen}, expert))
@@ -41,7 +41,7 @@ def slice_ends(slices: tuple[int, ...]) -> list[tuple[int, int]]:
 
 def unit_tokens(job: Job) -> int:
     """The number of tokens of which slices are multiples; that of a whole sequence where it cannot be cut."""
-    rows = job.plan.mesh.tp if job.plan.tensor_parallel.sequence_parallel else 1
+    rows = job.layout.mesh.tp if job.layout.sequence_parallel else 1
     seq_len, unit = job.training.seq_len, lcm(rows, LEAST_TOKENS)
     while seq_len // unit > UNITS or (seq_len % unit and unit < seq_len):
         unit += lcm(rows, LEAST_TOKENS)
@@ -51,7 +51,7 @@ def unit_tokens(job: Job) -> int:
 def choose_slices(job: Job, cluster: Cluster) -> tuple[int, ...]:
     """Tokens of every slice for the shortest pipeline, from forward and backward of the slowest stage."""
     seq_len, unit = job.training.seq_len, unit_tokens(job)
-    if unit == seq_len or job.plan.mesh.pp == 1:
+    if unit == seq_len or job.layout.mesh.pp == 1:
         return (seq_len,)
     units, alone = seq_len // unit, PassesAlone.of(job, cluster)
     times = np.full((units + 1, units + 1), np.inf)
@@ -60,5 +60,5 @@ def choose_slices(job: Job, cluster: Cluster) -> tuple[int, ...]:
             view = slice_view(alone.builder.view, begin * unit, end * unit)
             own = replace(alone, builder=replace(alone.builder, view=view), known={})
             times[begin, end] = own.slowest_stage_ns("forward", "backward") / NS_PER_S
-    microbatches = job.plan.num_microbatches(job.training.global_batch)
-    return tuple(n * unit for n in fastest_slices(times, job.plan.mesh.pp, microbatches))
+    microbatches = job.layout.num_microbatches(job.training.global_batch)
+    return tuple(n * unit for n in fastest_slices(times, job.layout.mesh.pp, microbatches))

@@ -39,17 +39,17 @@ class HostUpdate:
     @property
     def fetches(self) -> bool:
         """Whether parameters come from the host for every pass."""
-        return self.job.plan.offload.offload_parameters != "none"
+        return self.job.layout.offload_parameters != "none"
 
     @property
     def gradient_bytes(self) -> float:
         """Bytes a parameter of gradients as the device has them."""
-        return DTYPE_BYTES[self.job.plan.numerics.grad_dtype or "fp32"]
+        return DTYPE_BYTES[self.job.layout.grad_dtype]
 
     @property
     def compute_bytes(self) -> float:
         """Bytes of a parameter as it is computed with."""
-        return parameter_widths(self.job.plan, self.job.stack).compute
+        return parameter_widths(self.job.layout, self.job.stack).compute
 
     @property
     def accumulation(self) -> float:
@@ -62,11 +62,11 @@ class HostUpdate:
 
     def sent_bytes(self, shards: int, kind: str, *, boundary: bool) -> float:
         """Bytes a parameter of gradient that a rank sends to the host beside a pass."""
-        offload = self.job.plan.offload
+        layout = self.job.layout
         sends = kind in ("backward", "weight_gradient") and not self.late
-        if not sends or not (boundary or offload.offload_gradients):
+        if not sends or not (boundary or layout.offload_gradients):
             return 0.0
-        return offload.ratio * self.gradient_bytes / shards
+        return layout.host_share * self.gradient_bytes / shards
 
     def behind(self, before: Iterable[Node], parameters: float, optimizer: Node) -> Nodes:
         """Nodes ``before``, then the update of a rank's ``parameters``; ``optimizer`` is the device's own update.
@@ -74,11 +74,11 @@ class HostUpdate:
         The last node ends when all parameters are where they are used.
         """
         nodes = Nodes(before)
-        away, whole = parameters * self.job.plan.offload.ratio, parameters * self.compute_bytes
+        away, whole = parameters * self.job.layout.host_share, parameters * self.compute_bytes
         if away and self.late:
             copy = host_copy("gradients to host", away * self.gradient_bytes)
             nodes.add(replace(copy, streams=(COMPUTE, HOST_OUT)))
-        delayed = self.job.plan.offload.offload_delayed
+        delayed = self.job.layout.offload_delayed
         others = () if delayed else (HOST_OUT, HOST_UPDATE)
         ready = nodes.add(Node("optimizer", "all gradients", (*optimizer.streams, *others)))
         ends = [nodes.add(optimizer)]
@@ -90,7 +90,7 @@ class HostUpdate:
                 nodes[start:] = apart
         elif self.fetches:
             ends.append(nodes.add(host_copy("parameters to host", whole, after=(ends[0],))))
-        if self.job.plan.offload.offload_parameters == "nvme":
+        if self.job.layout.offload_parameters == "nvme":
             copy = host_copy("parameters to drives", whole, op="to_nvme", after=tuple(ends))
             ends.append(nodes.add(copy))
         streams = (*optimizer.streams, HOST_OUT, HOST_IN, HOST_UPDATE)
@@ -99,15 +99,15 @@ class HostUpdate:
 
     def _tiles(self, nodes: Nodes, away: float, *, waits: tuple[int, ...]) -> list[int]:
         """Append updates of ``away`` parameters, tile by tile, with states from and to drives; ends to wait for."""
-        plan, stack = self.job.plan, self.job.stack
+        layout, stack = self.job.layout, self.job.stack
         count = min(max(1, math.ceil(away / TILE_ELEMENTS)), MOST_TILES)
-        share, drives = away / count, plan.offload.offload_optimizer == "nvme"
-        states, ends = host_state_bytes(plan) * share, list[int]()
+        share, drives = away / count, layout.offload_optimizer == "nvme"
+        states, ends = host_state_bytes(layout) * share, list[int]()
         for _ in range(count):
             after = waits
             if drives:
                 after = (nodes.add(host_copy("states from drives", states, op="from_nvme", after=after)),)
-            moved = share * update_bytes(plan, stack)
+            moved = share * update_bytes(layout, stack)
             updated = (nodes.add(host_copy("update on host", moved, op="host_update", after=after)),)
             ends += updated
             if drives:

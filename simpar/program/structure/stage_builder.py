@@ -33,10 +33,10 @@ from simpar.cost.sharded import (
     sliced,
     tensor_elements,
 )
+from simpar.layout.sharding import RankDims, context_dims
 from simpar.models.flops import shape_dims
 from simpar.models.graph import INPUT, Block, Dims, Operator, is_row_parallel
 from simpar.plan.placement import SHARDED, Role, States, sharding
-from simpar.plan.sharding import RankDims, context_dims
 from simpar.plan.slices import divisors, sized_names
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
 from simpar.program.blocks.block_view import BlockView, loss_sums
@@ -75,13 +75,13 @@ class StageView:
     @property
     def compute_bytes(self) -> float:
         """Bytes of one activation element."""
-        return self.job.plan.numerics.products.handed_bytes
+        return self.job.layout.products.handed_bytes
 
     def dims(self, block: Block) -> Dims:
         """Global dims of a block with the shape of one microbatch."""
         job = self.job
-        shape = shape_dims(job.graph, job.training.seq_len, batch=job.plan.micro_batch)
-        return block.view({**shape, **context_dims(job.plan.context_parallel, 1)})
+        shape = shape_dims(job.graph, job.training.seq_len, batch=int(job.layout.micro_batch))
+        return block.view({**shape, **context_dims(job.layout)})
 
     def block(self, block: Block) -> StageBlock:
         """The block under its roles on this stage."""
@@ -217,7 +217,7 @@ def activations(view: StageBlock, recompute: str = "none") -> BlockActivations:
     tensor = {**view.dims, **_rows(view, view.reads(product)), **inner}
     stream = {**view.dims, **_rows(view, view.sharding.stream("input"))}
     job, dims = view.stage.job, _StageDims(tensor, stream, own=own)
-    return block_activations(view.block, dims, job.stack, job.plan.numerics, recompute)
+    return block_activations(view.block, dims, job.stack, job.layout, recompute)
 
 
 def _rows(view: StageBlock, states: States) -> dict[str, int]:
@@ -266,7 +266,7 @@ class RolesBuilder(ActionBuilder):
         job: Job, index: int, rank_of_stage: tuple[int, ...], late_per_member_s: float = 0.0
     ) -> RolesBuilder:
         """The builder of one stage of a job's plan; every member of a collective holds up the host for a time."""
-        stage = (job.plan.pipeline.stages or ())[index]
+        stage = (job.layout.stages or ())[index]
         view = StageView(job, stage, index, late_per_member_s * stage.num_devices)
         return RolesBuilder(view, rank_of_stage)
 
@@ -281,7 +281,7 @@ class RolesBuilder(ActionBuilder):
         found: dict[str, Replicas] = {}
         for axes, gathered in sorted(self._held_by, key=lambda key: not key[1]):
             kind, size = self._kind(axes, gathered), prod(self.view.mesh[axis] for axis in axes)
-            usual = Replicas.of(kind, size, self.job.plan)
+            usual = Replicas.of(kind, size, self.job.layout)
             found[kind] = Replicas(kind, size, size, 3, gathered=True) if gathered else usual
         replicas = tuple(found.values()) or (Replicas(OWN, 1, 1, 0),)
         cut = prod(self.view.mesh) // min(each.width for each in replicas)
@@ -366,7 +366,7 @@ class RolesBuilder(ActionBuilder):
 
     def _gathered_axes(self) -> list[int]:
         """Axes along which pieces from a neighbouring stage are gathered."""
-        view, last = self.view, len(self.view.job.plan.pipeline.stages or ()) - 1
+        view, last = self.view, len(self.view.job.layout.stages or ()) - 1
         ends = [(self.blocks[0], "input")] * (view.index > 0) + [(self.blocks[-1], "output")] * (
             view.index < last
         )
@@ -415,7 +415,7 @@ class RolesBuilder(ActionBuilder):
 
     def static_memory(self, pipeline_rank: int) -> StaticMemory:
         """Parameters, gradients and states: whole or sharded by the plan's ZeRO stage; gathered ones are sharded."""
-        job, late = self.job, not self.job.plan.data_parallel.overlap_grad_reduce
+        job, late = self.job, not self.job.layout.overlap_grad_reduce
         held, count = self.held_parameters(pipeline_rank), defaultdict[str, float](float)
         for each in self.sync.replicas:
             whole = held[each.kind]
@@ -427,17 +427,17 @@ class RolesBuilder(ActionBuilder):
             count["copied"] += whole + shard if several and each.zero else 0.0
         rows = max(gathered_stream_bytes(view) for view in self._views.values())
         weights = weight_terms(
-            job.plan,
+            job.layout,
             job.stack,
             stored=count["stored"],
             gradients=count["gradients"],
-            states_bytes=count["states"] * parameter_widths(job.plan, job.stack).states,
+            states_bytes=count["states"] * parameter_widths(job.layout, job.stack).states,
             buckets=count["buckets"],
         )
-        buffers = buffer_terms(job.plan, job.stack, copied=count["copied"], rows_bytes=rows)
+        buffers = buffer_terms(job.layout, job.stack, copied=count["copied"], rows_bytes=rows)
         placeholders = Term("transient", "empty weight gradients", self._placeholder_bytes())
         sharded = any(each.zero >= 2 and each.width > 1 for each in self.sync.replicas)
-        cast = cast_term(job.plan, job.stack, self._cast_matrices(pipeline_rank), sharded=sharded)
+        cast = cast_term(job.layout, job.stack, self._cast_matrices(pipeline_rank), sharded=sharded)
         return StaticMemory((*weights, *buffers, cast, placeholders))
 
     def _cast_matrices(self, pipeline_rank: int) -> float:

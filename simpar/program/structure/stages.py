@@ -18,10 +18,8 @@ from simpar.cost.memory.static import HeldBlocks, StaticMemory, held_memory
 from simpar.cost.optimizers import Matrix, inner_matrices
 from simpar.models import recompute
 from simpar.models.graph import Block, evaluate, is_row_parallel
-from simpar.plan.layouts import Layouts
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.schedules.actions import LETTERS, B, F, W
-from simpar.plan.stage_layers import stage_layers
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
 from simpar.program.blocks.rank_view import Job, RankView
@@ -92,12 +90,12 @@ def flags_of(code: Ints, stage: Ints, *, by_runs: bool) -> Ints:
 
 def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
     """Blocks of every virtual stage in model order: embedding first, head (norm, lm_head, loss) last."""
-    graph, own = job.graph, job.plan.pipeline.stages
-    counts = stage_layers(job.plan, len(graph.layers))
+    graph, own = job.graph, job.layout.stages
+    counts = job.layout.stage_layers(len(graph.layers))
     bounds = np.concatenate([[0], np.cumsum(counts)])
     stages = []
     for stage, (begin, end) in enumerate(pairwise(bounds.tolist())):
-        policy = own[stage].recompute if own else job.plan.memory.recompute
+        policy = own[stage].recompute if own else job.layout.recompute
         pieces = [
             Piece(layer, graph.blocks[graph.layers[layer]], recompute.of_layer(policy, layer))
             for layer in range(begin, end)
@@ -217,7 +215,7 @@ class ActionBuilder(ABC):
         """Bytes of row-parallel outputs, freed but not yet released; ``held_up``: the device waits for its host."""
         job, size_bytes = self.job, self._partial_sum_bytes(pipeline_rank)
         return held_outputs_bytes(
-            job.plan, job.training, job.stack, pipeline_rank, size_bytes, held_up=held_up
+            job.layout, job.training, job.stack, pipeline_rank, size_bytes, held_up=held_up
         )
 
     def waits_for_host(self, stage: int, price: Priced) -> bool:
@@ -234,7 +232,7 @@ class ActionBuilder(ABC):
     @property
     def num_communicators(self) -> int:
         """Kinds of groups that a rank communicates in."""
-        return int(Layouts.of(self.job.plan).communicators)
+        return int(self.job.layout.communicators)
 
     @cached_property
     def pieces(self) -> tuple[tuple[Piece, ...], ...]:
@@ -290,7 +288,7 @@ class ActionBuilder(ABC):
 
         if kind == "forward":
             return forward_template(units, segments(kind, sync), sync)
-        if not self.job.plan.memory.recompute_early or kind == "weight_gradient":
+        if not self.job.layout.recompute_early or kind == "weight_gradient":
             return backward_template(kind, units, segments(kind, sync), sync)
         found = backward_template(kind, live(units), segments(kind, sync), sync)
         return with_early_recompute(kind, found, units, segments("again", SyncPolicy()))
@@ -405,7 +403,7 @@ class StageBuilder(ActionBuilder):
 
     def _activations(self, piece: Piece) -> BlockActivations:
         job = self.job
-        return block_activations(piece.block, self.view.dims, job.stack, job.plan.numerics, piece.recompute)
+        return block_activations(piece.block, self.view.dims, job.stack, job.layout, piece.recompute)
 
     def _frozen(self, block: Block) -> dict[str, float]:
         width = self.sync.compute_bytes
@@ -430,7 +428,7 @@ class StageBuilder(ActionBuilder):
 
     def matrices(self, pipeline_rank: int) -> tuple[Matrix, ...]:
         """The matrices of all blocks of the rank, if the plan has a matrix optimizer."""
-        if not OPTIMIZERS[self.job.plan.numerics.optimizer].by_matrix:
+        if not OPTIMIZERS[self.job.layout.optimizer].by_matrix:
             return ()
         return tuple(inner_matrices((piece.block for piece in self.held(pipeline_rank)), self.view.tensor))
 
@@ -445,7 +443,7 @@ class StageBuilder(ActionBuilder):
         known, count = {p.block.name: p.block for p in pieces}, Counter(p.block.name for p in pieces)
         ends = (count[end.name] for end in (job.graph.embedding, job.graph.head))
         held = HeldBlocks(tuple((block, count[name]) for name, block in known.items()), *ends)
-        return held_memory(job.graph, held, self.view.tensor, job.plan, job.stack)
+        return held_memory(job.graph, held, self.view.tensor, job.layout, job.stack)
 
     def _partial_sum_bytes(self, pipeline_rank: int) -> float:
         graph, dims = self.job.graph, self.view.tensor

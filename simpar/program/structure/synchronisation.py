@@ -25,9 +25,8 @@ import numpy as np
 from simpar.cost.memory.widths import once_a_step
 from simpar.cost.optimizers import Matrix, optimizer_time_s, products_time_s
 from simpar.layout.defaults import ALL_AT_ONCE
+from simpar.layout.layout import Layout
 from simpar.plan.optimizers import OPTIMIZERS
-from simpar.plan.plan import Plan
-from simpar.plan.sync import apart, num_replicas
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import Job
 from simpar.program.structure.buckets import mean_bucket
@@ -57,12 +56,11 @@ class Replicas:
     gathered: bool = False
 
     @staticmethod
-    def of(kind: str, width: int, plan: Plan) -> Replicas:
+    def of(kind: str, width: int, layout: Layout) -> Replicas:
         """Read the scheme from a checked plan."""
-        data = plan.data_parallel
-        copies = 1 if apart(plan) else data.hsdp
-        shards = width // copies if data.zero else 1
-        return Replicas(kind, width, shards, data.zero if shards > 1 else 0)
+        copies = 1 if layout.steps_apart else int(layout.hsdp)
+        shards = width // copies if layout.zero else 1
+        return Replicas(kind, width, shards, int(layout.zero) if shards > 1 else 0)
 
     @property
     def copies(self) -> int:
@@ -95,16 +93,17 @@ class Synchronisation:
     @staticmethod
     def of(job: Job) -> Synchronisation:
         """Read the scheme from a checked plan."""
-        mesh, apart_in = job.plan.mesh, num_replicas(job.plan) if apart(job.plan) else 1
-        found = [Replicas.of(DENSE, mesh.gradient_ranks // apart_in, job.plan)]
+        layout = job.layout
+        apart_in = int(layout.replicas) if layout.steps_apart else 1
+        found = [Replicas.of(DENSE, int(layout.width) // apart_in, layout)]
         if job.graph.is_mixture:
-            found.append(Replicas.of(EXPERTS, mesh.expert_data_parallel // apart_in, job.plan))
-        return Synchronisation(job, tuple(found), mesh.tp)
+            found.append(Replicas.of(EXPERTS, int(layout.expert_copies) // apart_in, layout))
+        return Synchronisation(job, tuple(found), int(layout.tp))
 
     @property
     def alone(self) -> bool:
         """Whether replicas step on their own."""
-        return apart(self.job.plan)
+        return self.job.layout.steps_apart
 
     @property
     def width(self) -> int:
@@ -135,35 +134,35 @@ class Synchronisation:
     @property
     def single_process(self) -> bool:
         """Whether one process drives all devices: parameters leave, and gradients arrive, through the first one."""
-        return self.job.plan.data_parallel.kind == "single_process" and self.width > 1
+        return self.job.layout.kind == "single_process" and self.width > 1
 
     @property
     def per_unit(self) -> bool:
         """Whether each block is a unit of gathering and reduction (FSDP) instead of flat buckets."""
-        return self.job.plan.data_parallel.kind == "fsdp"
+        return self.job.layout.kind == "fsdp"
 
     @property
     def exchanges_matrices(self) -> bool:
         """Whether the update needs whole matrices that are cut by rows."""
-        return self.per_unit and bool(OPTIMIZERS[self.job.plan.numerics.optimizer].by_matrix)
+        return self.per_unit and bool(OPTIMIZERS[self.job.layout.optimizer].by_matrix)
 
     @property
     def parameter_bytes(self) -> float:
         """Bytes per parameter that a gather moves: as computed with, unless the plan says otherwise."""
-        given = self.job.plan.numerics.gather_dtype
+        given = self.job.layout.gather_dtype
         return DTYPE_BYTES[given] if given else self.compute_bytes
 
     @property
     def gradient_bytes(self) -> float:
         """Bytes per parameter that a reduction moves: as the stack reduces, unless the plan says otherwise."""
-        low = self.job.plan.numerics.products.is_mixed
+        low = self.job.layout.products.is_mixed
         usual = self.job.stack.numerics.reduce_dtype if low else "fp32"
-        return DTYPE_BYTES[self.job.plan.numerics.reduce_dtype or usual]
+        return DTYPE_BYTES[self.job.layout.reduce_dtype or usual]
 
     @property
     def compute_bytes(self) -> float:
         """Bytes per parameter as it is computed with."""
-        return self.job.plan.numerics.products.handed_bytes
+        return self.job.layout.products.handed_bytes
 
     @property
     def quantise_s_per_byte(self) -> dict[str, float]:
@@ -173,7 +172,7 @@ class Synchronisation:
         one for gathered parameters, hence passes x (wide + narrow) / narrow / bandwidth. From 16 bits on it is 0,
         because the kernels around a collective write what is sent.
         """
-        grad = DTYPE_BYTES[self.job.plan.numerics.grad_dtype or "fp32"]
+        grad = DTYPE_BYTES[self.job.layout.grad_dtype]
         gathered, reduced = (
             passes * (wide + narrow) / narrow / self.job.kernels.bandwidth if narrow < DTYPE_BYTES["bf16"] else 0.0
             for wide, narrow, passes in (
@@ -194,7 +193,7 @@ class Synchronisation:
         They are passes over memory and, for gathers, a launch for each rank's part of each tensor of mean size.
         """
         launch, sizes = self.job.stack.launch, self.job.graph.tensor_sizes
-        if self.job.plan.data_parallel.kind != self.job.stack.data_parallel:
+        if self.job.layout.kind != self.job.stack.data_parallel:
             return 0.0, 0.0
         pass_s = 1.0 / self.job.kernels.bandwidth
         gather_s, reduce_s = launch.gather_passes * pass_s, launch.reduce_passes * pass_s
@@ -209,7 +208,7 @@ class Synchronisation:
     @property
     def _bucket_bytes(self) -> float:
         """Mean bytes of a bucket, which closes with the tensor that fills it."""
-        least = float(self.job.plan.data_parallel.bucket_bytes or 0)
+        least = self.job.layout.bucket_bytes
         if not least or least == ALL_AT_ONCE:
             return least
         scale = self.gradient_bytes / self.cut
@@ -218,51 +217,49 @@ class Synchronisation:
     @property
     def by_runs(self) -> bool:
         """Whether gradients of a chunk are summed over the microbatches that run through it in turn, then reduced."""
-        data, habits = self.job.plan.data_parallel, self.job.stack.overlap
+        layout, habits = self.job.layout, self.job.stack.overlap
         sharded = all(each.zero >= 2 for each in self.replicas if each.width > 1) and self.zero >= 2
-        once = once_a_step(self.job.plan, self.job.stack, self.job.plan.mesh.pp)
-        if not (habits.reduce_runs and self.per_unit and data.overlap_grad_reduce) or once:
+        once = once_a_step(layout, self.job.stack)
+        if not (habits.reduce_runs and self.per_unit and layout.overlap_grad_reduce) or once:
             return False
-        return sharded and not self.job.plan.offload.is_used
+        return sharded and not layout.offloads
 
     def policy(self, kind: str, *, boundary: bool, opens: bool = True) -> SyncPolicy:
         """Hooks of one pass; ``boundary``: it is the stage's first forward, or the last backward of the stage or run.
 
         Where gradients are reduced by runs, a backward that does not open a run adds to the gradients of those before.
         """
-        data = self.job.plan.data_parallel
-        offload, host = self.job.plan.offload, self.host
+        layout, host = self.job.layout, self.host
         if self.single_process:
             return SyncPolicy()
-        several = not boundary and self.job.plan.num_microbatches(self.job.training.global_batch) > 1
+        several = not boundary and layout.num_microbatches(self.job.training.global_batch) > 1
         return SyncPolicy(
-            activations=offload.offload_activations,
-            drives=offload.offload_parameters == "nvme",
-            held_bytes=host.gradient_bytes * offload.ratio if offload.offload_gradients else 0.0,
+            activations=layout.offload_activations,
+            drives=layout.offload_parameters == "nvme",
+            held_bytes=host.gradient_bytes * layout.host_share if layout.offload_gradients else 0.0,
             accumulates=host.accumulation if several else 0.0,
             copies=tuple(self._copies(each, kind, boundary=boundary, opens=opens) for each in self.replicas),
             bucket_bytes=self._bucket_bytes,
-            first_bucket_bytes=float(data.first_bucket_bytes or 0),
+            first_bucket_bytes=float(layout.first_bucket_bytes or 0),
         )
 
     def _copies(self, replicas: Replicas, kind: str, *, boundary: bool, opens: bool) -> Copies:
-        plan, host, zero = self.job.plan, self.host, replicas.zero
-        data, own_units = plan.data_parallel, self.per_unit or replicas.gathered
-        forgets = bool(data.reshard_after_forward)
+        layout, host, zero = self.job.layout, self.host, replicas.zero
+        own_units, forgets = self.per_unit or replicas.gathered, bool(layout.reshard_after_forward)
         frees = replicas.gathered or (zero == 3 and forgets)  # gathered parameters, after every pass
         runs = self.by_runs and zero >= 2 and not replicas.gathered
-        every = zero >= 2 and not runs and not once_a_step(plan, self.job.stack, plan.mesh.pp)
-        beside = replicas.gathered or data.overlap_grad_reduce
+        every = zero >= 2 and not runs and not once_a_step(layout, self.job.stack)
+        beside = replicas.gathered or layout.overlap_grad_reduce
         makes = kind in ("backward", "weight_gradient") and beside
         reduces = makes and (boundary or every)
         held = own_units and zero >= 2 and (reduces or (makes and runs))
         kept = max(self.gradient_bytes, self.compute_bytes) if runs else self.gradient_bytes
         in_place = runs and self.job.stack.numerics.gradient_accumulation_fusion
         made = kept * opens if in_place else self.compute_bytes
-        first = kind == "forward" and boundary and (self.per_unit or data.overlap_param_gather)
+        first = kind == "forward" and boundary and (self.per_unit or layout.overlap_param_gather)
         gathers = kind != "weight_gradient" and zero > 0 and (frees or first)
         bucket = self._bucket_bytes / self.gradient_bytes  # parameters; all at once fill none
-        in_buckets = not own_units and data.bucket_bytes != ALL_AT_ONCE
+        in_buckets = not own_units and layout.bucket_bytes != ALL_AT_ONCE
         return Copies(
             kind=replicas.kind,
             gather_group=replicas.shard_group if gathers else "",
@@ -281,15 +278,15 @@ class Synchronisation:
     @property
     def host(self) -> HostUpdate:
         """The job's traffic with the host, and the host's part of the update."""
-        late = self.width > 1 and not self.job.plan.data_parallel.overlap_grad_reduce
+        late = self.width > 1 and not self.job.layout.overlap_grad_reduce
         return HostUpdate(self.job, late)
 
     @property
     def host_streams(self) -> tuple[str, ...]:
         """Streams of transfers to and from the host."""
-        offload = self.job.plan.offload
-        late = tuple(stream + DELAYED for stream in HOST_OPS) if offload.offload_delayed else ()
-        return (*HOST_OPS, *late) if offload.is_used else ()
+        layout = self.job.layout
+        late = tuple(stream + DELAYED for stream in HOST_OPS) if layout.offload_delayed else ()
+        return (*HOST_OPS, *late) if layout.offloads else ()
 
     def tail(
         self,
@@ -310,7 +307,7 @@ class Synchronisation:
             return (reduce, self._optimizer(held if root else {}, matrices if root else ()))
         before = (*_behind(self.late_reductions(held), "gradients", REDUCE), *sums)
         after = _behind(self.late_gathers(held), "parameters", GATHER)
-        if not (self.host.fetches or self.job.plan.offload.ratio > 0):
+        if not (self.host.fetches or self.job.layout.host_share > 0):
             update = self._optimizer(held, matrices)
             return (*before, *self._exchange(matrices), update, *after)
         update = self._optimizer(held, matrices)
@@ -322,11 +319,11 @@ class Synchronisation:
         ``held`` are a rank's parameters by kind, numbers or arrays of many ranks. There is a call per bucket, or per
         unit.
         """
-        plan = self.job.plan
-        if plan.data_parallel.overlap_grad_reduce or self.single_process:
+        layout = self.job.layout
+        if layout.overlap_grad_reduce or self.single_process:
             return []
         found, bucket = [], self._bucket_bytes
-        units = float(len(self.job.graph.layers) // plan.mesh.pp)
+        units = float(len(self.job.graph.layers) // layout.mesh.pp)
         for each in (each for each in self.replicas if not each.gathered):
             size = held[each.kind] * self.gradient_bytes
             buckets = np.rint(np.asarray(size) / bucket) if bucket else 1.0
@@ -337,7 +334,7 @@ class Synchronisation:
 
     def late_gathers(self, held: Mapping[str, Numbers]) -> list[CollectiveUse]:
         """Gathers of all parameters behind the update, one after the other; ``held`` as in :meth:`late_reductions`."""
-        if self.per_unit or self.job.plan.data_parallel.overlap_param_gather or self.single_process:
+        if self.per_unit or self.job.layout.overlap_param_gather or self.single_process:
             return []
         return [
             CollectiveUse(each.shard_group, "all_gather", held[each.kind] * self.parameter_bytes)
@@ -363,7 +360,7 @@ class Synchronisation:
         """The update on the device, which ends all streams; of no duration where servers update the parameters."""
         shards = (self.replicas[0].shards, self.replicas[-1].shards)
         seconds = float(self.update_s(self.share(held)))
-        seconds += products_time_s(matrices, shards, self.job.plan.numerics, self.job.kernels)
+        seconds += products_time_s(matrices, shards, self.job.layout, self.job.kernels)
         streams = (COMPUTE, GATHER, REDUCE, *self.reduce_streams)
         return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
 
@@ -373,9 +370,9 @@ class Synchronisation:
 
     def update_s(self, share: Numbers) -> Numbers:
         """Seconds of the device's update for a share of parameters, products of matrices left out; number or arrays."""
-        plan, stack = self.job.plan, self.job.stack
-        here = share * (0.0 if plan.data_parallel.servers else 1.0 - plan.offload.ratio)
-        return optimizer_time_s(here, plan.numerics, self.job.kernels, stack)
+        layout, stack = self.job.layout, self.job.stack
+        here = share * (0.0 if layout.servers else 1.0 - layout.host_share)
+        return optimizer_time_s(here, layout, self.job.kernels, stack)
 
 
 def _behind(uses: Sequence[CollectiveUse], what: str, stream: str) -> tuple[Node, ...]:

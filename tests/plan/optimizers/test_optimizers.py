@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from simpar.errors import UserError
+from simpar.layout.check import check
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan import optimizers
-from simpar.plan.check import check
 from simpar.plan.choices.numerics import Numerics
 from simpar.plan.choices.target import Target
 from simpar.plan.optimizers import IN_TORCH, OPTIMIZERS, USUAL

@@ -6,7 +6,7 @@ import pytest
 
 import simpar
 from simpar.cost.optimizers import Matrix, products_time_s, state_bytes
-from simpar.plan.choices.numerics import Numerics
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.simulation import make_job
 
@@ -49,7 +49,7 @@ def test_states_of_a_model():
     graph = simpar.Model("gpt2")
     blocks = [graph.embedding, *(graph.blocks[name] for name in graph.layers), graph.head]
     soap, adamw = (
-        sum(float(sum(state_bytes(block, graph.dims, Numerics(optimizer=name)))) for block in blocks)
+        sum(float(sum(state_bytes(block, graph.dims, DecidedNumerics(optimizer=name)))) for block in blocks)
         for name in ("soap", "adamw")
     )
     h, f = 768, 3072
@@ -60,7 +60,7 @@ def test_it_takes_longer_than_shampoo_and_less_when_shared():
     """Its bases turn every tenth step where Shampoo's roots are every hundredth, and whole matrices are shared."""
 
     def of(name, ranks=1):
-        return products_time_s([Matrix(4096, 4096, 8)], (ranks, 1), Numerics(optimizer=name), KERNELS)
+        return products_time_s([Matrix(4096, 4096, 8)], (ranks, 1), DecidedNumerics(optimizer=name), KERNELS)
 
     assert of("soap") > of("shampoo") > of("muon") > of("adamw") == 0
     assert of("soap", 4) == pytest.approx(of("soap") / 4)

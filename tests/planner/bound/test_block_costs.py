@@ -1,12 +1,14 @@
 """Many keys at once have the phases, times and parameters that each has by itself, to the nanosecond."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import simpar
 from simpar.cost.optimizers import inner_matrices, matrices_time_s
+from simpar.layout.sharding import rank_dims
 from simpar.models.hf_config import read
-from simpar.plan.sharding import rank_dims
 from simpar.planner import Constraints, make_problem
 from simpar.planner.bound.block_costs import AGAIN, BlockCosts
 from simpar.planner.space.jobs import SIZES, Jobs
@@ -88,7 +90,7 @@ def costs_of(case, rng, **more):
 def alone(costs, key):
     """What a rank of a key sees, and what its collectives take, as the Program of its row has them."""
     job = costs.jobs.job(int(costs.row[key]))
-    view = RankView.of(job, late_per_member_s=late_per_member_s(costs.prices.cluster, job.plan.mesh)).first
+    view = RankView.of(job, late_per_member_s=late_per_member_s(costs.prices.cluster, job.layout.mesh)).first
     groups = {kind.name: kind.groups[0] for kind in block_groups(view)}
     return view, lambda use: costs.prices.of(use.op, groups[use.group], use.group).use_ns(use)
 
@@ -148,7 +150,7 @@ def test_a_batch_holds_the_parameters_of_each_of_its_keys(case):
         assert (kernels <= plain[letter]).all()
     for key in range(0, len(costs.row), 7):
         job = costs.jobs.job(int(costs.row[key]))
-        dims = rank_dims(job.graph, job.plan, job.training).tensor
+        dims = rank_dims(job.graph, job.layout, job.training).tensor
         for at, kind in enumerate(costs.kinds):
             assert costs.experts[key, at] == kind.block.trained_experts(dims)
             assert costs.dense[key, at] + costs.experts[key, at] == kind.block.trained_parameters(dims)
@@ -161,7 +163,7 @@ def test_products_of_matrix_optimizers_are_those_of_each_key():
     for name in ("muon", "shampoo"):
         for key in range(0, len(costs.row), 5):
             view = alone(costs, key)[0]
-            numerics = view.job.plan.numerics.model_copy(update={"optimizer": name})
+            numerics = replace(view.job.layout, optimizer=name)
             for at, kind in enumerate(costs.kinds):
                 matrices = inner_matrices([kind.block], view.tensor)
                 some = [[one for one in matrices if one.expert == expert] for expert in (False, True)]

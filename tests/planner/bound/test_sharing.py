@@ -4,12 +4,14 @@ Where a name is taken out of what tells keys or configurations apart, rows share
 An axis that is new to the space fails until it has values here or is said to be untried.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 import simpar
+from simpar.plan.choices.numerics import DecidedNumerics
+from simpar.plan.choices.offload import DecidedOffload
 from simpar.planner import Constraints, make_problem
 from simpar.planner.bound import data_parallel
 from simpar.planner.bound import keys as of_keys
@@ -109,11 +111,13 @@ def of_configuration(frontier: Frontier, row: int) -> object:
     numbers = [each.tolist() for each in (*one.parameters.values(), *one.still.values(), one.rests, one.own)]
     took = {use: int(price.time_ns(1e8)) for use, price in one.prices.items()}
     late = one.taken_ns(one.sync.late_reductions(held)), one.taken_ns(one.sync.late_gathers(held))
-    numerics = one.sync.job.plan.numerics
+    layout = one.sync.job.layout
     policies = {
         key: replace(policy, accumulates=0.0) for key, policy in one.policies.items()
     }  # the Program"s alone
-    updates = numerics.optimizer, numerics.moment_dtype, one.sync.job.plan.offload
+    updates = [
+        getattr(layout, each.name) for part in (DecidedNumerics, DecidedOffload) for each in fields(part)
+    ]
     return repr((policies, numbers, took, late, one.embedding_ns, updates, one.sync.replicas))
 
 

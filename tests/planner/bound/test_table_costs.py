@@ -20,5 +20,5 @@ def test_rows_share_the_durations_of_their_blocks(seed):
     rows = np.unique(frontier.bounds.pipelines.index, return_index=True)[1]
     jobs = [job_of(problem, plan_of(frontier.rows, row)) for row in rows.tolist()]
     found = frontier.sweeps.costs_of(rows)
-    assert found == [job.plan.pipeline.pass_costs or EVEN_COSTS for job in jobs]
+    assert found == [job.layout.pass_costs or EVEN_COSTS for job in jobs]
     assert len(set(found)) > 1, "all durations are alike"

@@ -39,7 +39,11 @@ def test_slices_are_where_they_can_be(problem_of):
     assert (cut["microbatches"] == 1).any()
     assert not cut.one_of("recompute", "optimal").any()
     for row in range(0, cut.count, 17):
-        assert make_job(problem.graph, problem.cluster, plan_of(cut, row), training).plan.pipeline.slices
+        assert (
+            make_job(problem.graph, problem.cluster, plan_of(cut, row), training)
+            .layout.to_plan()
+            .pipeline.slices
+        )
     both_ways = simpar.Training(seq_len=512, global_batch=8)
     with pytest.raises(Infeasible, match="schedule"):
         search(

@@ -121,7 +121,7 @@ def test_static_memory_of_rows_is_that_of_plans(stack):
     rows.take(np.sort(np.random.default_rng(1).choice(rows.count, 20, replace=False)))
     for row in range(rows.count):
         job = job_of(problem, plan_of(rows, row))
-        static = stage_static_memory(job.graph, job.plan, job.training, job.stack, 0)
+        static = stage_static_memory(job.graph, job.layout, job.training, job.stack, 0)
         assert least(rows.some([row]), (FIRST,)).static_bytes.tolist() == [[static.resident_bytes]]
 
 

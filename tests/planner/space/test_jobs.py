@@ -32,8 +32,8 @@ def test_a_job_is_that_of_its_plan(rows):
     """The one that the simulator makes of it, without its checks."""
     jobs = Jobs(rows)
     for row in range(0, rows.count, max(rows.count // 6, 1)):
-        assert jobs.job(row).plan.mesh == job_of(rows.problem, plan_of(rows, row)).plan.mesh
-        assert jobs.job(row).plan.pipeline.vpp == rows["vpp"][row]
+        assert jobs.job(row).layout.mesh == job_of(rows.problem, plan_of(rows, row)).layout.mesh
+        assert jobs.job(row).layout.vpp == rows["vpp"][row]
 
 
 def test_a_batch_holds_what_differs_as_columns(rows):
@@ -41,10 +41,10 @@ def test_a_batch_holds_what_differs_as_columns(rows):
     same = np.flatnonzero((rows["pp"] == 1) & (rows["dp"] * rows["tp"] == rows.problem.cluster.world_size))
     which = same[rows.code["zero"][same] == rows.code["zero"][same[0]]]
     batch = Jobs(rows).batch(which)
-    sizes = np.broadcast_to(batch.plan.mesh.tp, which.shape)
+    sizes = np.broadcast_to(batch.layout.tp, which.shape)
     assert sizes.tolist() == rows["tp"][which].tolist()
     assert (
-        np.broadcast_to(batch.plan.micro_batch, which.shape).tolist() == rows["micro_batch"][which].tolist()
+        np.broadcast_to(batch.layout.micro_batch, which.shape).tolist() == rows["micro_batch"][which].tolist()
     )
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.check import schedule_of
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import Phase
@@ -90,15 +90,15 @@ def lowered(**plan: object) -> Lowered:
     """One rank's program of a two-layer-like Llama on two nodes."""
     cluster, training = load_cluster("dgx-h100", 2), Training(seq_len=4096, global_batch=16)
     job = make_job("small-llama", cluster, Plan(**plan), training)
-    return lower(job, cluster, schedule_of(job.plan, training))
+    return lower(job, cluster, schedule_of(job.layout, training))
 
 
 def test_only_uneven_ranks_unfold() -> None:
     """Balanced context ranks are one class, contiguous ones a class each, and Ulysses needs no balance."""
-    assert lowered(cp=4).layout.num_classes == 1
-    assert lowered(cp=4, cp_balance="contiguous").layout.num_classes == 4
-    assert lowered(cp=4, cp_balance="contiguous", cp_method="ulysses").layout.num_classes == 1
-    assert lowered(cp=4, pp=2, cp_balance="contiguous").layout.num_classes == 8
+    assert lowered(cp=4).quotient.num_classes == 1
+    assert lowered(cp=4, cp_balance="contiguous").quotient.num_classes == 4
+    assert lowered(cp=4, cp_balance="contiguous", cp_method="ulysses").quotient.num_classes == 1
+    assert lowered(cp=4, pp=2, cp_balance="contiguous").quotient.num_classes == 8
 
 
 def test_the_naive_ring_is_slower() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.check import schedule_of
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import Phase
@@ -161,13 +161,13 @@ def test_optimizer_states_of_experts_are_shared_by_fewer(
 ) -> None:
     """Experts shard over the ranks that hold them: tp x cp x dp / (ep x etp); everything else over dp x cp."""
     made = job(nodes=2, **plan)
-    tp, etp, ep = made.plan.mesh.tp, made.plan.mesh.expert_tensor_parallel, made.plan.mesh.ep
+    tp, etp, ep = made.layout.mesh.tp, made.layout.mesh.expert_tensor_parallel, made.layout.mesh.ep
     experts = LAYERS * 8 // ep * 3 * HIDDEN * FFN / etp
     attention = LAYERS * 2 * HIDDEN * (HIDDEN + 1024) / tp
     tables = 2 * 32000 * HIDDEN / tp
     routers = LAYERS * HIDDEN * 8
     expected = 12 * ((attention + tables + routers) / dense_shards + experts / expert_shards)
-    held = stage_static_memory(made.graph, made.plan, made.training, made.stack, 0)
+    held = stage_static_memory(made.graph, made.layout, made.training, made.stack, 0)
     assert held.bytes_of("optimizer_states") == pytest.approx(expected, rel=1e-3)
 
 
@@ -175,14 +175,14 @@ def lowered(seed: int = 0, **plan: object) -> Lowered:
     """The program of a small mixture on two nodes."""
     made = job(nodes=2, model="small-mixture", **plan)
     cluster = load_cluster("dgx-h100", 2)
-    return lower(made, cluster, schedule_of(made.plan, made.training), perturbation=Perturbation(seed=seed))
+    return lower(made, cluster, schedule_of(made.layout, made.training), perturbation=Perturbation(seed=seed))
 
 
 def test_only_sampled_loads_unfold() -> None:
     """Forced balance and the expected load keep one class; a draw makes a class of every expert rank."""
-    assert lowered(ep=4).layout.num_classes == 1
-    assert lowered(ep=4, expert_imbalance=0.5).layout.num_classes == 1
-    assert lowered(ep=4, expert_imbalance=0.5, expert_load="sampled").layout.num_classes == 4
+    assert lowered(ep=4).quotient.num_classes == 1
+    assert lowered(ep=4, expert_imbalance=0.5).quotient.num_classes == 1
+    assert lowered(ep=4, expert_imbalance=0.5, expert_load="sampled").quotient.num_classes == 4
 
 
 def test_imbalance_costs_time_and_depends_on_the_seed_only_when_sampled() -> None:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from simpar.engine import reference, sweep
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
+from simpar.layout.check import schedule_of
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.memory import memory_uses
 from simpar.program.ir.program import Timing
@@ -44,7 +44,7 @@ def lowered(plan: dict[str, object], zero: int, *, contention: bool = False) -> 
     given = {"model": "small-llama", "zero": zero, "kind": "fsdp", "micro_batch": 1, **plan}
     cluster = slow()
     job = make_job(str(given["model"]), cluster, Plan(**given), TRAINING)
-    return lower(job, cluster, schedule_of(job.plan, TRAINING), contention=contention)
+    return lower(job, cluster, schedule_of(job.layout, TRAINING), contention=contention)
 
 
 def ops_of(entry: Lowered, class_id: int, *kinds: str, name: str = "") -> NDArray[np.int64]:
@@ -65,7 +65,7 @@ def timed(plan: str, zero: int) -> tuple[Lowered, Timing]:
 def test_a_gather_waits_for_the_unit_two_before(plan: str) -> None:
     """However many passes there are: the k-th gather of a rank starts behind the pass of its unit k - 2."""
     entry, times = timed(plan, 3)
-    for class_id in range(entry.layout.num_classes):
+    for class_id in range(entry.quotient.num_classes):
         gathers = ops_of(entry, class_id, "dp", name="all_gather parameters")
         passes = ops_of(entry, class_id, "forward", "backward", "input_gradient")
         assert len(gathers) == len(passes) > 2
@@ -79,7 +79,7 @@ def test_a_backward_waits_for_the_reduction_two_before(plan: str, zero: int) -> 
     """Of all reductions of the rank, in whatever pass they were; on a slow network some backward does wait."""
     entry, times = timed(plan, zero)
     waited = 0
-    for class_id in range(entry.layout.num_classes):
+    for class_id in range(entry.quotient.num_classes):
         reductions = ops_of(entry, class_id, "dp", name="reduce_scatter gradients")
         passes = ops_of(entry, class_id, "weight_gradient" if plan == "zero bubble" else "backward")
         assert len(reductions) == len(passes) > 2

@@ -22,12 +22,12 @@ JOB = make_job(
     STACK.model_copy(update={"launch": LAUNCH}),
 )
 LOWERED = lower_job(JOB, CLUSTER, contention=False)
-RANK = int(LOWERED.maker.network.layout.representative_rank[0])
+RANK = int(LOWERED.maker.network.quotient.representative_rank[0])
 
 
 def group_of(kind: str):
     """The group of the first class's representative."""
-    groups = JOB.plan.mesh.groups("tp" if kind == "tp" else ("dp", "cp"))
+    groups = JOB.layout.mesh.groups("tp" if kind == "tp" else ("dp", "cp"))
     return groups[(groups == RANK).any(axis=1)][0]
 
 

@@ -14,8 +14,8 @@ from simpar.errors import UserError
 from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
+from simpar.layout.check import schedule_of
 from simpar.models.catalogue import load_model
-from simpar.plan.check import schedule_of
 from simpar.program.emission import emit
 from simpar.program.emission import microbatches as merging
 from simpar.program.lower import Lowered, lower
@@ -60,10 +60,14 @@ def both(
 ) -> tuple[tuple[Lowered, Result], tuple[Lowered, Result]]:
     """The step with as few ops as can be, and with every microbatch on its own."""
     cluster, model = load_cluster(hardware, nodes), load_model("tiny-llama")
-    dp = make_job(model, cluster, Plan(**plan), Training(seq_len=128, global_batch=2**12), stack).plan.mesh.dp
+    dp = (
+        make_job(model, cluster, Plan(**plan), Training(seq_len=128, global_batch=2**12), stack)
+        .layout.to_plan()
+        .mesh.dp
+    )
     training = Training(seq_len=128, global_batch=microbatches * int(dp or 1))
     job = make_job(model, cluster, Plan(**plan), training, stack)
-    drawn, schedule = perturbation or Perturbation(), schedule_of(job.plan, training)
+    drawn, schedule = perturbation or Perturbation(), schedule_of(job.layout, training)
     found = []
     for most in (0, microbatches):
         with pytest.MonkeyPatch.context() as patch:

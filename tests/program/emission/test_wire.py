@@ -65,7 +65,7 @@ def test_quantising_is_passes_over_memory(dtype, narrow):
     """Per byte sent: two passes that touch the wide and the narrow value, at memory bandwidth; none at 16 bits."""
     job = make_job("gpt2", simpar.Cluster("dgx-h100"), simpar.Plan(reduce_dtype=dtype), TRAINING)
     costs = Synchronisation.of(job).quantise_s_per_byte
-    wide = 4.0 if job.plan.numerics.grad_dtype == "fp32" else 2.0
+    wide = 4.0 if job.layout.grad_dtype == "fp32" else 2.0
     expected = 0.0 if narrow is None else 2 * (wide + narrow) / narrow / job.kernels.bandwidth
     assert costs["all_reduce"] == costs["reduce_scatter"] == pytest.approx(expected)
     assert costs["all_gather"] == 0
@@ -76,7 +76,7 @@ def test_quantising_lengthens_reductions_of_gradients_and_nothing_else():
     cluster = simpar.Cluster("dgx-h100", nodes=2)
     job = make_job("gpt2", cluster, simpar.Plan(tp=4, reduce_dtype="fp8"), TRAINING)
     network = lower_job(job, cluster).maker.network
-    plain = Network(cluster.in_training, network.kinds, network.layout, network.streams_of_kind)
+    plain = Network(cluster.in_training, network.kinds, network.quotient, network.streams_of_kind)
     size = 64e6
     extra_ns = Synchronisation.of(job).quantise_s_per_byte["all_reduce"] * size * 1e9
     longer = [n.solo_ns(0, CollectiveUse("dp", "all_reduce", size)) for n in (network, plain)]

@@ -67,7 +67,7 @@ def test_long_sequences_are_cut_unevenly() -> None:
     training = Training(seq_len=seq_len, global_batch=1)
     plan = Plan(pp=8, micro_batch=1, zero=1, recompute="full", schedule="terapipe")
     job = make_job(load_model("llama-3-8b"), CLUSTER, plan, training)
-    slices = job.plan.pipeline.slices
+    slices = job.layout.slices
     assert slices == choose_slices(job, CLUSTER)
     assert slices is not None
     assert slices[0] > slices[-1]

@@ -68,7 +68,9 @@ def test_all_activations_of_a_microbatch_are_live(schedule):
         for early in (True, False)
     ]
     early, late = (
-        simpar.simulate("llama-3-8b", cluster, job.plan, TRAINING, stack="megatron").memory.stages[stage]
+        simpar.simulate(
+            "llama-3-8b", cluster, job.layout.to_plan(), TRAINING, stack="megatron"
+        ).memory.stages[stage]
         for job in jobs
     )
     alone = PassesAlone.of(jobs[0], cluster).builder

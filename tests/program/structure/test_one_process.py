@@ -9,8 +9,8 @@ import pytest
 
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.check import schedule_of
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.memory import memory_uses
 from simpar.program.lower import Lowered, lower
@@ -28,7 +28,7 @@ def one_process() -> Lowered:
     training = Training(seq_len=256, global_batch=4 * DEVICES)
     plan = Plan(dp=DEVICES, kind="single_process", micro_batch=2, precision="fp16")
     job = make_job("gpt2", cluster, plan, training, "ddp")
-    return lower(job, cluster, schedule_of(job.plan, training))
+    return lower(job, cluster, schedule_of(job.layout, training))
 
 
 def ops_named(name: str) -> np.ndarray:
@@ -41,7 +41,7 @@ def test_the_first_device_is_a_class_of_its_own() -> None:
     """One device does more, the others behave alike."""
     entry = one_process()
     verify(entry.program)
-    assert entry.layout.multiplicity.tolist() == [1, DEVICES - 1]
+    assert entry.quotient.multiplicity.tolist() == [1, DEVICES - 1]
 
 
 def test_a_step_passes_through_the_first_device() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.check import schedule_of
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.blocks.phases import COMPUTE, EXPERT, TENSOR, CollectiveUse, Phase, Step
 from simpar.program.blocks.segments import make_segment
@@ -168,7 +168,7 @@ def dualpipe(**changes: object) -> Lowered:
     training = Training(seq_len=4096, global_batch=16)
     plan = Plan(**{"tp": 2, "pp": 4, "vpp": 2, "dp": 1, "schedule": "dualpipev", **changes})
     job = make_job("llama-2-7b", cluster, plan, training)
-    return lower(job, cluster, schedule_of(job.plan, training), contention=False)
+    return lower(job, cluster, schedule_of(job.layout, training), contention=False)
 
 
 def durations(entry: Lowered) -> dict[tuple[str, int, bool], int]:
@@ -256,7 +256,7 @@ def test_the_bubble_is_the_published_one(p: int) -> None:
     training = Training(seq_len=4096, global_batch=4 * p)
     plan = Plan(tp=8 // p, pp=p, vpp=2, dp=1, schedule="dualpipev")
     job = make_job("gpt3-175b", cluster, plan, training)
-    entry = lower(job, cluster, schedule_of(job.plan, training), contention=False)
+    entry = lower(job, cluster, schedule_of(job.layout, training), contention=False)
     took = durations(entry)
     middle = range(1, 2 * p - 1)
     both = np.mean([took[key] for key in took if key[2] and key[1] in middle])

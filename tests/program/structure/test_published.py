@@ -14,13 +14,13 @@ from functools import lru_cache
 import pytest
 
 from simpar.hardware.catalogue import load_cluster
+from simpar.layout.check import schedule_of
+from simpar.layout.sharding import rank_dims
 from simpar.models.catalogue import load_model
 from simpar.models.graph import Block, Operator, evaluate
 from simpar.models.recompute import operators as recomputed
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.plan.sharding import rank_dims
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import COMPUTE, Step
 from simpar.program.blocks.rank_view import Job, RankView
@@ -64,11 +64,11 @@ class Pair:
 
     def products_s(self, op: Operator) -> tuple[float, float]:
         """Seconds of an operator's products that all passes take: of activations, and of weights."""
-        dims = rank_dims(self.job.graph, self.job.plan, self.job.training).of(op)
+        dims = rank_dims(self.job.graph, self.job.layout, self.job.training).of(op)
         rows, n, k = (float(evaluate(size, dims)) for size in (op.rows, op.columns, op.contraction))
         several = float(dims["experts"]) if op.kind == "grouped_matmul" else 1.0
         kernels, m = self.job.kernels, rows / several
-        forwards = 1 + (op.name in recomputed(self.job.plan.memory.recompute))
+        forwards = 1 + (op.name in recomputed(self.job.layout.recompute))
         activations_s = forwards * kernels.gemm_time_s(m, n, k, batch=several)
         activations_s = activations_s + kernels.gemm_time_s(m, k, n, batch=several)
         weights_s = kernels.gemm_time_s(k, n, m, batch=several, accumulate=True)
@@ -84,7 +84,7 @@ class Pair:
     @property
     def latencies_s(self) -> float:
         """Seconds in which a kernel starts and none works."""
-        again = recomputed(self.job.plan.memory.recompute)
+        again = recomputed(self.job.layout.recompute)
         kernels = sum(
             (1 + (op.name in again)) * time.forward_kernels + time.backward_kernels
             for op, time in zip(self.block.operators, self.view.times, strict=True)
@@ -124,7 +124,7 @@ def pair() -> Pair:
         recompute="modules:layernorm+mla_up_proj+moe_act", precision="fp8_blockwise",
     )  # fmt: skip
     job = make_job(graph, cluster, plan, training, "hai-llm")
-    entry = lower(job, cluster, schedule_of(job.plan, training), contention=False)
+    entry = lower(job, cluster, schedule_of(job.layout, training), contention=False)
     nodes = (node for each in entry.actions for template in each.templates for node in template.nodes)
     return Pair(entry.job, next(node for node in nodes if node.kind == PAIR and len(node.segments) == LAYERS))
 
@@ -176,7 +176,7 @@ def test_exchanges_of_ranks_that_are_alike_are_hidden() -> None:
 def test_exchanges_as_long_as_traced_expose_no_less_than_traced() -> None:
     """From above: layers are joined here, and in the trace the exchanges of one run beside the end of another."""
     found = pair()
-    phases = block_steps(found.view, recompute=found.job.plan.memory.recompute)
+    phases = block_steps(found.view, recompute=found.job.layout.recompute)
     exposed_s = 0.0
     for layer in range(LAYERS):
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from simpar.engine import reference, sweep
+from simpar.layout.check import schedule_of
 from simpar.models.training import Training
-from simpar.plan.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.memory import memory_uses
 from simpar.program.lower import Lowered, lower
@@ -42,7 +42,7 @@ def lowered(plan: str, stack: Stack, *, contention: bool = False) -> Lowered:
     given = {"model": "small-llama", "zero": 2, "micro_batch": 1, **PLANS[plan][0]}
     training = Training(seq_len=512, global_batch=16 // int(given.get("pp", 1)) * MICROBATCHES)
     job = make_job(str(given.pop("model")), CLUSTER, Plan(**given), training, stack)
-    return lower(job, CLUSTER, schedule_of(job.plan, training), contention=contention)
+    return lower(job, CLUSTER, schedule_of(job.layout, training), contention=contention)
 
 
 def moved(entry: Lowered, operation: str) -> list[float]:
@@ -130,6 +130,6 @@ def test_without_runs_of_several_nothing_changes() -> None:
     programs = []
     for stack in (EVERY, APART):
         job = make_job("small-llama", CLUSTER, Plan(zero=2, micro_batch=1), training, stack)
-        programs.append(lower(job, CLUSTER, schedule_of(job.plan, training)).program)
+        programs.append(lower(job, CLUSTER, schedule_of(job.layout, training)).program)
     one, other = (memory_uses(program, sweep.run(program)) for program in programs)
     assert [use.peak_bytes for use in one] == [use.peak_bytes for use in other]

@@ -101,7 +101,7 @@ def _on_mesh(profile: Profile, graph: ChoiceGraph) -> tuple[Floats, Floats]:
     The maximum over all shares and prices, for one mesh.
     """
     job, chain, steps = profile.job, profile.chain, profile.num_microbatches
-    if job.plan.tensor_parallel.overlap:  # decomposed collectives run beside kernels
+    if job.layout.tp_overlap:  # decomposed collectives run beside kernels
         free = [replace(each, pass_s=np.where(np.isinf(each.pass_s), np.inf, 0.0)) for each in graph.tensors]
         graph = replace(graph, tensors=free)
     weights = np.zeros((len(SHARES) * len(PRICES), len(Metric)))

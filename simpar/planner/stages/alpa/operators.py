@@ -140,7 +140,7 @@ class OperatorCosts:
         Updates count without launches, which a stage pays once for all its weights. Collectives count by the time on a
         link, because those of many weights are merged into one.
         """
-        plan, stack, sync = self.job.plan, self.job.stack, Synchronisation(self.job, ())
+        layout, stack, sync = self.job.layout, self.job.stack, Synchronisation(self.job, ())
         matrices, vectors = (
             part * np.ones(len(chosen.index)) for part in local_weights(chosen.op, self.dims, chosen.by)
         )
@@ -149,17 +149,17 @@ class OperatorCosts:
         owned = matrices / shards + vectors
         held = np.where(chosen.gathered, matrices / shards, matrices) + vectors
         terms = weight_terms(
-            plan,
+            layout,
             stack,
             stored=held,
             gradients=held,
-            states_bytes=parameter_widths(plan, stack).states * owned,
+            states_bytes=parameter_widths(layout, stack).states * owned,
             buckets=np.where(chosen.gathered | (shards == 1), 0.0, matrices),
         )
         found[Metric.STATIC] = sum(term.elements * term.width for term in terms)
-        if not plan.offload.is_used:
-            launched = optimizer_time_s(0.0, plan.numerics, self.job.kernels, stack)
-            found[Metric.UPDATE] = optimizer_time_s(owned, plan.numerics, self.job.kernels, stack) - launched
+        if not layout.offloads:
+            launched = optimizer_time_s(0.0, layout, self.job.kernels, stack)
+            found[Metric.UPDATE] = optimizer_time_s(owned, layout, self.job.kernels, stack) - launched
         ((_, reduction, _),) = sync.reduce_ops(Replicas(DENSE, 2, 2, 1))
         for group in dict.fromkeys(filter(None, groups)):
             at = np.array([each == group for each in groups])

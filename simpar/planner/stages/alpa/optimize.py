@@ -71,7 +71,7 @@ class Trial:
             if stage is None:
                 return None
             stages.append(stage.model_copy(update={"first_device": firsts[index]}))
-        return with_stages(self.profile.job.plan, tuple(stages), self.schedule)
+        return with_stages(self.profile.job.layout.to_plan(), tuple(stages), self.schedule)
 
     def neighbours(self) -> Iterator[Trial]:
         """The same trial with a block of one of the slowest stages moved to the stage before or after it."""
@@ -132,7 +132,8 @@ class AlpaSearch(StagesSearch):
             )
         alike = StagePlan(layers=layers, first_device=0, mesh=(world,))
         whole = with_roles(alike, problem.graph, sequence_parallel=False)
-        job_of(self._small, with_stages(self._job.plan.model_copy(update={"micro_batch": world}), (whole,)))
+        wide = replace(self._job.layout, micro_batch=world).to_plan()
+        job_of(self._small, with_stages(wide, (whole,)))
 
     @cached_property
     def _small(self) -> Problem:
@@ -143,9 +144,9 @@ class AlpaSearch(StagesSearch):
     @cached_property
     def _job(self) -> Job:
         """The job of one device, with all decisions of the stack made."""
-        layout = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": None, "zero": 1, "micro_batch": 1}
+        axes = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": None, "zero": 1, "micro_batch": 1}
         return replace(
-            job_of(self._small, self.problem.base.with_values(**layout)), training=self.problem.training
+            job_of(self._small, self.problem.base.with_values(**axes)), training=self.problem.training
         )
 
     @cached_property
@@ -155,7 +156,7 @@ class AlpaSearch(StagesSearch):
     def profile(self, micro_batch: int) -> Profile:
         """Options of submeshes for microbatches of ``micro_batch`` sequences."""
         if micro_batch not in self._profiles:
-            job = replace(self._job, plan=self._job.plan.model_copy(update={"micro_batch": micro_batch}))
+            job = replace(self._job, layout=replace(self._job.layout, micro_batch=micro_batch))
             cluster, recompute = self.problem.cluster.in_training, tuple(map(str, self.values["recompute"]))
             limit_bytes = self.problem.memory_limit_bytes
             self._profiles[micro_batch] = Profile(job, cluster, self._prices, limit_bytes, recompute)
@@ -209,7 +210,9 @@ class AlpaSearch(StagesSearch):
 
     def cuts_of(self, profile: Profile, below_s: float, share: float = 1.0) -> list[Trial]:
         """For one size of microbatch: the best cut, the best of another length, the best of equal submeshes."""
-        sizes = [size for size in self.submeshes(profile.job.plan.micro_batch) if profile.options(size)]
+        sizes = [
+            size for size in self.submeshes(int(profile.job.layout.micro_batch)) if profile.options(size)
+        ]
         if not sizes:
             return []
         table, world = profile.times(sizes, MAX_STAGES, share), self.problem.cluster.world_size

@@ -17,6 +17,7 @@ from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.memory.allocator import overhead_bytes
 from simpar.errors import Infeasible
 from simpar.hardware.cluster import Cluster
+from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import usual_schedule
 from simpar.plan.stages import StagePlan
@@ -87,7 +88,7 @@ class Profile:
     @property
     def num_microbatches(self) -> int:
         """Microbatches of a step."""
-        return self.job.training.global_batch // self.job.plan.micro_batch
+        return self.job.training.global_batch // int(self.job.layout.micro_batch)
 
     def graph(self, mesh: Mesh) -> ChoiceGraph | None:
         """The choices of the model on a mesh; None if some operator has no legal role."""
@@ -126,7 +127,7 @@ class Profile:
         stage = pricer.stage.model_copy(
             update={"layers": len(job.graph.layers), "sharding": shardings(graph, self.chain, assignment)}
         )
-        staged = replace(job, plan=with_stages(job.plan, (stage,)))
+        staged = replace(job, layout=Layout.of(with_stages(job.layout.to_plan(), (stage,))))
         part = RolesBuilder.of(staged, 0, (0,), late_s)
         pricing = Pricing(
             solo=lambda use: pricer.of_use(use).use_ns(use),
@@ -163,9 +164,11 @@ class Profile:
         options, blocks = self.options(size), len(self.chain.blocks)
         every = np.stack([option.metrics for option in options], axis=1)[:, :, self.chain.kind_of_block]
         total = between(every[:WORKSPACE])
-        data, habits = self.job.plan.data_parallel, self.job.stack.memory.allocator
+        layout, habits = self.job.layout, self.job.stack.memory.allocator
         hidden = (
-            OVERLAP * total[Metric.PASS] if data.overlap_grad_reduce and data.overlap_param_gather else 0.0
+            OVERLAP * total[Metric.PASS]
+            if layout.overlap_grad_reduce and layout.overlap_param_gather
+            else 0.0
         )
         step = np.maximum(total[Metric.SYNC] - hidden, 0.0) + total[Metric.UPDATE]
         seconds = total[Metric.PASS] + step / self.num_microbatches

@@ -43,7 +43,7 @@ def graph_of(block, mesh, *, micro_batch=8):
     """Choices of a block that is repeated twice on a mesh of H100s."""
     cluster = simpar.Cluster("dgx-h100", nodes=max(1, int(np.prod(mesh)) // 8))
     job = make_job("llama-3-8b", cluster, simpar.Plan(zero=1), replace_batch(cluster))
-    job = replace(job, plan=job.plan.model_copy(update={"micro_batch": micro_batch}), training=TRAINING)
+    job = replace(job, layout=replace(job.layout, micro_batch=micro_batch), training=TRAINING)
     chain = Chain((block, block), "embedding")
     return build_graph(job, Pricer(Prices.of_job(job, cluster.in_training), mesh), chain)
 

@@ -36,7 +36,7 @@ def test_every_plan_with_stages_takes_longer(hardware: str, stack: str) -> None:
     for tp, pp, micro_batch, recompute in product((1, 2), (1, 2, 4), (1, 4), ("none", "full")):
         layout = {"tp": tp, "pp": pp, "micro_batch": micro_batch, "zero": 1, "recompute": recompute}
         try:
-            checked = job_of(problem, simpar.Plan(**layout)).plan
+            checked = job_of(problem, simpar.Plan(**layout)).layout.to_plan()
         except UserError:
             continue
         steps.append(exact(problem, as_stages(checked, problem.graph)).step_time_s)

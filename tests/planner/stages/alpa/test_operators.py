@@ -22,7 +22,7 @@ def layer():
     cluster = simpar.Cluster("dgx-h100")
     training = simpar.Training(seq_len=2048, global_batch=8)
     job = make_job("llama-3-8b", cluster, simpar.Plan(zero=1), training)
-    job = replace(job, plan=job.plan.model_copy(update={"micro_batch": 4}))
+    job = replace(job, layout=replace(job.layout, micro_batch=4))
     pricer = Pricer(Prices.of_job(job, cluster.in_training), MESH)
     block = load_model("llama-3-8b").blocks["layer"]
     return block, OperatorCosts(job, pricer, StageView(job, pricer.stage, 0).dims(block)), pricer

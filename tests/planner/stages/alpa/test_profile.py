@@ -16,7 +16,7 @@ def profile():
     """A tiny model on one node."""
     cluster = simpar.Cluster("dgx-h100")
     job = make_job("tiny-llama", cluster, simpar.Plan(zero=1), simpar.Training(seq_len=128, global_batch=8))
-    job = replace(job, plan=job.plan.model_copy(update={"micro_batch": 2}))
+    job = replace(job, layout=replace(job.layout, micro_batch=2))
     prices = Prices.of_job(job, cluster.in_training)
     return Profile(job, cluster.in_training, prices, cluster.device.memory_bytes, ("none",))
 
@@ -47,7 +47,7 @@ def test_options_are_on_meshes_of_their_size(profile):
 def test_stages_of_their_own_make_a_pipeline(profile):
     """As many ranks as stages; layers and recomputation are theirs to say."""
     stage = profile.options(2)[0].stage
-    plan = with_stages(profile.job.plan, (stage, stage))
+    plan = with_stages(profile.job.layout.to_plan(), (stage, stage))
     assert plan.mesh.pp == 2
     assert plan.mesh.dp is None
     assert plan.pipeline.stages == (stage, stage)

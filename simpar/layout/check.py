@@ -8,6 +8,7 @@ from math import gcd, lcm
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.layout.layout import Layout
 from simpar.models.recompute import chosen_layers, of_layer, segment
 from simpar.models.training import Training
 from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, check_slices
@@ -86,22 +87,21 @@ def _check_stage(plan: Plan, target: Target, index: int) -> None:
         raise UserError(f"plan.stages[{index}]: {error}") from None
 
 
-def schedule_of(plan: Plan, training: Training) -> Schedule:
-    """The plan's action table: its own CSV, or that of its named schedule for the plan's durations of F, I and W.
+def schedule_of(layout: Layout, training: Training) -> Schedule:
+    """The layout's action table: its own CSV, or that of its named schedule for its durations of F, I and W.
 
-    ``plan`` must have its dp. Raises UserError for a table that cannot run or a shape the schedule does not allow.
+    Raises UserError for a table that cannot run or a shape the schedule does not allow.
     """
-    table = _whole_table(plan, training)
-    return sliced(table, len(plan.pipeline.slices)) if plan.pipeline.slices else table
+    table = _whole_table(layout, training)
+    return sliced(table, len(layout.slices)) if layout.slices else table
 
 
-def _whole_table(plan: Plan, training: Training) -> Schedule:
+def _whole_table(layout: Layout, training: Training) -> Schedule:
     """The action table of whole microbatches."""
-    if plan.pipeline.actions:
-        return from_csv(plan.pipeline.actions, name=CUSTOM)
-    microbatches = plan.num_microbatches(training.global_batch)
-    costs = plan.pipeline.pass_costs or EVEN_COSTS
-    return make_schedule(plan.schedule, plan.mesh.pp, microbatches, plan.pipeline.vpp, costs=costs)
+    if layout.actions:
+        return from_csv(layout.actions, name=CUSTOM)
+    microbatches, pp, vpp = layout.num_microbatches(training.global_batch), layout.mesh.pp, int(layout.vpp)
+    return make_schedule(layout.schedule, pp, microbatches, vpp, costs=layout.pass_costs or EVEN_COSTS)
 
 
 def _recompute(plan: Plan, target: Target) -> None:
@@ -255,7 +255,7 @@ def _schedule(plan: Plan, target: Target) -> None:
             f"plan.micro_batch = {plan.micro_batch}: {stages} stages x {microbatches} microbatches; allowed: "
             f"{MAX_PASSES} in all, larger micro-batches or more data parallelism"
         )
-    table = schedule_of(plan, target.training)
+    table = schedule_of(Layout.of(plan), target.training)
     passes = microbatches * len(plan.pipeline.slices or (0,))
     shape = {"ranks": plan.mesh.pp, "stages": stages, "microbatches": passes}
     for what, wanted in shape.items():

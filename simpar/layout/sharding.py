@@ -10,17 +10,14 @@ queries meet the keys of all ranks: in "blocks" of a ring or "gathered", after "
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.layout.layout import Layout
 from simpar.models.flops import shape_dims
 from simpar.models.graph import SHARDED_DIMS, Block, Dims, ModelGraph, Operator
 from simpar.models.training import Training
-from simpar.plan.choices.context_parallel import ContextParallel
-from simpar.plan.layouts import Layouts
-from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_load
 from simpar.units import Numbers
 
@@ -49,12 +46,14 @@ class RankDims:
         return self.sequence if op.region == "sequence" or self.expert is None else self.expert
 
 
-def rank_dims(graph: ModelGraph, plan: Plan, training: Training, *, load: float | None = None) -> RankDims:
-    """Dims of one rank under a checked plan; ``load`` is its routed tokens over the mean (default: the fullest rank's).
+def rank_dims(
+    graph: ModelGraph, layout: Layout, training: Training, *, load: float | None = None
+) -> RankDims:
+    """Dims of one rank; ``load`` is its routed tokens over the mean (default: the fullest rank's).
 
-    Fields that the plan holds as arrays (a batch of plans) give arrays.
+    Columns give arrays.
     """
-    found = dims_of(graph, Layouts.of(plan), plan, training, load=load)
+    found = dims_of(graph, layout, training, load=load)
     expert = None if found.expert is None else _numbers(found.expert)
     return RankDims(_numbers(found.tensor), _numbers(found.sequence), expert)
 
@@ -64,34 +63,32 @@ def _numbers(dims: Dims) -> Dims:
     return {name: size if np.ndim(size) else np.asarray(size).item() for name, size in dims.items()}
 
 
-def dims_of(
-    graph: ModelGraph, layouts: Layouts, plan: Plan, training: Training, *, load: float | None = None
-) -> RankDims:
-    """Dims of all regions for ``layouts``, one or many as columns, which replace those fields of the plan.
+def dims_of(graph: ModelGraph, layout: Layout, training: Training, *, load: float | None = None) -> RankDims:
+    """Dims of all regions for a layout, or for many as columns.
 
     Rows of region "tensor" are whole; those of region "sequence" are divided under sequence parallelism. Under tensor
     parallelism the vocabulary is padded to a multiple of VOCAB_MULTIPLE x tp, as Megatron does; "whole_vocab" is that
     of all ranks. "experts" are the rank's own and "expert_ffn" is its share; in region "expert", rows are those of all
     ranks that share an expert, and "load" multiplies them.
     """
-    tp, cp = np.asarray(layouts.tp), np.asarray(layouts.cp)
+    tp, cp = np.asarray(layout.tp), np.asarray(layout.cp)
     whole = {
         **shape_dims(graph, training.seq_len),
-        "batch": layouts.micro_batch,
+        "batch": layout.micro_batch,
         "seq": training.seq_len,
     }
     tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
-    tensor |= context_dims(plan.context_parallel, cp)
+    tensor |= context_dims(layout)
     tensor["whole_vocab"] = graph.dims.get("vocab", 0)
-    etp = layouts.expert_tensor_parallel
+    etp = layout.expert_tensor_parallel
     if graph.is_mixture:
-        tensor["experts"] = graph.dims["experts"] // np.asarray(layouts.ep)
+        tensor["experts"] = graph.dims["experts"] // np.asarray(layout.ep)
         tensor["expert_ffn"] = graph.dims["expert_ffn"] // etp
-    ranks = np.where(np.asarray(layouts.sequence_parallel, bool), tp, 1)
+    ranks = np.where(np.asarray(layout.sequence_parallel, bool), tp, 1)
     sequence = {name: size // ranks if is_rows(name) else size for name, size in tensor.items()}
     if not graph.is_mixture:
         return RankDims(tensor, sequence)
-    share = fullest_load(Routing.of_dims(graph.dims), plan.experts, layouts.ep) if load is None else load
+    share = fullest_load(Routing.of_dims(graph.dims), layout, layout.ep) if load is None else load
     rows = np.minimum(
         sequence["seq"] * etp, tensor["seq"]
     )  # whole where they are on every tensor-parallel rank
@@ -111,14 +108,11 @@ def _local_size(name: str, size: Numbers, tp: NDArray[np.int64], cp: NDArray[np.
     return size // cp if kind == "seq" else size
 
 
-def context_dims(choice: ContextParallel, cp: Any) -> dict[str, Any]:
-    """How attention reaches all keys: numbers of "blocks" in a ring, of ranks "gathered" from, and of "ulysses" ranks.
-
-    ``cp`` is an int or an array.
-    """
-    heads = choice.degree(cp)
-    ring = choice.cp_method != "all_gather"
-    return {"ulysses": heads, "blocks": cp // heads if ring else 1, "gathered": 1 if ring else cp // heads}
+def context_dims(layout: Layout) -> dict[str, Numbers]:
+    """How attention reaches all keys: "blocks" in a ring, ranks "gathered" from, and "ulysses" ranks."""
+    heads, ring = layout.ulysses_ranks, layout.cp_method != "all_gather"
+    others = layout.cp // heads
+    return {"ulysses": heads, "blocks": others if ring else 1, "gathered": 1 if ring else others}
 
 
 def is_rows(name: str) -> bool:

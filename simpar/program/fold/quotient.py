@@ -1,8 +1,8 @@
 """Which ranks, process groups and links behave alike: the quotient of a layout.
 
-:func:`build_layout` refines the incidence graph of ranks, groups and links (:mod:`simpar.program.fold.refinement`) and
-reads the classes back. Symmetry is not declared anywhere: a slow device, a degraded uplink or a leaf size that does not
-divide the nodes splits exactly the classes that it must.
+:func:`build_quotient` refines the incidence graph of ranks, groups and links (:mod:`simpar.program.fold.refinement`)
+and reads the classes back. Symmetry is not declared anywhere: a slow device, a degraded uplink or a leaf size that does
+not divide the nodes splits exactly the classes that it must.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from simpar.program.ir.flow import quantise
 from simpar.program.ir.program import Csr
 from simpar.units import Flags, Floats, Ints
 
-LAYOUT, KEPT = "layout", 8
-"""Key prefix of the layouts that a cluster keeps, and how many it keeps."""
+QUOTIENT, KEPT = "quotient", 8
+"""Key prefix of the quotients that a cluster keeps, and how many it keeps."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Quotient:
     """The quotient: classes of ranks, groups and links, and how they touch.
 
     Shapes: ``class_of_rank`` int64[world], ``representative_rank`` and ``multiplicity`` int64[num_classes],
@@ -123,9 +123,9 @@ class Layout:
         return links, np.bincount(index, together, len(links)).astype(np.float64)
 
 
-def build_layout(
+def build_quotient(
     cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True
-) -> Layout:
+) -> Quotient:
     """Fold the ranks of a cluster under the given process groups.
 
     ``rank_colour`` int64[world_size] distinguishes ranks that run different programs or at different speed
@@ -133,17 +133,17 @@ def build_layout(
     symmetry of mesh and fabric to refine one rank of each orbit; without it all ranks are refined, with the
     same result. The last few layouts of a cluster are kept: plans that differ in schedule or batch have the same.
     """
-    key = LAYOUT, _digest(kinds, rank_colour, orbits)
+    key = QUOTIENT, _digest(kinds, rank_colour, orbits)
     if key not in cluster.known:
-        for oldest in [each for each in cluster.known if each[0] == LAYOUT][: 1 - KEPT]:
+        for oldest in [each for each in cluster.known if each[0] == QUOTIENT][: 1 - KEPT]:
             del cluster.known[oldest]
         graph = build_graph(cluster, kinds, rank_colour, orbits=orbits)
         cluster.known[key] = _read_back(cluster, graph, refine(graph.incidence).class_of)
-    return cast(Layout, cluster.known[key])
+    return cast(Quotient, cluster.known[key])
 
 
 def _digest(kinds: Sequence[GroupKind], rank_colour: Ints, orbits: bool) -> bytes:
-    """A digest of everything that determines a layout on a cluster."""
+    """A digest of everything that determines a quotient on a cluster."""
     said = [(kind.name, kind.ops, kind.directed, kind.groups.shape) for kind in kinds]
     found = hashlib.sha256(repr((said, orbits)).encode())
     for each in (rank_colour, *(kind.groups for kind in kinds)):
@@ -151,7 +151,7 @@ def _digest(kinds: Sequence[GroupKind], rank_colour: Ints, orbits: bool) -> byte
     return found.digest()
 
 
-def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Layout:
+def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Quotient:
     of_rank = class_of[: len(graph.ranks)]
     _, first = np.unique(of_rank, return_index=True)
     of_link = class_of[graph.group_start[-1] :]
@@ -182,7 +182,7 @@ def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Layout:
     class_of_lowest[graph.ranks] = of_rank
     class_of_rank = class_of_lowest[orbits]
     block = cluster.block_of(links)
-    return Layout(
+    return Quotient(
         class_of_rank=class_of_rank,
         representative_rank=graph.ranks[first],
         multiplicity=np.bincount(class_of_rank),

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from simpar.plan.mesh import Mesh
-from simpar.plan.plan import Plan
-from simpar.plan.schedules import FOLDED, natural_vpp
+from simpar.plan.schedules import FOLDED
 from simpar.units import Ints
 
 
@@ -54,25 +53,6 @@ class MirroredMesh(Mesh):
         return whole.at({**found, "pp": whole.pp - 1 - found["pp"]})
 
 
-def folded(plan: Plan) -> Plan:
-    """The plan as it is costed and lowered: that of half the pipeline for schedules with two ends, else unchanged.
-
-    ``plan`` must be checked.
-    """
-    half_is = FOLDED.get(plan.schedule)
-    if half_is is None:
-        return plan
-    mesh = plan.mesh
-    half = {"dp": 2 * mesh.replicas, "pp": mesh.pp // 2}
-    mirrored = MirroredMesh(tp=mesh.tp, cp=mesh.cp, ep=mesh.ep, etp=mesh.etp, order=mesh.order, **half)
-    pipeline = plan.pipeline.model_copy(update={"schedule": half_is, "vpp": natural_vpp(half_is)})
-    return plan.model_copy(update={"mesh": mirrored, "pipeline": pipeline})
-
-
-def unfolded(plan: Plan) -> Plan:
-    """The inverse of :func:`folded`."""
-    if not isinstance(plan.mesh, MirroredMesh):
-        return plan
-    whole = next(name for name, half_is in FOLDED.items() if half_is == plan.schedule)
-    pipeline = plan.pipeline.model_copy(update={"schedule": whole, "vpp": natural_vpp(whole)})
-    return plan.model_copy(update={"mesh": plan.mesh.whole, "pipeline": pipeline})
+def whole_schedule(half: str) -> str:
+    """The schedule with two ends that runs as a given one on half of its ranks."""
+    return next(name for name, half_is in FOLDED.items() if half_is == half)

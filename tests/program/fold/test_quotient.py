@@ -17,7 +17,7 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.plan.mesh import Mesh
 from simpar.program.fold.group_routes import GroupKind
 from simpar.program.fold.incidence import build_graph
-from simpar.program.fold.layout import Layout, build_layout
+from simpar.program.fold.quotient import Quotient, build_quotient
 from simpar.program.ir.flow import quantise
 from simpar.units import GB, GIB, US
 from tests.gate import assert_law, some
@@ -51,9 +51,9 @@ class Case:
     kinds: tuple[GroupKind, ...]
     colour: np.ndarray
 
-    def layout(self, *, orbits: bool) -> Layout:
-        """The layout, folded by orbits or rank by rank."""
-        return build_layout(self.cluster, self.kinds, self.colour, orbits=orbits)
+    def quotient(self, *, orbits: bool) -> Quotient:
+        """The quotient, folded by orbits or rank by rank."""
+        return build_quotient(self.cluster, self.kinds, self.colour, orbits=orbits)
 
 
 def kinds_of(mesh: Mesh, replicas: int, *, exchange: bool) -> tuple[GroupKind, ...]:
@@ -123,17 +123,17 @@ def draw_case(seed: int) -> Case:
     return Case(cluster, kinds_of(mesh, int(draw.choice([1, 2, 3])), exchange=draw.random() < 0.3), colour)
 
 
-def traffic(layout: Layout) -> dict[tuple[int, int, int], list[float]]:
+def traffic(quotient: Quotient) -> dict[tuple[int, int, int], list[float]]:
     """Bytes that a class of groups puts on one link of a class, by (kind, group class, link class)."""
     found: dict[tuple[int, int, int], np.ndarray] = {}
-    for kind, each in enumerate(layout.traffic):
+    for kind, each in enumerate(quotient.traffic):
         for group, link, label, count in zip(each.group, each.link, each.label, each.count, strict=True):
             key = (kind, int(group), int(link))
             found[key] = found.get(key, 0) + each.loads[label] * count
     return {key: loads.tolist() for key, loads in found.items()}
 
 
-def assert_same(quick: Layout, plain: Layout) -> None:
+def assert_same(quick: Quotient, plain: Quotient) -> None:
     """Both layouts have the same classes, numbered alike, with the same prices and loads."""
     for name in ("class_of_rank", "representative_rank", "multiplicity", "link_capacity_bytes_per_s"):
         np.testing.assert_array_equal(getattr(quick, name), getattr(plain, name), err_msg=name)
@@ -142,9 +142,9 @@ def assert_same(quick: Layout, plain: Layout) -> None:
     assert {k: v.tolist() for k, v in quick.group_class.items()} == {
         k: v.tolist() for k, v in plain.group_class.items()
     }
-    shapes = [[(g.kind, g.members, g.directed) for g in layout.groups] for layout in (quick, plain)]
+    shapes = [[(g.kind, g.members, g.directed) for g in quotient.groups] for quotient in (quick, plain)]
     assert shapes[0] == shapes[1]
-    loads = [traffic(layout) for layout in (quick, plain)]
+    loads = [traffic(quotient) for quotient in (quick, plain)]
     assert loads[0].keys() == loads[1].keys()
     for key, load in loads[0].items():
         np.testing.assert_allclose(load, loads[1][key], rtol=1e-12)
@@ -159,7 +159,7 @@ def test_orbits_give_the_classes_of_plain_refinement(examples: int) -> None:
 def assert_orbits_are_classes(seed: int) -> None:
     """Both layouts of a case are the same, and so is what is offered to their groups."""
     case = draw_case(seed)
-    quick, plain = case.layout(orbits=True), case.layout(orbits=False)
+    quick, plain = case.quotient(orbits=True), case.quotient(orbits=False)
     assert_same(quick, plain)
     for ours, theirs in zip(quick.groups, plain.groups, strict=True):
         for op in next(kind.ops for kind in case.kinds if kind.name == ours.kind):
@@ -175,24 +175,24 @@ def test_routes_are_the_loads_on_every_link(examples: int) -> None:
 def assert_routes_are_loads(seed: int) -> None:
     """Routes of classes against every group priced alone."""
     case = draw_case(seed)
-    layout = case.layout(orbits=True)
+    quotient = case.quotient(orbits=True)
     names = {case.cluster.link_name(link): link for link in range(case.cluster.num_links)}
     size = float(np.random.default_rng(seed).choice([1.0, 1e5, 1e9]))
     for kind in case.kinds:
-        of_group = layout.group_class[kind.name][layout.class_of_rank[kind.groups[:, 0]]]
+        of_group = quotient.group_class[kind.name][quotient.class_of_rank[kind.groups[:, 0]]]
         for op, group_class in product(kind.ops, np.unique(of_group).tolist()):
             loads, chosen = loads_of(case, kind.groups[of_group == group_class], op, size)
-            offer = fastest(offers(op, layout.groups[group_class].ranks, case.cluster), size)
+            offer = fastest(offers(op, quotient.groups[group_class].ranks, case.cluster), size)
             assert chosen == {offer.algorithm}
-            links, coefficient = layout.route(group_class, op, offer)
+            links, coefficient = quotient.route(group_class, op, offer)
             used = {(round(load, 6), case.cluster.link_capacity_bytes_per_s[k]) for k, load in loads.items()}
             routed = {
-                (round(load, 6), layout.link_capacity_bytes_per_s[k])
+                (round(load, 6), quotient.link_capacity_bytes_per_s[k])
                 for k, load in zip(links.tolist(), coefficient.tolist(), strict=True)
             }
             assert used == routed
             for link, load in zip(links.tolist(), coefficient.tolist(), strict=True):
-                assert loads[names[layout.link_names[link]]] == pytest.approx(load)
+                assert loads[names[quotient.link_names[link]]] == pytest.approx(load)
 
 
 def loads_of(case: Case, groups: np.ndarray, op: str, size: float) -> tuple[dict[int, float], set[str]]:
@@ -211,12 +211,12 @@ def test_groups_that_load_a_link_differently_add_up() -> None:
     """Of three alike groups two have one member under a leaf, one has two that talk to each other first."""
     cluster = fabric(12, per_node=1, nodes_per_leaf=4, oversubscription=2.0)
     groups = np.array([[0, 4, 8, 9], [5, 10, 1, 2], [11, 3, 6, 7]])
-    layout = build_layout(cluster, [GroupKind("tp", groups, ("all_gather",))], np.zeros(12, np.int64))
-    assert len(layout.groups) == 1
+    quotient = build_quotient(cluster, [GroupKind("tp", groups, ("all_gather",))], np.zeros(12, np.int64))
+    assert len(quotient.groups) == 1
     considered = offers("all_gather", groups[0], cluster)
     offer = next(each for each in considered if each.algorithm == "halving_doubling")
-    links, coefficient = layout.route(0, "all_gather", offer)
-    loads = {layout.link_names[k]: c * offer.nic_share for k, c in zip(links, coefficient, strict=True)}
+    links, coefficient = quotient.route(0, "all_gather", offer)
+    loads = {quotient.link_names[k]: c * offer.nic_share for k, c in zip(links, coefficient, strict=True)}
     assert loads["leaf_up[0]"] == pytest.approx(0.75 + 0.75 + 0.5)
 
 
@@ -255,9 +255,9 @@ def test_what_is_refined_does_not_grow_with_the_width(damage: dict[str, float], 
         case = llama(devices, damage, slow)
         graph = build_graph(case.cluster, case.kinds, case.colour)
         sizes.append((len(graph.ranks), len(graph.incidence.colour), len(graph.incidence.edge_u)))
-        layout = case.layout(orbits=True)
-        assert int(layout.multiplicity.sum()) == devices
-        sizes[-1] += (layout.num_classes, len(layout.groups), len(layout.link_names))
+        quotient = case.quotient(orbits=True)
+        assert int(quotient.multiplicity.sum()) == devices
+        sizes[-1] += (quotient.num_classes, len(quotient.groups), len(quotient.link_names))
     assert sizes[0] == sizes[1]
     assert sizes[0][0] <= (16 if slow is None and not damage else 16 * 2**5)
 
@@ -273,13 +273,13 @@ def test_what_is_refined_does_not_grow_with_the_width(damage: dict[str, float], 
 def test_large_clusters_fold_the_same_by_orbits(damage: dict[str, float], slow: int | None) -> None:
     """8,192 devices, of which one may be slow or one uplink degraded: the classes of plain refinement."""
     case = llama(8192, damage, slow)
-    assert_same(case.layout(orbits=True), case.layout(orbits=False))
+    assert_same(case.quotient(orbits=True), case.quotient(orbits=False))
 
 
 def test_a_digit_whose_values_are_loaded_differently_is_not_folded() -> None:
     """Only the loads tell the root of a tree from the rest; nobody said that it differs."""
     cluster = fabric(1, per_node=8)
     kinds = [GroupKind("dp", np.arange(8)[None, :], ("scatter",))]
-    layout = build_layout(cluster, kinds, np.zeros(8, np.int64))
-    assert "port_tx[0]" in layout.link_names
-    assert_same(layout, build_layout(cluster, kinds, np.zeros(8, np.int64), orbits=False))
+    quotient = build_quotient(cluster, kinds, np.zeros(8, np.int64))
+    assert "port_tx[0]" in quotient.link_names
+    assert_same(quotient, build_quotient(cluster, kinds, np.zeros(8, np.int64), orbits=False))

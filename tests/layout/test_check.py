@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from simpar.errors import UserError
+from simpar.layout.check import check, schedule_of
 from simpar.layout.defaults import resolve
+from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
-from simpar.plan.check import check, schedule_of
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
@@ -176,7 +177,7 @@ def test_a_plan_can_carry_its_own_table(target):
     table = make_schedule("zb-h2", 4, 16)
     plan = check(Plan(pp=4, actions=table.to_csv()), target(64))
     assert plan.pipeline.schedule == "custom"
-    assert schedule_of(plan, target(64).training).to_csv() == table.to_csv()
+    assert schedule_of(Layout.of(plan), target(64).training).to_csv() == table.to_csv()
 
 
 def test_durations_reach_the_schedules_that_look_at_them(target):
@@ -185,7 +186,7 @@ def test_durations_reach_the_schedules_that_look_at_them(target):
     for name, differs in (("v-half", True), ("1f1b", False)):
         plan = check(Plan(pp=8, schedule=name), target(64))
         tables = {
-            schedule_of(plan.with_values(pass_costs=costs), training).to_csv()
+            schedule_of(Layout.of(plan.with_values(pass_costs=costs)), training).to_csv()
             for costs in ((1.0, 1.0, 1.0), (10.0, 12.0, 8.0))
         }
         assert (len(tables) == 2) is differs

@@ -1,0 +1,156 @@
+"""The Layout: a plan with everything decided, as numbers or as columns of many layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from simpar.layout.mirrored import MirroredMesh, whole_schedule
+from simpar.plan.choices import path_of
+from simpar.plan.choices.context_parallel import DecidedContext
+from simpar.plan.choices.data_parallel import DecidedData
+from simpar.plan.choices.experts import DecidedExperts
+from simpar.plan.choices.memory import DecidedMemory
+from simpar.plan.choices.numerics import DecidedNumerics
+from simpar.plan.choices.offload import DecidedOffload
+from simpar.plan.choices.pipeline import DecidedPipeline
+from simpar.plan.choices.tensor_parallel import DecidedTensor
+from simpar.plan.choices.tuning import DecidedTuning
+from simpar.plan.mesh import AXES, Mesh, MeshSizes
+from simpar.plan.offload import offloads_gradients
+from simpar.plan.plan import Plan, Record
+from simpar.plan.routing import has_sampled_loads
+from simpar.plan.schedules import FOLDED, natural_vpp
+from simpar.plan.stage_layers import spread_layers
+from simpar.units import Counts, number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(
+    MeshSizes, DecidedPipeline, DecidedData, DecidedTensor, DecidedContext, DecidedExperts, DecidedMemory,
+    DecidedOffload, DecidedTuning, DecidedNumerics,
+):  # fmt: skip
+    """How a step is split, with everything decided: what costs and Programs read. Fields are named as choices are.
+
+    Sizes (degrees of the mesh, vpp, micro_batch, zero, hsdp, sequence_parallel) are numbers or, for many layouts at
+    once, arrays that broadcast; what is derived from them here is an array then, too. ``record`` is what the plan was
+    made for.
+    """
+
+    order: tuple[str, ...] = AXES
+    micro_batch: Counts = 1
+    record: Record = field(default_factory=Record)
+
+    @staticmethod
+    def of(plan: Plan) -> Layout:
+        """The layout of a resolved plan; what a plan leaves open has the default of its field."""
+        values = {name: plan.get(name) for name in _FIELDS} | {"schedule": plan.schedule}
+        values = {name: value for name, value in values.items() if value is not None}
+        values["stages"] = plan.pipeline.stages
+        return Layout(**values, record=Record(**{name: getattr(plan, name) for name in Record.model_fields}))
+
+    def to_plan(self) -> Plan:
+        """The plan that states all of it: of the whole pipeline where microbatches enter at both ends."""
+        whole = unfolded(self)
+        sections: dict[str, Any] = {"pipeline": {"stages": whole.stages}}
+        for name in _FIELDS:
+            section, key = path_of(name)
+            (sections.setdefault(section, {}) if section else sections)[key] = getattr(whole, name)
+        return Plan(**{name: getattr(self.record, name) for name in Record.model_fields}, **sections)
+
+    @property
+    def shards(self) -> Counts:
+        """Ranks that share one copy of the sharded states."""
+        return self._if_sharded(self.width // self.hsdp, 1)
+
+    @property
+    def expert_shards(self) -> Counts:
+        """Ranks that share one copy of an expert's sharded states: fewer, because other ranks hold other experts."""
+        return self._if_sharded(np.maximum(self.expert_copies // self.hsdp, 1), 1)
+
+    @property
+    def replicas(self) -> Counts:
+        """Copies of the model's states: data-parallel ranks, or with ZeRO the shard groups that ``hsdp`` counts."""
+        return self._if_sharded(self.hsdp, self.dp)
+
+    def _if_sharded(self, sharded: Counts, whole: Counts) -> Counts:
+        chosen: Counts = number(np.where(np.asarray(self.zero) > 0, sharded, whole))
+        return chosen
+
+    @property
+    def ulysses_ranks(self) -> Counts:
+        """Context ranks that exchange heads for tokens."""
+        return self.ulysses or (self.cp if self.cp_method == "ulysses" else 1)
+
+    @property
+    def has_sampled_loads(self) -> bool:
+        """Whether expert ranks have loads of their own, drawn from the seed."""
+        return has_sampled_loads(self, self.ep)
+
+    def num_microbatches(self, global_batch: int) -> int:
+        """Microbatches that a pipeline runs in one step: global batch / (dp x micro-batch)."""
+        return global_batch // int(self.dp * self.micro_batch)
+
+    def stage_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Transformer layers of every virtual stage, in model order; embedding and head come on top."""
+        return self.layers or spread_layers(num_layers, int(self.pp * self.vpp))
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The ranks, their coordinates and groups; of one layout, not of columns."""
+        sizes: dict[str, Any] = {axis: int(getattr(self, axis)) for axis in (*AXES, "ep")}
+        made = MirroredMesh if self.mirrored else Mesh
+        return made(**sizes, etp=int(self.expert_tensor_parallel), order=self.order)
+
+    def with_columns(self, columns: Mapping[str, Any]) -> Layout:
+        """Many layouts that differ in some sizes: arrays by name, which broadcast."""
+        return replace(self, **columns)
+
+    def on_mesh(self, mesh: Mesh) -> Layout:
+        """The layout with the degrees and the order of ranks of a mesh."""
+        sizes = {axis: getattr(mesh, axis) for axis in (*AXES, "ep", "etp")}
+        return replace(self, **sizes, order=mesh.order)
+
+
+def folded(layout: Layout) -> Layout:
+    """The layout as it is costed and lowered: of half the pipeline for schedules with two ends, else unchanged."""
+    half_is = FOLDED.get(layout.schedule)
+    if half_is is None:
+        return layout
+    vpp = natural_vpp(half_is)
+    return replace(layout, schedule=half_is, vpp=vpp, dp=2 * layout.dp, pp=layout.pp // 2, mirrored=True)
+
+
+def unfolded(layout: Layout) -> Layout:
+    """The inverse of :func:`folded`."""
+    if not layout.mirrored:
+        return layout
+    name = whole_schedule(layout.schedule)
+    return replace(
+        layout, schedule=name, vpp=natural_vpp(name), dp=layout.dp // 2, pp=2 * layout.pp, mirrored=False
+    )
+
+
+def stage_layout(layout: Layout, index: int) -> Layout:
+    """The layout whose stages all have the mesh of one stage in Megatron's roles; layers stay those of each."""
+    stages = layout.stages or ()
+    dp, tp = stages[index].mesh[0], stages[index].num_devices // stages[index].mesh[0]
+    changed = replace(
+        layout,
+        stages=None,
+        layers=tuple(stage.layers for stage in stages),
+        micro_batch=layout.micro_batch // dp,
+        tp=tp,
+        dp=dp,
+        sequence_parallel=tp > 1 and bool(layout.sequence_parallel),
+        recompute=stages[index].recompute,
+    )
+    return replace(changed, offload_gradients=offloads_gradients(changed, changed.zero, changed.width))
+
+
+_FIELDS = tuple(each.name for each in fields(Layout) if each.name not in ("record", "mirrored", "stages"))
+"""Fields that are choices of a plan, each under its name."""
