@@ -15,11 +15,12 @@ import numpy as np
 
 from simpar.engine import choose_engine
 from simpar.errors import Infeasible
-from simpar.models.recompute import SIMPLE
+from simpar.layout.moves import is_size, leaders, values_around
 from simpar.plan.choices import names_that_decide, path_of, value_of
 from simpar.plan.choices.choice import OPS
+from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import natural_vpp, usual_schedule
+from simpar.plan.schedules import natural_vpp
 from simpar.planner.certify.exact import is_allowed, job_of
 from simpar.planner.certify.frontier import STEP, Frontier
 from simpar.planner.problem import ANY, Framework, Problem
@@ -45,24 +46,6 @@ MOST_OPS = 16_000
 
 A row whose Program would exceed it is left out; if all would, the one with the fewest ops is simulated.
 """
-HALVED = ("tp", "pp", "micro_batch")
-"""Axes on which a neighbour has half and twice the value; those of IN_USE only if they are in use, or once."""
-IN_USE = ("cp", "ep", "vpp")
-OTHERS: dict[str, tuple[Any, ...]] = {
-    "schedule": (usual_schedule(), usual_schedule(chunks=2)), "zero": (0, 1, 2, 3), "sequence_parallel": (True, False),
-    "recompute": SIMPLE, "tp_overlap": (True, False), "overlap_grad_reduce": (True, False),
-    "overlap_param_gather": (True, False),
-}  # fmt: skip
-"""Values of other axes that neighbours have, if the framework supports them."""
-KEPT = ("hsdp", "order")
-"""Axes on which neighbours have the plan's value."""
-LEADS = {
-    "tp": ("sequence_parallel", "tp_overlap"),
-    "zero": ("overlap_grad_reduce", "overlap_param_gather"),
-    "pp": ("schedule", "vpp"),
-    "schedule": ("vpp",),
-}
-"""Choices that follow another one: if that one changes, they do not count as changes of their own."""
 _Looked = tuple[int, Plan, Outline]
 
 
@@ -205,24 +188,18 @@ def _result(run: Outline, problem: Problem, plan: Plan) -> Result:
 
 
 def _near(problem: Problem, plan: Plan) -> dict[str, list[Any]]:
-    """Values of every axis around those of a plan."""
-    now = {name: value_of(plan, name) for name in AXIS_NAMES}
-    found: dict[str, list[Any]] = {}
-    for name in (*HALVED, *IN_USE):
-        size = int(now[name])
-        found[name] = sorted({max(size // 2, 1), size, 2 * size} if name in HALVED or size > 1 else {1, 2})
-    experts = problem.graph.dims["experts"] if problem.graph.is_mixture else 1
-    found["ep"] = [size for size in found["ep"] if experts % size == 0]
-    found["micro_batch"] = sorted({*found["micro_batch"], 1})
-    found |= {name: list(dict.fromkeys((now[name], *values))) for name, values in OTHERS.items()}
-    return found | {name: [now[name]] for name in KEPT}
+    """Values of every axis around those of a plan; axes without any keep the plan's."""
+    cluster = problem.cluster
+    target = Target(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
+    around = values_around(plan, target)
+    return {name: around.get(name, [value_of(plan, name)]) for name in AXIS_NAMES}
 
 
 def _sayable(problem: Problem, plan: Plan, near: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Values on axes that are not sizes: the plan's own, and those that the target can express in the plan."""
     habit = set(_said(problem, plan))
     found = dict(near)
-    for name in OTHERS:
+    for name in (name for name in AXIS_NAMES if not is_size(name)):
         own, *others = near[name]
         said = (value for value in others if not set(_lost(problem, plan, name, value)) - habit)
         found[name] = [own, *said]
@@ -269,18 +246,12 @@ def _close(rows: Rows, plan: Plan, least: int = 1) -> Ints:
     """Numbers of the rows that differ from a plan in ``least`` to MOST_CHANGES choices."""
     differs: dict[str, Flags] = {}
     for name in rows.domain:
-        if name in AXIS_NAMES and name not in KEPT:
+        if name in AXIS_NAMES:
             domain = rows.domain[name]
             unlike = np.array([value != value_of(plan, name) for value in domain])
             differs[name] = unlike[rows.code[name]]
     count = np.zeros(rows.count, dtype=np.int64)
     for name, column in differs.items():
-        led = [differs[leader] for leader in _leaders(name) if leader in differs]
+        led = [differs[leader] for leader in leaders(name) if leader in differs]
         count += column & ~np.logical_or.reduce(led) if led else column
     return np.flatnonzero((count >= least) & (count <= MOST_CHANGES))
-
-
-def _leaders(name: str) -> frozenset[str]:
-    """Axes that an axis follows, directly or through others."""
-    direct = {leader for leader, followers in LEADS.items() if name in followers}
-    return frozenset(direct).union(*map(_leaders, direct))
