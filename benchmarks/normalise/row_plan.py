@@ -10,7 +10,7 @@ from simpar.models.recompute import FULL, MODULES, NONE, by_layer, every, of_mod
 from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp, usual_schedule
 from simpar.stacks.stack import load_stack
 from simpar.validate.cells import Row, Unmodelled, number, text, whole
-from simpar.validate.rows import MEGATRONS
+from simpar.validate.row_plan import MEGATRONS
 
 from .dense import is_mixture, unfused
 from .labels import is_primus

@@ -10,7 +10,8 @@ from simpar.profiles import is_file
 from simpar.scenario import Scenario, load_scenario
 from simpar.validate.cells import Row, Unmodelled, plain, text
 from simpar.validate.columns import PLAN_COLUMNS
-from simpar.validate.rows import Case, canonical
+from simpar.validate.row_plan import canonical
+from simpar.validate.rows import Case
 
 PLAN = "plan"
 
@@ -37,15 +38,15 @@ def planned(row: Row) -> Case:
     if scenario.perturbation.slow_ranks or scenario.perturbation.jitter:
         raise Unmodelled(f"{path}: is of a cluster with slow ranks")
     plan, training = scenario.plan, scenario.training
-    said = {name: plan.get(name) for name in dict.fromkeys(PLAN_COLUMNS.values())}
-    said["dp"] = cluster.world_size // (plan.mesh.tp * plan.mesh.cp * plan.mesh.pp)
-    said |= {
+    expected = {name: plan.get(name) for name in dict.fromkeys(PLAN_COLUMNS.values())}
+    expected["dp"] = cluster.world_size // (plan.mesh.tp * plan.mesh.cp * plan.mesh.pp)
+    expected |= {
         "n_gpus": cluster.world_size,
         "seq_len": training.seq_len,
         "global_batch_seqs": training.global_batch,
     }
     row = canonical(row)
-    for name, own in said.items():
+    for name, own in expected.items():
         value = plain(row, name)
         value = tuple(value) if isinstance(value, list) else value
         if value is not None and str(value).lower() != str(own).lower():

@@ -13,7 +13,8 @@ from dataclasses import replace
 from simpar.models.recompute import FULL, NONE, by_layer
 from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, predict
-from simpar.validate.rows import MEGATRONS, Case, Measured
+from simpar.validate.row_plan import MEGATRONS
+from simpar.validate.rows import Case, Measured
 
 UNLIKELY = 0.05
 """Printed settings are doubted if they fit with less than this probability, given the errors of memory."""

@@ -16,7 +16,8 @@ from simpar.models.recompute import FULL, NONE, SELECTIVE, every
 from simpar.plan.schedules import usual_schedule
 from simpar.validate.cells import Unmodelled
 from simpar.validate.predict import Prediction, predict
-from simpar.validate.rows import FREE_BATCH, TUNED, Case
+from simpar.validate.row_plan import FREE_BATCH, TUNED
+from simpar.validate.rows import Case
 
 MOST_SEQUENCES = 64
 CP_METHODS = ("ring", "ulysses", "all_gather")  # Megatron-Core's cp_comm_type: p2p, a2a, all_gather

@@ -16,7 +16,7 @@ from simpar.validate.table import outcome, read_table, validate
 from tests.validate.test_validate import ROW
 
 ROOM = Path(columns.__file__).parent
-RUNS = ("rows", "models", "devices", "layers", "rates", "table", "planned", "chosen")
+RUNS = ("rows", "row_plan", "models", "devices", "layers", "rates", "table", "planned", "chosen")
 
 
 def written(
@@ -107,7 +107,7 @@ def test_nothing_searches_texts_for_patterns():
             {"zero_stage_or_fsdp": "sharded"},
             "zero_stage_or_fsdp 'sharded' is not a known word; allowed: 0 to 3",
         ),
-        ({"zero_stage_or_fsdp": "HSDP"}, "zero_stage_or_fsdp 'hsdp' is not a known word"),
+        ({"zero_stage_or_fsdp": "HSDP"}, "zero_stage_or_fsdp 'HSDP' is not a known word"),
         ({"gpu_type": "Gaudi 3"}, "no profile for gaudi 3"),
         ({"gpu_type": "V100 16GB"}, "no profile for v100 16gb"),
         ({"dp": "4"}, "tp x cp x pp x dp is not n_gpus"),
