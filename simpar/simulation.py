@@ -15,9 +15,9 @@ from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
-from simpar.layout.check import check, schedule_of
-from simpar.layout.defaults import resolve, under
-from simpar.layout.layout import Layout, folded
+from simpar.layout.check import schedule_of
+from simpar.layout.decide import decide
+from simpar.layout.layout import Layout, folded, under
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.training import MOST_TOKENS, Training
@@ -27,7 +27,6 @@ from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
-from simpar.plan.stage_layers import layers_by_cost
 from simpar.plan.sync import apart
 from simpar.precisions import narrower
 from simpar.program.blocks.rank_view import Job
@@ -156,8 +155,8 @@ def make_job(
         refuse_whole_vocabulary(habits)
     graph = tuned_graph(plan, graph)
     target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
-    checked = check(balanced(resolve(plan, habits), graph, habits), target)
-    return job_of_layout(graph, cluster, Layout.of(checked), training, habits, fit_probability)
+    layout = decide(plan, target, habits)
+    return job_of_layout(graph, cluster, layout, training, habits, fit_probability)
 
 
 def job_of_layout(
@@ -281,15 +280,6 @@ def with_slices(job: Job, cluster: Cluster) -> Job:
     if not job.layout.runs_slices or job.layout.slices:
         return job
     return replace(job, layout=replace(job.layout, slices=choose_slices(job, cluster)))
-
-
-def balanced(plan: Plan, graph: ModelGraph, stack: Stack) -> Plan:
-    """The plan with layers spread over stages by cost, where the stack does so and the plan leaves them open."""
-    stages = plan.mesh.pp * plan.pipeline.vpp
-    if stack.launch.pipeline_balance != "cost" or plan.pipeline.layers or stages == 1:
-        return plan
-    layers = layers_by_cost(graph, stages)
-    return plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"layers": layers})})
 
 
 def _check_tokens(job: Job) -> None:

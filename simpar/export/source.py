@@ -14,7 +14,7 @@ from simpar.formats import check_answer, is_simulated
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.layout.check import check
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training

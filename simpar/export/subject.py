@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from simpar import files
 from simpar.hardware.cluster import Cluster
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.models.catalogue import config_of
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import is_full, of_layer

@@ -8,6 +8,7 @@ from math import gcd, lcm
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.layout.deciders import BY_DEVICES, filled
 from simpar.layout.layout import Layout
 from simpar.models.recompute import chosen_layers, of_layer, segment
 from simpar.models.training import Training
@@ -15,7 +16,7 @@ from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, check_slices
 from simpar.plan.choices.target import Target, listed_divisors
 from simpar.plan.choices.tensor_parallel import refuse_tensor_parallel
 from simpar.plan.early import check_early
-from simpar.plan.offload import check_offload, decided_offload
+from simpar.plan.offload import check_offload
 from simpar.plan.optimizers import BY_VALUE, OPTIMIZERS
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import EVEN_COSTS, FOLDED, make_schedule
@@ -24,20 +25,21 @@ from simpar.plan.schedules.terapipe import sliced
 from simpar.plan.stage_layers import stage_layers
 from simpar.plan.staged import divide_batch, refuse_in_roles, refuse_staged, stage_plan
 from simpar.plan.stages import check_stages
-from simpar.plan.sync import apart, decided, num_replicas
+from simpar.plan.sync import apart, num_replicas
 
 
 def check(plan: Plan, target: Target) -> Plan:
     """The plan with dp and the schedule's name filled in. Raises UserError with the first rule it breaks."""
     if plan.pipeline.stages:
         return _check_staged(plan, target)
-    plan = _fill(plan, target)
+    _refuse_devices(plan, target)
+    plan = filled(plan, BY_DEVICES, target)
     for rule in (_tensor, _context, _experts, _batch, _stages, _recompute, check_slices, _schedule, _data):
         rule(plan, target)
     check_offload(plan)
     check_early(plan)
     _whole_matrices(plan)
-    return plan.model_copy(update={"offload": decided_offload(plan)})
+    return plan
 
 
 def keeps_rules(plan: Plan, target: Target, *names: str) -> bool:
@@ -123,7 +125,8 @@ def _recompute(plan: Plan, target: Target) -> None:
                 )
 
 
-def _fill(plan: Plan, target: Target) -> Plan:
+def _refuse_devices(plan: Plan, target: Target) -> None:
+    """Raises UserError unless the mesh has as many ranks as there are devices."""
     mesh, world_size = plan.mesh, target.world_size
     model = mesh.tp * mesh.cp * mesh.pp
     factors = f"tp x cp x pp = {mesh.tp} x {mesh.cp} x {mesh.pp} = {model}"
@@ -134,13 +137,6 @@ def _fill(plan: Plan, target: Target) -> Plan:
         raise UserError(
             f"plan.dp = {mesh.dp}: {factors} on {world_size} devices leaves {left}; allowed: {left}, or no dp"
         )
-    return plan.model_copy(
-        update={
-            "mesh": mesh.model_copy(update={"dp": left}),
-            "pipeline": plan.pipeline.model_copy(update={"schedule": plan.schedule}),
-            "data_parallel": decided(plan.data_parallel, -(-world_size // target.devices_per_node)),
-        }
-    )
 
 
 def _tensor(plan: Plan, target: Target) -> None:

@@ -26,6 +26,7 @@ from simpar.plan.plan import Plan, Record
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import FOLDED, natural_vpp
 from simpar.plan.stage_layers import spread_layers
+from simpar.stacks.stack import Stack
 from simpar.units import Counts, number
 
 
@@ -150,6 +151,18 @@ def stage_layout(layout: Layout, index: int) -> Layout:
         recompute=stages[index].recompute,
     )
     return replace(changed, offload_gradients=offloads_gradients(changed, changed.zero, changed.width))
+
+
+def under(stack: Stack, layout: Layout) -> Stack:
+    """The stack under a layout: FSDP hands every gradient to its reduction, so no GEMM accumulates into a sum.
+
+    GEMMs still accumulate where the stack reduces by runs, and where dp and cp are 1, so that nothing is reduced.
+    """
+    sums = layout.width == 1 or stack.overlap.reduce_runs
+    if layout.kind != "fsdp" or sums or not stack.numerics.gradient_accumulation_fusion:
+        return stack
+    numerics = stack.numerics.model_copy(update={"gradient_accumulation_fusion": False})
+    return stack.model_copy(update={"numerics": numerics})
 
 
 _FIELDS = tuple(each.name for each in fields(Layout) if each.name not in ("record", "mirrored", "stages"))

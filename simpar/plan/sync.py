@@ -72,9 +72,14 @@ def problem(data: DataParallel) -> str | None:
 
 
 def decided(data: DataParallel, num_nodes: int) -> DataParallel:
-    """The section with the scheme's defaults where the plan leaves them open; by default one server per node."""
-    scheme = SCHEMES[data.sync]
-    values = {"sync_every": scheme.sync_every, "staleness": scheme.staleness}
-    values["servers"] = num_nodes if scheme.servers == "must" else None
-    left = {name: value for name, value in values.items() if getattr(data, name) is None}
+    """The section with the scheme's defaults where the plan leaves them open."""
+    defaults = scheme_defaults(data, num_nodes)
+    left = {name: value for name, value in defaults.items() if getattr(data, name) is None}
     return data.model_copy(update=left)
+
+
+def scheme_defaults(data: DataParallel, num_nodes: int) -> dict[str, int | None]:
+    """Period, bound and servers (one per node) of the section's scheme; None for what it does not have."""
+    scheme = SCHEMES[data.sync]
+    servers = num_nodes if scheme.servers == "must" else None
+    return {"sync_every": scheme.sync_every, "staleness": scheme.staleness, "servers": servers}

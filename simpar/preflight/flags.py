@@ -17,12 +17,11 @@ from simpar.export import load_target
 from simpar.export.subject import idle_overlaps, subject
 from simpar.export.target import Imported
 from simpar.layout.check import check
-from simpar.layout.defaults import resolve
+from simpar.layout.decide import decide
 from simpar.plan.choices import BY_STACK
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan, Record
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit
-from simpar.simulation import balanced
 
 if TYPE_CHECKING:
     from simpar.planner.problem import Problem
@@ -161,7 +160,7 @@ def _written(value: Any, syntax: str | None) -> str | None:
 
 def _meaning(plan: Plan, problem: Problem) -> dict[str, Any]:
     """A plan as its stack runs it, without keys that are not part of its layout or have no effect."""
-    settled = check(balanced(resolve(plan, problem.stack), problem.graph, problem.stack), _place(problem))
+    settled = decide(plan, _place(problem), problem.stack).to_plan()
     said = settled.model_dump(exclude=set(Record.model_fields))
     idle = idle_overlaps(settled)
     for section, names in BY_STACK.items():

@@ -18,8 +18,7 @@ from math import lcm, prod
 import numpy as np
 
 from simpar.hardware.cluster import Cluster
-from simpar.layout.defaults import under
-from simpar.layout.layout import Layout, stage_layout
+from simpar.layout.layout import Layout, stage_layout, under
 from simpar.models.flops import shape_dims
 from simpar.models.graph import Block
 from simpar.plan.placement import SHARDED, States, sharding

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from simpar.errors import UserError
 from simpar.layout.check import check, schedule_of
-from simpar.layout.defaults import resolve
+from simpar.layout.decide import decide
+from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
@@ -18,7 +19,6 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.plan.staged import refuse_in_roles
 from simpar.plan.sync import decided
 from simpar.runtime.strategy import Strategy, choose
-from simpar.simulation import balanced
 from simpar.stacks.stack import load_stack
 
 STACK = "simpar"
@@ -53,7 +53,7 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
         plan = plan.model_copy(update={"offload": decided_offload(plan)})
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
     target = Target(graph, training, world_size, world_size)
-    plan = check(balanced(plan, graph, stack), target)
+    plan = decide(plan, target, stack).to_plan()
     if stages := plan.pipeline.stages:
         plan = in_roles(plan, graph)
         if not any(stage.sharding for stage in stages):  # otherwise refused above, for another reason

@@ -14,16 +14,15 @@ from typing import Any
 
 from simpar.cost.kernels import KernelModel
 from simpar.errors import UserError
-from simpar.layout.check import check
-from simpar.layout.defaults import resolve
-from simpar.layout.layout import Layout
+from simpar.layout.decide import decide
+from simpar.layout.deciders import resolve
 from simpar.layout.moves import changes_making_room, changes_to, menus
 from simpar.plan.choices import value_of
 from simpar.plan.choices.choice import Change
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.choices.target import Target
 from simpar.program.resolve.checkpointing import check_optimal
-from simpar.simulation import balanced, check_drives
+from simpar.simulation import check_drives
 from simpar.ui.state import Asked, changed
 
 
@@ -80,8 +79,7 @@ class _Verdicts:
         try:
             plan = changed(self.asked.scenario, change).plan
             stack, cluster = self.asked.stack, self.asked.cluster
-            checked = check(balanced(resolve(plan, stack), self.asked.graph, stack), self.target)
-            layout = Layout.of(checked)
+            layout = decide(plan, self.target, stack)
             check_drives(layout, cluster)
             check_optimal(layout, cluster)
             if "precision" in change:

@@ -11,7 +11,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import Infeasible, UserError
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.moves import IN_MENUS
 from simpar.neighbours import advise
 from simpar.operate.whole_run import operated_run

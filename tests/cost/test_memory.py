@@ -9,7 +9,7 @@ import pytest
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.static import BETWEEN
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training

@@ -14,7 +14,7 @@ from simpar import files
 from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, HeldBlocks, flat_shard, held_memory
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import dims_of
 from simpar.models.catalogue import load_model

@@ -14,7 +14,7 @@ from simpar.cost.memory.static import ParameterGroup, Term, parameter_terms
 from simpar.cost.memory.widths import Widths, kept_widths, parameter_widths
 from simpar.cost.offload import host_memory, update_bytes
 from simpar.cost.optimizers import moment_bytes
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
 from simpar.models.graph import Block, ModelGraph

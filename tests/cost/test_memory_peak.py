@@ -9,7 +9,7 @@ from simpar.cost.memory.moments import most_in_flight
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simpar.cost.memory.static import placeholder_bytes
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import rank_dims
 from simpar.models.catalogue import load_model

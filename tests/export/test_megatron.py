@@ -259,7 +259,7 @@ def test_what_megatron_core_takes_is_not_lost(label):
 
 def test_what_a_stack_decided_is_no_choice():
     """A plan that says its own stack's habits loses nothing on a target with others."""
-    from simpar.layout.defaults import resolve
+    from simpar.layout.deciders import resolve
     from simpar.stacks.stack import load_stack
 
     plan = resolve(Plan(dp=8, zero=1, stack="deepspeed"), load_stack("deepspeed"))

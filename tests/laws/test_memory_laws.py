@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training
 from simpar.plan.plan import Plan

@@ -6,7 +6,7 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.layout.check import check, schedule_of
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
 from simpar.models.training import Training

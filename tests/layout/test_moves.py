@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.moves import (
     IN_MENUS,
     changes_making_room,

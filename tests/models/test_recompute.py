@@ -6,7 +6,7 @@ import pytest
 
 from simpar.cost.activations import block_activations
 from simpar.hardware.catalogue import load_cluster
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import rank_dims
 from simpar.models.catalogue import load_model

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.operation import Operation
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.models.catalogue import load_model
 from simpar.operate.checkpoint import checkpoint_bytes, daly, efficiency, saving, young

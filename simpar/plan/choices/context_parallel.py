@@ -24,6 +24,7 @@ from simpar.plan.choices.choice import (
     replaced_by,
 )
 from simpar.plan.choices.section import Section
+from simpar.stacks.stack import Stack
 from simpar.units import Count, Flags
 
 LEAST_PIECE = 2048
@@ -57,6 +58,11 @@ class DecidedContext:
     cp_method: Literal["ring", "ulysses", "all_gather"] = "ring"
     cp_balance: Literal["zigzag", "striped", "contiguous"] = "zigzag"
     ulysses: int | None = None
+
+
+def by_stack(stack: Stack) -> dict[str, Any]:
+    """What a stack decides of context parallelism."""
+    return {"cp_method": stack.context.method, "cp_balance": stack.context.balance}
 
 
 def context_degrees(problem: Question) -> list[int]:

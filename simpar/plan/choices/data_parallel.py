@@ -35,6 +35,7 @@ from simpar.plan.choices.pipeline import both_ends
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Target
 from simpar.plan.sync import SCHEMES, apart, is_apart, problem
+from simpar.stacks.stack import Stack
 from simpar.units import MIB, Bytes, Count, Counts, Flags
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 BucketSize = Annotated[Bytes, Field(gt=0), WithJsonSchema({"type": "string", "examples": ["25 MiB"]})]
 
+ALL_AT_ONCE = float(2**50)
+"""Bytes of a bucket that nothing fills."""
 MAKES_ZERO_3_DIFFER = ("offload", "reshard", "sync")
 """First parts of the names of optional axes that make ZeRO-3 differ from ZeRO-2 in any pipeline."""
 
@@ -106,6 +109,21 @@ class DecidedData:
     def steps_apart(self) -> bool:
         """Whether replicas step on their own and meet between steps, instead of reducing gradients inside each."""
         return is_apart(self.sync, self.servers)
+
+
+def by_stack(data: DataParallel, stack: Stack, stages: int) -> dict[str, Any]:
+    """What a stack decides of data parallelism in a pipeline of so many stages."""
+    at_once = data.zero == 1 and not stack.overlap.grad_reduce_zero1
+    kind = data.kind or ("fsdp" if stack.shards(data.zero) else "ddp")
+    once = bool(stack.once_a_step(kind == "fsdp", stages))
+    return {
+        "kind": kind,
+        "bucket_bytes": ALL_AT_ONCE if at_once else stack.buckets.bucket,
+        "first_bucket_bytes": stack.buckets.first or None,
+        "overlap_grad_reduce": stack.overlap.grad_reduce and not at_once and not once,
+        "overlap_param_gather": stack.overlap.param_gather,
+        "reshard_after_forward": data.zero == 3 and not once,
+    }
 
 
 def shares(rows: Columns) -> Flags:

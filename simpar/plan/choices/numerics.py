@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, WithJsonSchema, model_validator
@@ -26,6 +26,7 @@ from simpar.plan.choices.data_parallel import SENT, STATES, gathers, shares, ste
 from simpar.plan.choices.section import Section
 from simpar.plan.optimizers import OPTIMIZERS, USUAL, known_optimizer
 from simpar.precisions import PRECISIONS, Precision, known_precision
+from simpar.stacks.stack import Stack
 from simpar.units import Flags
 
 PrecisionName = Annotated[
@@ -86,6 +87,16 @@ class DecidedNumerics:
     def products(self) -> Precision:
         """What the precision means for products."""
         return PRECISIONS[self.precision]
+
+
+def by_stack(numerics: Numerics, stack: Stack) -> dict[str, Any]:
+    """What a stack decides of dtypes: products in fp32 have all else in fp32, too."""
+    low, own_width = numerics.products.is_mixed, OPTIMIZERS[numerics.optimizer].has_own_width
+    return {
+        "grad_dtype": stack.numerics.grad_dtype if low else "fp32",
+        "master_weights": stack.numerics.master_weights and low,
+        "moment_dtype": stack.numerics.moment_dtype if low and not own_width else None,
+    }
 
 
 def _reduces(rows: Columns) -> Flags:

@@ -30,6 +30,7 @@ from simpar.plan.choices.choice import (
 )
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Target, listed_divisors
+from simpar.stacks.stack import Stack
 from simpar.units import Flags
 
 REMOVED = {"tp_method": "1d", "tp_depth": 1}
@@ -56,6 +57,14 @@ class DecidedTensor:
 
     sequence_parallel: bool | Flags = False
     tp_overlap: bool = False
+
+
+def by_stack(stack: Stack, has_tensor_ranks: bool) -> dict[str, Any]:
+    """What a stack decides of tensor parallelism, where some layers have several tensor-parallel ranks or none have."""
+    return {
+        "sequence_parallel": has_tensor_ranks and stack.sequence_parallel,
+        "tp_overlap": stack.overlap.tensor_forward,
+    }
 
 
 def refuse_tensor_parallel(tp: int, target: Target, *, sequence_parallel: bool = False) -> None:

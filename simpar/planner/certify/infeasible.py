@@ -10,7 +10,7 @@ import numpy as np
 
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.cluster import MAX_DEVICES
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.plan.choices import value_of
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.certify.exact import Exact, measure

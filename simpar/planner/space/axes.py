@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from simpar.layout.check import keeps_rules
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import resolve
 from simpar.plan.choices import AXES, OPTIONAL_AXES, name_of, value_of
 from simpar.plan.choices.choice import MEMORY, AnyAxis, Axis, OptionalAxis, Rules
 from simpar.plan.choices.target import Target

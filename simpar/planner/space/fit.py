@@ -20,8 +20,8 @@ from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_mov
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import held_memory
 from simpar.cost.memory.widths import once_a_step
-from simpar.layout.defaults import resolve, under
-from simpar.layout.layout import Layout, folded
+from simpar.layout.deciders import resolve
+from simpar.layout.layout import Layout, folded, under
 from simpar.layout.sharding import dims_of
 from simpar.models.recompute import FULL, NONE, OPTIMAL, by_layer, together
 from simpar.plan.choices import OPTIONAL_AXES

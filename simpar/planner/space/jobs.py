@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.layout.defaults import resolve
+from simpar.layout.deciders import BY_MODEL, filled, resolve
 from simpar.layout.layout import Layout
 from simpar.models.recompute import OPTIMAL
 from simpar.plan.choices import AXES, path_of
@@ -19,7 +19,7 @@ from simpar.plan.schedules import EVEN_COSTS, FOLDED, declared, looks_at_costs, 
 from simpar.planner.problem import Problem
 from simpar.planner.space.table import Rows
 from simpar.program.blocks.rank_view import Job
-from simpar.simulation import balanced, job_of_layout
+from simpar.simulation import job_of_layout
 from simpar.units import Counts, Ints
 
 FOUND = {"predicted", "cluster", "perturbation", "search"}
@@ -95,9 +95,10 @@ class Jobs:
             pipeline = pipeline.model_copy(update={"schedule": usual_schedule()})
         if looks_at_costs(plan.schedule):  # tables are made in planner/bound/batched_sweep.py
             pipeline = pipeline.model_copy(update={"pass_costs": pipeline.pass_costs or EVEN_COSTS})
-        filled = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
-        filled = filled.model_copy(update={"offload": decided_offload(filled)})
-        return Layout.of(balanced(resolve(filled, problem.stack), problem.graph, problem.stack))
+        counted_plan = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline})
+        counted_plan = counted_plan.model_copy(update={"offload": decided_offload(counted_plan)})
+        resolved = resolve(counted_plan, problem.stack)
+        return Layout.of(filled(resolved, BY_MODEL, (problem.graph, problem.stack)))
 
     def job(self, row: int) -> Job:
         """The job of a row."""

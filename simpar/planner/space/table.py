@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simpar.plan.choices.mesh import split_order
+from simpar.plan.mesh import MeshSizes
 from simpar.planner.problem import Problem
 from simpar.units import Flags, Ints
 
@@ -165,9 +167,9 @@ def _dense(column: Ints) -> tuple[Ints, int]:
 
 _DERIVED: dict[str, Callable[[Rows], Any]] = {
     "dp": lambda rows: rows.problem.cluster.world_size // (rows["tp"] * rows["cp"] * rows["pp"]),
-    "width": lambda rows: rows["dp"] * rows["cp"],
-    "expert_tp": lambda rows: _expert_tensor_parallel(rows),
-    "copies": lambda rows: rows["tp"] * rows["width"] // (rows["ep"] * rows["expert_tp"]),
+    "width": lambda rows: MeshSizes(dp=rows["dp"], cp=rows["cp"]).width,
+    "expert_tp": lambda rows: _expert_sizes(rows).expert_tensor_parallel,
+    "copies": lambda rows: replace(_expert_sizes(rows), dp=rows["dp"], cp=rows["cp"]).expert_copies,
     "microbatches": lambda rows: (
         rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1)
     ),
@@ -177,11 +179,10 @@ _READ = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
 """Axes from which the derived quantities follow."""
 
 
-def _expert_tensor_parallel(rows: Rows) -> Ints:
-    """Ranks that share an expert: as asked for, else 1 with expert parallelism, else the tensor ranks."""
-    usual = np.where(rows["ep"] > 1, 1, rows["tp"])
+def _expert_sizes(rows: Rows) -> MeshSizes:
+    """Tensor and expert ranks; etp is 0 where it follows from them."""
     if "etp" not in rows.domain:
         given = np.asarray(rows.problem.base.mesh.etp or 0)
     else:  # rows in which it changes nothing have None
         given = np.array([ranks or 0 for ranks in rows.domain["etp"]])[rows.code["etp"]]
-    return np.asarray(np.where(given > 0, given, usual))
+    return MeshSizes(tp=rows["tp"], ep=rows["ep"], etp=given)

@@ -24,8 +24,8 @@ import numpy as np
 
 from simpar.cost.memory.widths import once_a_step
 from simpar.cost.optimizers import Matrix, optimizer_time_s, products_time_s
-from simpar.layout.defaults import ALL_AT_ONCE
 from simpar.layout.layout import Layout
+from simpar.plan.choices.data_parallel import ALL_AT_ONCE
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.blocks.rank_view import Job

@@ -1,0 +1,61 @@
+"""A plan is decided once: every choice by one decider, and nothing is left open where a layout has no room for it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import chain
+
+import pytest
+
+from simpar import files
+from simpar.layout.decide import decide
+from simpar.layout.deciders import BY_STACK, DECIDERS, filled, resolve
+from simpar.layout.layout import Layout
+from simpar.plan.choices import BY_NAME, CHOICES
+from simpar.plan.choices import BY_STACK as LEFT_TO_STACKS
+from simpar.plan.plan import Plan
+from simpar.stacks.stack import load_stack
+from tests.gate import some
+
+STACKS = tuple(files.bundled("stacks"))
+PLANS = [Plan(), Plan(tp=2, pp=2, zero=1), Plan(zero=3, offload_optimizer="cpu"), Plan(zero=2)]
+
+
+def test_every_choice_has_one_decider_at_most() -> None:
+    """Deciders name choices, each of them once; what one needs is stated or decided before."""
+    decided = [name for decider in DECIDERS for name in decider.decides]
+    assert len(decided) == len(set(decided))
+    assert set(decided) <= set(BY_NAME)
+    for at, decider in enumerate(DECIDERS):
+        later = set(chain.from_iterable(each.decides for each in DECIDERS[at:]))
+        assert not later & set(decider.needs)
+
+
+def test_stacks_decide_what_choices_say_is_left_to_them() -> None:
+    """And nothing else."""
+    by_stack = {name for decider in BY_STACK for name in decider.decides}
+    said = {each.name for each in CHOICES if each.field in LEFT_TO_STACKS.get(each.section, ())}
+    assert said - {"moment_dtype"} == by_stack - {"moment_dtype"}
+
+
+def test_layouts_have_all_choices() -> None:
+    """Under their names, with stages of their own, what a plan was made for, and whether a pipeline is folded."""
+    names = {each.name for each in fields(Layout)}
+    assert names == {each.name for each in CHOICES} | {"stages", "record", "mirrored"}
+
+
+@pytest.mark.parametrize("name", some(STACKS, STACKS[:4]))
+@pytest.mark.parametrize(
+    "plan", [Plan(), Plan(tp=2, pp=2, zero=1), Plan(zero=3, offload_optimizer="cpu"), Plan(zero=2)]
+)
+def test_a_decided_plan_stays_as_it_is(name: str, plan: Plan, target) -> None:
+    """Deciding again what a layout states gives that layout; deciders decide what they say, and nothing else."""
+    stack = load_stack(name)
+    layout = decide(plan, target(8), stack)
+    assert decide(layout.to_plan(), target(8), stack) == layout
+    for decider in BY_STACK:
+        values = decider.values(plan, stack)
+        assert set(values) == set(decider.decides)
+    stated = layout.to_plan()
+    assert filled(stated, BY_STACK, stack) == stated
+    assert resolve(plan, stack).stack == name
