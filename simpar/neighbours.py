@@ -15,8 +15,9 @@ from math import inf
 from typing import Any
 
 from simpar.errors import UserError
+from simpar.export.framework import StackFramework, framework_of
 from simpar.files import allowed, suggest
-from simpar.inputs import as_cluster, as_model, as_training
+from simpar.inputs import as_cluster, as_model, as_plan, as_training
 from simpar.layout.moves import following, single_changes
 from simpar.models.recompute import OPTIMAL, chosen_layers
 from simpar.models.training import Training
@@ -32,7 +33,7 @@ from simpar.report.waits import WORTH_A_HINT
 from simpar.report.words import probably
 from simpar.scenario import ClusterChoice, Scenario, chosen_cluster
 from simpar.settings import parse_setting
-from simpar.simulation import simulate
+from simpar.simulation import simulate, stack_for
 from simpar.uncertainty.memory import WANTED
 from simpar.units import format_bytes, format_seconds
 
@@ -63,13 +64,22 @@ def advise(
     plan = Plan.model_validate(result.setup.plan)
     if chosen_layers(plan.memory.recompute) is not None:  # chosen for this layout; other layouts choose anew
         plan = plan.with_values(recompute=OPTIMAL)
-    run = _Runner(inputs["plan"], inputs, progress or (lambda _: None))
-    first = _distinct([run(change) for change in single_changes(plan, target_of(inputs))])
+    target, asked = target_of(inputs), as_plan(inputs["plan"])
+    stack = stack_for(asked, inputs.get("stack"))
+    framework = framework_of(_with_dp(asked, result), target, stack)
+    run = _Runner(asked, inputs, progress or (lambda _: None), framework)
+    first = _distinct([run(change) for change in single_changes(plan, target)])
     found = _distinct([*first, *(run(change) for change in _pairs(result, first))])
     trials = tuple(sorted((tried.trial for tried in found), key=_rating))
     advised = replace(result, why=result.why.model_copy(update={"trials": trials}))
     hints = (*result.why.hints, *_hints(advised))
     return replace(result, why=advised.why.model_copy(update={"hints": hints}))
+
+
+def _with_dp(plan: Plan, result: Result) -> Plan:
+    """A plan with the data-parallel degree of its result."""
+    dp = result.setup.plan["mesh"]["dp"]
+    return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": dp})})
 
 
 def target_of(inputs: Mapping[str, Any]) -> Target:
@@ -89,7 +99,8 @@ def _hints(result: Result) -> Iterator[str]:
     """Hints: the fastest layouts that gain time (or fit, if this one does not) and fit with enough probability.
 
     Enough is the probability of this layout, or WANTED if that is less. If this layout fits with less than WANTED and
-    no hint reaches that, the fastest layout that does comes last.
+    no hint reaches that, the fastest layout that does comes last. Layouts that the framework of the stack cannot run
+    are named only where it can run none that is as good, with the reason.
     """
     sure = _sureness(result.certainty)
     wanted = min(sure, WANTED) if result.fits else WANTED
@@ -97,26 +108,32 @@ def _hints(result: Result) -> Iterator[str]:
     fitting = [trial for trial in result.why.trials if trial.fits]
     surely = _quickest(trial for trial in fitting if _sureness(trial) >= WANTED)
     as_surely = _quickest(trial for trial in fitting if _sureness(trial) >= wanted)
-    found = [trial for trial in as_surely if (trial.step_time_s or inf) < goal_s][:MOST_HINTS]
+    found = _runnable([trial for trial in as_surely if (trial.step_time_s or inf) < goal_s])[:MOST_HINTS]
     if not result.fits:
-        found = found or _quickest(fitting)[:1]
+        found = found or _runnable(_quickest(fitting))[:1]
     elif sure < WANTED and not any(_sureness(trial) >= WANTED for trial in found):
-        found += surely[:1]
+        found += _runnable(surely)[:1]
     for trial in found:
         step_s, size = trial.step_time_s or 0.0, trial.peak_reserved_bytes or 0.0
         memory = f"{format_bytes(size)} of {format_bytes(result.memory.capacity_bytes)}"
         memory += "" if trial.fit_probability is None else f", {probably(trial.fit_probability)}"
+        remark = f"; not with {trial.not_with}" if trial.not_with else ""
         if result.fits and step_s > result.step_time_s:
             odds = " instead of ".join(
                 probably(_sureness(each)).removesuffix(" sure") for each in (trial, result.certainty)
             )
             slower = f"{step_s / result.step_time_s - 1:.1%} slower ({format_seconds(step_s)})"
-            yield f"{trial.change}: surer to fit, {odds}, {slower}"
+            yield f"{trial.change}: surer to fit, {odds}, {slower}{remark}"
         elif result.fits:
             gain = f"{format_seconds(step_s)} instead of {format_seconds(result.step_time_s)}"
-            yield f"{trial.change}: {gain} ({step_s / result.step_time_s - 1:+.1%}), {memory}"
+            yield f"{trial.change}: {gain} ({step_s / result.step_time_s - 1:+.1%}), {memory}{remark}"
         else:
-            yield f"{trial.change}: fits, {memory}, in {format_seconds(step_s)}"
+            yield f"{trial.change}: fits, {memory}, in {format_seconds(step_s)}{remark}"
+
+
+def _runnable(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that the framework of the stack can run; all of them if it can run none."""
+    return [trial for trial in trials if not trial.not_with] or list(trials)
 
 
 def _sureness(known: Trial | Certainty | None) -> float:
@@ -126,7 +143,8 @@ def _sureness(known: Trial | Certainty | None) -> float:
 
 def _quickest(trials: Iterable[Trial]) -> list[Trial]:
     """Trials by step time, one of those with equal figures."""
-    distinct = {(trial.step_time_s, trial.peak_reserved_bytes): trial for trial in reversed(list(trials))}
+    runnable_first = sorted(trials, key=lambda trial: bool(trial.not_with))
+    distinct = {(trial.step_time_s, trial.peak_reserved_bytes): trial for trial in reversed(runnable_first)}
     return sorted(distinct.values(), key=_rating)
 
 
@@ -165,6 +183,7 @@ class _Runner:
     plan: Plan
     inputs: Mapping[str, Any]
     progress: Callable[[str], None]
+    framework: StackFramework | None
 
     def __call__(self, change: Change) -> _Tried:
         """Simulate one change; an impossible layout gives a trial with the reason."""
@@ -185,9 +204,15 @@ class _Runner:
                 peak_reserved_bytes=found.memory.peak_reserved_bytes,
                 fits=found.fits,
                 fit_probability=found.certainty and found.certainty.fit_probability,
+                not_with=self._not_with(_with_dp(plan, found)) if found.fits else "",
             ),
             found.setup.plan,
         )
+
+    def _not_with(self, plan: Plan) -> str:
+        """The framework of the stack and why it cannot run a plan; "" if it can."""
+        refusal = self.framework.refusal(plan) if self.framework else ""
+        return f"{self.framework.name}: {refusal}" if self.framework and refusal else ""
 
 
 def _one_line(error: Exception) -> str:

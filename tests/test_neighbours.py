@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from math import inf
 
 import pytest
 from typer.main import get_command
@@ -9,8 +10,9 @@ from typer.main import get_command
 import simpar.cli as cli
 from simpar.cli.flags import complete_commands
 from simpar.errors import UserError
+from simpar.export import load_target, losses, targets_of
 from simpar.layout.moves import single_changes
-from simpar.neighbours import advise, as_flags, inputs_of
+from simpar.neighbours import advise, as_flags, from_flags, inputs_of
 from simpar.plan.choices import CHOICES
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
@@ -266,3 +268,52 @@ def test_a_layout_that_fits_too_narrowly_is_told_what_is_sure(monkeypatch):
     monkeypatch.setattr("simpar.neighbours._pairs", lambda *_: [])
     (hint,) = advise(simulate(**inputs), inputs).why.hints
     assert re.fullmatch(r"--micro-batch 1: surer to fit, .* instead of \d+ %, 2\.\d% slower \(.* m?s\)", hint)
+
+
+CASES = (
+    ("gpt2", "dgx-h100", "torchtitan", {}, (1024, 64)),
+    ("llama-3.2-1b", "dgx-h100", "torchtitan", {"zero": 2, "cp": 2}, (8192, 8)),
+    ("llama-3.2-1b", "dgx-h100", "fsdp", {"zero": 3, "recompute": "full"}, (2048, 16)),
+    ("llama-3-8b", "dgx-h100", "deepspeed", {"zero": 3}, (4096, 16)),
+    ("llama-3-8b", "dgx-h100", "nanotron", {"tp": 4, "zero": 1}, (4096, 16)),
+    ("llama-3-8b", "dgx-h100", "megatron", {"tp": 2, "pp": 4}, (4096, 32)),
+    ("llama-3-8b", "dgx-a100-40gb", "fsdp", {}, (4096, 16)),
+    ("small-llama", "l4-8", "ddp", {"tp": 4}, (512, 8)),
+)
+
+
+@pytest.mark.parametrize("case", some(CASES, 2))
+def test_hints_are_what_the_framework_of_the_stack_runs(case):
+    """As an export says; where it runs none that is as good, the hint says so."""
+    model, hardware, stack, plan, (seq_len, batch) = case
+    keys = {"model": model, "cluster.hardware": hardware, "stack": stack}
+    keys |= {"training.seq_len": seq_len, "training.global_batch": batch}
+    scenario = load_scenario(None, keys | {f"plan.{name}": value for name, value in plan.items()})
+    inputs = scenario.inputs()
+    result = simulate(**inputs)
+    advised = advise(result, inputs)
+    graph, names = scenario.graph(), [n for n in targets_of(stack) if "a part" not in load_target(n).features]
+
+    def lost(found):
+        """Fields that each target of the stack loses of a plan that was simulated."""
+        return [
+            {
+                loss.field
+                for loss in losses(Plan.model_validate(found.setup.plan), graph, scenario.training, name)
+            }
+            for name in names
+        ]
+
+    own = lost(result)
+    goal_s = result.step_time_s if result.fits else inf
+    for hint in advised.why.hints[len(result.why.hints) :]:
+        change = hint.split(": ")[0]
+        typed = simulate(**{**inputs, "plan": scenario.plan.with_values(**from_flags(change))})
+        assert typed.fits
+        can_run = not names or any(not more - before for more, before in zip(lost(typed), own, strict=True))
+        assert can_run == ("not with" not in hint), hint
+        if "not with" in hint:
+            others = [
+                t for t in advised.why.trials if t.fits and not t.not_with and t.step_time_s < 0.98 * goal_s
+            ]
+            assert not [t for t in others if (t.fit_probability or 1.0) >= 0.95]

@@ -179,7 +179,7 @@ class Trial(Strict):
     """A neighbouring layout, simulated: the change as flags, and its figures (s, share of peak, bytes).
 
     ``fit_probability`` is the probability that every rank fits. If the layout is not possible, ``refused`` says why and
-    the figures are None.
+    the figures are None. ``not_with`` says why the framework of the stack cannot run it, though it is possible.
     """
 
     change: str
@@ -189,6 +189,7 @@ class Trial(Strict):
     fits: bool = False
     fit_probability: float | None = None
     refused: str = ""
+    not_with: str = ""
 
 
 class Staleness(Strict):

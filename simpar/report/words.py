@@ -87,10 +87,11 @@ def _shared_out(sharding: Mapping[str, Any]) -> str:
 
 
 def verdict(trial: Trial) -> str:
-    """Whether a neighbouring layout fits, and how sure that is."""
+    """Whether a neighbouring layout fits, how sure that is, and which framework cannot run it."""
     if not trial.fits:
         return "does not fit"
-    return "fits" if trial.fit_probability is None else f"fits, {probably(trial.fit_probability)}"
+    fits = "fits" if trial.fit_probability is None else f"fits, {probably(trial.fit_probability)}"
+    return f"{fits}, not with {trial.not_with.partition(':')[0]}" if trial.not_with else fits
 
 
 def figures(result: Result) -> list[tuple[str, str]]:
