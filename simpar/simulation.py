@@ -17,6 +17,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
 from simpar.layout.check import schedule_of
 from simpar.layout.decide import decide
+from simpar.layout.deciders import executed
 from simpar.layout.layout import Layout, folded, under
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
@@ -128,8 +129,13 @@ def refuse_whole_vocabulary(stack: Stack) -> None:
 
 
 def stack_for(plan: Plan, stack: Stack | str | None = None) -> Stack:
-    """The software stack that runs a plan: the given one, else the plan's, else the default. Raises UserError."""
-    return stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK)
+    """The software stack that runs a plan, as the plan has it execute steps. Raises UserError.
+
+    It is the given one, else the plan's, else the default.
+    """
+    return executed(
+        stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK), plan
+    )
 
 
 def make_job(

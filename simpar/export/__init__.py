@@ -172,8 +172,7 @@ def _said_gradients(s: Subject, plan: Plan) -> Subject:
 
 
 def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
-    known = ("offload",) if "offload" in target.features else ()
-    return (*not_understood(s.plan, target.habits(s.plan), known), *target.losses(s))
+    return (*not_understood(s.plan, target.habits(s.plan), target.features), *target.losses(s))
 
 
 def _of_data(training: Training) -> Iterator[Loss]:

@@ -37,6 +37,8 @@ FP8_RECIPES = {
 NUMERICS = Numerics(OPTIMIZERS, ("bf16", "fp16", "fp32", *FP8_RECIPES))
 
 
+DISPATCHERS = {None: "alltoall", "all_to_all": "alltoall", "all_gather": "allgather"}
+BACKENDS = {None: "flash", "eager": "unfused", "flash2": "flash", "flash3": "flash", "cudnn": "fused"}
 UNSCALED = {"layernorm", "moe_act"}
 """Modules that cannot be recomputed under delayed scaling (``TransformerConfig`` of megatron-core 0.19.2)."""
 
@@ -48,6 +50,8 @@ def losses(s: Subject) -> Iterator[Loss]:
     else:
         yield from megatron_core_losses(architecture(s.graph), str(s.config.get("model_type", "")))
         yield from detail_losses(s)
+    if (kernel := s.plan.execution.attention_kernel) not in BACKENDS:
+        yield Loss("attention_kernel", kernel, "Transformer Engine has flash, fused and unfused attention")
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")
@@ -179,7 +183,7 @@ def _experts(s: Subject, style: Architecture) -> Options:
         "--moe-router-load-balancing-type": "aux_loss",
         "--moe-aux-loss-coeff": 1e-2,
         "--moe-grouped-gemm": FLAG,
-        "--moe-token-dispatcher-type": "flex" if once else "alltoall",
+        "--moe-token-dispatcher-type": "flex" if once else DISPATCHERS[s.plan.execution.dispatcher],
         "--expert-tensor-parallel-size": mesh.expert_tensor_parallel,
     }
     main = style.experts[: len(style.experts) - predictions(s)]
@@ -192,7 +196,7 @@ def _experts(s: Subject, style: Architecture) -> Options:
             "--moe-pad-expert-input-to-capacity": FLAG,
         }
     if once:
-        found["--moe-flex-dispatcher-backend"] = "deepep"
+        found["--moe-flex-dispatcher-backend"] = s.plan.execution.dispatcher or "deepep"
     if choice.ep_overlap and mesh.ep > 1:
         found["--overlap-moe-expert-parallel-comm"] = FLAG
     return found if s.graph.has_state else found | router_arguments(s)
@@ -343,7 +347,7 @@ def _training(s: Subject) -> Options:
         "--mock-data": FLAG,
         "--tokenizer-type": "NullTokenizer",
         "--transformer-impl": "transformer_engine",
-        "--attention-backend": "fused" if sinks(s) else "flash",
+        "--attention-backend": "fused" if sinks(s) else BACKENDS[s.plan.execution.attention_kernel],
         "--cross-entropy-loss-fusion": FLAG,
         "--log-interval": 1,
         "--eval-iters": 0,
@@ -391,5 +395,6 @@ MEGATRON = Target(
     notes=notes,
     how="Set `MEGATRON` to a checkout of Megatron-LM.",
     read=read,
+    features=("attention_kernel", "dispatcher"),
     numerics=NUMERICS,
 )

@@ -77,6 +77,10 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     found["etp"] = given.number("--expert-tensor-parallel-size")
     found["capacity_factor"] = given.text("--moe-expert-capacity-factor")
     found["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
+    if given.text("--moe-token-dispatcher-type") == "allgather":
+        found["dispatcher"] = "all_gather"
+    if given.text("--attention-backend") == "unfused":
+        found["attention_kernel"] = "eager"
     found["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
     overlap = given.switch("--tp-comm-overlap")
     if (found["tp"] or 1) > 1:
@@ -355,8 +359,6 @@ def _sizes(given: Arguments) -> dict[str, int]:
 
 
 def _notes(given: Arguments) -> Iterator[str]:
-    if given.values.get("--moe-token-dispatcher-type") == ["allgather"]:
-        yield "--moe-token-dispatcher-type allgather: not modelled; the plan sends a token to each of its experts."
     if len({given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS}) > 1:
         yield f"{' and '.join(MOMENTS)} differ: the plan has one dtype for both, the wider."
     unknown = [name for name in given.values.get("--recompute-modules", []) if name not in MODULES]

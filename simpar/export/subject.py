@@ -208,7 +208,7 @@ def subject(
 def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Iterator[Loss]:
     """Fields of a settled plan that no exporter knows yet, and that equal neither the default nor the stack's habit.
 
-    ``known`` are sections that one target knows.
+    ``known`` are sections and fields that one target knows.
     """
     blank = Plan()
     habit = resolve(blank, load_stack(stack))
@@ -222,7 +222,11 @@ def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Itera
             yield Loss(section, part, "the exporters do not know this field")
         for name in names:
             usual = (getattr(getattr(blank, section), name), getattr(getattr(habit, section), name))
-            if (section, name) not in known_to_exporters and getattr(part, name) not in usual:
+            if (
+                (section, name) not in known_to_exporters
+                and name not in known
+                and getattr(part, name) not in usual
+            ):
                 yield Loss(f"{section}.{name}", getattr(part, name), "the exporters do not know this field")
 
 

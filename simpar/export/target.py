@@ -9,12 +9,17 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.export.subject import Loss, Subject
+from simpar.plan.choices import CHOICES
 from simpar.plan.optimizers import IN_TORCH, in_torch
 from simpar.plan.plan import Plan
 
 Options = dict[str, Any]
 FEATURES = {
     "offload": "options say what a plan offloads; else that is lost",
+    **dict.fromkeys(
+        (each.name for each in CHOICES if each.section == "execution"),
+        "options say what a plan chose there; else that is lost",
+    ),
     "a part": "something else runs more of what its stack does: it does not decide what is searched for that",
 }
 """Features of a target besides writing files."""

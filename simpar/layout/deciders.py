@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from simpar.models.graph import ModelGraph
-from simpar.plan.choices import context_parallel, data_parallel, numerics, path_of, tensor_parallel
+from simpar.plan.choices import (
+    CHOICES, context_parallel, data_parallel, execution, numerics, path_of, tensor_parallel,
+)
 from simpar.plan.choices.target import Target
 from simpar.plan.offload import offloads_gradients
 from simpar.plan.plan import Plan
@@ -110,4 +112,13 @@ def filled(plan: Plan, deciders: Iterable[Decider[Known]], known: Known) -> Plan
 
 def resolve(plan: Plan, stack: Stack) -> Plan:
     """The plan with everything that it leaves to its stack decided."""
-    return filled(plan, BY_STACK, stack).model_copy(update={"stack": stack.name})
+    sent = {"stack": stack.name, "experts": execution.dispatched(plan)}
+    return filled(plan, BY_STACK, stack).model_copy(update=sent)
+
+
+def executed(stack: Stack, plan: Plan) -> Stack:
+    """The stack that executes a step as a plan chose: its policies, with those of the plan in their place."""
+    for choice in CHOICES:
+        if choice.in_stack is not None and (value := plan.get(choice.name)) is not None:
+            stack = choice.in_stack(stack, value)
+    return stack

@@ -13,6 +13,7 @@ from simpar.layout.mirrored import MirroredMesh, whole_schedule
 from simpar.plan.choices import path_of
 from simpar.plan.choices.context_parallel import DecidedContext
 from simpar.plan.choices.data_parallel import DecidedData
+from simpar.plan.choices.execution import DecidedExecution
 from simpar.plan.choices.experts import DecidedExperts
 from simpar.plan.choices.memory import DecidedMemory
 from simpar.plan.choices.numerics import DecidedNumerics
@@ -33,7 +34,7 @@ from simpar.units import Counts, number
 @dataclass(frozen=True, kw_only=True)
 class Layout(
     MeshSizes, DecidedPipeline, DecidedData, DecidedTensor, DecidedContext, DecidedExperts, DecidedMemory,
-    DecidedOffload, DecidedTuning, DecidedNumerics,
+    DecidedOffload, DecidedTuning, DecidedNumerics, DecidedExecution,
 ):  # fmt: skip
     """How a step is split, with everything decided: what costs and Programs read. Fields are named as choices are.
 

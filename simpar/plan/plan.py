@@ -23,6 +23,7 @@ from simpar.plan import flat
 from simpar.plan.choices import SECTION_OF, SECTIONS, path_of
 from simpar.plan.choices.context_parallel import ContextParallel
 from simpar.plan.choices.data_parallel import DataParallel
+from simpar.plan.choices.execution import Execution
 from simpar.plan.choices.experts import Experts
 from simpar.plan.choices.memory import MemoryPolicy
 from simpar.plan.choices.numerics import Numerics
@@ -43,7 +44,7 @@ def _add_flat_keys(schema: dict[str, Any]) -> None:
         "mesh": Mesh, "pipeline": Pipeline, "data_parallel": DataParallel, "tensor_parallel": TensorParallel,
         "context_parallel": ContextParallel, "experts": Experts, "memory": MemoryPolicy, "offload": Offload,
         "tuning": Tuning,
-        "numerics": Numerics,
+        "numerics": Numerics, "execution": Execution,
     }  # fmt: skip
     schema["properties"] |= flat.flat_schema(sections)
     schema["properties"]["rank_order"] = {"type": "string", "examples": ["tp-cp-dp-pp"]}
@@ -120,6 +121,7 @@ class Plan(Record):
     offload: Offload = Offload()
     tuning: Tuning = Tuning()
     numerics: Numerics = Numerics()
+    execution: Execution = Execution()
 
     @model_validator(mode="wrap")
     @classmethod

@@ -14,6 +14,7 @@ from simpar.files import allowed, choose, suggest
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
+from simpar.layout.deciders import executed
 from simpar.models.documents import with_documents
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import OPTIMAL, says_layers
@@ -200,6 +201,7 @@ def make_problem(
     graph = tuned_graph(base, as_model(model, training.seq_len))
     habits = stack if isinstance(stack, Stack) else load_stack(stack or _stack_of(constraints.portable))
     graph = with_documents(graph, training)
+    habits = executed(habits, base)
     return Problem(graph, cluster, training, habits, base, objective, constraints, perturbation)
 
 

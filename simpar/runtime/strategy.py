@@ -29,6 +29,7 @@ from simpar.errors import UserError
 from simpar.models.details import ROPE_TYPES, SCORES
 from simpar.models.graph import ModelGraph
 from simpar.models.recompute import SIMPLE, modes
+from simpar.plan.choices import CHOICES
 from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import FOLDED
@@ -162,6 +163,11 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
             raise UserError(
                 f"plan.{name} = nvme: torch has no part that reads and writes drives beside an update; allowed in a "
                 "real run: none, cpu"
+            )
+    for choice in CHOICES:
+        if choice.in_stack is not None and (given := plan.get(choice.name)) is not None:
+            raise UserError(
+                f"plan.{choice.name} = {given}: the runtime executes steps in its own way; allowed in a real run: none"
             )
     for name in ("reduce_dtype", "gather_dtype"):
         if (given := getattr(numerics, name)) is not None:

@@ -177,16 +177,17 @@ class AllocatorHabits(Strict):
     ``fragmentation``: blocks that cannot be reused, per byte that moves during a step; ``churn``: more of it where
     passes of different microbatches alternate; ``settling``: more of it in the first steps, which a layout has to get
     through and logs of later ones do not show; ``expandable``: its recipes turn on segments that expand where
-    memory is tight, which leaves next to no gaps; ``held_outputs``: how many partial sums of row-parallel products
-    a communication stream still holds after they are freed, because the host runs ahead by a queue of launches.
-    ``context_bytes`` of the device context and its kernels, ``communicator_bytes`` per communicator,
-    ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator).
+    memory is tight, which leaves next to no gaps, and ``always_expandable`` everywhere; ``held_outputs``: how many
+    partial sums of row-parallel products a communication stream still holds after they are freed, because the host
+    runs ahead by a queue of launches. ``context_bytes`` of the device context and its kernels, ``communicator_bytes``
+    per communicator, ``workspace_bytes`` of the GEMM libraries (allocated through the same allocator).
     """
 
     fragmentation: Fraction = 0.05
     churn: Fraction = 0.05
     settling: Fraction = 0.0
     expandable: bool = False
+    always_expandable: bool = False
     held_outputs: float = Field(0.0, ge=0, allow_inf_nan=False)
     context_bytes: Bytes = 0.0
     communicator_bytes: Bytes = 0.0
@@ -194,7 +195,8 @@ class AllocatorHabits(Strict):
 
     def gaps(self, alternates: bool | Flags) -> Floats:
         """Bytes that cannot be reused, per byte that moves; ``alternates``: passes of different microbatches do so."""
-        return self.fragmentation + self.churn * np.asarray(alternates, dtype=np.float64)
+        gaps = self.fragmentation + self.churn * np.asarray(alternates, dtype=np.float64)
+        return np.minimum(gaps, GAPS_OF_EXPANDABLE if self.always_expandable else np.inf)
 
     def least_gaps(self, alternates: bool | Flags) -> Floats:
         """The same where memory is tight, the first steps included."""
@@ -205,12 +207,15 @@ class AllocatorHabits(Strict):
 class LossHabits(Strict):
     """What the stack keeps of the loss.
 
-    ``logit_bytes`` per logit at its peak, ``logit_saved_bytes`` from forward to backward. With ``whole_vocabulary``
+    ``logit_bytes`` per logit at its peak, ``logit_saved_bytes`` from forward to backward. With more than one of
+    ``loss_chunks`` the tokens take output projection, loss and its backward in turn, piece by piece: the logits of one
+    exist at a time, and none are saved. With ``whole_vocabulary``
     every tensor-parallel rank holds the whole token table and gathers all logits.
     """
 
     logit_bytes: float = Field(6.0, ge=0, allow_inf_nan=False)
     logit_saved_bytes: float = Field(2.0, ge=0, allow_inf_nan=False)
+    loss_chunks: int = Field(1, ge=1)
     whole_vocabulary: bool = False
 
     def loss_bytes(self, num_logits: Numbers) -> tuple[Numbers, Numbers]:
@@ -219,7 +224,8 @@ class LossHabits(Strict):
         At the peak plain PyTorch with an fp32 loss holds 14 bytes a logit, a bf16 loss 6, eight chunks 1.6,
         Megatron's vocabulary-parallel loss 2 + 4 and 2..4 more in backward.
         """
-        return self.logit_saved_bytes * num_logits, self.logit_bytes * num_logits
+        saved = self.logit_saved_bytes if self.loss_chunks == 1 else 0.0
+        return saved * num_logits, self.logit_bytes * num_logits / self.loss_chunks
 
 
 class MemoryHabits(LossHabits):

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from simpar.plan.choices import (
     context_parallel,
     data_parallel,
+    execution,
     experts,
     memory,
     mesh,
@@ -65,6 +66,7 @@ CHOICES: tuple[Choice, ...] = (
     *offload.CHOICES,
     *tuning.CHOICES,
     *numerics.CHOICES,
+    *execution.CHOICES,
 )
 """Every choice of a plan, by section, in the order of a plan file."""
 BY_NAME = {choice.name: choice for choice in CHOICES}

@@ -263,8 +263,9 @@ class Choice:
     ``idle_at_one`` is a choice that means nothing where this degree is 1. ``axis`` says how searches vary it,
     ``read`` how its value there is read from a plan, if that is not the value of its field, and ``is_held`` whether a
     search that does not vary it says what value it holds. ``by_stack``: the software stack decides it where a plan
-    leaves it open. ``is_exported``: exporters look at it; a plan that chose an unusual value for any other choice is
-    refused. ``is_column``: tables of plans have a column of it. ``moves`` say which plans are next to a plan along it.
+    leaves it open. ``in_stack``: the stack that does as a plan chose, where the choice is a policy of stacks.
+    ``is_exported``: exporters look at it; a plan that chose an unusual value for any other choice is refused.
+    ``is_column``: tables of plans have a column of it. ``moves`` say which plans are next to a plan along it.
     """
 
     name: str
@@ -279,6 +280,7 @@ class Choice:
     by_stack: bool = False
     is_exported: bool = False
     is_column: bool = False
+    in_stack: Callable[[Stack, Any], Stack] | None = None
     read: Callable[[Any], Any] | None = None
     moves: Moves | None = None
     section: str = ""

@@ -219,3 +219,5 @@ CHOICES = in_section(
         moves=Moves(replacements=replaced_by("rank_order", DEFAULT_ORDER)),
     ),
 )
+DEGREES = tuple(choice.name for choice in CHOICES if choice.is_column)
+"""The degrees of parallelism, in the order of the mesh, experts last."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.plan.choices.mesh import LABELLED
+from simpar.plan.choices.mesh import DEGREES
 from simpar.plan.plan import Plan
 from simpar.planner.problem import BY_REGRET, Problem
 from simpar.planner.progress import TOP
@@ -138,7 +138,7 @@ def _what_decided(
 def _axes(plan: Plan) -> list[str]:
     """The axes of parallelism that a plan uses, with vpp, hsdp and unlike stages."""
     mesh, pipeline = plan.mesh, plan.pipeline
-    used = [name for name in LABELLED if (getattr(mesh, name) or 1) > 1]
+    used = [name for name in DEGREES if (getattr(mesh, name) or 1) > 1]
     return [
         *used,
         *["vpp"] * (pipeline.vpp > 1),

@@ -5,6 +5,9 @@
 | dispatch | all-to-all of every copy of every token | all-gather of what arrived |
 | combine | all-to-all back | reduce-scatter of partial sums |
 
+A dispatcher that gathers ("all_gather") sends no copies: every rank gets all tokens of the group and takes those of its
+experts, and partial sums of all of them are reduced and scattered back.
+
 Without expert parallelism tokens are gathered before they are copied. Backward mirrors forward. The fullest rank sets
 the time of an exchange. With ``ep_overlap`` an exchange runs beside the compute of another microbatch: it is waited for
 only at the end of the block, and kernels do without the multiprocessors that it holds [Megatron Core's token
@@ -45,13 +48,18 @@ class Exchange:
             if not backward:
                 self._count_tokens(steps)
             steps.add(kernel)
-            if spread:
+            if spread and self._gathers:
+                self._among_ranks(steps, name, "all_gather")
+            elif spread:
                 self._between_ranks(steps, name, view.sent_bytes)
                 self._slices(steps, name, "all_gather", view.routed_bytes * self._sharers)
             return
         if spread:
             self._slices(steps, name, "reduce_scatter", view.routed_bytes * self._sharers)
-            self._between_ranks(steps, name, view.routed_bytes)
+            if self._gathers:
+                self._among_ranks(steps, name, "reduce_scatter")
+            else:
+                self._between_ranks(steps, name, view.routed_bytes)
         steps.add(kernel)
         if not spread:
             summed = "reduce_scatter" if view.sequence_parallel else "all_reduce"
@@ -61,6 +69,15 @@ class Exchange:
     def _sharers(self) -> Numbers:
         """Ranks that share an expert."""
         return self.view.job.layout.expert_tensor_parallel
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether all tokens of the expert-parallel ranks go to each of them."""
+        return self.view.job.layout.dispatcher == "all_gather"
+
+    def _among_ranks(self, steps: StepList, name: str, op: str) -> None:
+        """Add a collective of the tokens of all expert-parallel ranks, without copies."""
+        steps.add(Step.moving(f"{name}{op}", CollectiveUse(RANKS, op, self.view.gathered_bytes), EXPERT))
 
     def _count_tokens(self, steps: StepList) -> None:
         """Add the wait in which the device idles until the host knows the sizes of the next kernels."""

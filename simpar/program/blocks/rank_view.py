@@ -111,6 +111,12 @@ class RankView:
         return self.routed_bytes * products.operand_bytes / self.compute_bytes
 
     @property
+    def gathered_bytes(self) -> Numbers:
+        """Bytes of the tokens of all expert-parallel ranks, one copy each."""
+        tokens = self.sequence["batch"] * self.sequence["seq"]
+        return floats(tokens) * self.job.graph.expert_hidden * self.compute_bytes * self.job.layout.ep
+
+    @property
     def _fullest_share(self) -> Numbers:
         """Tokens that the fullest rank receives over the mean; padding to a capacity is sent as well as computed."""
         layout = self.job.layout

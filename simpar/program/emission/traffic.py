@@ -132,7 +132,9 @@ def block_groups(view: RankView) -> list[GroupKind]:
         ops = ("permute",) if view.tensor["gathered"] == 1 else ("all_gather", "reduce_scatter")
         kinds.append(GroupKind(RING, across, ops))
     if view.job.graph.is_mixture and mesh.ep > 1:
-        kinds.append(GroupKind(RANKS, mesh.groups("ep"), (view.exchange_op,)))
+        gathers = view.job.layout.dispatcher == "all_gather"
+        exchanges = ("all_gather", "reduce_scatter") if gathers else (view.exchange_op,)
+        kinds.append(GroupKind(RANKS, mesh.groups("ep"), exchanges))
     if view.job.graph.is_mixture and mesh.expert_tensor_parallel > 1:
         kinds.append(GroupKind(SLICES, mesh.groups("etp"), sums))
     return kinds

@@ -1,0 +1,153 @@
+"""Choices of how the step is executed. What is None is done as the software stack does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, field_validator
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.plan.choices.choice import Choice, in_section
+from simpar.plan.choices.experts import Experts
+from simpar.plan.choices.section import Section
+from simpar.units import Count
+
+if TYPE_CHECKING:
+    from simpar.plan.plan import Plan
+    from simpar.stacks.stack import Stack
+
+AttentionKernel = Literal["eager", "sdpa", "flash2", "flash3", "cudnn"]
+FAMILY_OF_KERNEL = {
+    "eager": "unfused",
+    "sdpa": "flash2",
+    "flash2": "flash2",
+    "flash3": "flash",
+    "cudnn": "flash",
+}
+"""The kernel family by which each is costed.
+
+torch's scaled_dot_product_attention runs FlashAttention-2 [pytorch, aten/native/transformers/cuda/flash_attn];
+FlashAttention-3 [Shah et al. 2024, arXiv 2407.08608] and cuDNN's are the fastest that the device has.
+"""
+Dispatcher = Literal["all_gather", "all_to_all", "deepep", "hybridep"]
+DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
+"""Multiprocessors of an exchange: Buffer.num_sms of DeepEP, moe_hybridep_num_sms of Megatron-Core."""
+SENT_BY_DISPATCHER: dict[str, Any] = {
+    "all_gather": "per_expert", "all_to_all": "per_expert", "deepep": "per_node", "hybridep": "per_node",
+}  # fmt: skip
+"""The copies of a token that a dispatcher sends (token_dispatch)."""
+CAPTURED = ("attention", "mamba", "mlp", "router", "step")
+"""Parts of a layer that CUDA graphs capture; "step" captures all of it."""
+
+
+class Execution(Section):
+    """How the step is executed. What is None is decided by the stack.
+
+    ``attention_kernel`` runs core attention: eager products and a softmax, torch's SDPA, FlashAttention-2 or 3, or
+    cuDNN's. ``loss_chunks`` pieces of the tokens go through output projection, loss and their backward in turn, so that
+    the logits of one piece exist at a time and none are kept for backward [Liger Kernel, arXiv 2410.10989].
+    ``expandable_segments`` of the caching allocator leave next to no gaps [PYTORCH_CUDA_ALLOC_CONF]. ``graphs`` names
+    what of a layer CUDA graphs capture, such as "attention+mlp", "step" for all, "none". ``dispatcher`` moves tokens to
+    their experts: all tokens to every rank ("all_gather"), a copy to each expert ("all_to_all"), or one to each
+    scale-up domain by kernels that need no counts on the host ("deepep", "hybridep"). ``parameter_dtype`` is that of
+    the parameters that the optimizer updates; bf16 without master_weights are pure bf16 states.
+    """
+
+    attention_kernel: AttentionKernel | None = None
+    loss_chunks: Count | None = None
+    expandable_segments: bool | None = None
+    graphs: str | None = Field(None, json_schema_extra={"examples": ["none", "attention+mlp", "step"]})
+    dispatcher: Dispatcher | None = None
+    parameter_dtype: Literal["fp32", "bf16"] | None = None
+
+    @field_validator("graphs")
+    @classmethod
+    def _known_parts(cls, graphs: str | None) -> str | None:
+        parts = () if graphs in (None, "none") else str(graphs).split("+")
+        for part in parts:
+            if part not in CAPTURED:
+                raise ValueError(
+                    f"{part!r} is not captured{files.suggest(part, CAPTURED)}; allowed: none, or parts joined by +: "
+                    f"{', '.join(CAPTURED)}"
+                )
+        return graphs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecidedExecution:
+    """Execution as a plan says it; None is as the stack, which :func:`simpar.layout.deciders.executed` changes."""
+
+    attention_kernel: AttentionKernel | None = None
+    loss_chunks: int | None = None
+    expandable_segments: bool | None = None
+    graphs: str | None = None
+    dispatcher: Dispatcher | None = None
+    parameter_dtype: Literal["fp32", "bf16"] | None = None
+
+
+def dispatched(plan: Plan) -> Experts:
+    """The choices about experts, with the copies that the dispatcher sends.
+
+    Raises UserError if the plan asks for others.
+    """
+    dispatcher, experts = plan.execution.dispatcher, plan.experts
+    if dispatcher is None:
+        return experts
+    sent = SENT_BY_DISPATCHER[dispatcher]
+    if experts.token_dispatch not in (Experts().token_dispatch, sent):
+        raise UserError(
+            f"plan.token_dispatch = {experts.token_dispatch}: dispatcher {dispatcher} sends tokens {sent}; allowed: "
+            f"{sent}, or no dispatcher"
+        )
+    return experts.model_copy(update={"token_dispatch": sent})
+
+
+def _with_attention(stack: Stack, kernel: str) -> Stack:
+    """The stack with another attention kernel, whose speed is that of its family unless the stack has that family."""
+    family = FAMILY_OF_KERNEL[kernel]
+    if family == stack.fusion.attention:
+        return stack
+    fusion = stack.fusion.model_copy(update={"attention": family, "attention_rate": {}})
+    return stack.model_copy(update={"fusion": fusion})
+
+
+def _with_loss_chunks(stack: Stack, chunks: int) -> Stack:
+    return stack.model_copy(update={"memory": stack.memory.model_copy(update={"loss_chunks": chunks})})
+
+
+def _with_segments(stack: Stack, expandable: bool) -> Stack:
+    allocator = stack.memory.allocator.model_copy(
+        update={"expandable": expandable, "always_expandable": expandable}
+    )
+    return stack.model_copy(update={"memory": stack.memory.model_copy(update={"allocator": allocator})})
+
+
+def _with_graphs(stack: Stack, graphs: str) -> Stack:
+    parts = () if graphs == "none" else tuple(graphs.split("+"))
+    return stack.model_copy(update={"launch": stack.launch.model_copy(update={"graphs": parts})})
+
+
+def _with_dispatcher(stack: Stack, dispatcher: str) -> Stack:
+    """The stack with another dispatcher; the library's kernels need no counts of tokens on the host."""
+    sms = {"deepep": DEEPEP_SMS, "hybridep": HYBRIDEP_SMS}
+    if dispatcher not in sms:
+        return stack
+    update = {"sync_s": 0.0, "exchange_host_s": 0.0, "exchange_sms": sms[dispatcher]}
+    return stack.model_copy(update={"experts": stack.experts.model_copy(update=update)})
+
+
+def _with_parameter_dtype(stack: Stack, dtype: str) -> Stack:
+    return stack.model_copy(update={"numerics": stack.numerics.model_copy(update={"parameter_dtype": dtype})})
+
+
+CHOICES = in_section(
+    "execution",
+    Choice("attention_kernel", in_stack=_with_attention),
+    Choice("loss_chunks", in_stack=_with_loss_chunks),
+    Choice("expandable_segments", in_stack=_with_segments),
+    Choice("graphs", in_stack=_with_graphs),
+    Choice("dispatcher", in_stack=_with_dispatcher),
+    Choice("parameter_dtype", in_stack=_with_parameter_dtype),
+)

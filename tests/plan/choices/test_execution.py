@@ -1,0 +1,177 @@
+"""Choices of how the step is executed: each changes what it says, by figures computed by hand."""
+
+import pytest
+
+import simpar
+from simpar.errors import UserError
+from simpar.export import export, load_target, losses
+from simpar.layout.deciders import executed
+from simpar.plan.choices import BY_NAME
+from simpar.plan.plan import Plan
+from simpar.stacks.stack import load_stack
+from simpar.units import GIB
+
+LLAMA = ("llama-3-8b", "dgx-h100")
+TRAINING = {"seq_len": 8192, "global_batch": 16}
+
+
+def simulated(stack="fsdp", model=LLAMA[0], training=TRAINING, **plan):
+    """The result of a plan on a node of H100."""
+    return simpar.simulate(model, LLAMA[1], plan, training, stack=stack)
+
+
+def plan_of(result):
+    """The plan that a result states."""
+    return Plan.model_validate(result.setup.plan)
+
+
+def peak_bytes(**plan):
+    """The largest allocated peak of all stages."""
+    return max(stage.peak for stage in simulated(**plan).memory.stages)
+
+
+def test_what_a_plan_leaves_open_is_as_the_stack():
+    """Every choice of execution is None by default, and a plan of defaults changes no policy."""
+    for name in ("megatron", "fsdp", "torchtitan"):
+        stack = load_stack(name)
+        assert executed(stack, Plan()) is stack
+        chunked = executed(stack, Plan(loss_chunks=4))
+        assert executed(chunked, Plan(loss_chunks=4)) == chunked != stack
+
+
+def test_every_choice_round_trips_through_its_result():
+    """What was chosen stands in the plan of the result, and gives the same step again."""
+    chosen = {
+        "attention_kernel": "cudnn", "loss_chunks": 4, "expandable_segments": True, "graphs": "attention+mlp",
+        "parameter_dtype": "bf16", "dispatcher": "deepep",
+    }  # fmt: skip
+    assert set(chosen) == {choice.name for choice in BY_NAME.values() if choice.section == "execution"}
+    result = simulated(zero=3, **chosen)
+    assert {name: plan_of(result).get(name) for name in chosen} == chosen
+    again = simpar.simulate(*LLAMA, plan_of(result), TRAINING, stack="fsdp")
+    assert again.step_time_s == result.step_time_s
+
+
+def test_chunks_of_a_loss_hold_the_logits_of_one():
+    """14 bytes of 8,192 x 128,256 logits at the peak of an eager fp32 loss [fsdp]: half of them in two chunks."""
+    logits = 8192 * 128_256
+    whole, two, four = (peak_bytes(zero=3, loss_chunks=chunks, recompute="full") for chunks in (1, 2, 4))
+    assert whole - two == pytest.approx(14 * logits / 2, rel=1e-6)
+    assert two - four == pytest.approx(14 * logits / 4, rel=1e-6)
+
+
+def test_eager_attention_keeps_scores():
+    """Scores of 32 heads over 8,192 x 8,192 positions are written and kept: a longer step and more memory."""
+    flash, eager = simulated(zero=3), simulated(zero=3, attention_kernel="eager")
+    scores_bytes = 32 * 8192**2 * 2
+    assert eager.memory.peak_reserved_bytes - flash.memory.peak_reserved_bytes > 31 * scores_bytes
+    assert eager.step_time_s > 1.3 * flash.step_time_s
+    assert (
+        simulated(zero=3, attention_kernel="sdpa").step_time_s == flash.step_time_s
+    )  # fsdp runs FlashAttention-2
+    assert simulated(zero=3, attention_kernel="flash3").step_time_s < flash.step_time_s
+
+
+def test_expandable_segments_leave_two_percent_of_gaps():
+    """Reserved memory beyond the peak is 2 % of what moves; static memory and the step stay."""
+    plain, expandable = simulated(zero=3), simulated(zero=3, expandable_segments=True)
+    assert expandable.memory.peak_reserved_bytes < plain.memory.peak_reserved_bytes - GIB
+    assert expandable.step_time_s == plain.step_time_s
+    allocator = executed(load_stack("fsdp"), Plan(expandable_segments=True)).memory.allocator
+    assert allocator.gaps(alternates=True) == allocator.least_gaps(alternates=True) == 0.02
+    assert not executed(load_stack("nemo"), Plan(expandable_segments=False)).memory.allocator.expandable
+
+
+def test_pure_bf16_states_take_eight_bytes_a_parameter():
+    """Parameters, gradients and two moments in bf16: 2 + 2 + 4 bytes, sharded over 8 ranks; fp32 ones take 16."""
+    parameters = simpar.Model(LLAMA[0]).num_parameters()
+    pure = {"parameter_dtype": "bf16", "master_weights": False, "moment_dtype": "bf16", "grad_dtype": "bf16"}
+    static = {
+        name: simulated(zero=3, **plan).memory.static_memory_bytes
+        for name, plan in {"fp32": {}, "pure": pure}.items()
+    }
+    assert static["fp32"] - static["pure"] == pytest.approx(8 * parameters / 8, rel=0.02)
+
+
+def test_graphs_hide_launches_where_kernels_are_short():
+    """Captured kernels need one launch together: GPT-2 at one short sequence waits for the host without them."""
+    short = {"seq_len": 128, "global_batch": 8}
+    plain, captured = (
+        simulated("fsdp", "gpt2", short, graphs=graphs) for graphs in ("none", "attention+mlp")
+    )
+    assert captured.step_time_s < 0.9 * plain.step_time_s
+
+
+def test_a_gathering_dispatcher_moves_every_token_to_every_rank():
+    """Mixtral on 8 ranks: 4,096 tokens of 4,096 bf16 features from each; dispatch and combine, forward and backward."""
+    training = {"seq_len": 4096, "global_batch": 8}
+    gathers, sends = (
+        simulated("megatron", "mixtral-8x7b", training, zero=1, ep=8, dispatcher=name)
+        for name in ("all_gather", "all_to_all")
+    )
+    layers, collectives, tokens_bytes = 32, 4, 4096 * 4096 * 2
+    moved = [result.communication["ep"].bytes_per_rank for result in (gathers, sends)]
+    assert moved == pytest.approx(
+        [layers * collectives * tokens_bytes * copies for copies in (8, 2)], rel=1e-6
+    )
+    assert gathers.step_time_s > sends.step_time_s
+
+
+def test_libraries_that_dispatch_ask_no_host():
+    """DeepEP needs no counts of tokens on the host, and sends one copy of a token to a node."""
+    policies = executed(load_stack("nemo"), Plan(dispatcher="deepep")).experts
+    assert (policies.sync_s, policies.exchange_host_s, policies.exchange_sms) == (0, 0, 20)
+    result = simulated(
+        "megatron", "mixtral-8x7b", {"seq_len": 4096, "global_batch": 8}, zero=1, ep=8, dispatcher="deepep"
+    )
+    assert plan_of(result).get("token_dispatch") == "per_node"
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"graphs": "attention+mpl"}, "'mpl' is not captured; did you mean 'mlp'?"),
+        ({"attention_kernel": "flash4"}, "attention_kernel"),
+        ({"loss_chunks": 0}, "loss_chunks"),
+        (
+            {"dispatcher": "deepep", "token_dispatch": "per_rank", "ep": 8},
+            "allowed: per_node, or no dispatcher",
+        ),
+    ],
+)
+def test_refusals_name_what_is_allowed(plan, words):
+    """In one line."""
+    with pytest.raises(UserError, match="(?s)" + words.replace("?", r"\?")) as error:
+        simulated("megatron", "mixtral-8x7b", {"seq_len": 4096, "global_batch": 8}, **plan)
+    assert "\n" not in str(error.value).strip()
+
+
+def test_a_run_and_other_exports_refuse_what_they_do_not_do():
+    """Simpar's runtime executes steps in its own way; Megatron has dispatchers and attention, and none of the rest."""
+    from simpar.runtime.strategy import choose
+
+    for name, value in {"attention_kernel": "eager", "loss_chunks": 2, "dispatcher": "deepep"}.items():
+        plan = Plan(dp=8, zero=3, **{name: value})
+        with pytest.raises(UserError, match=f"plan.{name} = {value}: the runtime"):
+            choose(plan, None, simpar.Model("gpt2"))
+        lost = {target: expressed(plan, target) for target in ("torchtitan", "megatron")}
+        assert lost["torchtitan"] == [f"execution.{name}"]
+        assert lost["megatron"] == ([f"execution.{name}"] if name == "loss_chunks" else [])
+
+
+def expressed(plan, target):
+    """The fields of a plan that a target loses."""
+    training = simpar.Training(seq_len=1024, global_batch=8)
+    return [loss.field for loss in losses(plan, simpar.Model("llama-3-8b"), training, target)]
+
+
+def test_megatron_writes_and_reads_dispatchers_and_attention():
+    """``--moe-token-dispatcher-type`` and ``--attention-backend`` of its own parser."""
+    plan = Plan(dp=8, ep=8, zero=1, dispatcher="all_gather", attention_kernel="eager")
+    training = simpar.Training(seq_len=4096, global_batch=8)
+    files = export(plan, simpar.Model("mixtral-8x7b"), training, "megatron").files
+    text = next(text for name, text in files.items() if name.endswith(".sh"))
+    assert "--moe-token-dispatcher-type allgather" in text
+    assert "--attention-backend unfused" in text
+    again = load_target("megatron").read(text, "train.sh").plan
+    assert (again.get("dispatcher"), again.get("attention_kernel")) == ("all_gather", "eager")
