@@ -13,7 +13,13 @@ from typing import Any, Generic, TypeVar
 
 from simpar.models.graph import ModelGraph
 from simpar.plan.choices import (
-    CHOICES, context_parallel, data_parallel, execution, numerics, path_of, tensor_parallel,
+    CHOICES,
+    context_parallel,
+    data_parallel,
+    execution,
+    numerics,
+    path_of,
+    tensor_parallel,
 )
 from simpar.plan.choices.target import Target
 from simpar.plan.offload import offloads_gradients
