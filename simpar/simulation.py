@@ -30,9 +30,9 @@ from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.sync import apart
 from simpar.precisions import narrower
-from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import check_countable
+from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered, Outline, outline
 from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.checkpointing import with_checkpoints
@@ -110,7 +110,7 @@ def simulate(
 
 
 def without_slow_ranks_ns(
-    job: Job, cluster: Cluster, perturbation: Perturbation, engine: str = "auto"
+    job: TrainingJob, cluster: Cluster, perturbation: Perturbation, engine: str = "auto"
 ) -> int | None:
     """The step if no rank were slow, in nanoseconds; None where none is."""
     if not perturbation.slow_ranks:
@@ -145,7 +145,7 @@ def make_job(
     training: Training,
     stack: Stack | str | None = None,
     fit_probability: float = AS_PREDICTED,
-) -> Job:
+) -> TrainingJob:
     """The job of a plan: everything that is decided before lowering. Raises UserError.
 
     Where recomputation is chosen layer by layer ("optimal"), the choice fits in memory with ``fit_probability``.
@@ -172,7 +172,7 @@ def job_of_layout(
     training: Training,
     stack: Stack,
     fit_probability: float = AS_PREDICTED,
-) -> Job:
+) -> TrainingJob:
     """The job of a layout whose costs are still to be looked at. Raises UserError.
 
     DualPipe becomes DualPipeV on half as many pipeline ranks (:mod:`simpar.layout.mirrored`).
@@ -194,16 +194,16 @@ def job_of_layout(
     check_drives(layout, cluster)
     graph = _with_documents(graph, layout, training)
     named_layout = replace(layout, record=layout.record.model_copy(update=named))
-    job = Job(graph, training, named_layout, habits, first, tuple(others))
+    job = TrainingJob(graph, training, named_layout, habits, first, tuple(others))
     return _decided(with_checkpoints(job, cluster, partial(_room, cluster, fit_probability)), cluster)
 
 
-def _decided(job: Job, cluster: Cluster) -> Job:
+def _decided(job: TrainingJob, cluster: Cluster) -> TrainingJob:
     """The job whose layout also states what follows from the durations of its passes: pass costs and token slices."""
     return with_slices(with_pass_costs(job, cluster), cluster)
 
 
-def _room(cluster: Cluster, fit_probability: float, job: Job) -> dict[int, tuple[float, float]]:
+def _room(cluster: Cluster, fit_probability: float, job: TrainingJob) -> dict[int, tuple[float, float]]:
     """For every pipeline rank: bytes that come and go in the simulated step of a job, and the most that would fit."""
     lowered = lower_job(_decided(job, cluster), cluster)
     timing = choose_engine_here(lowered.program)(lowered.program)
@@ -268,7 +268,7 @@ def check_drives(layout: Layout, cluster: Cluster) -> None:
             )
 
 
-def with_pass_costs(job: Job, cluster: Cluster) -> Job:
+def with_pass_costs(job: TrainingJob, cluster: Cluster) -> TrainingJob:
     """The job whose layout states the durations of F, I and W that a greedy schedule is made for.
 
     Unchanged where the schedule does not depend on durations, or the layout states them already.
@@ -281,14 +281,14 @@ def with_pass_costs(job: Job, cluster: Cluster) -> Job:
     return replace(job, layout=replace(layout, pass_costs=pass_costs(job, cluster)))
 
 
-def with_slices(job: Job, cluster: Cluster) -> Job:
+def with_slices(job: TrainingJob, cluster: Cluster) -> TrainingJob:
     """The job whose layout states the token slices that its schedule cuts sequences into; unchanged where it does."""
     if not job.layout.runs_slices or job.layout.slices:
         return job
     return replace(job, layout=replace(job.layout, slices=choose_slices(job, cluster)))
 
 
-def _check_tokens(job: Job) -> None:
+def _check_tokens(job: TrainingJob) -> None:
     micro_batch = int(job.layout.micro_batch)
     tokens = micro_batch * job.training.seq_len
     if tokens > MOST_TOKENS:
@@ -299,14 +299,14 @@ def _check_tokens(job: Job) -> None:
 
 
 def lower_job(
-    job: Job, cluster: Cluster, perturbation: Perturbation | None = None, *, contention: bool = True
+    job: TrainingJob, cluster: Cluster, perturbation: Perturbation | None = None, *, contention: bool = True
 ) -> Lowered:
     """Lower a job whose ranks differ by a perturbation. Raises UserError for a rank that does not exist."""
     return outline_job(job, cluster, perturbation, contention=contention).lowered()
 
 
 def outline_job(
-    job: Job, cluster: Cluster, perturbation: Perturbation | None = None, *, contention: bool = True
+    job: TrainingJob, cluster: Cluster, perturbation: Perturbation | None = None, *, contention: bool = True
 ) -> Outline:
     """What :func:`lower_job` decides before it writes the ops of the Program out. Raises UserError as it does."""
     perturbation = perturbation or Perturbation()

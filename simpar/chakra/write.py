@@ -14,8 +14,8 @@ from simpar.engine import choose_engine_here
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.layout.check import schedule_of
-from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.program import check_countable
+from simpar.program.job import TrainingJob
 from simpar.program.lower import outline
 from simpar.program.perturbation import Perturbation
 from simpar.units import NS_PER_S, format_seconds, to_ns
@@ -44,7 +44,7 @@ class ExportedTraces:
         return f"One step, {format_seconds(self.step_time_s)} as simulated."
 
 
-def export_traces(job: Job, cluster: Cluster, *, lossy: bool = False) -> ExportedTraces:
+def export_traces(job: TrainingJob, cluster: Cluster, *, lossy: bool = False) -> ExportedTraces:
     """The files of one step of a job.
 
     ``job`` is made by :func:`simpar.simulation.make_job`. Raises UserError for more ranks or ops than MOST_RANKS and
@@ -79,7 +79,7 @@ def export_traces(job: Job, cluster: Cluster, *, lossy: bool = False) -> Exporte
     return ExportedTraces(files, time_ns / NS_PER_S, lost, notes)
 
 
-def simulated_step(job: Job, cluster: Cluster) -> tuple[StepTraces, int]:
+def simulated_step(job: TrainingJob, cluster: Cluster) -> tuple[StepTraces, int]:
     """(Traces of a step, its duration in ns), simulated with every rank as its own class."""
     world, layout = cluster.world_size, job.layout
     if layout.steps_apart:
@@ -106,7 +106,7 @@ def simulated_step(job: Job, cluster: Cluster) -> tuple[StepTraces, int]:
     return step_traces(lowered, timing), timing.makespan_ns + int(to_ns(job.stack.launch.step_overhead_s))
 
 
-def _notes(job: Job, cluster: Cluster, step: StepTraces) -> Iterator[str]:
+def _notes(job: TrainingJob, cluster: Cluster, step: StepTraces) -> Iterator[str]:
     joined = "kernels shorter than 50 us are joined with the next ones; times are whole microseconds"
     yield f"{step.num_nodes:,} nodes; {joined}"
     if job.graph.is_mixture and job.layout.mesh.ep > 1 and job.layout.token_dispatch == "per_node":
@@ -115,7 +115,7 @@ def _notes(job: Job, cluster: Cluster, step: StepTraces) -> Iterator[str]:
 
 
 def _page(
-    job: Job, cluster: Cluster, step_time_s: float, lost: tuple[str, ...], notes: tuple[str, ...]
+    job: TrainingJob, cluster: Cluster, step_time_s: float, lost: tuple[str, ...], notes: tuple[str, ...]
 ) -> str:
     """The text on how to run the files, and on what they do not express."""
     mesh = job.layout.mesh

@@ -14,12 +14,13 @@ from simpar.layout.layout import Layout
 from simpar.plan.routing import sampled_loads
 from simpar.plan.schedules.actions import LETTERS, F, Schedule, W
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
-from simpar.program.blocks.rank_view import ANY, Job
+from simpar.program.blocks.rank_view import ANY
 from simpar.program.emission.emit import ClassActions
 from simpar.program.emission.microbatches import MIDDLE, middle
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.emission.traffic import EMBEDDING_GROUP, Network, embedding_sum
 from simpar.program.fold.refinement import by_appearance
+from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries
 from simpar.program.messages import Messages
 from simpar.program.perturbation import Perturbation
@@ -123,7 +124,7 @@ class ClassMaker:
     slowdown and ``long``; builders by shared builder, context and expert coordinate, and device.
     """
 
-    job: Job
+    job: TrainingJob
     builders: tuple[ActionBuilder, ...]
     network: Network
     schedule: Schedule

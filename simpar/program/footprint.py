@@ -22,9 +22,9 @@ from simpar.cost.offload import HostMemory, host_memory
 from simpar.hardware.cluster import Cluster
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.schedules import looks_at_costs
-from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.memory import MemoryUse, memory_uses
 from simpar.program.ir.program import Timing
+from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.program.structure.stages import StageBuilder
 from simpar.uncertainty.memory import AS_PREDICTED, MemoryRisk, Parts
@@ -41,7 +41,7 @@ class Footprint:
     the routed tokens on the fullest rank beyond those that are predicted; ``risk`` covers all other errors.
     """
 
-    job: Job
+    job: TrainingJob
     stage: int
     static: StaticMemory
     use: MemoryUse

@@ -8,7 +8,7 @@ from math import inf
 from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import COMPUTE, CONTEXT, EXPERT, TENSOR
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
 from simpar.program.class_maker import ClassMaker, rank_colours
 from simpar.program.emission.collective_prices import Added
 from simpar.program.emission.emit import ClassActions, Emitter, Slots
@@ -17,6 +17,7 @@ from simpar.program.emission.shared_cores import are_shared, share_cores
 from simpar.program.emission.traffic import Network, group_kinds, hop_kind, late_per_member_s, streams_of
 from simpar.program.fold.quotient import Quotient, build_quotient
 from simpar.program.ir.program import Program
+from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries, stage_builders, stage_kinds
 from simpar.program.perturbation import Perturbation
 from simpar.program.structure.stages import ActionBuilder, StageBuilder
@@ -29,7 +30,7 @@ class Lowered:
     """A Program and its origin: rank classes, the template of every slot, and the op that each slot became."""
 
     program: Program
-    job: Job
+    job: TrainingJob
     maker: ClassMaker
     quotient: Quotient
     actions: tuple[ClassActions, ...]
@@ -89,7 +90,7 @@ class Outline:
 
 
 def lower(
-    job: Job,
+    job: TrainingJob,
     cluster: Cluster,
     schedule: Schedule,
     *,
@@ -104,7 +105,7 @@ def lower(
 
 
 def outline(
-    job: Job,
+    job: TrainingJob,
     cluster: Cluster,
     schedule: Schedule,
     *,

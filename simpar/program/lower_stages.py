@@ -26,16 +26,17 @@ from simpar.plan.schedules import make_schedule, usual_schedule
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import StagePlan, stage_blocks
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
 from simpar.program.emission.traffic import EMBEDDING_GROUP, group_kinds, hop_kind, late_per_member_s
 from simpar.program.fold.group_routes import GroupKind
+from simpar.program.job import TrainingJob
 from simpar.program.structure.stage_builder import RolesBuilder, axes_group
 from simpar.program.structure.stages import ActionBuilder, StageBuilder
 from simpar.program.structure.synchronisation import Synchronisation
 from simpar.units import US, Ints
 
 
-def stage_builders(job: Job, cluster: Cluster, schedule: Schedule) -> tuple[ActionBuilder, ...]:
+def stage_builders(job: TrainingJob, cluster: Cluster, schedule: Schedule) -> tuple[ActionBuilder, ...]:
     """The builder of every stage: that of the uniform plan that repeats it, or one for operators in given roles."""
     found: list[ActionBuilder] = []
     for index, stage in enumerate(job.layout.stages or ()):
@@ -121,7 +122,7 @@ def message_kind(delta: int, number: int) -> str:
 class Boundaries:
     """Messages between neighbouring stages with meshes of their own, and the gathers behind them."""
 
-    job: Job
+    job: TrainingJob
     builders: tuple[ActionBuilder, ...]
 
     @property

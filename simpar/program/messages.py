@@ -9,9 +9,9 @@ import numpy as np
 from simpar.layout.mirrored import MirroredMesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse
-from simpar.program.blocks.rank_view import Job
 from simpar.program.emission.traffic import hop_kind, send_bytes
 from simpar.program.fold.quotient import Quotient
+from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries, message_kind
 from simpar.program.structure.stages import ActionBuilder, StageBuilder, rests
 from simpar.program.structure.templates import Node
@@ -26,7 +26,7 @@ class Messages:
     private field keeps the nodes of messages by letter, distance in the pipeline, bytes and number.
     """
 
-    job: Job
+    job: TrainingJob
     builders: tuple[ActionBuilder, ...]
     schedule: Schedule
     boundaries: Boundaries | None

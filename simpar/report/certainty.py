@@ -8,8 +8,8 @@ from pydantic import Field
 
 from simpar.calls import Strict
 from simpar.hardware.cluster import Cluster
-from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint, on_fullest_device
+from simpar.program.job import TrainingJob
 from simpar.stacks.stack import Stack
 from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns, after, like
 from simpar.uncertainty.step_time import StepTimeError
@@ -38,7 +38,7 @@ class Certainty(Strict):
     own_runs: int = 0
 
 
-def traits_of(job: Job, cluster: Cluster, device: str) -> Traits:
+def traits_of(job: TrainingJob, cluster: Cluster, device: str) -> Traits:
     """The traits of a job that decide how well its predictions are known, on one of its kinds of devices."""
     layout, mixture = job.layout, job.graph.is_mixture
     return Traits(
@@ -68,7 +68,9 @@ def step_time_error(traits: Traits, own_runs: Sequence[OwnRuns] = ()) -> StepTim
     return after(known, like(traits, own_runs), table.learned)
 
 
-def certainty_of(job: Job, cluster: Cluster, held: Sequence[Footprint], step_time_s: float) -> Certainty:
+def certainty_of(
+    job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], step_time_s: float
+) -> Certainty:
     """How sure a simulated step is, by the shipped table of errors.
 
     On several kinds of devices, the least known kind decides.

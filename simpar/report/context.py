@@ -7,9 +7,9 @@ from functools import cached_property
 
 from simpar.hardware.cluster import Cluster
 from simpar.plan.plan import Plan
-from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint
 from simpar.program.ir.program import Timing
+from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.accounting import Accounts, account
@@ -39,7 +39,7 @@ class Context:
     last_ops: Indices | None = None
 
     @property
-    def job(self) -> Job:
+    def job(self) -> TrainingJob:
         """The job behind the Program."""
         return self.lowered.job
 

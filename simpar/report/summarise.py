@@ -22,9 +22,9 @@ from simpar.models.graph import ModelGraph
 from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_deviation, fullest_load, sampled_loads
-from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import Footprint, HostUse, footprints, host_use, on_fullest_device
 from simpar.program.ir.program import MEMORY_CATEGORIES, Label
+from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.report.accounting import CAUSES, Accounts
 from simpar.report.bill import Amount, Bill, Step, whole_run
@@ -195,19 +195,19 @@ def _speed(context: Context, step_s: float, recompute_s: float) -> Speed:
     )
 
 
-def at_peak_s(job: Job, cluster: Cluster, convention: str) -> float:
+def at_peak_s(job: TrainingJob, cluster: Cluster, convention: str) -> float:
     """Seconds that the FLOP of a step, recomputation included, take at the dense peak of all devices."""
     seq_len = job.training.seq_len
     flop = hardware_flop_per_token(_of_mean_documents(job), seq_len, job.layout.recompute, convention)
     return flop * job.training.tokens_per_step / _peak_flop_per_s(job, cluster)
 
 
-def _of_mean_documents(job: Job) -> ModelGraph:
+def _of_mean_documents(job: TrainingJob) -> ModelGraph:
     """The model as the mean rank computes it: the fullest rank's extra work lengthens the step, not the FLOP."""
     return with_documents(job.graph, job.training)
 
 
-def _peak_flop_per_s(job: Job, cluster: Cluster) -> float:
+def _peak_flop_per_s(job: TrainingJob, cluster: Cluster) -> float:
     """Peak FLOP/s of all devices together."""
     peaks = [job.on(index).kernels.peak(job.layout.precision) for index in range(len(cluster.devices))]
     return sum(part.world_size * peaks[cluster.devices.index(part.device)] for part in cluster.parts)
@@ -446,7 +446,7 @@ def _asked(plan: Plan, resolved: Plan) -> dict[str, Any]:
     return plan.model_copy(update={**named, "predicted": None}).model_dump(mode="json")
 
 
-def _model_facts(job: Job) -> dict[str, Any]:
+def _model_facts(job: TrainingJob) -> dict[str, Any]:
     graph = job.graph
     return {
         "name": graph.name,

@@ -22,9 +22,9 @@ from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster, make_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.plan.plan import Plan
-from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints
 from simpar.program.ir.program import Timing
+from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty, certainty_of
@@ -123,7 +123,7 @@ def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Low
     return lowered, engine(lowered.program)
 
 
-def job_of(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> Job:
+def job_of(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> TrainingJob:
     """The job of a case. Raises Unmodelled if it is not possible."""
     stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
     with _in_words():
@@ -144,7 +144,7 @@ def _step_time_s(lowered: Lowered, timing: Timing) -> float:
     return float(lowered.job.stack.step_s(timing.makespan_ns))
 
 
-def _tuned(job: Job, tuning: Tuning) -> Job:
+def _tuned(job: TrainingJob, tuning: Tuning) -> TrainingJob:
     device = job.kernels.device
     if device.name not in tuning.devices:
         return job

@@ -11,7 +11,8 @@ from simpar.layout.layout import Layout
 from simpar.models.graph import ModelGraph
 from simpar.models.training import Training
 from simpar.plan.plan import Plan
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.job import TrainingJob
 from simpar.program.structure.stages import StageBuilder
 from simpar.stacks.stack import Stack
 
@@ -19,7 +20,7 @@ from simpar.stacks.stack import Stack
 def builder_of(graph: ModelGraph, plan: Plan | Layout, training: Training, stack: Stack) -> StageBuilder:
     """Its stages."""
     layout = plan if isinstance(plan, Layout) else Layout.of(plan)
-    job = Job(graph, training, layout, stack, KernelModel(load_cluster("dgx-h100", 1).device))
+    job = TrainingJob(graph, training, layout, stack, KernelModel(load_cluster("dgx-h100", 1).device))
     ranks = schedule_of(layout, training).rank_of_stage
     return StageBuilder(RankView.of(job), ranks)
 

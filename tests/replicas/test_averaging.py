@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.layout.layout import Layout
 from simpar.replicas.setting import Replicas, replica_of_rank
 
 
@@ -75,5 +76,5 @@ def test_islands_share_inside_and_average_across(step_of):
 )
 def test_ranks_belong_to_the_replica_that_holds_their_share(plan, members):
     """A replica is every rank that one copy of the states is spread over."""
-    of_rank = replica_of_rank(plan)
+    of_rank = replica_of_rank(Layout.of(plan))
     assert [np.flatnonzero(of_rank == replica).tolist() for replica in range(len(members))] == members

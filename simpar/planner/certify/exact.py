@@ -16,8 +16,8 @@ from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan
 from simpar.plan.sync import apart
 from simpar.planner.problem import Problem
-from simpar.program.blocks.rank_view import Job
 from simpar.program.footprint import footprints, host_use
+from simpar.program.job import TrainingJob
 from simpar.report.context import Context
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
@@ -43,7 +43,7 @@ def exact(problem: Problem, plan: Plan, engine: str = "auto") -> Result:
     )
 
 
-def job_of(problem: Problem, plan: Plan) -> Job:
+def job_of(problem: Problem, plan: Plan) -> TrainingJob:
     """The job of a plan of the problem. Raises UserError if the plan is not allowed."""
     return make_job(problem.graph, problem.cluster, plan, problem.training, problem.stack)
 

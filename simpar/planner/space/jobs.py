@@ -18,7 +18,7 @@ from simpar.plan.plan import Plan
 from simpar.plan.schedules import EVEN_COSTS, FOLDED, declared, looks_at_costs, natural_vpp, usual_schedule
 from simpar.planner.problem import Problem
 from simpar.planner.space.table import Rows
-from simpar.program.blocks.rank_view import Job
+from simpar.program.job import TrainingJob
 from simpar.simulation import job_of_layout
 from simpar.units import Counts, Ints
 
@@ -100,14 +100,14 @@ class Jobs:
         resolved = resolve(counted_plan, problem.stack)
         return Layout.of(filled(resolved, BY_MODEL, (problem.graph, problem.stack)))
 
-    def job(self, row: int) -> Job:
+    def job(self, row: int) -> TrainingJob:
         """The job of a row."""
         problem = self.problem
         return job_of_layout(
             problem.graph, problem.cluster, self.layout(row), problem.training, problem.stack
         )
 
-    def batch(self, which: NDArray[np.int64]) -> Job:
+    def batch(self, which: NDArray[np.int64]) -> TrainingJob:
         """One job for rows int64[n] whose passes differ in SIZES only; its layout has int64[n] where they differ.
 
         It has the pipeline and the data parallelism of the first row.

@@ -25,7 +25,7 @@ from simpar.planner.bound.paths import Hops
 from simpar.planner.certify.exact import job_of
 from simpar.planner.problem import Problem
 from simpar.planner.stages.cuts import before, cuts_within, fastest_cut
-from simpar.program.blocks.rank_view import Job
+from simpar.program.job import TrainingJob
 from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.program.structure.stages import PASSES
 from simpar.units import NS_PER_S, Floats, Ints
@@ -43,7 +43,7 @@ class Skeleton:
     column is one rank of every stage, which send to each other; columns of equally fast ranks are merged.
     """
 
-    job: Job
+    job: TrainingJob
     blocks_ns: Floats
 
     def plan(self, cut: Sequence[int]) -> Plan:
@@ -152,7 +152,7 @@ class Pricing:
             found.append([np.stack([stage[name] for name in names], axis=1) for stage in priced])
         return Skeleton(job, np.moveaxis(np.array(found), 2, 1))
 
-    def _columns(self, job: Job) -> dict[tuple[RankHardware, ...], tuple[int, ...]]:
+    def _columns(self, job: TrainingJob) -> dict[tuple[RankHardware, ...], tuple[int, ...]]:
         """The distinct columns of rank hardware, stage by stage, each with one example column of ranks."""
         cluster, mesh = self.problem.cluster, job.layout.mesh
         ranks = np.arange(cluster.world_size)
@@ -165,7 +165,7 @@ class Pricing:
             found.setdefault(places, tuple(column))
         return found
 
-    def _blocks(self, job: Job, place: RankHardware, rank: int) -> Mapping[str, Floats]:
+    def _blocks(self, job: TrainingJob, place: RankHardware, rank: int) -> Mapping[str, Floats]:
         """Nanoseconds of every pass through every kind of block on a rank, with collectives alone on their links."""
         order = job.layout.order  # the axes before tp decide how far apart tensor ranks are
         ahead, behind = np.split(order, [order.index("tp") + 1])

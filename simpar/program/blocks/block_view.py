@@ -17,7 +17,8 @@ from simpar.program.blocks import context
 from simpar.program.blocks.changes import Change, Flow, changes
 from simpar.program.blocks.experts import Exchange
 from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.job import TrainingJob
 from simpar.units import DTYPE_BYTES, Numbers, floats, scalar_truth
 
 LOSS_SUMS = 3
@@ -32,7 +33,7 @@ class BlockView(ABC):
     ``late_s`` seconds.
     """
 
-    job: Job
+    job: TrainingJob
     block: Block
     late_s: Numbers
 

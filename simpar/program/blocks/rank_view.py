@@ -11,35 +11,13 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.cost.kernels import KernelModel
-from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims, rank_dims
-from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
-from simpar.models.training import Training
+from simpar.models.graph import Block, Dims, Operator, evaluate
 from simpar.plan.routing import Routing, fullest_arrivals, fullest_load
-from simpar.stacks.stack import Stack
+from simpar.program.job import TrainingJob
 from simpar.units import Numbers, floats, scalar_truth
 
 ANY = -1
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that is decided before lowering: model, shape, layout, stack and kernel model.
-
-    ``others`` are the kernel models of a mixed cluster's devices of other kinds than the first.
-    """
-
-    graph: ModelGraph
-    training: Training
-    layout: Layout
-    stack: Stack
-    kernels: KernelModel
-    others: tuple[KernelModel, ...] = ()
-
-    def on(self, device: int) -> Job:
-        """The job as run on the kind of device with that index (0: the first)."""
-        return replace(self, kernels=self.others[device - 1], others=()) if device else self
 
 
 @dataclass(frozen=True)
@@ -51,14 +29,14 @@ class RankView:
     context-parallel coordinate where ranks differ by it (contiguous chunks under a causal mask), else ANY.
     """
 
-    job: Job
+    job: TrainingJob
     dims: RankDims
     late_s: Numbers = 0.0
     fullest_load: Numbers = 1.0
     context_rank: int = ANY
 
     @staticmethod
-    def of(job: Job, *, late_per_member_s: Numbers = 0.0) -> RankView:
+    def of(job: TrainingJob, *, late_per_member_s: Numbers = 0.0) -> RankView:
         """The view of a rank of the job; all ranks of a mesh are alike up to stage and speed."""
         layout, graph = job.layout, job.graph
         fullest: Numbers = 1.0

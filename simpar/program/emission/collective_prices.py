@@ -18,8 +18,8 @@ from simpar.cost.collectives.choice import occupied_s_per_byte, offers_and_loads
 from simpar.cost.collectives.traffic import is_port
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import TENSOR, CollectiveUse
-from simpar.program.blocks.rank_view import Job
 from simpar.program.ir.flow import NO_CAP, drained_ns, quantise, solo_rates, to_cap
+from simpar.program.job import TrainingJob
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.stacks.stack import Stack
 from simpar.units import Floats, Ints, Numbers, to_ns
@@ -150,7 +150,7 @@ class Prices:
     _known: dict[tuple[str, bool, tuple[float, float], bytes], Price] = field(default_factory=dict)
 
     @staticmethod
-    def of_job(job: Job, cluster: Cluster) -> Prices:
+    def of_job(job: TrainingJob, cluster: Cluster) -> Prices:
         """Prices of the collectives of a job inside blocks, and of its messages; degraded links count as whole."""
         return Prices(cluster.whole, Added.of(job.stack))
 

@@ -27,7 +27,7 @@ from simpar.models.recompute import (
     together,
 )
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
-from simpar.program.blocks.rank_view import Job
+from simpar.program.job import TrainingJob
 from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.program.structure.stages import Piece
 from simpar.units import NS_PER_S, Floats, format_bytes
@@ -41,10 +41,10 @@ Taken = tuple[tuple[str, int], ...]
 
 Room = Mapping[int, tuple[float, float]]
 """By pipeline rank: bytes that come and go in a simulated step, and the most that would fit."""
-Measure = Callable[[Job], Room]
+Measure = Callable[[TrainingJob], Room]
 
 
-def with_checkpoints(job: Job, cluster: Cluster, measure: Measure) -> Job:
+def with_checkpoints(job: TrainingJob, cluster: Cluster, measure: Measure) -> TrainingJob:
     """The job whose plan states the choice that ``recompute: optimal`` stands for. Raises UserError, Infeasible.
 
     ``measure`` simulates a job and returns its :data:`Room`.
@@ -100,11 +100,11 @@ class _Rank:
 class _Checkpointing:
     """Choices of all pipeline ranks of a job."""
 
-    job: Job
+    job: TrainingJob
     cluster: Cluster
     measure: Measure
 
-    def chosen(self) -> Job:
+    def chosen(self) -> TrainingJob:
         """The job under the best choice of every rank; nothing is recomputed where everything fits.
 
         Choices get the memory that the simulated step leaves beside its other tensors. That is taken first from a step
@@ -121,7 +121,7 @@ class _Checkpointing:
         except Infeasible:
             return job
 
-    def _within(self, ranks: list[_Rank], room: Room, rounds: int) -> tuple[Job, Room]:
+    def _within(self, ranks: list[_Rank], room: Room, rounds: int) -> tuple[TrainingJob, Room]:
         """The job under a choice that fits when it is simulated, and its room.
 
         The budget of a rank that holds too much shrinks by the excess, for at most ``rounds`` rounds. Raises
@@ -213,12 +213,12 @@ class _Checkpointing:
     def _backward_ns(self, block: Block, mode: str) -> int:
         return self.alone.duration_ns(Piece(0, block, mode), "backward")
 
-    def _under(self, taken: Mapping[int, Taken]) -> Job:
+    def _under(self, taken: Mapping[int, Taken]) -> TrainingJob:
         """The job with choices for some stretches, and everything recomputed in the others."""
         modes = [pair for each in self.stretches for pair in taken.get(each.first, ((FULL, each.length),))]
         return self._with(by_layer(modes))
 
-    def _with(self, recompute: str) -> Job:
+    def _with(self, recompute: str) -> TrainingJob:
         return replace(self.job, layout=replace(self.job.layout, recompute=recompute))
 
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from simpar.hardware.cluster import Cluster
 from simpar.program.blocks.phases import CollectiveUse
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import make_segment
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
+from simpar.program.job import TrainingJob
 from simpar.program.structure.stages import Piece, StageBuilder
 from simpar.units import Floats, Ints
 
@@ -33,7 +34,7 @@ class PassesAlone:
     known: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     @staticmethod
-    def of(job: Job, cluster: Cluster, *, rank: int = 0, slowdown: float = 1.0) -> PassesAlone:
+    def of(job: TrainingJob, cluster: Cluster, *, rank: int = 0, slowdown: float = 1.0) -> PassesAlone:
         """Passes of a job's blocks on a rank; the job must have the kernel model of that rank's device."""
         cluster = cluster.in_training
         view = RankView.of(job, late_per_member_s=late_per_member_s(cluster, job.layout.mesh)).first
@@ -60,7 +61,7 @@ class PassesAlone:
         )
 
 
-def pass_costs(job: Job, cluster: Cluster) -> tuple[float, float, float]:
+def pass_costs(job: TrainingJob, cluster: Cluster) -> tuple[float, float, float]:
     """Durations of F, I and W, in units of F: the mean over virtual stages, collectives alone on their links."""
     alone = PassesAlone.of(job, cluster)
     pieces = [piece for some in alone.builder.pieces for piece in some]

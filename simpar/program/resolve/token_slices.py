@@ -15,7 +15,8 @@ import numpy as np
 from simpar.hardware.cluster import Cluster
 from simpar.layout.sharding import RankDims, rank_dims
 from simpar.plan.schedules.terapipe import fastest_slices
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
+from simpar.program.job import TrainingJob
 from simpar.program.resolve.pass_costs import PassesAlone
 from simpar.units import NS_PER_S
 
@@ -39,7 +40,7 @@ def slice_ends(slices: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def unit_tokens(job: Job) -> int:
+def unit_tokens(job: TrainingJob) -> int:
     """The number of tokens of which slices are multiples; that of a whole sequence where it cannot be cut."""
     rows = job.layout.mesh.tp if job.layout.sequence_parallel else 1
     seq_len, unit = job.training.seq_len, lcm(rows, LEAST_TOKENS)
@@ -48,7 +49,7 @@ def unit_tokens(job: Job) -> int:
     return seq_len if seq_len % unit else unit
 
 
-def choose_slices(job: Job, cluster: Cluster) -> tuple[int, ...]:
+def choose_slices(job: TrainingJob, cluster: Cluster) -> tuple[int, ...]:
     """Tokens of every slice for the shortest pipeline, from forward and backward of the slowest stage."""
     seq_len, unit = job.training.seq_len, unit_tokens(job)
     if unit == seq_len or job.layout.mesh.pp == 1:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.offload import host_state_bytes, update_bytes
 from simpar.program.blocks.phases import COMPUTE
-from simpar.program.blocks.rank_view import Job
+from simpar.program.job import TrainingJob
 from simpar.program.structure.templates import DELAYED, HOST_IN, HOST_OUT, HOST_UPDATE, Node, Nodes, host_copy
 from simpar.units import DTYPE_BYTES, MIB
 
@@ -33,7 +33,7 @@ MOST_TILES = 32
 class HostUpdate:
     """A job's traffic with the host; ``late``: gradients are reduced behind the last backward, and not beside it."""
 
-    job: Job
+    job: TrainingJob
     late: bool
 
     @property

@@ -42,8 +42,8 @@ from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
 from simpar.program.blocks.block_view import BlockView, loss_sums
 from simpar.program.blocks.changes import Change, Flow, changes
 from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
-from simpar.program.blocks.rank_view import Job
 from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.program.job import TrainingJob
 from simpar.program.structure.stages import PASSES, ActionBuilder, Piece
 from simpar.program.structure.synchronisation import DENSE, GATHERED, Replicas, Synchronisation
 from simpar.units import DTYPE_BYTES
@@ -62,7 +62,7 @@ def axes_group(axes: tuple[int, ...], kind: str = TENSOR) -> str:
 class StageView:
     """One stage of a job: its mesh, and the seconds for which each collective holds up a host (``late_s``)."""
 
-    job: Job
+    job: TrainingJob
     stage: StagePlan
     index: int
     late_s: float = 0.0
@@ -263,7 +263,7 @@ class RolesBuilder(ActionBuilder):
 
     @staticmethod
     def of(
-        job: Job, index: int, rank_of_stage: tuple[int, ...], late_per_member_s: float = 0.0
+        job: TrainingJob, index: int, rank_of_stage: tuple[int, ...], late_per_member_s: float = 0.0
     ) -> RolesBuilder:
         """The builder of one stage of a job's plan; every member of a collective holds up the host for a time."""
         stage = (job.layout.stages or ())[index]

@@ -22,9 +22,10 @@ from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.schedules.actions import LETTERS, B, F, W
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import Priced, Segment, make_segment, slowed_beside
 from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.program.job import TrainingJob
 from simpar.program.structure.early_recompute import live, with_early_recompute
 from simpar.program.structure.hooks import StageBlock, SyncPolicy
 from simpar.program.structure.pairs import AHEAD, Pass, merged, pair_template
@@ -88,7 +89,7 @@ def flags_of(code: Ints, stage: Ints, *, by_runs: bool) -> Ints:
     return found
 
 
-def virtual_stage_pieces(job: Job) -> tuple[tuple[Piece, ...], ...]:
+def virtual_stage_pieces(job: TrainingJob) -> tuple[tuple[Piece, ...], ...]:
     """Blocks of every virtual stage in model order: embedding first, head (norm, lm_head, loss) last."""
     graph, own = job.graph, job.layout.stages
     counts = job.layout.stage_layers(len(graph.layers))
@@ -160,7 +161,7 @@ class ActionBuilder(ABC):
     _pairs: dict[tuple[object, ...], tuple[Phase, float]] = field(init=False, default_factory=dict)
 
     @property
-    def job(self) -> Job:
+    def job(self) -> TrainingJob:
         """The job as its ranks run it."""
         return self.view.job
 

@@ -28,7 +28,7 @@ from simpar.layout.layout import Layout
 from simpar.plan.choices.data_parallel import ALL_AT_ONCE
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
-from simpar.program.blocks.rank_view import Job
+from simpar.program.job import TrainingJob
 from simpar.program.structure.buckets import mean_bucket
 from simpar.program.structure.hooks import Copies, SyncPolicy, Whole
 from simpar.program.structure.host_update import HostUpdate
@@ -86,12 +86,12 @@ class Synchronisation:
     ``cut`` ranks.
     """
 
-    job: Job
+    job: TrainingJob
     replicas: tuple[Replicas, ...]
     cut: int = 1
 
     @staticmethod
-    def of(job: Job) -> Synchronisation:
+    def of(job: TrainingJob) -> Synchronisation:
         """Read the scheme from a checked plan."""
         layout = job.layout
         apart_in = int(layout.replicas) if layout.steps_apart else 1

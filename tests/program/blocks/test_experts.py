@@ -15,9 +15,10 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import Phase
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import make_segment, without_held
 from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
@@ -31,7 +32,7 @@ HIDDEN, FFN, TOPK, LAYERS = 4096, 14336, 2, 32
 STACK = load_stack("megatron")
 
 
-def job(nodes: int = 1, model: str = MODEL, **plan: object) -> Job:
+def job(nodes: int = 1, model: str = MODEL, **plan: object) -> TrainingJob:
     """A job on DGX H100."""
     return make_job(
         model, load_cluster("dgx-h100", nodes), Plan(**plan), Training(seq_len=SEQ, global_batch=64)

@@ -12,20 +12,21 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import make_segment
 from simpar.program.blocks.steps import BlockSteps, block_steps
+from simpar.program.job import TrainingJob
 from simpar.simulation import make_job
 from simpar.stacks.stack import Stack, load_stack
 
 
-def layer_job(model: str, stack: str | Stack = "megatron", **plan: object) -> Job:
+def layer_job(model: str, stack: str | Stack = "megatron", **plan: object) -> TrainingJob:
     """A model on one DGX H100."""
     training = Training(seq_len=2048, global_batch=8)
     return make_job(model, load_cluster("dgx-h100", 1), Plan(**plan), training, stack)
 
 
-def layer_steps_of(job: Job, recompute: str = "none") -> BlockSteps:
+def layer_steps_of(job: TrainingJob, recompute: str = "none") -> BlockSteps:
     """Steps of the first layer of a job."""
     graph = job.graph
     return block_steps(RankBlock.of(graph.blocks[graph.layers[0]], RankView.of(job)), recompute=recompute)

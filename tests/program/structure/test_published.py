@@ -23,9 +23,10 @@ from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import COMPUTE, Step
-from simpar.program.blocks.rank_view import Job, RankView
+from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import schedule
 from simpar.program.blocks.steps import block_steps
+from simpar.program.job import TrainingJob
 from simpar.program.lower import lower
 from simpar.program.structure.pairs import PAIR, merge
 from simpar.program.structure.templates import Node
@@ -54,7 +55,7 @@ LAYERS = 4
 class Pair:
     """The pair as simpar has it, and the job that it is of."""
 
-    job: Job
+    job: TrainingJob
     node: Node
 
     @property

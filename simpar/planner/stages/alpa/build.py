@@ -17,7 +17,7 @@ from simpar.plan.stages import MEMORY, WORDS, BlockSharding
 from simpar.planner.stages.alpa.graph import ChoiceGraph, Tensor, Unary, Variable
 from simpar.planner.stages.alpa.operators import LIGHT, Chosen, Metric, OperatorCosts
 from simpar.planner.stages.alpa.roles import AGAIN, SERIAL, SUMMED, Pricer, codes, moves, states_of
-from simpar.program.blocks.rank_view import Job
+from simpar.program.job import TrainingJob
 from simpar.program.structure.stage_builder import StageView
 from simpar.units import Floats, Ints
 
@@ -61,7 +61,7 @@ class Chain:
         return {name: (ends[name, 0], ends[name, 1]) for name in self.kinds}
 
 
-def build_graph(job: Job, pricer: Pricer, chain: Chain) -> ChoiceGraph:
+def build_graph(job: TrainingJob, pricer: Pricer, chain: Chain) -> ChoiceGraph:
     """The choices of a chain of blocks on a mesh. Raises Infeasible if an operator has no legal role."""
     graph = ChoiceGraph(pricer, Counter(block.name for block in chain.blocks))
     dims = {name: StageView(job, pricer.stage, 0).dims(block) for name, block in chain.kinds.items()}

@@ -24,7 +24,7 @@ from simpar.plan.placement import roles_of
 from simpar.plan.slices import divides
 from simpar.planner.stages.alpa.roles import Pricer, RoleTable, role_table
 from simpar.program.blocks.block_view import loss_sums
-from simpar.program.blocks.rank_view import Job
+from simpar.program.job import TrainingJob
 from simpar.program.structure.synchronisation import DENSE, Replicas, Synchronisation
 from simpar.units import Flags, Floats, Ints, Numbers
 
@@ -74,7 +74,7 @@ class Chosen:
 class OperatorCosts:
     """Prices the operators of one block on one mesh; ``dims`` are global, with the shape of a microbatch."""
 
-    job: Job
+    job: TrainingJob
     pricer: Pricer
     dims: Dims
 

@@ -32,8 +32,8 @@ from simpar.planner.stages.alpa.least import lowest_step_s
 from simpar.planner.stages.alpa.meshes import place_stages, submesh_sizes
 from simpar.planner.stages.alpa.profile import Profile, with_stages
 from simpar.planner.stages.answers import StagesSearch, Value, chosen_values, even_optimum
-from simpar.program.blocks.rank_view import Job
 from simpar.program.emission.collective_prices import Prices
+from simpar.program.job import TrainingJob
 
 TOLERANCE = 2e-3
 """Relative error allowed to the bisection of bounds, far below the error of the estimate itself."""
@@ -142,7 +142,7 @@ class AlpaSearch(StagesSearch):
         return replace(self.problem, training=self.problem.training.model_copy(update=batch))
 
     @cached_property
-    def _job(self) -> Job:
+    def _job(self) -> TrainingJob:
         """The job of one device, with all decisions of the stack made."""
         axes = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": None, "zero": 1, "micro_batch": 1}
         return replace(

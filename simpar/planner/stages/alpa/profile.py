@@ -28,8 +28,8 @@ from simpar.planner.stages.alpa.operators import Metric
 from simpar.planner.stages.alpa.roles import Pricer
 from simpar.planner.stages.cuts import between
 from simpar.program.blocks.phases import CollectiveUse
-from simpar.program.blocks.rank_view import Job
 from simpar.program.emission.collective_prices import Prices
+from simpar.program.job import TrainingJob
 from simpar.program.structure.stage_builder import RolesBuilder, StageView, gathered_stream_bytes
 from simpar.program.structure.stages import Piece, Pricing
 from simpar.program.structure.templates import LOOK_AHEAD
@@ -71,7 +71,7 @@ class Profile:
     ``cluster`` is in its training state, ``prices`` hold for any size, ``limit_bytes`` is the most a rank may need.
     """
 
-    job: Job
+    job: TrainingJob
     cluster: Cluster
     prices: Prices
     limit_bytes: float

@@ -1,0 +1,30 @@
+"""A training job: everything that is decided before it is lowered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from simpar.cost.kernels import KernelModel
+from simpar.layout.layout import Layout
+from simpar.models.graph import ModelGraph
+from simpar.models.training import Training
+from simpar.stacks.stack import Stack
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Everything that is decided before lowering: model, shape, layout, stack and kernel model.
+
+    ``others`` are the kernel models of a mixed cluster's devices of other kinds than the first.
+    """
+
+    graph: ModelGraph
+    training: Training
+    layout: Layout
+    stack: Stack
+    kernels: KernelModel
+    others: tuple[KernelModel, ...] = ()
+
+    def on(self, device: int) -> TrainingJob:
+        """The job as run on the kind of device with that index (0: the first)."""
+        return replace(self, kernels=self.others[device - 1], others=()) if device else self
