@@ -468,7 +468,7 @@ def test_python_m_simpar_is_the_same(tmp_path):
 def test_a_page_from_simulate_and_from_report_are_the_same(tmp_path, capsys, monkeypatch):
     """Advice travels in the JSON; --advise computes it from a saved result."""
     few = {"tp": 2}, {"micro_batch": 2}, {"recompute": "full"}
-    monkeypatch.setattr("simpar.neighbours.neighbours", lambda _: iter(few))
+    monkeypatch.setattr("simpar.neighbours.single_changes", lambda *_, **__: iter(few))
     page, saved, again = (str(tmp_path / name) for name in ("a.html", "r.json", "b.html"))
     assert cli.run(["simulate", *SMALL, "--html", page, "--json", saved]) == 0
     assert "Neighbouring layouts, simulated" in capsys.readouterr().out

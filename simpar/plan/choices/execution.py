@@ -18,19 +18,23 @@ if TYPE_CHECKING:
     from simpar.plan.plan import Plan
     from simpar.stacks.stack import Stack
 
-AttentionKernel = Literal["eager", "sdpa", "flash2", "flash3", "cudnn"]
+AttentionKernel = Literal["eager", "sdpa", "flash2", "flash3", "cudnn", "latent"]
 FAMILY_OF_KERNEL = {
     "eager": "unfused",
     "sdpa": "flash2",
     "flash2": "flash2",
     "flash3": "flash",
     "cudnn": "flash",
+    "latent": "latent",
 }
 """The kernel family by which each is costed.
 
 torch's scaled_dot_product_attention runs FlashAttention-2 [pytorch, aten/native/transformers/cuda/flash_attn];
-FlashAttention-3 [Shah et al. 2024, arXiv 2407.08608] and cuDNN's are the fastest that the device has.
+FlashAttention-3 [Shah et al. 2024, arXiv 2407.08608] and cuDNN's are the fastest that the device has; "latent"
+supports heads whose keys are wider than their values in backward, too.
 """
+KERNEL_OF_FAMILY = {"unfused": "eager", "flash": "flash3"}
+"""Families of kernels that tables of measured runs name, as the kernels that they stand for."""
 Dispatcher = Literal["all_gather", "all_to_all", "deepep", "hybridep"]
 DEEPEP_SMS, HYBRIDEP_SMS = 20, 16
 """Multiprocessors of an exchange: Buffer.num_sms of DeepEP, moe_hybridep_num_sms of Megatron-Core."""
@@ -61,6 +65,11 @@ class Execution(Section):
     graphs: str | None = Field(None, json_schema_extra={"examples": ["none", "attention+mlp", "step"]})
     dispatcher: Dispatcher | None = None
     parameter_dtype: Literal["fp32", "bf16"] | None = None
+
+    @field_validator("attention_kernel", mode="before")
+    @classmethod
+    def _of_family(cls, kernel: Any) -> Any:
+        return KERNEL_OF_FAMILY.get(kernel, kernel) if isinstance(kernel, str) else kernel
 
     @field_validator("graphs")
     @classmethod
