@@ -144,6 +144,7 @@ def _repeated(runs: Sequence[Observed]) -> list[list[Observed]]:
         layout = (
             entry.graph.name, entry.graph.num_parameters(), entry.hardware, entry.num_devices, entry.devices_per_node,
             entry.training, str(sorted(entry.plan.items())), entry.stack, str(sorted(entry.stack_changes.items())),
+            str(sorted(entry.hardware_changes.items())),
         )  # fmt: skip
         found[layout].append(run)
     return list(found.values())

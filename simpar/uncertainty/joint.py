@@ -23,9 +23,9 @@ NOISE = 0.01
 KIN = 0.6
 """Share of the variance of a layout's own error that the same layout on more or fewer nodes has too.
 
-Errors of one layout on different numbers of devices correlate by 0.66 over the development tables and by 0.76 in a grid
-of A100 runs (those of other layouts of the same model by 0.05), by 0.20 in the Ultra-Scale Playbook, whose network
-changed from job to job (benchmarks/kin_errors.py).
+Errors of one layout on different numbers of devices correlate by 0.60 over the development tables and by 0.91 in a grid
+of A100 runs (those of other layouts of the same model by 0.01 to 0.16), by 0.17 in the Ultra-Scale Playbook, whose
+network changed from job to job (benchmarks/kin_errors.py).
 """
 NINE_OF_TEN = 1.645
 """Standard deviations between the middle of a normal distribution and the ends of its central nine tenths."""

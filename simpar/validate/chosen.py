@@ -1,4 +1,4 @@
-"""Rows under profiles that the user chose, instead of those that their words name."""
+"""Rows under profiles that the user chose, instead of those that their columns name."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Chosen:
         try:
             own = load_cluster(hardware_of(row)).device.name
         except Unmodelled:
-            own = cluster.device.name  # the words name no device: use what was chosen
+            own = cluster.device.name  # the row names no device of simpar: use what was chosen
         if own != cluster.device.name:
             raise Unmodelled(f"of another device ({own}, not {cluster.device.name})")
         return name, cluster.profile.devices_per_node

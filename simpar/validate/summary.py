@@ -20,7 +20,7 @@ CELL = ("model_name", "n_layers", "hidden", "gpu_type", "n_gpus", "seq_len", "gl
 class Outcome:
     """One row of a table: its cell (the rows that are compared for regret), measurement, and prediction or reason.
 
-    ``read_as`` says what its words for cluster and software were read as.
+    ``read_as`` says what its columns of cluster and software were read as.
     """
 
     row: int
