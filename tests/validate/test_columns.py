@@ -169,3 +169,14 @@ def test_every_shipped_device_of_a_table_has_its_profile():
         assert rows.case(ROW | {"gpu_type": device}).hardware == profile
     with pytest.raises(Unmodelled, match="gpu_type not published"):
         rows.case(ROW | {"gpu_type": ""})
+
+
+def test_the_example_of_the_documentation_is_read_whole(tmp_path):
+    """Every column is read, and the published run is predicted as closely as its source is."""
+    page = (ROOM.parents[1] / "docs" / "measured.md").read_text()
+    path = tmp_path / "t.csv"
+    path.write_text(page.partition("```text\n")[2].partition("```")[0])
+    found = validate(path)
+    assert (found["modelled"], found["columns_not_read"]) == (1, {})
+    assert found["time_ape_median"] < 5
+    assert found["memory_ape_median"] < 5
