@@ -7,19 +7,29 @@ import math
 import numpy as np
 import pytest
 
-from simpar.cost.memory.allocator import held_outputs_bytes, reserve
+from simpar.cost.activations import block_activations
+from simpar.cost.memory.allocator import held_outputs_bytes, most_moving_bytes, reserve
 from simpar.cost.memory.bound import Flight
 from simpar.cost.memory.routed import experts_risk_bytes
-from simpar.cost.memory.static import ParameterGroup, Term, parameter_terms
+from simpar.cost.memory.static import (
+    PASSES,
+    HeldBlocks,
+    ParameterGroup,
+    Term,
+    cast_term,
+    held_memory,
+    parameter_terms,
+)
 from simpar.cost.memory.widths import Widths, kept_widths, parameter_widths
 from simpar.cost.offload import host_memory, update_bytes
 from simpar.cost.optimizers import moment_bytes
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
-from simpar.models.graph import Block, ModelGraph
+from simpar.models.graph import Attention, Block, ModelGraph, Operator, Weight, term
 from simpar.models.mixture import Mixture, mixture
 from simpar.models.training import Training
+from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import AllocatorHabits, Stack
 from simpar.units import MIB
@@ -86,6 +96,8 @@ REST = {"library workspaces": 100}
         ),
         # one rank has no bucket to send
         ({"dp": 1}, {"stored": 2 * P, "gradients": 4 * P, "states": 12 * P}),
+        # parameter servers keep the states
+        ({"sync": "asp", "servers": 1}, {"stored": 2 * P, "gradients": 4 * P, "buckets apart": 4 * P}),
         # sequence parallelism: two buffers of a residual stream of 1,000 bytes
         ({"dp": 1, "tp": 2}, {"stored": 2 * P, "gradients": 4 * P, "states": 12 * P, "gathered rows": 2000}),
         # half of the states, and of the gradients that wait for them, are on the host
@@ -167,9 +179,9 @@ def test_routed_tokens_on_the_fullest_of_two_ranks() -> None:
     variance 1 - 1/pi, less the 1/2 of their mean.
     """
     sizes = Mixture(experts=8, topk=2, expert_ffn=64)
-    block, end = Block("layer", tuple(mixture("input", sizes))), Block("end", ())
+    end = Block("end", ())
     dims = {"hidden": 64, "batch": 2, "seq": 512, **sizes.dims}
-    graph = ModelGraph("by hand", dims, {"layer": block}, ("layer",) * 4, end, end, tied_embeddings=False)
+    graph = ModelGraph("by hand", dims, {"layer": MIXTURE}, ("layer",) * 4, end, end, tied_embeddings=False)
     local = {**dims, "experts": 4}
     one = np.ones(1, dtype=np.int64)
     flight = Flight(
@@ -182,3 +194,106 @@ def test_routed_tokens_on_the_fullest_of_two_ranks() -> None:
     routed = 2048 * 64 * math.sqrt((12 * 8) ** 2 / 4 + 6**2)
     assert float(mean[0]) == pytest.approx(routed / math.sqrt(math.pi * 2048), rel=1e-5)
     assert float(deviation[0]) == pytest.approx(routed * math.sqrt((0.5 - 1 / math.pi) / 2048), rel=1e-4)
+
+
+MIXTURE = Block("layer", tuple(mixture("input", Mixture(experts=8, topk=2, expert_ffn=64))))
+T, C, H = 1024, 2048, 64
+"""Tokens, their copies (two each) and features, of tokens and of experts."""
+
+
+@pytest.mark.parametrize(("keeps", "more"), [(False, 0), (True, 2 * H * C + 4 * H * T)])
+def test_activations_of_a_mixture(keeps: bool, more: int) -> None:
+    """Kept: the input, fp32 logits of 8 experts, and of a copy its input, gate and up, and their product: 2 x 4 h.
+
+    ``keeps_outputs``: what experts return, and what the router reads in fp32. Workspaces, while combine runs: its
+    output and two exchange buffers of copies; backward the residual's gradient, its own, the copies' and both buffers.
+    """
+    local = {"hidden": H, "batch": 2, "seq": 512, **Mixture(experts=8, topk=2, expert_ffn=64).dims}
+    of = Stack.model_validate({"name": "", "description": "", "experts": {"keeps_outputs": keeps}})
+    found = block_activations(MIXTURE, RankDims(local, local, {**local, "load": 1.0}), of, DecidedNumerics())
+    assert found.saved_bytes == 2 * H * T + 4 * 8 * T + 8 * H * C + more
+    assert found.forward_workspace_bytes == 2 * H * T + 2 * 2 * H * C
+    assert found.backward_workspace_bytes == 2 * H * T + 2 * H * T + 2 * H * C + 2 * 2 * H * C
+
+
+def attention_block(name: str = "qkv") -> Block:
+    """A fused projection of 1,024 features to queries, keys and values of as many, and flash attention."""
+    qkv = term("heads", "head_dim", times=3)
+    weights = (Weight("weight", term("hidden", "heads", "head_dim", times=3)),)
+    tokens = term("batch", "seq")
+    project = Operator(
+        name, "matmul", tokens, qkv, "tensor", contraction=term("hidden"), weights=weights, inputs=("input",),
+        saves=("input",),
+    )  # fmt: skip
+    attend = Operator(
+        "attention", "attention", tokens, term("heads", "head_dim"), "tensor", inputs=(name,), attention=Attention(),
+        saves=(name, "attention", "lse"),
+    )  # fmt: skip
+    return Block("layer", (project, attend))
+
+
+def test_workspaces_of_attention() -> None:
+    """In units of 1,024 x 1,024: kept are x, q, k, v and the result, 2 (1 + 3 + 1), and 4 bytes a row and head.
+
+    Backward, beside the residual's gradient (2): of attention those of its result (2) and of q, k, v (6), and an fp32
+    sum of the query's (4), 14 in all. An empty gradient of the projection (6), beside its own (6 + 2), makes it 16.
+    Transformer Engine keeps one for the run instead, but not for the output projection of the model.
+    """
+    local = {
+        "hidden": 1024, "batch": 2, "seq": 512, "heads": 16, "kv_heads": 16, "head_dim": 64, "context": 512,
+        "blocks": 1, "gathered": 1, "ulysses": 1,
+    }  # fmt: skip
+    unit, results = 2**20, {}
+    for fused, engine in ((False, False), (True, False), (True, True)):
+        of = Stack.model_validate({
+            "name": "", "description": "", "numerics": {"gradient_accumulation_fusion": fused},
+            "memory": {"transformer_engine": engine},
+        })  # fmt: skip
+        results[fused, engine] = block_activations(
+            attention_block(), RankDims(local, local), of, DecidedNumerics()
+        )
+    plain = results[False, False]
+    assert plain.saved_bytes == 10 * unit + 4 * 1024 * 16
+    assert [each.backward_workspace_bytes / unit for each in results.values()] == [14, 16, 14]
+    head = Block("head", attention_block("lm_head").operators[:1])
+    alone = block_activations(head, RankDims(local, local), of, DecidedNumerics())
+    assert alone.backward_workspace_bytes / unit == 6
+
+
+@pytest.mark.parametrize(
+    ("plan", "numerics", "memory", "expected"),
+    [
+        ({}, {"parameter_dtype": "fp32"}, {"cast_weights": True}, 2000),
+        ({}, {}, {"cast_weights": True}, 0),  # stored as they are read
+        ({}, {"parameter_dtype": "fp32"}, {}, 0),
+        ({"precision": "fp8"}, {"parameter_dtype": "fp32"}, {"cast_weights": True}, 0),  # cast each time
+    ],
+)
+def test_narrow_copies_of_matrices(
+    plan: dict[str, object], numerics: dict[str, object], memory: dict[str, object], expected: int
+) -> None:
+    """2 bytes of 1,000 elements that are stored in 4, kept through all passes; none of what a gather narrows."""
+    of = stack(numerics=numerics, memory=memory)
+    layout = layout_of(of, **{"dp": 2, **plan})
+    assert float(cast_term(layout, of, 1000, sharded=False).size_bytes) == expected
+    assert float(cast_term(layout, of, 1000, sharded=True).size_bytes) == 0
+
+
+@pytest.mark.parametrize(("zero", "dp", "copies"), [(0, 2, 1), (1, 2, 1), (2, 2, 0), (3, 2, 0), (3, 1, 1)])
+def test_narrow_copies_are_of_whole_parameters(zero: int, dp: int, copies: int) -> None:
+    """From ZeRO-2 of FSDP on parameters are gathered narrow, where several ranks share them: 2 x 3 x 1,024^2 bytes."""
+    of = stack(numerics={"parameter_dtype": "fp32"}, memory={"cast_weights": True})
+    layout = layout_of(of, dp=dp, zero=zero)
+    end = Block("end", ())
+    dims = {"hidden": 1024, "batch": 2, "seq": 512, "heads": 16, "head_dim": 64, "vocab": 1024}
+    graph = ModelGraph(
+        "by hand", dims, {"layer": attention_block()}, ("layer",), end, end, tied_embeddings=False
+    )
+    held = held_memory(graph, HeldBlocks(((attention_block(), 1),), 0, 0), dims, layout, of)
+    assert held.bytes_of("parameters", PASSES) == copies * 2 * 3 * 1024**2
+
+
+def test_what_may_move_within_a_limit() -> None:
+    """Of 21 MiB whole segments are 20; 8 stay, and gaps of 20 % leave 10 of the other 12."""
+    habits = AllocatorHabits(fragmentation=0.2, churn=0.5)
+    assert most_moving_bytes(8 * MIB, 21.0 * MIB, habits, alternates=False) == pytest.approx(10 * MIB)

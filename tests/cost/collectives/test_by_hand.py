@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from simpar.cost.collectives.algorithms import ALGORITHMS
+from simpar.cost.collectives.choice import occupied_s_per_byte
 from simpar.cost.collectives.lines import Line, considered, lines, raw_costs, unit_loads
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import place
@@ -298,3 +299,10 @@ def test_links_of_a_mesh_and_of_a_torus() -> None:
     edges = unit_loads("all_to_all", place(np.array([GROUPS["inside"]]), circle), ALGORITHMS["direct"])
     # 1 + 2 + 3 + 4 + 3 + 2 + 1 hops of S/8
     assert edges.coefficient.tolist() == pytest.approx([16 / 8] * 16)
+
+
+def test_a_collective_disturbs_kernels_while_its_bytes_pass_a_port() -> None:
+    """An all-reduce passes them twice, a gather once: 1/50 and 1/100 of a nanosecond a byte at 100 GB/s."""
+    toy = make_toy(1)
+    assert occupied_s_per_byte("all_reduce", toy) == pytest.approx(1 / 50e9)
+    assert occupied_s_per_byte("all_gather", toy) == pytest.approx(1 / 100e9)
