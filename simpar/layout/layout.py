@@ -50,17 +50,20 @@ class Layout(
     @staticmethod
     def of(plan: Plan) -> Layout:
         """The layout of a resolved plan; what a plan leaves open has the default of its field."""
-        values = {name: plan.get(name) for name in _FIELDS} | {"schedule": plan.schedule}
-        values = {name: value for name, value in values.items() if value is not None}
-        values["stages"] = plan.pipeline.stages
-        return Layout(**values, record=Record(**{name: getattr(plan, name) for name in Record.model_fields}))
+        stated = {
+            name: getattr(getattr(plan, section) if section else plan, key)
+            for name, (section, key) in _PATHS.items()
+        }
+        values = {name: value for name, value in stated.items() if value is not None}
+        values |= {"schedule": plan.schedule, "stages": plan.pipeline.stages}
+        record = Record.model_construct(**{name: getattr(plan, name) for name in Record.model_fields})
+        return Layout(**values, record=record)
 
     def to_plan(self) -> Plan:
         """The plan that states all of it: of the whole pipeline where microbatches enter at both ends."""
         whole = unfolded(self)
         sections: dict[str, Any] = {"pipeline": {"stages": whole.stages}}
-        for name in _FIELDS:
-            section, key = path_of(name)
+        for name, (section, key) in _PATHS.items():
             (sections.setdefault(section, {}) if section else sections)[key] = getattr(whole, name)
         return Plan(**{name: getattr(self.record, name) for name in Record.model_fields}, **sections)
 
@@ -166,5 +169,9 @@ def under(stack: Stack, layout: Layout) -> Stack:
     return stack.model_copy(update={"numerics": numerics})
 
 
-_FIELDS = tuple(each.name for each in fields(Layout) if each.name not in ("record", "mirrored", "stages"))
-"""Fields that are choices of a plan, each under its name."""
+_PATHS = {
+    each.name: path_of(each.name)
+    for each in fields(Layout)
+    if each.name not in ("record", "mirrored", "stages")
+}
+"""Section and field in a plan of every choice."""

@@ -17,13 +17,6 @@ AXES = ("tp", "cp", "dp", "pp")
 EXPERT_AXES = ("etp", "ep", "edp")
 
 
-def expert_tensor_parallel(tp: Counts, ep: Counts, etp: Counts | None) -> Counts:
-    """Tensor-parallel ranks of an expert: as given, else (None, or 0 in a column) 1 with ep > 1, else tp."""
-    usual = np.where(np.asarray(ep) > 1, 1, tp)
-    found: Counts = number(usual if etp is None else np.where(np.asarray(etp) > 0, etp, usual))
-    return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class MeshSizes:
     """Degrees of parallelism, as numbers or columns; ``etp`` None, or 0 in a column, follows from tp and ep."""
@@ -42,8 +35,12 @@ class MeshSizes:
 
     @property
     def expert_tensor_parallel(self) -> Counts:
-        """Ranks that share an expert."""
-        return expert_tensor_parallel(self.tp, self.ep, self.etp)
+        """Ranks that share an expert: as given, else 1 with ep > 1, else tp."""
+        usual = np.where(np.asarray(self.ep) > 1, 1, self.tp)
+        ranks: Counts = number(
+            usual if self.etp is None else np.where(np.asarray(self.etp) > 0, self.etp, usual)
+        )
+        return ranks
 
     @property
     def expert_copies(self) -> Counts:
@@ -108,6 +105,11 @@ class Mesh(Strict):
         return int(np.prod(self.shape))
 
     @property
+    def sizes(self) -> MeshSizes:
+        """Its degrees, and what follows from them."""
+        return MeshSizes(tp=self.tp, cp=self.cp, dp=self.replicas, pp=self.pp, ep=self.ep, etp=self.etp)
+
+    @property
     def replicas(self) -> int:
         """Data-parallel ranks; 1 where they are left open."""
         return int(self.dp or 1)
@@ -115,7 +117,7 @@ class Mesh(Strict):
     @property
     def gradient_ranks(self) -> int:
         """Ranks that reduce gradients with each other: dp x cp."""
-        return self.replicas * self.cp
+        return int(self.sizes.width)
 
     def coordinates(self, ranks: Any) -> dict[str, Ints]:
         """Coordinate of every rank along every axis: axis -> int64[n] for ``ranks`` int64[n]."""
@@ -161,12 +163,12 @@ class Mesh(Strict):
     @property
     def expert_tensor_parallel(self) -> int:
         """Tensor-parallel ranks of an expert: as given, else 1 with ep > 1, else tp."""
-        return int(expert_tensor_parallel(self.tp, self.ep, self.etp))
+        return int(self.sizes.expert_tensor_parallel)
 
     @property
     def expert_data_parallel(self) -> int:
         """Ranks that hold the same experts."""
-        return self.tp * self.gradient_ranks // (self.ep * self.expert_tensor_parallel)
+        return int(self.sizes.expert_copies)
 
     def expert_coordinate(self, ranks: Any) -> Ints:
         """Coordinate along ep of every rank: int64[n] for ``ranks`` int64[n]."""
