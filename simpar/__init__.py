@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from simpar.diagnosis.answer import explain
     from simpar.errors import Infeasible, UserError
     from simpar.hardware import cluster as clusters
+    from simpar.hardware.catalogue import list_clusters
     from simpar.hardware.device import load_device
     from simpar.hardware.profile import ClusterProfile
+    from simpar.learn.answer import learn_profiles
+    from simpar.models.catalogue import list_models
     from simpar.models.graph import ModelGraph
     from simpar.models.training import Training
     from simpar.plan.mesh import Mesh
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario, load_scenario
     from simpar.simulation import simulate
     from simpar.stacks.stack import load_stack
+    from simpar.translate import export_plan, import_plan
+    from simpar.validate.table import validate_table
+    from simpar.verbs import check, compare, sweep
 
     # as type checkers should see them: a call of either gives an object of the class that it stands for
     class Model(ModelGraph):  # noqa: D101
@@ -69,6 +75,15 @@ _CONTENTS = (
     ("Constraints", "planner.problem:Constraints", "limits of a search: fixed axes, space, memory"),
     ("SearchResult", "planner.result:SearchResult", "what search gives: candidates and the certificate"),
     ("explain", "diagnosis.answer:explain", "where a measured step went, from profiler traces"),
+    ("sweep", "verbs:sweep", "one simulation for every combination of some values"),
+    ("compare", "verbs:compare", "two results side by side, and why they differ"),
+    ("check", "verbs:check", "a launch command or config of another framework, before it is started"),
+    ("export_plan", "translate:export_plan", "a plan as the files of another framework"),
+    ("import_plan", "translate:import_plan", "a plan from the files of another framework"),
+    ("learn_profiles", "learn.answer:learn_profiles", "a stack and a cluster from a few measured runs"),
+    ("validate_table", "validate.table:validate_table", "predicted against measured, row by row"),
+    ("list_models", "models.catalogue:list_models", "shipped models by name"),
+    ("list_clusters", "hardware.catalogue:list_clusters", "shipped hardware by name"),
     ("Result", "report.result:Result", "what simulate gives; plots, JSON, tables"),
     ("Timeline", "report.timeline:Timeline", "every op of the step, class by class"),
     ("save_plot", "report.plots:save_plot", "timeline, memory, breakdown or heat map to a file"),
@@ -98,7 +113,14 @@ __all__ = [
     "Training",
     "UserError",
     "__version__",
+    "check",
+    "compare",
     "explain",
+    "export_plan",
+    "import_plan",
+    "learn_profiles",
+    "list_clusters",
+    "list_models",
     "load_device",
     "load_scenario",
     "load_stack",
@@ -106,6 +128,8 @@ __all__ = [
     "save_plot",
     "search",
     "simulate",
+    "sweep",
+    "validate_table",
     "write_trace",
 ]
 

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from simpar import cli, simulate
-from simpar.cli.foretold import Foretelling
 from simpar.export.source import Facts, load_source
 from simpar.plan.plan import Plan
 from simpar.planner.result import SearchResult
 from simpar.runtime.request import load_request, make_ready, simulated
 from simpar.scenario import load_scenario
+from simpar.translate import Foretelling
 
 PERTURBED = {"slow_ranks": {"1": 1.5}, "degraded_links": {"port_tx[0]": 0.25}}
 SAID = ["--set", "perturbation.slow_ranks.1=1.5", "--set", "perturbation.degraded_links.port_tx[0]=0.25"]

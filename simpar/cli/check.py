@@ -45,15 +45,15 @@ def check(scenario: list[str], **values: Any) -> int:
 
     Nothing is started. The exit code is 3 if it fits with less than the wanted probability.
     """
-    from simpar.preflight.check import Facts, WholeRun, check_launch
-    from simpar.preflight.given import given_words
+    from simpar import verbs
     from simpar.uncertainty.memory import WANTED
 
     wanted = WANTED if values["fits_with"] is None else values["fits_with"]
-    given = ("hardware", "nodes", "model", "seq_len", "global_batch", "stack")
-    run = WholeRun(values["tokens"], values["price_per_gpu_hour"], values["reliability"])
-    facts = Facts(**{name: values[name] for name in given}, fits_with=wanted, run=run)
-    checked = check_launch(given_words(scenario, values["from_"]), facts)
+    given = (
+        "hardware", "nodes", "model", "seq_len", "global_batch", "stack", "tokens", "price_per_gpu_hour", "reliability",
+    )  # fmt: skip
+    facts = {name: values[name] for name in given}
+    checked = verbs.check(scenario, framework=values["from_"], fits_with=wanted, **facts)
     if values["output"] is not None:
         _write(checked.best.change.text if checked.best else None, values["output"])
     if not json_out(checked.to_dict(), values["json_"]):

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpar.cli.app import JSON_HELP, app, console, json_out
-from simpar.cli.saved import result_of
+from simpar.cli.app import JSON_HELP, app, console, json_out, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,9 +29,10 @@ def compare(
     ] = None,
 ) -> None:
     """Show two results side by side and explain the difference."""
-    from simpar.report.compare import compare as set_side_by_side
+    from simpar import verbs
 
-    found = set_side_by_side(result_of(a, tokens), result_of(b, tokens))
+    with working(f"comparing {a} and {b}"):
+        found = verbs.compare(a, b, tokens=tokens)
     if csv:
         from simpar.report.table import Table
 

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from simpar.cli.app import JSON_HELP, app, console, json_out
-from simpar.errors import UserError
 
 
 @app.command("import", epilog="Example: simpar import train.sh --from megatron -o plan.json")
@@ -28,16 +27,10 @@ def import_plan(
 
     Nothing in the file is executed.
     """
-    from simpar.chakra.write import NAME as TRACES
-    from simpar.export import read
-    from simpar.export.recipes import split_name
-    from simpar.files import read_text
+    from simpar import translate
 
-    if source == TRACES:
-        raise UserError(f"{file}: execution traces say what ran, not a plan; simpar replay simulates them")
-    found = read(read_text(split_name(file)[0]), file, source)
-    plan = found.plan if model is None else found.plan.model_copy(update={"model": model})
-    plan.save(output)
+    found = translate.import_plan(file, source, model=model)
+    found.plan.save(output)
     report = {"plan": output, "ignored": list(found.ignored), "notes": list(found.notes)}
     if json_out(report, json_):
         return

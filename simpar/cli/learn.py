@@ -39,15 +39,14 @@ def learn(
     serves as --stack and as --hardware, and as --using of simpar validate.
     """
     from simpar.errors import UserError
-    from simpar.files import write_atomic
-    from simpar.learn.answer import learn as learn_from
+    from simpar.learn.answer import learn_profiles
 
     path = Path(output)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"--output {output}: allowed: a name that ends in .yaml")
     with working(f"learning from {', '.join(runs)}"):
-        found = learn_from(*runs, stack=stack, hardware=hardware)
-    write_atomic(path, found.to_yaml(path.name))
+        found = learn_profiles(*runs, stack=stack, hardware=hardware)
+    found.save(path)
     data = found.to_dict()
     if not json_out(data, json_):
         _print(data, console())

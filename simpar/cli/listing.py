@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from simpar.cli.app import JSON_HELP, app, console, json_out
-
-if TYPE_CHECKING:
-    from simpar.hardware.profile import ClusterProfile
 
 LISTS = {
     "models": "for --model",
@@ -44,9 +41,12 @@ def list_names(
 
 def _names(what: str) -> dict[str, str]:
     """Name and one-line description of everything of a kind."""
+    from simpar.hardware.catalogue import list_clusters
+    from simpar.models.catalogue import list_models
+
     return {
-        "models": _models,
-        "hardware": _hardware,
+        "models": list_models,
+        "hardware": list_clusters,
         "scenarios": lambda: _described("scenarios"),
         "stacks": lambda: _described("stacks"),
         "reliability": lambda: _described("reliability"),
@@ -55,32 +55,6 @@ def _names(what: str) -> dict[str, str]:
         "precisions": _precisions,
         "targets": _targets,
     }[what]()
-
-
-def _models() -> dict[str, str]:
-    from simpar.models.catalogue import catalogue, load_model
-    from simpar.units import format_count
-
-    return {
-        name: f"{format_count(load_model(name).num_parameters())} parameters; {config['source']}"
-        for name, config in catalogue().items()
-    }
-
-
-def _hardware() -> dict[str, str]:
-    from simpar.files import bundled
-    from simpar.hardware.catalogue import load_cluster
-
-    return {name: _fabric(load_cluster(name).profile) for name in bundled("clusters")}
-
-
-def _fabric(profile: ClusterProfile) -> str:
-    from simpar.units import format_rate
-
-    inside, out = profile.scale_up, profile.scale_out
-    device = profile.device if isinstance(profile.device, str) else profile.device.name
-    words = f"{profile.devices_per_node} x {device}, {inside.kind} {format_rate(inside.bandwidth)}"
-    return words + (f", {out.nics_per_node} x {out.kind} {format_rate(out.nic_bandwidth)}" if out else "")
 
 
 def _described(kind: str) -> dict[str, str]:

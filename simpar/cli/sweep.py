@@ -5,74 +5,68 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import INFEASIBLE, INTERRUPTED, console, working
 from simpar.errors import UserError
 
+if TYPE_CHECKING:
+    from simpar.report.sweep import Sweep
+
 ALONE = ("trace", "timeline", "memory_plot", "advise", "days")
 """Flags for the output of a single run."""
-SECTIONS = {
-    "training": ("seq_len", "global_batch"),
-    "cluster": ("hardware", "nodes", "nvls", "sharp"),
-    "": ("model", "stack"),
-}
 
 
 def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, Any]) -> int:
     """Simulate every combination and print a table; returns the exit code."""
+    from simpar import verbs
     from simpar.files import check_writable
-    from simpar.report.sweep import Swept, print_sweep, to_dict
-    from simpar.scenario import load_scenario
-    from simpar.simulation import simulate
+    from simpar.report.sweep import choice_text
 
     check_writable(*(values[name] for name in ("html", "csv", "json_")))
     for name in ALONE:
         if values.get(name):
             flag = name.replace("_", "-")
             raise UserError(f"--{flag}: shows one run, --over makes several: allowed: one of the two")
-    axes = [parse(text) for text in values["over"]]
-    choices = [
-        dict(zip((key for key, _ in axes), each, strict=True)) for each in product(*(v for _, v in axes))
-    ]
     options = {
         name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
     }
-    settings = [[f"{scenario_key(key)}={value}" for key, value in choice.items()] for choice in choices]
-    scenarios = [load_scenario(scenario, flags, [*(values["set_"] or []), *each]) for each in settings]
-    rows: list[Swept] = []
-    with working("simulating") as status, suppress(KeyboardInterrupt):
-        for choice, loaded in zip(choices, scenarios, strict=True):
-            status.update(f"simulating {' '.join(f'{key}={value}' for key, value in choice.items())}")
-            try:
-                rows.append(Swept(choice, simulate(**loaded.inputs(), **options, with_timeline=False)))
-            except UserError as error:
-                rows.append(Swept(choice, refused=str(error)))
-    interrupted = len(rows) < len(choices)
-    rows += [Swept(choice) for choice in choices[len(rows) :]]
+    over = dict(map(parse, values["over"]))
+    if len(over) < len(values["over"]):
+        raise UserError(
+            f"--over {' --over '.join(values['over'])}: a key is given twice; give all its values at once"
+        )
+    with working("simulating") as status:
+        result = verbs.sweep(
+            scenario,
+            over,
+            flags=flags,
+            settings=values["set_"] or (),
+            progress=lambda choice: status.update(f"simulating {choice_text(choice)}"),
+            **options,
+        )
+    _write(result, f"{scenario or 'simulate'}: {', '.join(values['over'])}", values)
+    if result.interrupted:
+        return INTERRUPTED
+    return 0 if result.best or not values["require_fit"] else INFEASIBLE
+
+
+def _write(result: Sweep, title: str, values: Mapping[str, Any]) -> None:
+    """Write the page and the tables that are asked for, and print the rows where JSON does not go there."""
+    from simpar.files import write_atomic
+    from simpar.report.sweep import print_sweep, save_sweep, si_table
+
     if values["html"]:
-        from simpar.report.sweep import save_sweep
-
-        save_sweep(rows, values["html"], f"{scenario or 'simulate'}: {', '.join(values['over'])}")
+        save_sweep(result.rows, values["html"], title)
     if values["csv"]:
-        from simpar.report.sweep import si_table
-
-        si_table(rows).save_csv(values["csv"])
-    text = json.dumps(to_dict(rows), allow_nan=False) + "\n" if values["json_"] else ""
+        si_table(result.rows).save_csv(values["csv"])
+    text = json.dumps(result.to_dict(), allow_nan=False) + "\n" if values["json_"] else ""
     if values["json_"] == "-":
         sys.stdout.write(text)
-    else:
-        if text:
-            from simpar.files import write_atomic
-
-            write_atomic(values["json_"], text)
-        print_sweep(rows, console())
-    if interrupted:
-        return INTERRUPTED
-    fitting = any(row.result and row.result.fits for row in rows)
-    return 0 if fitting or not values["require_fit"] else INFEASIBLE
+        return
+    if text:
+        write_atomic(values["json_"], text)
+    print_sweep(result, console())
 
 
 def parse(text: str) -> tuple[str, Sequence[str]]:
@@ -82,13 +76,3 @@ def parse(text: str) -> tuple[str, Sequence[str]]:
     if not key.strip() or not items:
         raise UserError(f"--over {text}: wants key=value,value, such as bucket_bytes=25MB,100MB")
     return key.strip(), items
-
-
-def scenario_key(key: str) -> str:
-    """The dotted scenario key of a short key: keys of a plan may be given alone."""
-    if "." in key:
-        return key
-    for section, names in SECTIONS.items():
-        if key in names:
-            return f"{section}.{key}".lstrip(".")
-    return f"plan.{key}"

@@ -25,11 +25,9 @@ def validate(
     Rows are runs, single kernels or collectives; docs/measured.md lists the columns.
     """
     from simpar.report.validation_table import print_validation
-    from simpar.validate.chosen import AS_NAMED, Chosen
-    from simpar.validate.table import validate as validate_table
+    from simpar.validate.table import validate_table
 
-    chosen = Chosen.learned(using) if using else AS_NAMED
     with working(f"predicting {table}"):
-        found = validate_table(table, chosen=chosen)
+        found = validate_table(table, using=using)
     if not json_out(found, json_):
         print_validation(found, console())

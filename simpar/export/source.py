@@ -13,6 +13,7 @@ from simpar.export.subject import cluster_of, node_of
 from simpar.formats import check_answer, is_simulated
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
+from simpar.inputs import as_plan
 from simpar.layout.check import check
 from simpar.layout.deciders import resolve
 from simpar.models.catalogue import load_model
@@ -57,11 +58,14 @@ class Source:
     cluster: Cluster | None = None
 
 
-def load_source(name: str, facts: Facts) -> Source:
-    """Read a plan, a result or a scenario and check it against its model.
+def load_source(plan: Plan | Mapping[str, Any] | str | Path, facts: Facts) -> Source:
+    """A plan, or the file of a plan, a result or a scenario, checked against its model.
 
     Raises UserError for a file that is none of them, a missing fact, or a plan that is not allowed.
     """
+    if isinstance(plan, Plan | Mapping):
+        return _complete(as_plan(plan), "plan", Path(), facts)
+    name = str(plan)
     path = files.find(name, "scenarios", "scenario")
     document = files.load(path)
     data = document.data
@@ -80,8 +84,7 @@ def load_source(name: str, facts: Facts) -> Source:
         asked = data.get("asked")
         found = asked if isinstance(asked, dict) else data["plan"]
         return _from_plan(found, document.source, path.parent, facts, where)
-    plan = files.parse(Plan, document)
-    return _complete(plan, document.source, path.parent, facts)
+    return _complete(files.parse(Plan, document), document.source, path.parent, facts)
 
 
 def _best(candidates: list[Any], source: str) -> dict[str, Any]:

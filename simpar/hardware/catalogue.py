@@ -12,6 +12,7 @@ from simpar.hardware.mixed import MixedCluster
 from simpar.hardware.price import priced
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.profiles import LIKE, as_written, load_profile
+from simpar.units import format_rate
 
 EXACT = 15
 """Digits of quantities that are written out: all that a byte count of a host's memory has."""
@@ -37,6 +38,22 @@ def load_cluster(profile: str | Path | ClusterProfile, nodes: int | None = None)
         elif isinstance(profile.device, str):
             document.naming(("device",), lambda name: files.find(name, "devices", "device"))
     return make_cluster(profile, 1 if nodes is None else nodes)
+
+
+def list_clusters() -> dict[str, str]:
+    """The hardware profiles that are shipped: name, and the devices of a node with the rates of its links.
+
+    >>> list_clusters()["dgx-h100"]
+    '8 x h100-sxm-80gb, nvswitch 450 GB/s, 8 x ib 50.0 GB/s'
+    """
+    return {name: _fabric(load_cluster(name).profile) for name in files.bundled("clusters")}
+
+
+def _fabric(profile: ClusterProfile) -> str:
+    inside, out = profile.scale_up, profile.scale_out
+    device = profile.device if isinstance(profile.device, str) else profile.device.name
+    words = f"{profile.devices_per_node} x {device}, {inside.kind} {format_rate(inside.bandwidth)}"
+    return words + (f", {out.nics_per_node} x {out.kind} {format_rate(out.nic_bandwidth)}" if out else "")
 
 
 def written(cluster: Cluster) -> str | dict[str, Any]:

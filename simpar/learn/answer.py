@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from simpar.calls import refuses_unknown_keywords
+from simpar.files import write_atomic
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.profile import ClusterProfile
 from simpar.learn.fit import Learned, Observed
@@ -179,6 +181,10 @@ class Answer:
         errors = {name: _error_percent(error) for name, error in self._peak_errors[at].items()}
         return detail | {"measured_peak_bytes": run.peak.size_bytes, "memory_error_percent": errors}
 
+    def save(self, path: str | Path) -> None:
+        """Write the profiles to a YAML file. Raises UserError."""
+        write_atomic(path, self.to_yaml(Path(path).name))
+
     def to_yaml(self, name: str) -> str:
         """The file of learnt profiles, called ``name``: provenance, then stacks and clusters by their base profile."""
         import simpar
@@ -243,14 +249,18 @@ def _cluster(name: str, values: Mapping[str, Mapping[str, Mapping[str, float]]])
     return profile.model_copy(update={"device": device.model_copy(update={"kernels": kernels})})
 
 
-def learn(*paths: str, stack: str | None = None, hardware: str | None = None) -> Answer:
-    """Learn from tables of runs and folders of simpar run, on one stack and hardware for all if these are given.
+@refuses_unknown_keywords
+def learn_profiles(*runs: str | Path, stack: str | None = None, hardware: str | None = None) -> Answer:
+    """A stack and a cluster profile adapted to measured runs: tables of them, or folders of ``simpar run``.
 
-    Raises UserError for input that cannot be used.
+    ``stack`` and ``hardware`` are the profiles of all runs; without them every row names its own. ``save`` of the
+    answer writes the file that takes the place of a stack's and a cluster's name. Raises UserError for input that
+    cannot be used.
     """
-    runs = runs_of(paths, Chosen(stack, hardware))
+    paths = tuple(map(str, runs))
+    measured = runs_of(paths, Chosen(stack, hardware))
     names = ", ".join(Path(path).name for path in paths)
-    return Answer(names, runs, most_probable_of(runs.layouts), learn_memory(runs.layouts))
+    return Answer(names, measured, most_probable_of(measured.layouts), learn_memory(measured.layouts))
 
 
 def _traits(run: Observed) -> Traits:

@@ -11,6 +11,7 @@ from typing import Any
 from simpar import files
 from simpar.models.graph import ModelGraph
 from simpar.models.hf_config import read
+from simpar.units import format_count
 
 PATH = Path(__file__).with_name("catalogue.yaml")
 WIDTHS = "hidden_size|n_embd|d_model"
@@ -99,3 +100,15 @@ def named(name: str) -> dict[str, Any]:
 def load_model(name: str) -> ModelGraph:
     """A model of the catalogue, or the path of a config.json. Raises UserError."""
     return read(files.load(Path(name)).data if is_file(name) else named(name), name)
+
+
+def list_models() -> dict[str, str]:
+    """The models that are shipped: name, and number of parameters with the source of the config.
+
+    >>> list_models()["gpt2"].split(";")[0]
+    '124 M parameters'
+    """
+    return {
+        name: f"{format_count(load_model(name).num_parameters())} parameters; {config['source']}"
+        for name, config in catalogue().items()
+    }

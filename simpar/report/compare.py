@@ -7,7 +7,7 @@ of the fullest stage. If the steps have different numbers of tokens, time is com
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpar.calls import Strict
 from simpar.plan.plan import Record
@@ -26,6 +26,9 @@ from simpar.units import (
     parse_quantity,
     with_unit,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PARTS = {"compute": "compute", **WORDS}
 FIGURES = (
@@ -58,9 +61,17 @@ class Comparison(Strict):
     fits: Pair
     sentences: tuple[str, ...]
 
+    def to_frame(self) -> pd.DataFrame:
+        """Figures of both in SI units, a row per figure."""
+        import pandas as pd
 
-def compare(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Comparison:
-    """Compare two results."""
+        return pd.DataFrame(
+            [[pair.a, pair.b] for pair in self.figures.values()], list(self.figures), list(self.names)
+        )
+
+
+def differences(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Comparison:
+    """What differs between two results."""
     first, second = a.to_dict(), b.to_dict()
     tokens = [_tokens(result) for result in (a, b)]
     scale = [1.0, 1.0] if tokens[0] == tokens[1] else [MEGA / count for count in tokens]

@@ -15,6 +15,7 @@ from simpar.report.words import interval_words, probably
 from simpar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
 KEPT = (
@@ -32,7 +33,7 @@ class Swept:
     Without a result, the choice was ``refused`` for that reason, or the sweep was ``interrupted`` before it.
     """
 
-    choice: Mapping[str, str]
+    choice: Mapping[str, Any]
     result: Result | None = None
     refused: str = ""
 
@@ -45,6 +46,50 @@ class Swept:
     def instead(self) -> str:
         """The text in place of its figures."""
         return NOT_SIMULATED if self.interrupted else "refused"
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep:
+    """Every combination of a sweep, in order; see :class:`Swept`."""
+
+    rows: tuple[Swept, ...]
+
+    @property
+    def best(self) -> Swept | None:
+        """The combination with the shortest step among those that fit; None if none does."""
+        fitting = (
+            (row.result.step_time_s, at) for at, row in enumerate(self.rows) if row.result and row.result.fits
+        )
+        _, at = min(fitting, default=(0.0, None))
+        return None if at is None else self.rows[at]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether some combinations were not simulated because the user stopped."""
+        return any(row.interrupted for row in self.rows)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per combination, in SI units: keys, step, interval, MFU, memory, busy and exposed communication."""
+        import pandas as pd
+
+        head, *lines = csv_rows(self.rows)
+        return pd.DataFrame(lines, columns=head).replace("", None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON of ``simpar simulate --over``."""
+        return to_dict(self.rows)
+
+    def __repr__(self) -> str:
+        best = self.best
+        if best is None or best.result is None:
+            return f"<Sweep: {len(self.rows)} combinations, none fits>"
+        step = format_seconds(best.result.step_time_s)
+        return f"<Sweep: {len(self.rows)} combinations; best {choice_text(best.choice)}: {step}>"
+
+
+def choice_text(choice: Mapping[str, Any]) -> str:
+    """A combination in words: "tp=2 zero=1"."""
+    return " ".join(f"{key}={value}" for key, value in choice.items())
 
 
 def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
@@ -69,7 +114,7 @@ def table(rows: Sequence[Swept]) -> Table:
     sent_by = (Column(f"{kind} busy / exposed", spare=at) for at, kind in enumerate(kinds, start=1))
     result = Table([*rows[0].choice, "step", interval, "MFU", *sent_by, "memory", text()])
     for row in rows:
-        values = tuple(row.choice.values())
+        values = tuple(map(str, row.choice.values()))
         if row.result is None:
             result.add(*values, *[""] * (4 + len(kinds)), row.refused or row.instead)
             continue
@@ -159,19 +204,16 @@ def _shade(row: Swept, rows: Sequence[Swept]) -> str:
     return f"{max(0.0, 2 - row.result.step_time_s / min(times)) * 0.5:.3f}"
 
 
-def print_sweep(rows: Sequence[Swept], console: Console) -> None:
+def print_sweep(sweep: Sweep, console: Console) -> None:
     """Print the table with the fastest choice that fits marked; narrow terminals omit columns, which are named."""
-    shown = table(rows)
-    times = [row.result.step_time_s if row.result and row.result.fits else float("inf") for row in rows]
-    best = times.index(min(times)) if min(times) < float("inf") else -1
+    shown, best = table(sweep.rows), sweep.best
     lines = [
-        ("*" if at == best else "", *line[:-1], line[-1] if row.result else row.instead)
-        for at, (row, line) in enumerate(zip(rows, shown.rows, strict=True))
+        ("*" if row is best else "", *line[:-1], line[-1] if row.result else row.instead)
+        for row, line in zip(sweep.rows, shown.rows, strict=True)
     ]
     console.print(Table([text(), *shown.columns], lines))
-    for row in rows:
+    for row in sweep.rows:
         if row.refused:
-            choice = " ".join(f"{key}={value}" for key, value in row.choice.items())
-            console.print(f"{choice}: {row.refused}", soft_wrap=True, markup=False)
-    if best >= 0:
+            console.print(f"{choice_text(row.choice)}: {row.refused}", soft_wrap=True, markup=False)
+    if best:
         console.print("* fastest that fits")

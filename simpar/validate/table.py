@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simpar.calls import refuses_unknown_keywords
 from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.units import GIB
@@ -28,12 +29,24 @@ CHUNK = 16
 DELIMITERS = (",", ";", "\t")
 
 
-def validate(path: str | Path, *, jobs: int = -1, chosen: Chosen = AS_NAMED) -> dict[str, Any]:
+@refuses_unknown_keywords
+def validate_table(
+    path: str | Path, *, using: str | Path | Chosen | None = None, jobs: int = -1
+) -> dict[str, Any]:
     """Predicted against measured for every row of a CSV table: the JSON of ``simpar validate``.
 
-    Rows are training runs (with the ``chosen`` profiles), or single kernels or collectives, told apart by their
-    columns. Raises UserError if the file is not such a table.
+    Rows are training runs, single kernels or collectives, told apart by their columns. Runs are predicted with the
+    profiles that the rows name, or those of a file that :func:`simpar.learn_profiles` wrote (``using``). Rows are
+    predicted by ``jobs`` processes (-1: all cores). Raises UserError if the file is not such a table.
+
+    >>> row = {"source": "own", "model_name": "gpt2", "seq_len": 1024, "gpu_type": "H100 SXM 80GB", "n_gpus": 8}
+    >>> row |= {"micro_batch": 8, "global_batch_seqs": 64, "precision": "bf16", "iteration_time_s": 0.05}
+    >>> _ = Path("runs.csv").write_text(",".join(row) + chr(10) + ",".join(map(str, row.values())))
+    >>> found = validate_table("runs.csv", jobs=1)
+    >>> found["modelled"], found["rows_detail"][0]["label"][:4]
+    (1, 'gpt2')
     """
+    chosen = using if isinstance(using, Chosen) else Chosen.learned(str(using)) if using else AS_NAMED
     rows = read_table(path)
     single = is_single(rows)
     if single and chosen != AS_NAMED:

@@ -22,7 +22,7 @@ from simpar.cli.listing import LISTS
 from simpar.cli.simulate import SIMULATE_FLAGS
 from simpar.report.parts import Communication
 from simpar.report.result import Result
-from simpar.report.sweep import Swept, print_sweep
+from simpar.report.sweep import Sweep, Swept, print_sweep
 from tests.conftest import make_result, make_timeline
 from tests.gate import some
 
@@ -218,7 +218,7 @@ def test_a_sweep_is_as_wide_as_the_terminal(width):
         Swept({"zero": "3", "recompute": "none"}, None, "no " * 40),
     ]
     out = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
-    print_sweep(rows, out)
+    print_sweep(Sweep(tuple(rows)), out)
     said = re.sub(r"\x1b\[[0-9;]*m", "", out.file.getvalue()).splitlines()
     table = (
         said[: next(at for at, line in enumerate(said) if line.startswith("left out"))]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from simpar import cli
-from simpar.cli.sweep import parse, scenario_key
+from simpar.cli.sweep import parse
 from simpar.report.result import Result
+from simpar.verbs import scenario_key
 
 SMALL = [
     "--model",

@@ -10,7 +10,8 @@ import simpar
 
 ROOT = Path(__file__).parents[2]
 SHOWN = [path for path in sorted((ROOT / "simpar").rglob("*.py")) if ">>> " in path.read_text()]
-WITHOUT = {"explain", "SearchResult"}  # what reads traces of profilers, and what the example of search gives
+WITHOUT = {"explain", "learn_profiles", "SearchResult"}
+"""What reads traces of profilers and measured runs, and what the example of search gives."""
 
 
 @pytest.mark.parametrize("path", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))

@@ -6,7 +6,7 @@ import pytest
 
 import simpar
 from simpar import cli
-from simpar.report.compare import compare
+from simpar.report.compare import differences
 
 
 def simulate(**plan):
@@ -24,7 +24,7 @@ def pair():
 def test_differences_sum(pair):
     """Parts of the step sum to its change, parts of memory to the peak's."""
     a, b = pair
-    found = compare(a, b)
+    found = differences(a, b)
     assert sum(found.time_change_s.values()) == pytest.approx(b.step_time_s - a.step_time_s, rel=1e-9)
     peaks = [max(stage.peak for stage in result.memory.stages) for result in (a, b)]
     assert sum(found.memory_change_bytes.values()) == pytest.approx(peaks[1] - peaks[0], rel=1e-6)
@@ -32,7 +32,7 @@ def test_differences_sum(pair):
 
 def test_what_was_asked_differently_is_listed(pair):
     """Plan fields that differ and no others; the sentences name the parts that changed."""
-    found = compare(*pair)
+    found = differences(*pair)
     assert found.asked["plan.mesh.tp"].model_dump() == {"a": 4, "b": 1}
     assert found.asked["plan.memory.recompute"].b == "full"
     assert not any(key.startswith(("model", "cluster", "training")) for key in found.asked)
@@ -43,7 +43,7 @@ def test_what_was_asked_differently_is_listed(pair):
 
 def test_turned_round_it_says_the_opposite(pair):
     """B - A is minus A - B."""
-    there, back = compare(*pair), compare(*reversed(pair))
+    there, back = differences(*pair), differences(*reversed(pair))
     for name, change in there.time_change_s.items():
         assert back.time_change_s[name] == pytest.approx(-change)
     assert ("faster" in there.sentences[0]) != ("faster" in back.sentences[0])
@@ -51,7 +51,7 @@ def test_turned_round_it_says_the_opposite(pair):
 
 def test_equal_results_are_equal(pair):
     """Nothing asked, nothing changed."""
-    found = compare(pair[0], pair[0])
+    found = differences(pair[0], pair[0])
     assert found.asked == {}
     assert set(found.time_change_s.values()) == {0.0}
     assert "takes as long" in found.sentences[0]
@@ -59,7 +59,7 @@ def test_equal_results_are_equal(pair):
 
 def test_steps_of_different_size_are_compared_per_token():
     """Twice the batch is no slowdown."""
-    found = compare(simulate(zero=1, tp=2), simulate(zero=1, tp=2, global_batch=128))
+    found = differences(simulate(zero=1, tp=2), simulate(zero=1, tp=2, global_batch=128))
     assert found.per == "million tokens"
     assert sum(found.time_change_s.values()) < 0
     assert found.asked["training.global_batch"].b == 128

@@ -12,7 +12,7 @@ from simpar.errors import UserError
 from simpar.validate import columns, rows
 from simpar.validate.cells import Unmodelled
 from simpar.validate.columns import PLAN_COLUMNS, RUN_COLUMNS, UNREAD, unread
-from simpar.validate.table import outcome, read_table, validate
+from simpar.validate.table import outcome, read_table, validate_table
 from tests.validate.test_validate import ROW
 
 ROOM = Path(columns.__file__).parent
@@ -55,7 +55,7 @@ def test_what_is_no_table_of_runs_is_one_line(content, message, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(content)
     with pytest.raises(UserError, match=re.escape(message)) as caught:
-        validate(path)
+        validate_table(path)
     assert "\n" not in str(caught.value)
 
 
@@ -63,7 +63,7 @@ def test_columns_that_nothing_reads_are_named(tmp_path, capsys):
     """A misspelt column is not quietly a blank one."""
     row = {("micro_bach" if name == "micro_batch" else name): value for name, value in ROW.items()}
     path = written(tmp_path / "t.csv", row | {"operator": "me"})
-    assert validate(path)["columns_not_read"] == {
+    assert validate_table(path)["columns_not_read"] == {
         "micro_bach": "did you mean 'micro_batch'?",
         "operator": "",
     }

@@ -9,7 +9,7 @@ from simpar.validate.cells import Unmodelled
 from simpar.validate.chosen import AS_NAMED, Chosen
 from simpar.validate.planned import planned
 from simpar.validate.predict import predict_time_s
-from simpar.validate.table import read_table, validate
+from simpar.validate.table import read_table, validate_table
 
 MADE_FOR = {
     "model": "llama-3.2-1b", "training": {"seq_len": 2048, "global_batch": 64}, "stack": "megatron",
@@ -46,7 +46,7 @@ def test_a_plan_is_the_whole_row(tmp_path):
     )
     assert case.training.global_batch == 64
     assert Plan.model_validate(case.plan).mesh.order == ("dp", "tp", "cp", "pp")
-    [detail] = validate(tmp_path / "runs.csv", jobs=1)["rows_detail"]
+    [detail] = validate_table(tmp_path / "runs.csv", jobs=1)["rows_detail"]
     assert detail["predicted_step_time_s"] == predict_time_s(case)
     assert detail["measured_step_time_s"] == 1.5
 

@@ -18,7 +18,7 @@ from simpar.report.validation_table import print_validation
 from simpar.validate.collectives import call
 from simpar.validate.single import single_outcomes
 from simpar.validate.summary import figures
-from simpar.validate.table import validate
+from simpar.validate.table import validate_table
 
 KERNELS = (
     "source,op,gpu_type,dtype,batch,m,n,k,n_heads,seq_len,head_dim,causal,direction,layout,time_us,tflops\n"
@@ -30,7 +30,7 @@ def table(path: Path, text: str) -> dict[str, object]:
     """What validate says of a table."""
     file = path / "table.csv"
     file.write_text(text)
-    return validate(file)
+    return validate_table(file)
 
 
 def test_a_product_of_known_error(tmp_path: Path) -> None:

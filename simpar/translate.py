@@ -1,23 +1,151 @@
-"""Predictions for an export: a plan under its target's stack, and the nearest plan that the target can express."""
+"""A plan in another framework's words, and back.
+
+An export is predicted under its target's stack first; the nearest plan that the target can express is offered where it
+cannot express the plan itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
+from simpar.calls import refuses_unknown_keywords
+from simpar.chakra.write import NAME as TRACES
+from simpar.chakra.write import export_traces
 from simpar.errors import UserError
-from simpar.export import load_target
+from simpar.export import TARGETS, Draft, Inexpressible, draft, load_target, read
 from simpar.export.nearest import Job, Near, nearest, saving
-from simpar.export.source import Source
+from simpar.export.recipes import split_name
+from simpar.export.source import Facts, Source, load_source
+from simpar.export.target import Imported
+from simpar.files import choose, read_text, write_atomic
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.report.words import memory_state, step_and_memory
-from simpar.simulation import simulate
+from simpar.simulation import make_job, simulate
 from simpar.stacks.stack import DEFAULT_STACK, Stack, load_stack
+from simpar.uncertainty.memory import WANTED
 from simpar.units import format_seconds
 
 NO_CLUSTER = "the plan names no cluster"
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of an export by name, what of the plan is lost in them, and notes for the user."""
+
+    target: str
+    files: Mapping[str, str | bytes]
+    lost: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def save(self, folder: str | Path) -> None:
+        """Write the files to a folder, which is made where it is missing; scripts can be executed. Raises UserError."""
+        folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--output {folder}: is a file; allowed: a folder, made where it is missing")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            write_atomic(folder / name, text)
+            if isinstance(text, str) and text.startswith("#!"):
+                (folder / name).chmod(0o755)
+
+
+@refuses_unknown_keywords
+def export_plan(
+    plan: Plan | Mapping[str, Any] | str | Path,
+    target: str,
+    *,
+    lossy: bool = False,
+    nearest: bool = False,
+    force: bool = False,
+    fit_probability: float | None = None,
+    model: str | None = None,
+    seq_len: int | None = None,
+    global_batch: int | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    hardware: str | None = None,
+    stack: str | None = None,
+) -> Files:
+    """The files with which another framework trains a plan, which may be a plan file, a result or a scenario.
+
+    ``lossy`` leaves out what the target cannot express, ``nearest`` takes the nearest plan that it can, ``force``
+    exports even a plan that fits under the target's stack with less than ``fit_probability`` (default: that of the
+    plan's search, else 0.95). The other keywords are facts that the plan may lack. Raises UserError.
+
+    >>> import simpar
+    >>> plan = simpar.Plan(tp=2, dp=4, model="gpt2", training={"seq_len": 1024, "global_batch": 64})
+    >>> made = export_plan(plan, "megatron", hardware="dgx-h100")
+    >>> sorted(made.files)
+    ['README.md', 'command.sh', 'local.sh', 'plan.json', 'pytorchjob.yaml', 'slurm.sh']
+    >>> made.save("exported")
+    """
+    facts = Facts(model, seq_len, global_batch, nodes, gpus_per_node, hardware, stack)
+    source = load_source(plan, facts)
+    if choose(target, (*TARGETS, TRACES), "target") == TRACES:
+        unfit = {"nearest": nearest, "fit_probability": fit_probability, "force": force}
+        return _traces(source, lossy=lossy, unfit=unfit)
+    searched = source.plan.search
+    usual = searched.fit_probability if searched else WANTED
+    foretell = Foretelling(source, target, usual if fit_probability is None else fit_probability)
+
+    def draft_of(chosen: Plan) -> Draft:
+        job = (chosen, source.graph, source.training, target)
+        return draft(*job, devices_per_node=source.devices_per_node, lossy=lossy)
+
+    try:
+        drafted = draft_of(source.plan)
+    except Inexpressible as error:
+        near = foretell.nearest()
+        if near is None or not (nearest and (near.is_allowed or force)):
+            raise UserError(f"{error}{near.offer if near else ''}") from None
+        drafted = draft_of(near.plan)
+        foretold: Foretold = near
+    else:
+        foretold = foretell.again(drafted.plan)
+        if not foretold.is_allowed and not force:
+            raise UserError(f"{foretold.said} (--force exports it anyway)")
+    made = drafted.written(foretold.predicted, *filter(None, [foretold.said]))
+    return Files(target, made.files, tuple(map(str, made.lost)), made.notes)
+
+
+def _traces(source: Source, *, lossy: bool, unfit: Mapping[str, Any]) -> Files:
+    """One simulated step as the execution traces of all ranks; ``unfit`` are options that traces do not take."""
+    for name, value in unfit.items():
+        if value:
+            raise UserError(
+                f"--{name.replace('_', '-')}: not with --to chakra, which writes a step as it is simulated"
+            )
+    if source.cluster is None:
+        raise UserError(
+            "--hardware is missing: the plan names no cluster for its ranks, and a trace has their times"
+        )
+    job = make_job(source.graph, source.cluster, source.plan, source.training, source.stack)
+    made = export_traces(job, source.cluster, lossy=lossy)
+    return Files(TRACES, made.files, made.lost, (made.said, *made.notes))
+
+
+@refuses_unknown_keywords
+def import_plan(file: str | Path, framework: str, *, model: str | None = None) -> Imported:
+    """A plan from another framework's arguments or config, of which nothing is executed.
+
+    ``file`` may be FILE.py:RECIPE; ``model`` is the model's name where the file names none. The result has the
+    ``plan``, names of options that are ``ignored``, and ``notes``. Raises UserError.
+
+    >>> from pathlib import Path
+    >>> _ = Path("train.sh").write_text("torchrun pretrain_gpt.py --tensor-model-parallel-size 4 --bf16")
+    >>> import_plan("train.sh", "megatron").plan.tp
+    4
+    """
+    if framework == TRACES:
+        raise UserError(f"{file}: execution traces say what ran, not a plan; simpar replay simulates them")
+    found = read(read_text(split_name(str(file))[0]), str(file), framework)
+    return found if model is None else replace(found, plan=found.plan.model_copy(update={"model": model}))
 
 
 @dataclass(frozen=True)
