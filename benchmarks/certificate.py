@@ -317,7 +317,7 @@ def brute_force(case: Case) -> list[Simulated]:
             result = simulated(case, plan, case.cluster)
         except (simpar.UserError, ValueError):
             continue
-        held = max(stage.peak for stage in result.memory.stages)
+        held = max(stage.peak_bytes for stage in result.memory.stages)
         found[name] = Simulated(keys, result.step_time_s, held, case.allows(result))
     return list(found.values())
 

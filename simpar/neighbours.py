@@ -61,7 +61,7 @@ def advise(
     Layouts that are impossible on this model and cluster are kept with the reason; changes that lead to the same plan
     are one trial.
     """
-    plan = Plan.model_validate(result.setup.plan)
+    plan = result.plan
     if chosen_layers(plan.memory.recompute) is not None:  # chosen for this layout; other layouts choose anew
         plan = plan.with_values(recompute=OPTIMAL)
     target, asked = target_of(inputs), as_plan(inputs["plan"])
@@ -158,7 +158,7 @@ def inputs_of(result: Result) -> dict[str, Any]:
         model=str(setup.model.get("name")),
         cluster=ClusterChoice.model_validate(chosen_cluster(setup.cluster)),
         training=Training.model_validate(setup.training),
-        plan=Plan.model_validate(setup.asked or setup.plan),
+        plan=result.asked_plan,
     )
     inputs = scenario.inputs()
     inputs["cluster"] = inputs["cluster"].with_degraded(setup.cluster.get("degraded", {}))

@@ -150,7 +150,7 @@ def make_result(timeline: Timeline) -> Result:
     view = overview(timeline)
     step = view.step_time_s
     stages = tuple(_stage_memory(index, curve) for index, curve in enumerate(timeline.memory))
-    peak = max(stage.peak for stage in stages)
+    peak = max(stage.peak_bytes for stage in stages)
     microbatches = int(timeline.slices.microbatch.max()) + 1
     compute = 9 * microbatches * MS
     parts = {"compute": compute, "exposed_dp": 10 * MS, "optimizer": 2 * MS, "exposed_pp": 4 * MS}

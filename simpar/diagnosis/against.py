@@ -113,7 +113,7 @@ def set_against(measured: Measured, result: Result, graph: ModelGraph) -> Agains
 def stages_of(measured: Measured, result: Result) -> list[int]:
     """The index among the result's stages of every measured rank."""
     assert result.overview is not None, "made with it"
-    mesh = Plan.model_validate(result.setup.plan).mesh
+    mesh = result.plan.mesh
     count = len(result.overview.stages)
     at = mesh.coordinates([each.rank for each in measured.ranks])["pp"].tolist()
     return [
@@ -198,7 +198,7 @@ def check_is_traced(measured: Measured, result: Result, cluster: Cluster, source
 
 
 def _contradictions(measured: Measured, result: Result, cluster: Cluster) -> Iterator[str]:
-    plan = Plan.model_validate(result.setup.plan)
+    plan = result.plan
     ranks, world = [each.rank for each in measured.ranks], plan.mesh.world_size
     if measured.job.world_size is not None and measured.job.world_size != world:
         yield f"ranks: {measured.job.world_size} traced, {world} planned"

@@ -95,7 +95,7 @@ class Seen:
     @staticmethod
     def of_traces(measured: Measured, result: Result) -> Seen:
         """From traces: kernels, transfers and the host."""
-        slow = slow_ranks(measured, Plan.model_validate(result.setup.plan))
+        slow = slow_ranks(measured, result.plan)
         return Seen(measured.step_time_s, _measured_parts(measured), slow)
 
     @staticmethod
@@ -130,7 +130,7 @@ def find_changes(seen: Seen, scenario: Scenario, before: Result, progress: Progr
     base = simulate(**{**inputs, "with_timeline": False})
     trial = _Trial(seen.step_time_s, base, hear)
     found = [trial(NO_STRAGGLER, even)] if slow else []
-    plan = Plan.model_validate(base.setup.plan)
+    plan = base.plan
     for change in single_changes(plan, target_of(inputs), is_measured=True):
         whole = change | following(change, scenario.plan)
         found.append(trial(as_flags(whole), inputs, partial(scenario.plan.with_values, **whole)))

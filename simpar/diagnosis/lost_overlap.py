@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from simpar.diagnosis.against import set_against
 from simpar.errors import UserError
 from simpar.neighbours import as_flags
-from simpar.plan.plan import Plan
 from simpar.simulation import simulate
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def as_it_ran(
     ``dp`` is the traffic of the data-parallel axis, the mean over ranks. None if no overlap was lost, or if waiting for
     other ranks cannot be told from transfers.
     """
-    plan, planned_s = Plan.model_validate(against.result.setup.plan), against.causes_s.get("exposed_dp", 0.0)
+    plan, planned_s = against.result.plan, against.causes_s.get("exposed_dp", 0.0)
     traffic = against.result.communication.get("dp")
     if dp is None or traffic is None or dp.waiting_s is None or not plan.data_parallel.overlap_grad_reduce:
         return None

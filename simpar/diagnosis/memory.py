@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simpar.report.timeline import MEMORY_PARTS
-
 if TYPE_CHECKING:
     from simpar.diagnosis.kineto import MemoryUse
     from simpar.diagnosis.measured import Measured
@@ -43,12 +41,12 @@ def memory_beside(measured: Measured, result: Result, stages: list[int]) -> Memo
     rank, memory = found
     at = stages[[each.rank for each in measured.ranks].index(rank)]
     planned = next(one for one in result.memory.stages if one.stage == at)
-    parts = {name: getattr(planned, name) for name in MEMORY_PARTS if getattr(planned, name)}
+    parts = {name: size for name, size in planned.parts_bytes.items() if size}
     curve = None if result.overview is None else result.overview.stages[at].memory
     return MemoryBeside(
         rank,
         memory,
         None if curve is None else float(curve.total_bytes.min()),
-        planned.peak,
+        planned.peak_bytes,
         dict(sorted(parts.items(), key=lambda item: -item[1])),
     )

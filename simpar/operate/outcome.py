@@ -18,7 +18,6 @@ from simpar.layout.layout import Layout
 from simpar.models.graph import ModelGraph
 from simpar.operate.campaign import Campaign, Setting, run_campaign
 from simpar.operate.checkpoint import Saving, checkpoint_bytes, daly, efficiency, saving, young
-from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.simulation import stack_for, tuned_graph
 from simpar.stacks.stack import Stack
@@ -108,7 +107,7 @@ class Job:
     @staticmethod
     def of(result: Result, cluster: Cluster, model: ModelGraph, stack: Stack | str | None = None) -> Job:
         """A job from a simulated step of a model on a software stack; the result has its resolved plan."""
-        plan = Plan.model_validate(result.setup.plan)
+        plan = result.plan
         size_bytes = checkpoint_bytes(tuned_graph(plan, model), Layout.of(plan), stack_for(plan, stack))
         return Job(cluster, result, size_bytes)
 

@@ -173,7 +173,7 @@ def check_launch(given: Given, facts: Facts) -> Checked:
     result = simulate(problem.graph, cluster, plan, training, stack=problem.stack, with_timeline=False)
     if result.whole_run is not None:
         result = _with_failures(result, problem, facts.run.reliability)
-    settled = Plan.model_validate(result.setup.plan)
+    settled = result.plan
     found = nearby(problem, settled, given.text.target)
     checked = Checked(given, result, facts.fits_with, (), found.count, found.least_s, tuple(notes))
     return replace(checked, neighbours=tuple(_better(given, problem, plan, found, settled)))
@@ -193,7 +193,7 @@ def _better(given: Given, problem: Problem, plan: Plan, found: Nearby, settled: 
     before = _with_dp(plan, settled)
     listed = []
     for chosen, result in found.simulated:
-        after = _with_dp(chosen, Plan.model_validate(result.setup.plan))
+        after = _with_dp(chosen, result.plan)
         listed.append(Neighbour(result, patched(given.text, problem, before, after)))
     return listed
 

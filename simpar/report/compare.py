@@ -15,7 +15,6 @@ from simpar.report.bill import AMOUNTS
 from simpar.report.explain import WORDS, fullest_stage
 from simpar.report.result import Result
 from simpar.report.run_rows import figure
-from simpar.report.timeline import MEMORY_PARTS
 from simpar.units import (
     MEGA,
     format_bytes,
@@ -78,7 +77,8 @@ def differences(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Co
     parts = [result.time_breakdown_s.model_dump() for result in (a, b)]
     time = {name: parts[1][name] * scale[1] - parts[0][name] * scale[0] for name in PARTS}
     stages = [fullest_stage(result) for result in (a, b)]
-    memory = {name: getattr(stages[1], name) - getattr(stages[0], name) for name in MEMORY_PARTS}
+    before, after = (stage.parts_bytes for stage in stages)
+    memory = {name: after[name] - size for name, size in before.items()}
     whole = [a.step_time_s * scale[0], b.step_time_s * scale[1]]
     return Comparison(
         names=names,
@@ -90,7 +90,7 @@ def differences(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Co
         fits=Pair(a=a.fits, b=b.fits),
         sentences=(
             *_speed_sentences(names, whole, time, "step" if scale[0] == 1.0 else "million tokens"),
-            *_memory_sentences(names, (stages[0].peak, stages[1].peak), memory),
+            *_memory_sentences(names, (stages[0].peak_bytes, stages[1].peak_bytes), memory),
             *_fit_sentences(names, a, b),
         ),
     )

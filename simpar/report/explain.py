@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from simpar.program.ir.program import Program, Timing
 from simpar.report.parts import Cooperation, HostReport, StageMemory
 from simpar.report.result import Result
-from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.waits import slow_hints, waited_for
 from simpar.units import NS_PER_S, Indices, format_bytes, format_seconds
 
@@ -140,12 +139,12 @@ def _host_sentence(host: HostReport) -> str:
 
 def fullest_stage(result: Result) -> StageMemory:
     """The stage with the highest peak relative to the capacity of its devices."""
-    return max(result.memory.stages, key=lambda stage: stage.peak / stage.capacity)
+    return max(result.memory.stages, key=lambda stage: stage.peak_bytes / stage.capacity_bytes)
 
 
 def _memory_sentence(result: Result) -> str:
     memory, stage = result.memory, fullest_stage(result)
-    parts = {name: getattr(stage, name) for name in MEMORY_PARTS}
+    parts = stage.parts_bytes
     largest = max(parts, key=lambda name: parts[name])
     room = abs(memory.headroom_bytes)
     fits = memory.fits or (memory.host is not None and not memory.host.fits and memory.headroom_bytes >= 0)
@@ -158,6 +157,6 @@ def _memory_sentence(result: Result) -> str:
     )
     return (
         f"memory {where} at {format_seconds(stage.peak_time_s)} in {stage.peak_op}: "
-        f"{format_bytes(stage.peak)}, most of it {words} ({format_bytes(parts[largest])}); "
+        f"{format_bytes(stage.peak_bytes)}, most of it {words} ({format_bytes(parts[largest])}); "
         f"reserved {reserved} of {capacity}, {state}"
     )

@@ -21,7 +21,9 @@ def frame_of(result: Result, table: str) -> pd.DataFrame:
 
     choose(table, TABLES, "table")
     if table == "stages":
-        return pd.DataFrame([stage.model_dump() for stage in result.memory.stages]).set_index("stage")
+        return pd.DataFrame([stage.model_dump(by_alias=True) for stage in result.memory.stages]).set_index(
+            "stage"
+        )
     if table == "time":
         parts = result.time_breakdown_s.model_dump()
         shares = [seconds / result.step_time_s for seconds in parts.values()]

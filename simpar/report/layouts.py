@@ -6,7 +6,6 @@ import hashlib
 import json
 from typing import Any
 
-from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.uncertainty.joint import Known
 
@@ -26,7 +25,7 @@ def kin_of(result: Result) -> str:
 
 
 def _plan(result: Result) -> dict[str, Any]:
-    return Plan.model_validate(result.setup.plan).flat_values()
+    return result.plan.flat_values()
 
 
 def _name(*said: object) -> str:

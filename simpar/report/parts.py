@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from simpar.calls import Strict
 from simpar.report.certainty import Certainty
+from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.waits import ExpertLoad, SlowRanks, Waited
 
 
@@ -95,24 +97,39 @@ class Communication(Strict):
 
 
 class StageMemory(Strict):
-    """Memory of one pipeline stage at its peak, in bytes: the six parts sum to ``peak``.
+    """Memory of one pipeline stage at its peak: the six parts of ``parts_bytes`` sum to ``peak_bytes``.
 
-    ``peak_time_s`` is when the peak is reached and ``peak_op`` the op that starts there; ``capacity`` is the memory of
-    one of its devices.
+    ``peak_time_s`` is when the peak is reached and ``peak_op`` the op that starts there; ``capacity_bytes`` is the
+    memory of one of its devices. In files the names of sizes are without "_bytes".
     """
+
+    model_config = ConfigDict(alias_generator=lambda name: name.removesuffix("_bytes"), populate_by_name=True)
 
     stage: int
     device: str
-    capacity: float
-    parameters: float
-    gradients: float
-    optimizer_states: float
-    activations: float
-    transient: float
-    overhead: float
-    peak: float
+    capacity_bytes: float
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_states_bytes: float
+    activations_bytes: float
+    transient_bytes: float
+    overhead_bytes: float
+    peak_bytes: float
     peak_time_s: float
     peak_op: str
+
+    @property
+    def parts_bytes(self) -> dict[str, float]:
+        """Bytes of every part of MEMORY_PARTS, in that order."""
+        return {part: getattr(self, f"{part}_bytes") for part in MEMORY_PARTS}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if f"{name}_bytes" not in type(self).model_fields:
+                return super().__getattr__(name)
+            warnings.warn(f"{name} is called {name}_bytes now", DeprecationWarning, stacklevel=2)
+            return getattr(self, f"{name}_bytes")
 
 
 class HostReport(Strict):
@@ -155,7 +172,7 @@ class MemoryReport(Strict):
 
     def capacity_of(self, stage: int) -> float:
         """The memory of a device of a pipeline stage, in bytes."""
-        return next((one.capacity for one in self.stages if one.stage == stage), self.capacity_bytes)
+        return next((one.capacity_bytes for one in self.stages if one.stage == stage), self.capacity_bytes)
 
 
 class Setup(Strict):

@@ -107,7 +107,7 @@ def plot_memory(result: Result) -> Figure:
         _draw_memory(panel, stage, result, scale)
     peaks = [float(_curve(stage).total_bytes.max()) for stage in stages]
     band = _draw_interval(panels.flat[int(np.argmax(peaks))], result)
-    highest = max(*(one.capacity for one in result.memory.stages), *peaks, *band)
+    highest = max(*(one.capacity_bytes for one in result.memory.stages), *peaks, *band)
     panels[0, 0].set_ylim(0, 1.06 * highest / GIB)
     for panel in panels.flat[len(stages) :]:
         panel.set_visible(False)

@@ -14,6 +14,7 @@ import simpar.report.timeline as timelines
 from simpar import formats
 from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.plan.plan import Plan
 from simpar.report.bill import Bill, WholeRun
 from simpar.report.certainty import Certainty
 from simpar.report.parts import (
@@ -59,6 +60,16 @@ class Result:
     cooperation: Cooperation | None = None
     overview: Overview | None = None
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was simulated: everything that it left open is decided."""
+        return Plan.model_validate(self.setup.plan)
+
+    @property
+    def asked_plan(self) -> Plan:
+        """The plan that was asked for, with what it leaves open; the decided one if the result does not have it."""
+        return Plan.model_validate(self.setup.asked or self.setup.plan)
 
     @property
     def step_time_s(self) -> float:
@@ -121,7 +132,7 @@ class Result:
         data["bubble_fraction"] = self.bubble_fraction
         data["time_breakdown_s"] = self.time_breakdown_s.model_dump()
         data["communication"] = {kind: entry.model_dump() for kind, entry in self.communication.items()}
-        memory = self.memory.model_dump()
+        memory = self.memory.model_dump(by_alias=True)
         data["memory"] = list(memory.pop("stages"))
         data |= memory | {"headroom_bytes": self.memory.headroom_bytes}
         data |= {} if self.certainty is None else self.certainty.model_dump(mode="json")
@@ -156,9 +167,11 @@ class Result:
             ) from None
 
     @staticmethod
-    def from_json(text: str, *, source: str = "result") -> Result:
-        """Read the text of :meth:`to_json`. Raises UserError if ``source`` is not such a result."""
-        return Result.from_dict(_object(text, source), source=source)
+    def from_json(path: str | Path, *, source: str = "result") -> Result:
+        """Read a result file, or the text of :meth:`to_json`, which ``source`` names in errors. Raises UserError."""
+        if isinstance(path, str) and path.lstrip()[:1] in ("{", "[", ""):
+            return Result.from_dict(_object(path, source), source=source)
+        return Result.load(path)
 
     @staticmethod
     def load(path: str | Path) -> Result:

@@ -310,14 +310,14 @@ def _stage_memory(context: Context, held: tuple[Footprint, ...]) -> list[StageMe
         entry = StageMemory(
             stage=one.stage,
             device=context.cluster.devices[kind].name,
-            capacity=one.capacity_bytes,
-            **parts,
-            peak=sum(parts.values()),
+            capacity_bytes=one.capacity_bytes,
+            **{f"{part}_bytes": size for part, size in parts.items()},
+            peak_bytes=sum(parts.values()),
             peak_time_s=0.0 if one.peaks_between else use.peak_time_ns / NS_PER_S,
             peak_op=BETWEEN_STEPS if one.peaks_between else _op_name(context.lowered, use.peak_op),
         )
         known = stages.get(one.stage)
-        if known is None or entry.peak / entry.capacity > known.peak / known.capacity:
+        if known is None or entry.peak_bytes / entry.capacity_bytes > known.peak_bytes / known.capacity_bytes:
             stages[one.stage] = entry
     return [stages[stage] for stage in sorted(stages)]
 

@@ -72,8 +72,8 @@ class Sweep:
         """A row per combination, in SI units: keys, step, interval, MFU, memory, busy and exposed communication."""
         import pandas as pd
 
-        head, *lines = csv_rows(self.rows)
-        return pd.DataFrame(lines, columns=head).replace("", None)
+        table = si_table(self.rows)
+        return pd.DataFrame(table.rows, columns=table.titles).replace("", None)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of ``simpar simulate --over``."""

@@ -250,8 +250,8 @@ def memory_rows(stages: Sequence[StageMemory]) -> list[tuple[str, tuple[str, ...
     rows: list[tuple[int, int, tuple[str, ...]]] = []
     mixed = len({stage.device for stage in stages}) > 1
     for stage in stages:
-        cells = tuple(format_figure(getattr(stage, part) / GIB) for part in (*MEMORY_PARTS, "peak"))
-        cells += (format_figure(stage.capacity / GIB), stage.device) if mixed else ()
+        cells = tuple(format_figure(size / GIB) for size in (*stage.parts_bytes.values(), stage.peak_bytes))
+        cells += (format_figure(stage.capacity_bytes / GIB), stage.device) if mixed else ()
         if rows and rows[-1][2] == cells and rows[-1][1] == stage.stage - 1:
             rows[-1] = (rows[-1][0], stage.stage, cells)
         else:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simpar.plan.choices.mesh import COMMUNICATION
 from simpar.program.ir.program import Label, Program, Timing
 from simpar.units import NS_PER_S, Floats, Indices, Ints
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COMPUTE_KINDS = (
     "forward", "backward", "input_gradient", "weight_gradient", "forward_backward", "recompute", "optimizer", "host",
@@ -130,6 +133,30 @@ class Timeline:
     arrows: Ints
     memory: tuple[MemoryCurve, ...] = ()
     inner: tuple[InnerSteps, ...] = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per slice: class and rank, stream, what it is and its kind, stage, microbatch, times in s, bytes."""
+        import pandas as pd
+
+        rows = self.slices
+        names, kinds = (
+            np.array([getattr(label, word) for label in self.labels]) for word in ("name", "kind")
+        )
+        ranks = np.array([each.representative_rank for each in self.classes])
+        return pd.DataFrame(
+            {
+                "class": np.array([each.name for each in self.classes])[rows.class_id],
+                "rank": ranks[rows.class_id],
+                "stream": np.array(self.streams)[rows.stream],
+                "name": names[rows.label],
+                "kind": kinds[rows.label],
+                "stage": rows.stage,
+                "microbatch": rows.microbatch,
+                "start_s": rows.start_ns / NS_PER_S,
+                "duration_s": (rows.finish_ns - rows.start_ns) / NS_PER_S,
+                "size_bytes": rows.size_bytes,
+            }
+        )
 
     @property
     def span_ns(self) -> int:

@@ -55,7 +55,7 @@ def stage_of(plan: Plan, rank: int) -> tuple[int, int]:
 def _expected(result: Result | None, stage: int) -> str:
     if result is None:
         return "nothing was predicted (--hardware says on what)"
-    peak = next((each.peak for each in result.memory.stages if each.stage == stage), None)
+    peak = next((each.peak_bytes for each in result.memory.stages if each.stage == stage), None)
     capacity = format_bytes(result.memory.capacity_of(stage))
     if peak is None:
         return f"predicted {format_bytes(result.memory.peak_memory_bytes)} of {capacity} on the fullest rank"

@@ -345,7 +345,7 @@ def test_a_step_in_four_bits() -> None:
     times = [one.step_time_s for one in found.values()]
     assert times == sorted(times, reverse=True)
     assert times[2] < 2 * times[3]
-    kept = [one.memory.stages[0].activations for one in found.values()]
+    kept = [one.memory.stages[0].activations_bytes for one in found.values()]
     assert kept == sorted(kept, reverse=True)
 
 

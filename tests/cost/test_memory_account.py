@@ -100,11 +100,10 @@ def assert_in_order(stack: str, model: str, zero: int, tp: int, pp: int, **drawn
     except UserError:
         reject()
     assert memory.static_memory_bytes <= memory.peak_memory_bytes <= memory.peak_reserved_bytes
-    parts = ("parameters", "gradients", "optimizer_states", "activations", "transient", "overhead")
     for stage in memory.stages:
-        assert all(getattr(stage, part) >= 0 for part in parts)
-        assert sum(getattr(stage, part) for part in parts) == pytest.approx(stage.peak, abs=1)
-    assert memory.peak_memory_bytes == pytest.approx(max(stage.peak for stage in memory.stages), abs=1)
+        assert all(size >= 0 for size in stage.parts_bytes.values())
+        assert sum(stage.parts_bytes.values()) == pytest.approx(stage.peak_bytes, abs=1)
+    assert memory.peak_memory_bytes == pytest.approx(max(stage.peak_bytes for stage in memory.stages), abs=1)
     assert memory.fits == (memory.peak_reserved_bytes <= memory.capacity_bytes)
 
 
@@ -114,7 +113,7 @@ def test_copies_between_steps_must_fit() -> None:
     result = simulate("llama-3-8b", load_cluster("dgx-h100", 1), Plan(zero=1), training, stack="nanotron")
     assert result.memory.static_memory_bytes > result.memory.capacity_bytes
     assert not result.fits
-    assert result.memory.stages[0].transient > 16 * GIB
+    assert result.memory.stages[0].transient_bytes > 16 * GIB
 
 
 def test_fsdp_gathers_for_its_passes_only() -> None:
@@ -151,9 +150,9 @@ def test_a_frozen_tied_table_counts_once_too() -> None:
     graph, rank = load_model("llama-3.2-1b"), 4
     adapted = simulate(graph, load_cluster("dgx-h100", 1), Plan(lora_rank=rank, dp=8), TRAINING)
     known = adapted.memory.stages[0]
-    trained = known.optimizer_states / 12
+    trained = known.optimizer_states_bytes / 12
     assert 0 < trained < 0.01 * graph.num_parameters()
-    assert known.parameters == pytest.approx(2 * (graph.num_parameters() + trained), rel=1e-9)
+    assert known.parameters_bytes == pytest.approx(2 * (graph.num_parameters() + trained), rel=1e-9)
 
 
 def test_a_flat_buffer_is_padded_where_it_is_cut() -> None:

@@ -125,7 +125,7 @@ def test_states_and_updates_in_a_step():
     results = {
         name: step(tp=4, optimizer=name) for name in ("adamw", "lion", "adamw_8bit", "muon", "shampoo")
     }
-    held = {name: result.memory.stages[0].optimizer_states for name, result in results.items()}
+    held = {name: result.memory.stages[0].optimizer_states_bytes for name, result in results.items()}
     spent = {name: result.time_breakdown_s.optimizer for name, result in results.items()}
     assert held["adamw_8bit"] < held["lion"] < held["muon"] < held["adamw"] < held["shampoo"]
     assert spent["adamw_8bit"] < spent["lion"] < spent["adamw"] < spent["muon"] < spent["shampoo"]

@@ -60,11 +60,11 @@ def test_memory_by_category(tmp_path):
     found = explain(*(each.save(tmp_path) for each in made), plan=plan, changes=False)
     beside = found.against.memory
     (stage,) = result.memory.stages
-    assert (beside.rank, beside.peak_bytes) == (RANKS[1], stage.peak)
+    assert (beside.rank, beside.peak_bytes) == (RANKS[1], stage.peak_bytes)
     assert beside.measured.allocated_bytes == pytest.approx(beside.peak_bytes, rel=0.01)
     assert beside.measured.least_bytes == pytest.approx(beside.least_bytes, rel=0.01)
-    assert beside.parts_bytes["activations"] == stage.activations
-    assert sum(beside.parts_bytes.values()) == pytest.approx(stage.peak)
+    assert beside.parts_bytes["activations"] == stage.activations_bytes
+    assert sum(beside.parts_bytes.values()) == pytest.approx(stage.peak_bytes)
     assert found.to_dict()["predicted"]["memory"]["parts_bytes"] == beside.parts_bytes
     said = list(sentences(found))
     (peak,) = (line for line in said if line.startswith("allocated at most"))

@@ -67,7 +67,7 @@ def test_shards_cover_the_state(parameters: int, dp: int, zero: int) -> None:
 @pytest.mark.parametrize("tp", some([1, 2, 4], [4]))
 def test_tensor_parallelism_divides_the_peak(stack: str, tp: int) -> None:
     """Doubling tp lowers the allocated peak, by less than half: something is always repeated."""
-    before, after = (peak(stack=stack, tp=t).peak for t in (tp, 2 * tp))
+    before, after = (peak(stack=stack, tp=t).peak_bytes for t in (tp, 2 * tp))
     assert before / 2 < after < before
 
 
@@ -81,7 +81,7 @@ def test_1f1b_empties_towards_the_end(examples: int, widths: tuple[int, ...]) ->
 def assert_empties(pp: int, tp: int, stage: int) -> None:
     """Of a pair of neighbours."""
     first = min(stage, pp - 2)
-    before, after = (float(peak(r, pp=pp, tp=tp).activations) for r in (first, first + 1))
+    before, after = (float(peak(r, pp=pp, tp=tp).activations_bytes) for r in (first, first + 1))
     logits = 4 * 2048 * 128256 if first + 1 == pp - 1 else 0
     assert after <= before + logits
 
@@ -89,21 +89,21 @@ def assert_empties(pp: int, tp: int, stage: int) -> None:
 @pytest.mark.parametrize(("pp", "tp"), [(4, 1), (8, 8)])
 def test_1f1b_holds_a_stage_of_every_microbatch_in_flight(pp: int, tp: int) -> None:
     """Stage 0 of any depth holds p microbatches of L/p layers: a whole model's worth of one microbatch."""
-    one, many = (float(peak(pp=p, tp=tp).activations) for p in (1, pp))
+    one, many = (float(peak(pp=p, tp=tp).activations_bytes) for p in (1, pp))
     head = 2 * 2048 * 128256 / tp + 2 * 2 * 2048 * 4096 / tp
     assert many == pytest.approx(one - head, rel=0.01)
 
 
 def test_gpipe_holds_every_microbatch() -> None:
     """GPipe keeps all m, 1F1B only p of them: the ratio is m / p."""
-    gpipe, steady = (float(peak(pp=4, schedule=s).activations) for s in ("gpipe", "1f1b"))
+    gpipe, steady = (float(peak(pp=4, schedule=s).activations_bytes) for s in ("gpipe", "1f1b"))
     assert gpipe / steady == pytest.approx(TRAINING.global_batch / 4)
 
 
 def test_interleaving_costs_memory() -> None:
     """Interleaved 1F1B holds 1 + (p - 1)/(pv) times the activations of 1F1B on the first rank."""
     p, v = 4, 2
-    plain, looped = (float(peak(pp=p, vpp=chunks).activations) for chunks in (1, v))
+    plain, looped = (float(peak(pp=p, vpp=chunks).activations_bytes) for chunks in (1, v))
     assert looped / plain == pytest.approx(1 + (p - 1) / (p * v))
 
 
@@ -117,11 +117,11 @@ def test_recompute_orders_activations(examples: int, widths: tuple[int, ...]) ->
 def assert_ordered(tp: int, pp: int, stack: str) -> None:
     """Of one layout."""
     sizes = [
-        float(peak(stack=stack, tp=tp, pp=pp, recompute=r).activations)
+        float(peak(stack=stack, tp=tp, pp=pp, recompute=r).activations_bytes)
         for r in ("full", "every:2", "every:4", "none")
     ]
     assert sizes == sorted(sizes)
-    selective = float(peak(stack=stack, tp=tp, pp=pp, recompute="selective").activations)
+    selective = float(peak(stack=stack, tp=tp, pp=pp, recompute="selective").activations_bytes)
     assert sizes[0] < selective <= sizes[-1]
 
 
@@ -130,7 +130,9 @@ def assert_ordered(tp: int, pp: int, stack: str) -> None:
 def test_what_moves_is_proportional_to_the_microbatch(stage: int, mb: int) -> None:
     """Activations and workspaces double with the micro-batch, where no gradient of weights is among them."""
     one, two = (peak(stage, stack="simpar", pp=4, micro_batch=b) for b in (mb, 2 * mb))
-    assert (two.activations + two.transient) / (one.activations + one.transient) == pytest.approx(2)
+    assert (two.activations_bytes + two.transient_bytes) / (
+        one.activations_bytes + one.transient_bytes
+    ) == pytest.approx(2)
 
 
 @pytest.mark.parametrize("zero", [0, 1])

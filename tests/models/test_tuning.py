@@ -72,8 +72,8 @@ def test_only_adapters_have_gradients_and_states():
     """Frozen weights take two bytes; adapters their gradients and states as before."""
     result = step(lora_rank=16)
     stage, count = result.memory.stages[0], simpar.Model("llama-3-8b").num_parameters()
-    assert stage.parameters == pytest.approx(2 * (count + 41_943_040), rel=1e-3)
-    assert stage.optimizer_states == pytest.approx(12 * 41_943_040, rel=1e-3)
+    assert stage.parameters_bytes == pytest.approx(2 * (count + 41_943_040), rel=1e-3)
+    assert stage.optimizer_states_bytes == pytest.approx(12 * 41_943_040, rel=1e-3)
     full = step()
     assert result.communication["dp"].bytes_per_rank < 0.01 * full.communication["dp"].bytes_per_rank
     assert result.time_breakdown_s.optimizer < 0.05 * full.time_breakdown_s.optimizer
@@ -93,11 +93,11 @@ def test_nothing_runs_backward_below_the_first_trained_layer():
     some, most = (step(frozen_layers=number, micro_batch=1) for number in (16, 28))
     whole = step(micro_batch=1)
     assert (
-        most.memory.stages[0].activations
-        < some.memory.stages[0].activations
-        < whole.memory.stages[0].activations
+        most.memory.stages[0].activations_bytes
+        < some.memory.stages[0].activations_bytes
+        < whole.memory.stages[0].activations_bytes
     )
-    assert most.memory.stages[0].activations < 0.5 * whole.memory.stages[0].activations
+    assert most.memory.stages[0].activations_bytes < 0.5 * whole.memory.stages[0].activations_bytes
     assert most.time_breakdown_s.compute < some.time_breakdown_s.compute < whole.time_breakdown_s.compute
     job = make_job("llama-3-8b", H100, simpar.Plan(frozen_layers=28), TRAINING)
     blocks = [job.graph.blocks[name] for name in job.graph.layers]
@@ -109,7 +109,7 @@ def test_pipelines_and_shards_of_frozen_models_run():
     assert step(pp=4, frozen_layers=24).step_time_s < step(pp=4).step_time_s
     shards = step(zero=3, lora_rank=16)
     count = simpar.Model("llama-3-8b").num_parameters()
-    assert shards.memory.stages[0].parameters == pytest.approx(2 * count / 8, rel=0.02)
+    assert shards.memory.stages[0].parameters_bytes == pytest.approx(2 * count / 8, rel=0.02)
     assert shards.communication["dp"].bytes_per_rank > 2 * 2 * 0.9 * count
     assert step(tp=4, lora_rank=16).step_time_s > 0
 
@@ -125,7 +125,7 @@ def test_qlora_of_65b_parameters_fits_in_48_gb():
     assert packed.fits
     assert not plain.fits
     inner = sum(float(graph.blocks[name].matmul_parameters(graph.dims)) for name in graph.layers)
-    saved = plain.memory.stages[0].parameters - packed.memory.stages[0].parameters
+    saved = plain.memory.stages[0].parameters_bytes - packed.memory.stages[0].parameters_bytes
     assert saved == pytest.approx((2 - NF4_BYTES) * inner, rel=1e-3)
     assert packed.step_time_s > plain.step_time_s
 
@@ -143,7 +143,7 @@ def test_frozen_weights_in_the_8_bits_that_products_read():
     )
     graph = simpar.Model("llama-2-70b")
     inner = sum(float(graph.blocks[name].matmul_parameters(graph.dims)) for name in graph.layers)
-    saved = wide.memory.stages[0].parameters - narrow.memory.stages[0].parameters
+    saved = wide.memory.stages[0].parameters_bytes - narrow.memory.stages[0].parameters_bytes
     assert saved == pytest.approx(inner / 4, rel=1e-3)
     turned_s = 2 * inner / 4 / (0.85 * 3352e9) + 80 * 4 * 5.054e-6  # read and written, a kernel a product
     assert narrow.step_time_s - wide.step_time_s == pytest.approx(1.023 * turned_s, rel=0.02)
@@ -182,11 +182,11 @@ def test_only_adapters_of_experts_have_gradients_and_states():
     frozen = graph.num_parameters() - 7 * experts
     own = 32 * rank * (3 * (4096 + 14336) + 2 * (4096 + 4096) + 2 * (4096 + 1024))
     stage = result.memory.stages[0]
-    assert stage.parameters == pytest.approx(2 * (frozen + own), rel=1e-3)
-    assert stage.optimizer_states == pytest.approx(12 * own, rel=1e-3)
+    assert stage.parameters_bytes == pytest.approx(2 * (frozen + own), rel=1e-3)
+    assert stage.optimizer_states_bytes == pytest.approx(12 * own, rel=1e-3)
     inner = sum(float(graph.blocks[name].matmul_parameters(graph.dims)) for name in graph.layers)
     inner -= experts  # a token meets two experts, a rank holds one
-    saved = stage.parameters - packed.memory.stages[0].parameters
+    saved = stage.parameters_bytes - packed.memory.stages[0].parameters_bytes
     assert saved == pytest.approx((2 - NF4_BYTES) * inner, rel=1e-3)
     assert packed.step_time_s > result.step_time_s
     whole = step(**{**plan, "lora_rank": None})
@@ -198,7 +198,9 @@ def test_shards_of_frozen_experts_are_gathered_among_those_that_hold_them():
     """ZeRO-3 with experts on 4 of 8 ranks: two gathers of all weights, experts in pairs, and next to no reduction."""
     plan = {"model": "mixtral-8x7b", "ep": 4, "zero": 3, "micro_batch": 1, "recompute": "none"}
     result, whole = step(**plan, lora_rank=8), step(**plan)
-    assert result.memory.stages[0].parameters == pytest.approx(whole.memory.stages[0].parameters, rel=0.01)
+    assert result.memory.stages[0].parameters_bytes == pytest.approx(
+        whole.memory.stages[0].parameters_bytes, rel=0.01
+    )
     gathers = (
         whole.communication["dp"].bytes_per_rank / 2
     )  # as many bytes of fp32 gradients as of two gathers

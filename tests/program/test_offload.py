@@ -68,8 +68,8 @@ def test_states_leave_the_device_and_arrive_at_the_host():
     here, away = step(zero=2), step(zero=2, offload_optimizer="cpu")
     count = simpar.Model("gpt2-xl").num_parameters()
     assert here.memory.host is None
-    assert away.memory.stages[0].optimizer_states == 0
-    assert here.memory.stages[0].optimizer_states == pytest.approx(12 * count / 8, rel=1e-3)
+    assert away.memory.stages[0].optimizer_states_bytes == 0
+    assert here.memory.stages[0].optimizer_states_bytes == pytest.approx(12 * count / 8, rel=1e-3)
     assert away.memory.host.optimizer_states == pytest.approx(12 * count, rel=1e-3)
     assert away.memory.host.gradients == pytest.approx(4 * count, rel=1e-3)
     assert away.memory.host.used == pytest.approx(16 * count, rel=1e-3)
@@ -80,7 +80,7 @@ def test_twin_flow_splits_states_and_time(ratio):
     """The share on the host decides its time and memory; the device updates the rest meanwhile."""
     whole, part = (step(zero=2, offload_optimizer="cpu", offload_ratio=r) for r in (1.0, ratio))
     none = step(zero=2)
-    kept, freed = part.memory.stages[0].optimizer_states, none.memory.stages[0].optimizer_states
+    kept, freed = part.memory.stages[0].optimizer_states_bytes, none.memory.stages[0].optimizer_states_bytes
     assert kept == pytest.approx((1 - ratio) * freed, rel=1e-6)
     assert part.time_breakdown_s.offload == pytest.approx(ratio * whole.time_breakdown_s.offload, rel=0.15)
     assert none.step_time_s < part.step_time_s < whole.step_time_s
@@ -155,7 +155,7 @@ def test_offloaded_activations_leave_between_forward_and_backward():
     cluster = one_of("dgx-h100", pcie_bandwidth=500e9, memory_bandwidth=5e12, switch_bandwidth=500e9)
     plans = [{"micro_batch": 8, "offload_activations": share} for share in (0.0, 0.5, 1.0)]
     peaks = [step(cluster=cluster, **plan) for plan in plans]
-    held = [result.memory.stages[0].activations for result in peaks]
+    held = [result.memory.stages[0].activations_bytes for result in peaks]
     assert held[0] > held[1] > held[2]
     assert held[2] < 0.25 * held[0]
     assert peaks[2].step_time_s == pytest.approx(peaks[0].step_time_s, rel=0.01)

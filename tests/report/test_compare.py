@@ -26,7 +26,7 @@ def test_differences_sum(pair):
     a, b = pair
     found = differences(a, b)
     assert sum(found.time_change_s.values()) == pytest.approx(b.step_time_s - a.step_time_s, rel=1e-9)
-    peaks = [max(stage.peak for stage in result.memory.stages) for result in (a, b)]
+    peaks = [max(stage.peak_bytes for stage in result.memory.stages) for result in (a, b)]
     assert sum(found.memory_change_bytes.values()) == pytest.approx(peaks[1] - peaks[0], rel=1e-6)
 
 

@@ -7,6 +7,7 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.report.result import Result
+from simpar.report.timeline import MEMORY_PARTS
 from simpar.scenario import Published
 
 PROMISED = {
@@ -41,8 +42,8 @@ def test_the_breakdown_sums_to_the_step(result):
 def test_memory_parts_sum_to_the_peak(result):
     """Six parts make the peak of every stage."""
     for stage in result.memory.stages:
-        parts = [getattr(stage, name) for name in MEMORY[:-1]]
-        assert sum(parts) == pytest.approx(stage.peak)
+        assert list(stage.parts_bytes) == list(MEMORY_PARTS)
+        assert sum(stage.parts_bytes.values()) == pytest.approx(stage.peak_bytes)
 
 
 def test_a_result_survives_json(result):

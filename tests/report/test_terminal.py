@@ -84,7 +84,7 @@ def test_stages_that_read_alike_share_a_row(result):
     first = result.memory.stages[0]
     stages = [first.model_copy(update={"stage": index}) for index in range(5)]
     assert [name for name, _ in memory_rows(stages)] == ["0-4"]
-    different = [first.model_copy(update={"stage": i, "activations": i * 1e10}) for i in range(40)]
+    different = [first.model_copy(update={"stage": i, "activations_bytes": i * 1e10}) for i in range(40)]
     rows = shortened(memory_rows(different))
     assert len(rows) == 12
     assert rows[0][0] == "0"

@@ -94,7 +94,7 @@ def plan_of(problem: Problem, result: Result) -> Plan:
         "perturbation": chosen_perturbation(vars(result.setup)) or None,
         "search": Searched(fit_probability=problem.constraints.fit_probability),
     }
-    return Plan.model_validate(result.setup.plan).model_copy(update=said)
+    return result.plan.model_copy(update=said)
 
 
 def _predicted(result: Result) -> dict[str, float]:

@@ -55,7 +55,7 @@ def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
     if len(results) < 2:
         return Choice(tuple(results), ({},) * len(results), limit_s=longest_s)
     stands = _standing(results, known)
-    plans = [Plan.model_validate(one.setup.plan) for one in results]
+    plans = [one.plan for one in results]
     complexity = [_complexity(problem, plan) for plan in plans]
     first, tied, regret = stands.choice(complexity), stands.tied, stands.expected_regret
     order = sorted(

@@ -181,15 +181,15 @@ def _communication(result: Result) -> list[dict[str, Any]]:
 
 def _memory(result: Result) -> dict[str, Any]:
     memory = result.memory
-    highest = max(memory.peak_reserved_bytes, *(stage.capacity for stage in memory.stages))
+    highest = max(memory.peak_reserved_bytes, *(stage.capacity_bytes for stage in memory.stages))
     mixed = len({stage.device for stage in memory.stages}) > 1
     stages = []
     for stage in memory.stages:
-        parts = [(part, float(getattr(stage, part))) for part in MEMORY_PARTS]
+        parts = list(stage.parts_bytes.items())
         stages.append({
             "name": f"stage {stage.stage}" + (f", {stage.device}" if mixed else ""),
-            "capacity_share": stage.capacity / highest,
-            "peak": format_bytes(stage.peak),
+            "capacity_share": stage.capacity_bytes / highest,
+            "peak": format_bytes(stage.peak_bytes),
             "when": f"{format_seconds(stage.peak_time_s)}, {stage.peak_op}",
             "bars": [
                 asdict(Bar(part.replace("_", " "), MEMORY_COLOUR[part], size / highest, format_bytes(size)))

@@ -20,14 +20,9 @@ def simulated(stack="fsdp", model=LLAMA[0], training=TRAINING, **plan):
     return simpar.simulate(model, LLAMA[1], plan, training, stack=stack)
 
 
-def plan_of(result):
-    """The plan that a result states."""
-    return Plan.model_validate(result.setup.plan)
-
-
 def peak_bytes(**plan):
     """The largest allocated peak of all stages."""
-    return max(stage.peak for stage in simulated(**plan).memory.stages)
+    return max(stage.peak_bytes for stage in simulated(**plan).memory.stages)
 
 
 def test_what_a_plan_leaves_open_is_as_the_stack():
@@ -47,8 +42,8 @@ def test_every_choice_round_trips_through_its_result():
     }  # fmt: skip
     assert set(chosen) == {choice.name for choice in BY_NAME.values() if choice.section == "execution"}
     result = simulated(zero=3, **chosen)
-    assert {name: plan_of(result).get(name) for name in chosen} == chosen
-    again = simpar.simulate(*LLAMA, plan_of(result), TRAINING, stack="fsdp")
+    assert {name: result.plan.get(name) for name in chosen} == chosen
+    again = simpar.simulate(*LLAMA, result.plan, TRAINING, stack="fsdp")
     assert again.step_time_s == result.step_time_s
 
 
@@ -124,7 +119,7 @@ def test_libraries_that_dispatch_ask_no_host():
     result = simulated(
         "megatron", "mixtral-8x7b", {"seq_len": 4096, "global_batch": 8}, zero=1, ep=8, dispatcher="deepep"
     )
-    assert plan_of(result).get("token_dispatch") == "per_node"
+    assert result.plan.get("token_dispatch") == "per_node"
 
 
 @pytest.mark.parametrize(

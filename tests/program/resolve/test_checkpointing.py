@@ -65,12 +65,12 @@ def test_segments_keep_their_first_input_alone() -> None:
     assert fours.speed.hfu == pytest.approx(full.speed.hfu)
     boundary = 2 * 8192 * 4096 * 2.0
     held = [result.memory.stages[0] for result in (full, fours, eights)]
-    kept = [stage.activations for stage in held]
+    kept = [stage.activations_bytes for stage in held]
     assert kept[0] - kept[1] == pytest.approx(24 * boundary)
     assert kept[1] - kept[2] == pytest.approx(4 * boundary)
-    none = step("none", "zero", training).memory.stages[0].activations
+    none = step("none", "zero", training).memory.stages[0].activations_bytes
     layer = (none - kept[0]) / 32 + boundary
-    assert held[2].transient - held[1].transient == pytest.approx(4 * layer, rel=0.01)
+    assert held[2].transient_bytes - held[1].transient_bytes == pytest.approx(4 * layer, rel=0.01)
 
 
 def test_choices_are_spelled_in_runs() -> None:

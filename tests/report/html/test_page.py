@@ -75,7 +75,7 @@ def test_bars_are_shares_of_the_step_and_of_the_device(result):
         assert sum(bar["share"] for bar in row["bars"]) == pytest.approx(1)
     for row, stage in zip(page["memory"]["stages"], result.memory.stages, strict=True):
         whole = max(result.memory.capacity_bytes, result.memory.peak_reserved_bytes)
-        assert sum(bar["share"] for bar in row["bars"]) == pytest.approx(stage.peak / whole)
+        assert sum(bar["share"] for bar in row["bars"]) == pytest.approx(stage.peak_bytes / whole)
 
 
 def test_trials_say_what_they_gain_and_whether_they_fit(tried):
