@@ -77,6 +77,14 @@ CASES = {
         "recompute": [{"recompute": "selective"}, {"recompute": "full"}, {"recompute": "every:2"}],
         "recompute_early": [{"recompute": "full", "recompute_early": True}, {"recompute_early": True}],
     },
+    "execution": {
+        "attention_kernel": [{"attention_kernel": "eager"}],
+        "loss_chunks": [{"loss_chunks": 4}],
+        "expandable_segments": [{"expandable_segments": True}],
+        "graphs": [{"graphs": "attention+mlp"}],
+        "dispatcher": [{"dispatcher": "all_gather"}, {"dispatcher": "deepep"}],
+        "parameter_dtype": [{"parameter_dtype": "fp32"}],
+    },
     "offload": {
         "offload_optimizer": [{"offload_optimizer": "cpu"}],
         "offload_ratio": [{"offload_ratio": 0.5}, {"offload_optimizer": "cpu", "offload_ratio": 0.5}],

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from simpar.cost.power import (
     PROCESSORS,
@@ -14,6 +13,7 @@ from simpar.cost.power import (
     input_w,
     streaming_operators,
 )
+from simpar.errors import UserError
 from simpar.hardware.device import Power, load_device
 from simpar.hardware.profile import Host, NodePower
 from simpar.models.catalogue import load_model
@@ -86,9 +86,9 @@ def test_one_quantity_is_all_of_it() -> None:
     """A profile that says one number means what it draws besides devices, whatever the load."""
     assert NodePower.model_validate("2.2 kW").other == 2200.0
     assert input_w(host(power="2200 W"), 5000) == 7200.0
-    with pytest.raises(ValidationError, match="supply_efficiency"):
+    with pytest.raises(UserError, match="supply_efficiency"):
         host({"supply_efficiency": 0.0})
-    with pytest.raises(ValidationError, match="fans"):
+    with pytest.raises(UserError, match="fans"):
         host({"fans": 1.5})
 
 

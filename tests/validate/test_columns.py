@@ -176,7 +176,7 @@ def test_the_example_of_the_documentation_is_read_whole(tmp_path):
     page = (ROOM.parents[1] / "docs" / "measured.md").read_text()
     path = tmp_path / "t.csv"
     path.write_text(page.partition("```text\n")[2].partition("```")[0])
-    found = validate(path)
+    found = validate_table(path)
     assert (found["modelled"], found["columns_not_read"]) == (1, {})
     assert found["time_ape_median"] < 5
     assert found["memory_ape_median"] < 5
