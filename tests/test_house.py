@@ -6,7 +6,10 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 
@@ -477,3 +480,34 @@ def test_choices_are_listed_by_their_declarations_alone():
             if len(named) > 2:
                 found.append(where(path, node.lineno))
     assert len(found) <= MOST_LISTS, found
+
+
+def imported_modules(path: Path) -> Iterator[tuple[str, str]]:
+    """The rooms that a file imports from and the modules in them, wherever in the file."""
+    for node in nodes(path):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("simpar."):
+            continue
+        for name in (alias.name for alias in node.names):
+            parts = node.module.split(".")[1:]
+            inside = (ROOT / "simpar").joinpath(*parts, name)
+            parts += [name] * (inside.with_suffix(".py").exists() or (inside / "__init__.py").exists())
+            if len(parts) > 1:
+                yield parts[0], ".".join(parts[1:])
+
+
+def test_rooms_are_entered_by_their_doors():
+    """A room's ``OPEN`` names the modules that others may import: they import no other, and each that it names."""
+    entered = defaultdict(set)
+    for path in PACKAGE:
+        own = path.relative_to(ROOT / "simpar").parts
+        for room, module in imported_modules(path):
+            if room != own[0]:
+                entered[room].add(module)
+    rooms = {
+        path.parent.name
+        for path in PACKAGE
+        if path.name == "__init__.py" and path.parents[1].name == "simpar"
+    }
+    doors = {room: set(import_module(f"simpar.{room}").OPEN) for room in rooms}
+    assert {room: sorted(entered[room] - doors[room]) for room in rooms if entered[room] - doors[room]} == {}
+    assert {room: sorted(doors[room] - entered[room]) for room in rooms if doors[room] - entered[room]} == {}

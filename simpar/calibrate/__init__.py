@@ -2,3 +2,6 @@
 
 torch is an optional extra: modules that import it are loaded by the workers, never by ``import simpar.calibrate``.
 """
+
+OPEN = ("measure", "profile")
+"""The modules that other rooms may import; all others are inner."""

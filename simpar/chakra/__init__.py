@@ -4,3 +4,6 @@
 ``write`` the files. ``read`` turns Chakra's files, and ``host_trace`` torch's (with ``host_nodes`` and ``host_work``),
 into a ``recording``, of which ``replay`` makes a Program; ``sources`` chooses between them by file name.
 """
+
+OPEN = ("replay", "sources", "write")
+"""The modules that other rooms may import; all others are inner."""

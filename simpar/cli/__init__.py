@@ -39,6 +39,9 @@ from simpar.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, UNREAD, app
 from simpar.cli.flags import better_said, complete_commands
 from simpar.errors import Infeasible, UserError
 
+OPEN = ()
+"""The modules that other rooms may import; all others are inner."""
+
 COMMANDS = (
     simulate,
     search,

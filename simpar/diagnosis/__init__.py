@@ -3,4 +3,7 @@
 from simpar.diagnosis.answer import Explanation, explain
 from simpar.diagnosis.page import save_page
 
+OPEN = ("answer", "page", "terminal")
+"""The modules that other rooms may import; all others are inner."""
+
 __all__ = ["Explanation", "explain", "save_page"]

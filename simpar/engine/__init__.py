@@ -14,6 +14,9 @@ from simpar.errors import UserError
 if TYPE_CHECKING:
     from simpar.program.ir.program import Program, Timing
 
+OPEN = ("event", "sweep")
+"""The modules that other rooms may import; all others are inner."""
+
 ENGINES = ("auto", "reference", "sweep", "event")
 MANY_OPS = 50_000  # beyond this many ops the compiled engine is worth its start-up
 

@@ -29,6 +29,11 @@ from simpar.plan.uniform_stages import as_uniform
 from simpar.precisions import in_place_of
 from simpar.stacks.stack import DEFAULT_STACK, Stack
 
+OPEN = (
+    "framework", "match", "megatron_arguments", "nearest", "recipes", "shell", "source", "subject", "target",
+)  # fmt: skip
+"""The modules that other rooms may import; all others are inner."""
+
 TARGETS = {
     "torch": "torch:TORCH",
     "megatron": "megatron:MEGATRON",

@@ -4,4 +4,11 @@ from simpar.planner.api import search
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.planner.result import Candidate, Counts, SearchResult
 
+OPEN = (
+    "answer.candidates", "answer.summary", "answer.terminal", "api", "certify.exact", "certify.frontier", "problem",
+    "progress", "result", "space.axes", "space.fit", "space.jobs", "space.portable", "space.rows", "space.table",
+    "sweep", "tables", "workers",
+)  # fmt: skip
+"""The modules that other rooms may import; all others are inner."""
+
 __all__ = ["Candidate", "Constraints", "Counts", "Problem", "SearchResult", "make_problem", "search"]

@@ -1,1 +1,4 @@
 """What a launch command or a config of another framework would do, before the launch, and which flags do better."""
+
+OPEN = ("check", "given", "terminal")
+"""The modules that other rooms may import; all others are inner."""

@@ -2,3 +2,9 @@
 
 torch is an optional extra: modules that import it are loaded by the workers, never by ``import simpar.runtime``.
 """
+
+OPEN = (
+    "attention", "decoder", "experiment", "failures", "job", "launch", "loss", "model", "operators", "prepare",
+    "request", "summary", "this_machine", "train", "update", "worker",
+)  # fmt: skip
+"""The modules that other rooms may import; all others are inner."""

@@ -4,3 +4,6 @@
 the results for a state; ``beside`` and ``jobs`` run slower work in separate processes; ``handed_out`` makes files to
 download; ``server`` serves all of it; ``static/`` is the page.
 """
+
+OPEN = ("server",)
+"""The modules that other rooms may import; all others are inner."""

@@ -1,1 +1,4 @@
 """Predictions compared with published measurements."""
+
+OPEN = ("cells", "chosen", "collectives", "predict", "rates", "rows", "table", "tuned")
+"""The modules that other rooms may import; all others are inner."""
