@@ -6,20 +6,15 @@ import inspect
 import re
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 
 import simpar
-from simpar.plan.choices import CHOICES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "simpar").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-MOST_LISTS = 14
 MAX_FILE, MAX_FUNCTION, MEDIAN_FUNCTION, MAX_FIELDS, MAX_PARAMETERS = 500, 80, 10, 12, 6
 GRAMMAR = re.compile(r"^(every|layers|modules|full):|(full|none|selective)\*")
 SCALES_AS_WRITTEN = {"1e-9", "1e-6", "1e-3", "1e3", "1e6", "1e9", "1e12", "1e15"}
@@ -256,7 +251,10 @@ def test_nothing_downstream_knows_the_name_of_a_schedule_an_optimizer_or_a_preci
     from simpar.units import DTYPE_BYTES
 
     homes = [ROOT / "simpar" / home for home in ("plan/schedules", "plan/optimizers", "export")]
-    homes += [ROOT / "simpar/precisions.py", ROOT / "simpar/validate", ROOT / "simpar/models/hybrid.py"]
+    homes += [
+        ROOT / "simpar" / home
+        for home in ("precisions.py", "validate", "models/hybrid.py", "plan/__init__.py")
+    ]
     names, found = {*SCHEDULES, *OPTIMIZERS, *PRECISIONS} - DTYPE_BYTES.keys(), []
     for path in PACKAGE:
         texts = () if any(home in (path, *path.parents) for home in homes) else set(texts_of(path))
@@ -455,59 +453,3 @@ def test_results_have_names():
     """What a function returns is called after what it is."""
     names = (node.id for path in PACKAGE for node in nodes(path) if isinstance(node, ast.Name))
     assert sum(name == "found" for name in names) <= USES_OF_FOUND
-
-
-def test_choices_are_listed_by_their_declarations_alone():
-    """No list, set or table elsewhere names three choices of a plan: whatever lists choices queries them.
-
-    Exports, imports and the runtime write and read the words of others, choice by choice. What a function makes of a
-    plan's values is no list.
-    """
-    names = {choice.name for choice in CHOICES}
-    found = []
-    for path in PACKAGE:
-        room = path.relative_to(ROOT / "simpar").parts[0]
-        if room in ("plan", "layout", "export", "runtime"):
-            continue
-        inside = {id(node) for top in functions(path) for node in ast.walk(top)}
-        for node in nodes(path):
-            listed = getattr(node, "elts", None) if isinstance(node, ast.Tuple | ast.List | ast.Set) else None
-            if isinstance(node, ast.Dict) and id(node) not in inside:
-                listed = node.keys
-            named = {
-                item.value for item in listed or () if isinstance(item, ast.Constant) and item.value in names
-            }
-            if len(named) > 2:
-                found.append(where(path, node.lineno))
-    assert len(found) <= MOST_LISTS, found
-
-
-def imported_modules(path: Path) -> Iterator[tuple[str, str]]:
-    """The rooms that a file imports from and the modules in them, wherever in the file."""
-    for node in nodes(path):
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("simpar."):
-            continue
-        for name in (alias.name for alias in node.names):
-            parts = node.module.split(".")[1:]
-            inside = (ROOT / "simpar").joinpath(*parts, name)
-            parts += [name] * (inside.with_suffix(".py").exists() or (inside / "__init__.py").exists())
-            if len(parts) > 1:
-                yield parts[0], ".".join(parts[1:])
-
-
-def test_rooms_are_entered_by_their_doors():
-    """A room's ``OPEN`` names the modules that others may import: they import no other, and each that it names."""
-    entered = defaultdict(set)
-    for path in PACKAGE:
-        own = path.relative_to(ROOT / "simpar").parts
-        for room, module in imported_modules(path):
-            if room != own[0]:
-                entered[room].add(module)
-    rooms = {
-        path.parent.name
-        for path in PACKAGE
-        if path.name == "__init__.py" and path.parents[1].name == "simpar"
-    }
-    doors = {room: set(import_module(f"simpar.{room}").OPEN) for room in rooms}
-    assert {room: sorted(entered[room] - doors[room]) for room in rooms if entered[room] - doors[room]} == {}
-    assert {room: sorted(doors[room] - entered[room]) for room in rooms if doors[room] - entered[room]} == {}
