@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from simpar import cli, simulation
+from simpar import cli, verbs
 from simpar.planner.certify.branch_and_bound import BranchAndBound
 from tests.gate import some
 
@@ -53,7 +53,7 @@ def test_a_full_disk_is_one_line():
 
 def test_ctrl_c_keeps_the_simulations_that_are_done(monkeypatch, tmp_path, capsys):
     """A sweep interrupted behind its first row prints and writes it, says so of the others, and exits with 130."""
-    run, path, table = simulation.simulate, tmp_path / "sweep.json", tmp_path / "sweep.csv"
+    run, path, table = verbs.simulate, tmp_path / "sweep.json", tmp_path / "sweep.csv"
 
     def once(**inputs):
         if calls:
@@ -62,7 +62,7 @@ def test_ctrl_c_keeps_the_simulations_that_are_done(monkeypatch, tmp_path, capsy
         return run(**inputs)
 
     calls: list[int] = []
-    monkeypatch.setattr(simulation, "simulate", once)
+    monkeypatch.setattr(verbs, "simulate", once)
     with interruptible():
         written = ["--json", str(path), "--csv", str(table)]
         assert cli.run(["simulate", *SMALL, "--over", "zero=0,1,2", *written]) == 130
@@ -80,7 +80,7 @@ def test_ctrl_c_keeps_the_simulations_that_are_done(monkeypatch, tmp_path, capsy
 
 def test_a_sweep_reads_every_choice_before_it_simulates_one(monkeypatch, capsys):
     """A bad value at the end of a list costs nothing."""
-    monkeypatch.setattr(simulation, "simulate", lambda **_: pytest.fail("simulated before all was read"))
+    monkeypatch.setattr(verbs, "simulate", lambda **_: pytest.fail("simulated before all was read"))
     assert cli.run(["simulate", *SMALL, "--over", "tp=1,x"]) == 2
     assert "plan.tp = 'x'" in capsys.readouterr().err
 

@@ -75,7 +75,7 @@ def test_all_activations_of_a_microbatch_are_live(schedule):
     )
     alone = PassesAlone.of(jobs[0], cluster).builder
     recomputed = [alone.unit(piece).recomputed_bytes for piece in alone.pieces[stage]]
-    grown = early.activations + early.transient - late.activations - late.transient
+    grown = early.activations_bytes + early.transient_bytes - late.activations_bytes - late.transient_bytes
     assert grown == pytest.approx(sum(recomputed) - max(recomputed), rel=0.1)
 
 
