@@ -52,6 +52,8 @@ def losses(s: Subject) -> Iterator[Loss]:
         yield from detail_losses(s)
     if (kernel := s.plan.execution.attention_kernel) not in BACKENDS:
         yield Loss("attention_kernel", kernel, "Transformer Engine has flash, fused and unfused attention")
+    elif sinks(s) and kernel not in (None, "cudnn"):
+        yield Loss("attention_kernel", kernel, "fused attention alone has learned sinks")
     positions = s.graph.dims.get("positions")
     if positions and positions < s.training.seq_len:
         yield Loss("seq_len", s.training.seq_len, f"the model's learned positions end at {positions}")

@@ -77,7 +77,7 @@ class Exchange:
 
     def _among_ranks(self, steps: StepList, name: str, op: str) -> None:
         """Add a collective of the tokens of all expert-parallel ranks, without copies."""
-        steps.add(Step.moving(f"{name}{op}", CollectiveUse(RANKS, op, self.view.gathered_bytes), EXPERT))
+        self._exchange(steps, f"{name}{op}", CollectiveUse(RANKS, op, self.view.gathered_bytes))
 
     def _count_tokens(self, steps: StepList) -> None:
         """Add the wait in which the device idles until the host knows the sizes of the next kernels."""
@@ -96,17 +96,17 @@ class Exchange:
         return job.layout.capacity_factor is None and "step" not in job.stack.launch.graphs
 
     def _between_ranks(self, steps: StepList, name: str, size_bytes: Numbers) -> None:
-        """Add one all-to-all of the copies of a rank's own tokens; overlapped, it waits for earlier exchanges alone."""
+        """Add one all-to-all of the copies of a rank's own tokens."""
         layout = self.view.job.layout
         if self._sizes_found_late and layout.token_dispatch == "per_expert":
             steps.host_s += self.view.job.stack.experts.exchange_host_s
-        step = Step.moving(
-            f"{name}all_to_all", CollectiveUse(RANKS, self.view.exchange_op, size_bytes), EXPERT
-        )
-        step = replace(
-            step, sms=self.view.job.stack.experts.exchange_sms / self.view.job.kernels.device.num_sms
-        )
-        if layout.ep_overlap:
+        self._exchange(steps, f"{name}all_to_all", CollectiveUse(RANKS, self.view.exchange_op, size_bytes))
+
+    def _exchange(self, steps: StepList, name: str, use: CollectiveUse) -> None:
+        """Add a collective of the expert-parallel ranks; overlapped, it waits for earlier exchanges alone."""
+        sms = self.view.job.stack.experts.exchange_sms / self.view.job.kernels.device.num_sms
+        step = replace(Step.moving(name, use, EXPERT), sms=sms)
+        if self.view.job.layout.ep_overlap:
             earlier = [index for index, other in enumerate(steps.steps) if other.stream == EXPERT]
             steps.shared, steps.in_turns = True, self._host_asks
             steps.add(step, after=tuple(earlier[-1:]), join=False)

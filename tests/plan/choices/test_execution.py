@@ -170,3 +170,25 @@ def test_megatron_writes_and_reads_dispatchers_and_attention():
     assert "--attention-backend unfused" in text
     again = load_target("megatron").read(text, "train.sh").plan
     assert (again.get("dispatcher"), again.get("attention_kernel")) == ("all_gather", "eager")
+
+
+def test_a_gathering_dispatcher_overlaps_as_others_do():
+    """With ``ep_overlap`` gathers and scatters run beside compute, and are waited for less."""
+    training, plan = {"seq_len": 4096, "global_batch": 8}, {"zero": 1, "ep": 8, "dispatcher": "all_gather"}
+    beside, behind = (
+        simulated("megatron", "mixtral-8x7b", training, **plan, ep_overlap=overlap)
+        .communication["ep"]
+        .exposed_s
+        for overlap in (True, False)
+    )
+    assert beside < 0.8 * behind
+
+
+def test_sinks_of_attention_need_the_fused_kernel():
+    """Megatron has learned sinks in fused attention alone: another kernel is a loss, not dropped."""
+    plan, training = (
+        Plan(dp=8, zero=1, attention_kernel="flash3"),
+        simpar.Training(seq_len=4096, global_batch=8),
+    )
+    lost = losses(plan, simpar.Model("gpt-oss-20b"), training, "megatron")
+    assert "attention_kernel" in [loss.field for loss in lost]
