@@ -15,9 +15,9 @@ import sys
 from typing import Any
 
 import simpar
-from simpar.models.catalogue import load_model
-from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import read
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.hf_config import read
 from simpar.planner.api import search
 from simpar.planner.problem import Constraints
 from simpar.planner.progress import Progress

@@ -23,9 +23,9 @@ import tempfile
 from pathlib import Path
 
 import simpar
+from simpar.architectures.catalogue import load_model
 from simpar.chakra.write import GROUPS, MEMORY, NETWORK, PREFIX, SYSTEM, ExportedTraces, export_traces
 from simpar.hardware.profile import ClusterProfile
-from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 from simpar.simulation import make_job
 from simpar.stacks.stack import load_stack

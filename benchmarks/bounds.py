@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 import simpar
-from simpar.models.graph import ModelGraph
+from simpar.architectures.graph import ModelGraph
 from simpar.plan.plan import Plan
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import Frontier

@@ -28,13 +28,13 @@ from scipy.special import ndtr
 from tables import ROOT
 
 from simpar.files import write_atomic
-from simpar.learn.parameters import tuning_of
+from simpar.learning.parameters import tuning_of
 from simpar.plan.routing import expected_maximum
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.step_time import StepTimeError, lacks
 from simpar.uncertainty.support import Evidence, Traits, support_of
 from simpar.uncertainty.table import PATH, MemoryErrors, Table, TimeErrors, shipped
-from simpar.validate.predict import Tuning
+from simpar.validation.predict import Tuning
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -23,7 +23,16 @@ from normalise.tables import read_published
 from numpy.typing import NDArray
 from tables import DATA
 
-from simpar.learn.parameters import ATTENTION, EXPERTS, SHARDS, Name, names_of, parameter, tuning_of, value_of
+from simpar.learning.parameters import (
+    ATTENTION,
+    EXPERTS,
+    SHARDS,
+    Name,
+    names_of,
+    parameter,
+    tuning_of,
+    value_of,
+)
 from simpar.precisions import narrower
 from simpar.program.footprint import footprints
 from simpar.program.perturbation import Perturbation
@@ -32,9 +41,9 @@ from simpar.report.context import Context
 from simpar.report.summarise import summarise
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
-from simpar.validate.cells import Row, Unmodelled, text
-from simpar.validate.devices import named_profile
-from simpar.validate.predict import (
+from simpar.validation.cells import Row, Unmodelled, text
+from simpar.validation.devices import named_profile
+from simpar.validation.predict import (
     NO_TUNING,
     Prediction,
     Tuning,
@@ -43,12 +52,12 @@ from simpar.validate.predict import (
     predict_time_s,
     timed,
 )
-from simpar.validate.rates import has_rate, with_rates
-from simpar.validate.rows import Case, Measured, case, measured
-from simpar.validate.summary import CELL
-from simpar.validate.table import suspect
-from simpar.validate.tight import as_it_ran
-from simpar.validate.tuned import settled
+from simpar.validation.rates import has_rate, with_rates
+from simpar.validation.rows import Case, Measured, case, measured
+from simpar.validation.summary import CELL
+from simpar.validation.table import suspect
+from simpar.validation.tight import as_it_ran
+from simpar.validation.tuned import settled
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 ALSO = "measured_mlperf_dev.csv"  # nothing is fitted to its runs

@@ -13,8 +13,8 @@ the working folder (openai/gpt-oss-20b/config.json with its "architectures"). TO
 
     python benchmarks/check_exports.py [--megatron FOLDER] [--tables] [--only TARGET]
 
-``--tables`` writes ``tests/export/tables/*.yaml`` anew from the installed tools; without it, every plan of the matrix
-is exported for every target and read by the tool. Prints a line a target; exits with 1 where a tool refuses one.
+``--tables`` writes ``tests/frameworks/tables/*.yaml`` anew from the installed tools; without it, every plan of the
+matrix is exported for every target and read by the tool. Prints a line a target; exits with 1 where a tool refuses one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
-from simpar.export import TARGETS, Exported, export, load_target
-from simpar.models.catalogue import load_model
+from simpar.frameworks import TARGETS, Exported, export, load_target
 from simpar.plan.plan import Plan
 
 ROOT = Path(__file__).parents[1]

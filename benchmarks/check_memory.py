@@ -15,9 +15,9 @@ from statistics import median
 from normalise.tables import read_published
 
 from simpar.errors import UserError
-from simpar.validate.cells import Row, Unmodelled, text
-from simpar.validate.predict import predict
-from simpar.validate.rows import case, measured
+from simpar.validation.cells import Row, Unmodelled, text
+from simpar.validation.predict import predict
+from simpar.validation.rows import case, measured
 
 
 @dataclass(frozen=True)

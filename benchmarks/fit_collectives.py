@@ -26,7 +26,7 @@ from simpar.cost.collectives.lines import RawCost, envelope_s, lines, raw_costs
 from simpar.cost.collectives.parameters import PARAMETERS
 from simpar.cost.collectives.placement import place, regular, representative
 from simpar.units import MIB
-from simpar.validate.collectives import cluster_for
+from simpar.validation.collectives import cluster_for
 
 NODE = (
     "base_us", "port_hop_us", "ll_hop_factor", "ll_efficiency", "ll128_hop_factor", "ll128_efficiency",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simpar.units import KIB, MIB
-from simpar.validate.collectives import LARGE_BYTES, OPS, measured_s
+from simpar.validation.collectives import LARGE_BYTES, OPS, measured_s
 
 # source, device, fabric (parts of the text) -> profile; the first that fits
 PROFILES = (

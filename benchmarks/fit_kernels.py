@@ -31,8 +31,8 @@ from simpar.cost.kernels import DEFAULTS, QUERY_ROWS
 from simpar.hardware.device import Device, load_device
 from simpar.profiles import load_profile
 from simpar.units import MS
-from simpar.validate.cells import Unmodelled
-from simpar.validate.kernels import LAUNCH_BOUND_S, Kernel, beyond_peak, kernel, times_s
+from simpar.validation.cells import Unmodelled
+from simpar.validation.kernels import LAUNCH_BOUND_S, Kernel, beyond_peak, kernel, times_s
 
 Intervals = dict[str, tuple[float, float]]
 CHARTS = Path(__file__).resolve().parent / "published_attention.csv"

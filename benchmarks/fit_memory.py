@@ -32,9 +32,9 @@ from simpar.program.footprint import footprints
 from simpar.program.structure import stages
 from simpar.stacks.stack import AllocatorHabits, load_stack
 from simpar.units import Floats
-from simpar.validate.cells import Row, Unmodelled
-from simpar.validate.predict import cluster_of, timed
-from simpar.validate.rows import case, measured
+from simpar.validation.cells import Row, Unmodelled
+from simpar.validation.predict import cluster_of, timed
+from simpar.validation.rows import case, measured
 
 HELD_UPS = (0.5, 0.75, 1.0)
 FULL_QUEUES = (2.0, 3.0, 4.0)

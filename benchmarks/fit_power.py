@@ -27,10 +27,10 @@ from simpar.hardware.device import Power
 from simpar.hardware.profile import Host
 from simpar.report.accounting import account
 from simpar.units import NS_PER_S
-from simpar.validate.cells import Row
-from simpar.validate.devices import named_profile
-from simpar.validate.predict import cluster_of, timed
-from simpar.validate.rows import case
+from simpar.validation.cells import Row
+from simpar.validation.devices import named_profile
+from simpar.validation.predict import cluster_of, timed
+from simpar.validation.rows import case
 
 ERROR = 0.03  # of a measured node
 PRIORS = {  # value and spread

@@ -6,7 +6,7 @@ All parameters at once, never a number per row or source: general values by the 
 stack, and small departures that runs must pay for (pooled.py). Every parameter is moved once for each run (its
 sensitivity, which --rows keeps), the most probable values are found, the runs are predicted with them, and both are
 repeated from there. Deterministic. A value at the end of what is possible fails. With --write values and where they
-come from go into the profiles, and the spreads of departures into simpar/learn/spreads.json.
+come from go into the profiles, and the spreads of departures into simpar/learning/spreads.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pooled import BY_KIND, Fitted, Pool, architecture, effects_of, like_measure
 from tables import ROOT
 
 from simpar import files
-from simpar.learn.parameters import CLOCKS, Name, parameter, tuning_of
+from simpar.learning.parameters import CLOCKS, Name, parameter, tuning_of
 from simpar.units import NS, US
 
 Floats = NDArray[np.float64]

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import simpar
+from simpar.architectures.catalogue import load_model
 from simpar.errors import BadCall, UserError
 from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
-from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES
 from simpar.program.perturbation import Perturbation

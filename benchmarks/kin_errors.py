@@ -20,8 +20,8 @@ from calibrate_uncertainty_rows import TABLES
 from normalise.tables import read_published
 from tables import DATA
 
-from simpar.validate.cells import Row, text
-from simpar.validate.table import outcomes_of
+from simpar.validation.cells import Row, text
+from simpar.validation.table import outcomes_of
 
 CELL = ("source", "gpu_type", "precision")
 LAYOUT = (

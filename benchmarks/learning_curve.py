@@ -3,7 +3,7 @@
 Usage: python benchmarks/learning_curve.py [--rows FILE] [--json FILE]
 
 Every source of the development tables is unseen once: the parameters of all stacks, devices and clusters are fitted
-to the other sources (what nothing is left to tell of returns to what others of its kind are like), and simpar.learn
+to the other sources (what nothing is left to tell of returns to what others of its kind are like), and simpar.learning
 is given 0, 1, 3, 5 and 10 of its runs, drawn DRAWS times; the rest is scored. How far learning can lead at all says
 the error of each run where all others of its source are given. Each parameter is moved once for each
 run, and fits are of what these slopes say: seconds instead of hours. --rows keeps the slopes for another run.
@@ -27,18 +27,18 @@ from normalise.tables import read_published
 from numpy.typing import NDArray
 from tables import DATA
 
-from simpar.learn.fit import Observed, Prior, Slopes, most_probable, slopes_of
-from simpar.learn.parameters import Name, parameter, spread_of
+from simpar.learning.fit import Observed, Prior, Slopes, most_probable, slopes_of
+from simpar.learning.parameters import Name, parameter, spread_of
 from simpar.report.certainty import traits_of
 from simpar.uncertainty.own_runs import OwnRuns, after, like
 from simpar.uncertainty.step_time import StepTimeError
 from simpar.uncertainty.support import Traits, support_of
 from simpar.uncertainty.table import LearnedErrors, shipped
-from simpar.validate.cells import Row, Unmodelled, text
-from simpar.validate.predict import cluster_of, job_of
-from simpar.validate.rates import has_rate, with_rates
-from simpar.validate.rows import case, measured
-from simpar.validate.table import suspect
+from simpar.validation.cells import Row, Unmodelled, text
+from simpar.validation.predict import cluster_of, job_of
+from simpar.validation.rates import has_rate, with_rates
+from simpar.validation.rows import case, measured
+from simpar.validation.table import suspect
 
 GIVEN = (0, 1, 3, 5, 10)
 DRAWS = 30

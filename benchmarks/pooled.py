@@ -21,7 +21,7 @@ from calibrate_uncertainty_rows import Run
 from numpy.typing import NDArray
 
 from simpar.hardware.device import load_device
-from simpar.learn.parameters import ATTENTION, CLOCKS, Name
+from simpar.learning.parameters import ATTENTION, CLOCKS, Name
 from simpar.stacks.stack import load_stack
 from simpar.units import MS, NS, TERA, US
 

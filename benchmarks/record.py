@@ -25,7 +25,7 @@ from simpar.files import bundled
 from simpar.planner.problem import Constraints
 from simpar.simulation import lower_job, make_job
 from simpar.stacks.stack import load_stack
-from simpar.validate.table import validate_table
+from simpar.validation.table import validate_table
 
 MODELS = (
     "gpt2", "llama-3.2-3b", "llama-3-8b", "gpt3-13b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b",

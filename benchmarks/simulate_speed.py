@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.engine import choose_engine, reference
 from simpar.engine.event import Runner
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.check import schedule_of
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.jitter import Jitter, units_of
 from simpar.program.lower import lower

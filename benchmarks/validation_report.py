@@ -21,8 +21,8 @@ from normalise.tables import read_published
 from tables import DATA, ROOT
 
 from simpar.units import GIB
-from simpar.validate.summary import Outcome, summary
-from simpar.validate.table import outcomes_of
+from simpar.validation.summary import Outcome, summary
+from simpar.validation.table import outcomes_of
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
 COLUMNS = (

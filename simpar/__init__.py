@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from simpar.architectures.catalogue import list_models
+    from simpar.architectures.graph import ModelGraph
+    from simpar.architectures.training import Training
     from simpar.diagnosis.answer import explain
     from simpar.errors import Infeasible, UserError
     from simpar.hardware import cluster as clusters
     from simpar.hardware.catalogue import list_clusters
     from simpar.hardware.device import load_device
     from simpar.hardware.profile import ClusterProfile
-    from simpar.learn.answer import learn_profiles
-    from simpar.models.catalogue import list_models
-    from simpar.models.graph import ModelGraph
-    from simpar.models.training import Training
+    from simpar.learning.answer import learn_profiles
     from simpar.plan.mesh import Mesh
     from simpar.plan.plan import Plan
     from simpar.plan.schedules import make_schedule
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from simpar.simulation import simulate
     from simpar.stacks.stack import load_stack
     from simpar.translate import export_plan, import_plan
-    from simpar.validate.table import validate_table
+    from simpar.validation.table import validate_table
     from simpar.verbs import check, compare, sweep
 
     # as type checkers should see them: a call of either gives an object of the class that it stands for
@@ -59,10 +59,10 @@ __version__ = "0.2.0"
 
 _CONTENTS = (
     ("Model", "inputs:Model", "a model by name, config.json or module:function of yours"),
-    ("ModelGraph", "models.graph:ModelGraph", "what Model gives: operators with named dims"),
+    ("ModelGraph", "architectures.graph:ModelGraph", "what Model gives: operators with named dims"),
     ("Cluster", "inputs:Cluster", "nodes of a hardware profile"),
     ("load_device", "hardware.device:load_device", "one accelerator's rates and memory"),
-    ("Training", "models.training:Training", "sequence length and global batch"),
+    ("Training", "architectures.training:Training", "sequence length and global batch"),
     ("Plan", "plan.plan:Plan", "how the step is split; save and load"),
     ("Mesh", "plan.mesh:Mesh", "ranks, coordinates and process groups"),
     ("make_schedule", "plan.schedules:make_schedule", "a pipeline schedule as a table of actions"),
@@ -80,9 +80,9 @@ _CONTENTS = (
     ("check", "verbs:check", "a launch command or config of another framework, before it is started"),
     ("export_plan", "translate:export_plan", "a plan as the files of another framework"),
     ("import_plan", "translate:import_plan", "a plan from the files of another framework"),
-    ("learn_profiles", "learn.answer:learn_profiles", "a stack and a cluster from a few measured runs"),
-    ("validate_table", "validate.table:validate_table", "predicted against measured, row by row"),
-    ("list_models", "models.catalogue:list_models", "shipped models by name"),
+    ("learn_profiles", "learning.answer:learn_profiles", "a stack and a cluster from a few measured runs"),
+    ("validate_table", "validation.table:validate_table", "predicted against measured, row by row"),
+    ("list_models", "architectures.catalogue:list_models", "shipped models by name"),
     ("list_clusters", "hardware.catalogue:list_clusters", "shipped hardware by name"),
     ("Result", "report.result:Result", "what simulate gives; plots, JSON, tables"),
     ("Timeline", "report.timeline:Timeline", "every op of the step, class by class"),

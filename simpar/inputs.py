@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.calls import refuses_unknown_keywords, taken
 from simpar.hardware import cluster as clusters
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.profile import ClusterProfile
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.tracing.load import DEFAULT_SEQ_LEN, load_model

@@ -14,13 +14,13 @@ from itertools import combinations
 from math import inf
 from typing import Any
 
+from simpar.architectures.recompute import OPTIMAL, chosen_layers
+from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.export.framework import StackFramework, framework_of
 from simpar.files import allowed, suggest
+from simpar.frameworks.framework import StackFramework, framework_of
 from simpar.inputs import as_cluster, as_model, as_plan, as_training
 from simpar.layout.moves import following, single_changes
-from simpar.models.recompute import OPTIMAL, chosen_layers
-from simpar.models.training import Training
 from simpar.plan.choices import BY_NAME, CHOICES
 from simpar.plan.choices.choice import Change
 from simpar.plan.choices.target import Target

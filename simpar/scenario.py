@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, Field
 
 from simpar import files
+from simpar.architectures.training import Training
 from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.formats import HOW_MANY, SEARCH, check_answer, is_simulated
 from simpar.hardware.operation import Operation
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.layout.moves import followers
-from simpar.models.training import Training
 from simpar.plan.choices import SYNONYMS
 from simpar.plan.plan import Plan
 from simpar.profiles import is_file
@@ -26,8 +26,8 @@ from simpar.tracing.code import consented, is_code
 from simpar.units import Bytes, Count, Fraction, UsdPerHour
 
 if TYPE_CHECKING:
+    from simpar.architectures.graph import ModelGraph
     from simpar.hardware.cluster import Cluster
-    from simpar.models.graph import ModelGraph
 
 Read = TypeVar("Read", bound=BaseModel)
 
@@ -142,7 +142,7 @@ class Scenario(Strict):
 
     def graph(self) -> ModelGraph:
         """The model as a graph of operators. Raises UserError."""
-        from simpar.models.hf_config import read as read_config
+        from simpar.architectures.hf_config import read as read_config
         from simpar.tracing.load import load_model
 
         if isinstance(self.model, str):
@@ -230,7 +230,7 @@ def read_as(
 
 def _check_model(name: str) -> None:
     """Raises UserError for a name that no model has; files and code are read where they are used."""
-    from simpar.models import catalogue
+    from simpar.architectures import catalogue
 
     if not catalogue.is_file(name) and not is_code(name):
         catalogue.named(name)
@@ -303,7 +303,7 @@ class _Document:
 
 def find_scenario(name: str | Path) -> Path:
     """The file of a scenario by shipped name or path. Raises UserError, also where the name is a model's."""
-    from simpar.models.catalogue import catalogue
+    from simpar.architectures.catalogue import catalogue
 
     try:
         return files.find(str(name), "scenarios", "scenario")

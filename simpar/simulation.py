@@ -8,6 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from simpar.architectures.documents import with_documents
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import MOST_TOKENS, Training
+from simpar.architectures.tuning import TUNED, tuned
 from simpar.calls import refuses_unknown_keywords
 from simpar.cost.kernels import KernelModel
 from simpar.engine import choose_engine, choose_engine_here
@@ -19,10 +23,6 @@ from simpar.layout.check import schedule_of
 from simpar.layout.decide import decide
 from simpar.layout.deciders import executed
 from simpar.layout.layout import Layout, folded, under
-from simpar.models.documents import with_documents
-from simpar.models.graph import ModelGraph
-from simpar.models.training import MOST_TOKENS, Training
-from simpar.models.tuning import TUNED, tuned
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan

@@ -16,12 +16,12 @@ from simpar.calls import refuses_unknown_keywords
 from simpar.chakra.write import NAME as TRACES
 from simpar.chakra.write import export_traces
 from simpar.errors import UserError
-from simpar.export import TARGETS, Draft, Inexpressible, draft, load_target, read
-from simpar.export.nearest import Job, Near, nearest, saving
-from simpar.export.recipes import split_name
-from simpar.export.source import Facts, Source, load_source
-from simpar.export.target import Imported
 from simpar.files import choose, read_text, write_atomic
+from simpar.frameworks import TARGETS, Draft, Inexpressible, draft, load_target, read
+from simpar.frameworks.nearest import Job, Near, nearest, saving
+from simpar.frameworks.recipes import split_name
+from simpar.frameworks.source import Facts, Source, load_source
+from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
 from simpar.report.words import memory_state, step_and_memory

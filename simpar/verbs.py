@@ -10,11 +10,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from simpar.architectures.training import Training
 from simpar.calls import refuses_unknown_keywords, taken
 from simpar.errors import BadCall, UserError
 from simpar.files import COMMAND_LINE, parse, short
 from simpar.formats import RESULT
-from simpar.models.training import Training
 from simpar.operate.whole_run import operated_run
 from simpar.preflight.check import Checked, Facts, WholeRun, check_launch
 from simpar.preflight.given import given_words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simpar.models.graph import ModelGraph
+from simpar.architectures.graph import ModelGraph
 from simpar.plan.megatron_roles import megatron_sharding
 from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import stage_layers

@@ -250,10 +250,10 @@ def test_nothing_downstream_knows_the_name_of_a_schedule_an_optimizer_or_a_preci
     from simpar.precisions import PRECISIONS
     from simpar.units import DTYPE_BYTES
 
-    homes = [ROOT / "simpar" / home for home in ("plan/schedules", "plan/optimizers", "export")]
+    homes = [ROOT / "simpar" / home for home in ("plan/schedules", "plan/optimizers", "frameworks")]
     homes += [
         ROOT / "simpar" / home
-        for home in ("precisions.py", "validate", "models/hybrid.py", "plan/__init__.py")
+        for home in ("precisions.py", "validation", "architectures/hybrid.py", "plan/__init__.py")
     ]
     names, found = {*SCHEDULES, *OPTIMIZERS, *PRECISIONS} - DTYPE_BYTES.keys(), []
     for path in PACKAGE:
@@ -270,12 +270,11 @@ def test_nothing_but_its_declaration_knows_a_family_of_models():
 
     Tables of measured runs name models, "gpt2" is also a model's name, and a calibration writes configs of its own.
     """
-    from simpar.models.families import DECLARED
-    from simpar.models.families.unmodelled import UNMODELLED
+    from simpar.architectures.families import DECLARED
+    from simpar.architectures.families.unmodelled import UNMODELLED
 
-    homes = [
-        ROOT / "simpar" / home for home in ("models/families", "export", "validate", "calibrate/request.py")
-    ]
+    named = ("architectures/families", "frameworks", "validation", "calibrate/request.py")
+    homes = [ROOT / "simpar" / home for home in named]
     layers = {"mamba"}  # a kind of layer, too
     names, found = {*DECLARED, *UNMODELLED} - layers, []
     for path in PACKAGE:
@@ -288,7 +287,7 @@ def test_policies_of_recomputation_are_written_and_read_in_one_file():
     """No other text of the code has a piece of their grammar, but words for people."""
     found = []
     for path in PACKAGE:
-        if path != ROOT / "simpar/models/recompute.py":
+        if path != ROOT / "simpar/architectures/recompute.py":
             found += [f"{path.name}: {each}" for each in texts_of(path) if GRAMMAR.search(each)]
     assert found == []
 
@@ -440,7 +439,7 @@ def test_words_of_the_glossary_name_one_class():
 
 def test_few_files_spell_out_an_axis_of_the_mesh():
     """What lists choices of a plan asks their declarations; pp stands for all axes."""
-    homes = [ROOT / "simpar" / home for home in ("plan", "layout", "runtime", "export")]
+    homes = [ROOT / "simpar" / home for home in ("plan", "layout", "runtime", "frameworks")]
     naming = [
         path
         for path in PACKAGE

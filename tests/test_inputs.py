@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import simpar
+from simpar.architectures.graph import ModelGraph
 from simpar.hardware.mixed import MixedCluster
 from simpar.hardware.profile import Between
-from simpar.models.graph import ModelGraph
 
 PLAN, TRAINING = {"zero": 1, "micro_batch": 8}, {"seq_len": 1024, "global_batch": 64}
 OBJECTS = (simpar.Model("gpt2"), simpar.Cluster("dgx-h100"), simpar.Plan(**PLAN), simpar.Training(**TRAINING))

@@ -10,7 +10,7 @@ from typer.main import get_command
 import simpar.cli as cli
 from simpar.cli.flags import complete_commands
 from simpar.errors import UserError
-from simpar.export import load_target, losses, targets_of
+from simpar.frameworks import load_target, losses, targets_of
 from simpar.layout.moves import single_changes
 from simpar.neighbours import advise, as_flags, from_flags, inputs_of
 from simpar.plan.choices import CHOICES

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simpar import cli, simulate
-from simpar.export.source import Facts, load_source
+from simpar.frameworks.source import Facts, load_source
 from simpar.plan.plan import Plan
 from simpar.planner.result import SearchResult
 from simpar.runtime.request import load_request, make_ready, simulated

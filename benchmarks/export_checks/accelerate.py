@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from export_checks.hugging_face import check_model
-from simpar.export import Exported
+from simpar.frameworks import Exported
 
 
 def check(exported: Exported) -> None:

@@ -7,7 +7,7 @@ import json
 from ruamel.yaml import YAML
 
 from export_checks.transformers import written
-from simpar.export import Exported
+from simpar.frameworks import Exported
 
 
 def check(exported: Exported) -> None:

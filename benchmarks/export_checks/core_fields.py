@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simpar.export.architecture import architecture
-from simpar.models.graph import ModelGraph
+from simpar.architectures.graph import ModelGraph
+from simpar.frameworks.architecture import architecture
 
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "quick_gelu": "quick_gelu", "relu2": "squared_relu"}
 

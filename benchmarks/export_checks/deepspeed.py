@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from export_checks.hugging_face import check_model
-from simpar.export import Exported
+from simpar.frameworks import Exported
 
 
 class _Ranks:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from simpar.export import Exported
-from simpar.models.catalogue import load_model
+from simpar.architectures.catalogue import load_model
+from simpar.frameworks import Exported
 
 
 def check_model(exported: Exported) -> None:

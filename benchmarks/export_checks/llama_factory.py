@@ -11,7 +11,7 @@ import json
 from ruamel.yaml import YAML
 
 from export_checks.transformers import check_arguments, names, written
-from simpar.export import Exported
+from simpar.frameworks import Exported
 
 
 def check(exported: Exported) -> None:

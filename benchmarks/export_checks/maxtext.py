@@ -13,9 +13,9 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from export_checks.transformers import written
-from simpar.export import Exported
-from simpar.export.maxtext import ROWS
-from simpar.models.catalogue import load_model
+from simpar.architectures.catalogue import load_model
+from simpar.frameworks import Exported
+from simpar.frameworks.maxtext import ROWS
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

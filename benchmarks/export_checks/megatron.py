@@ -15,8 +15,8 @@ from typing import Any
 import typing_extensions
 
 from export_checks import core_fields
-from simpar.export import Exported
-from simpar.models.catalogue import load_model
+from simpar.architectures.catalogue import load_model
+from simpar.frameworks import Exported
 
 
 @cache

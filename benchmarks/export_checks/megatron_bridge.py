@@ -17,8 +17,8 @@ from unittest import mock
 
 import typing_extensions
 
-from simpar.export import Exported
-from simpar.export.megatron_bridge import CLASSES
+from simpar.frameworks import Exported
+from simpar.frameworks.megatron_bridge import CLASSES
 
 STAND_INS = (
     "transformer_engine", "flash_attn", "apex", "nvidia_resiliency_ext", "wandb", "mlflow", "comet_ml", "qwen_vl_utils",

@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 from export_checks import megatron_bridge
-from simpar.export import Exported
-from simpar.export.nemo_run import EXECUTORS, LAUNCH
+from simpar.frameworks import Exported
+from simpar.frameworks.nemo_run import EXECUTORS, LAUNCH
 
 TOLD = argparse.Namespace(
     account="a", partition="p", time="04:00:00", host=None, user=None, folder="/tmp/runs", image="i", mount=[],

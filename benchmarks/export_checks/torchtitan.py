@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from simpar.export import Exported
+from simpar.frameworks import Exported
 
 
 def check(exported: Exported) -> None:
@@ -18,7 +18,7 @@ def check(exported: Exported) -> None:
     import torch
     from torchtitan.config.manager import ConfigManager
 
-    from simpar.models.catalogue import load_model
+    from simpar.architectures.catalogue import load_model
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "simpar_recipe.py").write_text(exported.files["simpar_recipe.py"])

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from simpar.export import Exported
+from simpar.frameworks import Exported
 
 READ = """
 import sys

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from export_checks.hugging_face import check_model
-from simpar.export import Exported
+from simpar.frameworks import Exported
 
 FSDP = (
     "version", "reshard_after_forward", "activation_checkpointing", "auto_wrap_policy", "cpu_offload",

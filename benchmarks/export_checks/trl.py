@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from export_checks.transformers import check_arguments, names, written
-from simpar.export import Exported
+from simpar.frameworks import Exported
 
 
 def check(exported: Exported) -> None:

@@ -200,9 +200,9 @@ def _errors(what: str, scenario: Path, profile: Path, found: Mapping[str, Any]) 
 
 def prediction(scenario: Mapping[str, Any], profile: Path) -> dict[str, float]:
     """Step time and peak of a scenario on a profile, under the stack beside it or the runtime's. Raises UserError."""
+    from simpar.architectures.hf_config import read
+    from simpar.architectures.training import Training
     from simpar.hardware.catalogue import load_cluster
-    from simpar.models.hf_config import read
-    from simpar.models.training import Training
     from simpar.plan.plan import Plan
     from simpar.runtime.prepare import STACK
     from simpar.simulation import simulate

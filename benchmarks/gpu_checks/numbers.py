@@ -62,8 +62,8 @@ def _shared_heads(here: Here) -> Row:
     import torch
     from torch.nn import functional
 
-    from simpar.models.details import Details
-    from simpar.models.graph import Attention as Mask
+    from simpar.architectures.details import Details
+    from simpar.architectures.graph import Attention as Mask
     from simpar.runtime.attention import Attention, Place
 
     heads, kv_heads, length, dim = here.size.attention

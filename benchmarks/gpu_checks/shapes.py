@@ -162,7 +162,7 @@ def _seconds(call: Callable[[], Any], here: Here) -> float:
 def rows(here: Here) -> Iterator[Row]:
     """How far the shipped profile of the device is off, by kind of kernel."""
     from simpar.hardware.catalogue import load_cluster
-    from simpar.validate.kernels import LAUNCH_BOUND_S, kernel, times_s
+    from simpar.validation.kernels import LAUNCH_BOUND_S, kernel, times_s
 
     path = here.folder / FILE
     if not path.exists() or here.shipped is None:

@@ -139,7 +139,7 @@ def _measured(scenario: dict[str, Any], device: Any, here: Here) -> dict[str, An
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from simpar.models.training import Training
+    from simpar.architectures.training import Training
     from simpar.plan.plan import Plan
     from simpar.runtime.job import Job, Machine
     from simpar.runtime.measure import Memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from simpar.validate.cells import Unmodelled
+from simpar.validation.cells import Unmodelled
 
 _HARDWARE = (  # device pattern, interconnect pattern, profile; the first match counts
     (r"a100.*pcie", r"", "a100-pcie-8"),

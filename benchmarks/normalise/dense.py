@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-from simpar.models.reading import GPT_STYLE, LLAMA_STYLE
-from simpar.models.transformer import Style
-from simpar.validate.cells import Row, Unmodelled, number, text, whole
-from simpar.validate.models import GPT_VOCABULARY, STYLE
+from simpar.architectures.reading import GPT_STYLE, LLAMA_STYLE
+from simpar.architectures.transformer import Style
+from simpar.validation.cells import Row, Unmodelled, number, text, whole
+from simpar.validation.models import GPT_VOCABULARY, STYLE
 
 from .labels import paper_release
 from .released import unsized

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from simpar.validate.cells import Row, text
+from simpar.validation.cells import Row, text
 
 _PAPER = re.compile(r"arxiv[ :]*(\d\d)(\d\d)\.\d{4,5}")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from math import gcd
 
-from simpar.models.graph import ModelGraph
-from simpar.validate.cells import Row, Unmodelled, number, text, whole
+from simpar.architectures.graph import ModelGraph
+from simpar.validation.cells import Row, Unmodelled, number, text, whole
 
 from .labels import is_primus
 from .released import config, entry, recipe_words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from simpar.validate.cells import Row, Unmodelled, text
+from simpar.validation.cells import Row, Unmodelled, text
 
 from .clusters import profile_of
 from .labels import throttled

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from simpar import files
-from simpar.validate.cells import Row, number, text
+from simpar.validation.cells import Row, number, text
 
 GPUS_OF_A_NODE = 8
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from simpar.models.catalogue import catalogue
-from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import read
-from simpar.validate.cells import Row, text, whole
-from simpar.validate.models import sized
+from simpar.architectures.catalogue import catalogue
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.hf_config import read
+from simpar.validation.cells import Row, text, whole
+from simpar.validation.models import sized
 
 _NAMES = (  # pattern of a table's name, name in the catalogue
     (r"deepseek.?v3", "deepseek-v3"), (r"deepseek.?v2.?lite", "deepseek-v2-lite"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from simpar.models.graph import ModelGraph
-from simpar.models.recompute import FULL, MODULES, NONE, by_layer, every, of_modules
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.recompute import FULL, MODULES, NONE, by_layer, every, of_modules
 from simpar.plan.schedules import SCHEDULES, known_name, natural_vpp, usual_schedule
 from simpar.stacks.stack import load_stack
-from simpar.validate.cells import Row, Unmodelled, number, text, whole
-from simpar.validate.row_plan import MEGATRONS
+from simpar.validation.cells import Row, Unmodelled, number, text, whole
+from simpar.validation.row_plan import MEGATRONS
 
 from .dense import is_mixture, unfused
 from .labels import is_primus

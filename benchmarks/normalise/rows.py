@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
-from simpar.models.graph import ModelGraph
 from simpar.units import GIB, MS
-from simpar.validate.cells import Row, Unmodelled, measurement, number, text, whole
-from simpar.validate.devices import named_profile
-from simpar.validate.models import graph_of
+from simpar.validation.cells import Row, Unmodelled, measurement, number, text, whole
+from simpar.validation.devices import named_profile
+from simpar.validation.models import graph_of
 
 from .clusters import devices_of_node, profile_of
 from .dense import decoder_columns, is_mixture, sequence, unfused

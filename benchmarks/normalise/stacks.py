@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 
 from simpar import files
-from simpar.models.graph import ModelGraph
+from simpar.architectures.graph import ModelGraph
 from simpar.stacks.stack import load_stack
-from simpar.validate.cells import Row, text, whole
+from simpar.validation.cells import Row, text, whole
 
 from .dense import is_mixture, unfused
 from .labels import paper_release

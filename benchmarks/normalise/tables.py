@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from simpar.validate import collectives, kernels
-from simpar.validate.cells import Row
-from simpar.validate.table import read_table
+from simpar.validation import collectives, kernels
+from simpar.validation.cells import Row
+from simpar.validation.table import read_table
 
 from .operations import normalised_collective, normalised_kernel
 from .rows import normalised

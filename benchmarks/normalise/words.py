@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from simpar.units import GB, GIB
-from simpar.validate.cells import Row, measurement, text
-from simpar.validate.rows import PeakCounts
+from simpar.validation.cells import Row, measurement, text
+from simpar.validation.rows import PeakCounts
 
 from .labels import is_primus
 

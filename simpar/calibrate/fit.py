@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
+from simpar.architectures.graph import Block
 from simpar.calibrate.request import Request, Sample
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
@@ -22,7 +23,6 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims, rank_dims
-from simpar.models.graph import Block
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.stacks.stack import Stack
 from simpar.units import MS, US, Floats

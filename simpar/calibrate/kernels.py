@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from simpar.architectures.graph import INPUT
 from simpar.calibrate.request import Request, Sample, Walk
 from simpar.calibrate.stopwatch import Stopwatch, Times
-from simpar.models.graph import INPUT
 from simpar.plan.optimizers import USUAL
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import BlockModule, Decoder, Part, Recompute

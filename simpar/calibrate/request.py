@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.hf_config import read as read_config
+from simpar.architectures.training import Training
 from simpar.calls import Strict
-from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import read as read_config
-from simpar.models.training import Training
 from simpar.runtime.job import Handed, Machine
 from simpar.units import KIB, MIB
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from simpar.architectures.training import Training
 from simpar.calibrate.request import Request, Sample, Steps
 from simpar.calibrate.stopwatch import Members, Stopwatch, Times
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.runtime.job import Job
 from simpar.runtime.prepare import STACK

@@ -34,7 +34,7 @@ def _names(kind: str) -> list[str]:
     from simpar.files import bundled
 
     if kind == "models":
-        from simpar.models.catalogue import catalogue
+        from simpar.architectures.catalogue import catalogue
 
         return list(catalogue())
     if kind == "schedules":
@@ -50,7 +50,7 @@ def _names(kind: str) -> list[str]:
 
         return list(PRECISIONS)
     if kind == "targets":
-        from simpar.export import TARGETS
+        from simpar.frameworks import TARGETS
 
         return list(TARGETS)
     return list(bundled({"hardware": "clusters"}.get(kind, kind)))

@@ -39,7 +39,7 @@ def learn(
     serves as --stack and as --hardware, and as --using of simpar validate.
     """
     from simpar.errors import UserError
-    from simpar.learn.answer import learn_profiles
+    from simpar.learning.answer import learn_profiles
 
     path = Path(output)
     if path.suffix not in (".yaml", ".yml"):

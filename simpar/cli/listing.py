@@ -41,8 +41,8 @@ def list_names(
 
 def _names(what: str) -> dict[str, str]:
     """Name and one-line description of everything of a kind."""
+    from simpar.architectures.catalogue import list_models
     from simpar.hardware.catalogue import list_clusters
-    from simpar.models.catalogue import list_models
 
     return {
         "models": list_models,
@@ -83,7 +83,7 @@ def _precisions() -> dict[str, str]:
 
 def _targets() -> dict[str, str]:
     from simpar.chakra.write import DESCRIPTION, NAME
-    from simpar.export import TARGETS, load_target
+    from simpar.frameworks import TARGETS, load_target
 
     targets = {name: load_target(name) for name in TARGETS}
     found = {

@@ -14,7 +14,7 @@ from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, Flag, values_by_key, with
 from simpar.errors import Infeasible, UserError
 
 if TYPE_CHECKING:
-    from simpar.learn.suggest import Suggestion
+    from simpar.learning.suggest import Suggestion
     from simpar.planner.problem import Problem
     from simpar.planner.progress import Progress
     from simpar.planner.result import SearchResult
@@ -164,7 +164,7 @@ def search(scenario: str | None, **values: Any) -> int:
     table = _table_to_fill(values)
     problem, loaded = _problem(scenario, values, values_by_key(values, FLAGS))
     if table:
-        from simpar.learn.suggest import check
+        from simpar.learning.suggest import check
 
         check(problem)
     with _with_progress(values) as progress:
@@ -177,7 +177,7 @@ def search(scenario: str | None, **values: Any) -> int:
             return INTERRUPTED
     chosen: list[Suggestion] = []
     if table and not progress.is_user_stop:
-        from simpar.learn.suggest import suggestions
+        from simpar.learning.suggest import suggestions
 
         chosen = suggestions(found, problem, values["suggest"])
         found = found.saying({"suggestions": [one.to_dict() for one in chosen]})
@@ -213,7 +213,7 @@ def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
             raise UserError(f"--suggest-to {values['suggest_to']}: needs --suggest, such as --suggest 3")
         return None
     from simpar.files import check_writable
-    from simpar.learn.suggest import refuse_existing
+    from simpar.learning.suggest import refuse_existing
 
     if values["suggest"] < 1:
         raise UserError(f"--suggest {values['suggest']}: allowed: at least 1")
@@ -229,7 +229,7 @@ def _table_to_fill(values: Mapping[str, Any]) -> Path | None:
 
 def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Scenario) -> list[str]:
     """Write the layouts worth measuring to a table; returns lines that say so."""
-    from simpar.learn.suggest import STEPS, learned_from, write
+    from simpar.learning.suggest import STEPS, learned_from, write
     from simpar.report.words import layout
     from simpar.units import HOUR_S, format_seconds, number_of
 
@@ -375,8 +375,8 @@ def _base(loaded: Scenario) -> Any:
 
 
 def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
-    from simpar.export import TARGETS
     from simpar.files import choose
+    from simpar.frameworks import TARGETS
     from simpar.plan.schedules import SCHEDULES
     from simpar.planner.problem import ANY, Constraints
     from simpar.uncertainty.memory import WANTED

@@ -25,7 +25,7 @@ def validate(
     Rows are runs, single kernels or collectives; docs/measured.md lists the columns.
     """
     from simpar.report.validation_table import print_validation
-    from simpar.validate.table import validate_table
+    from simpar.validation.table import validate_table
 
     with working(f"predicting {table}"):
         found = validate_table(table, using=using)

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.cost.context import exchange_elements
-from simpar.layout.sharding import RankDims
-from simpar.models.graph import (
+from simpar.architectures.graph import (
     INPUT,
     PRODUCTS,
     Block,
@@ -24,7 +22,9 @@ from simpar.models.graph import (
     is_row_parallel,
     saved_tensors,
 )
-from simpar.models.recompute import is_full, operators, segment
+from simpar.architectures.recompute import is_full, operators, segment
+from simpar.cost.context import exchange_elements
+from simpar.layout.sharding import RankDims
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.precisions import PRECISIONS
 from simpar.stacks.stack import Stack

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.architectures.graph import Attention, Dims, Operator, evaluate
 from simpar.cost.kernels import KernelModel
-from simpar.models.graph import Attention, Dims, Operator, evaluate
 from simpar.units import Numbers, floats
 
 SLOWEST = -1

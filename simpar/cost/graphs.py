@@ -8,7 +8,7 @@ they stay outside unless the step is captured as a whole.
 
 from collections.abc import Iterable, Sequence
 
-from simpar.models.graph import Block, Operator
+from simpar.architectures.graph import Block, Operator
 from simpar.units import Numbers
 
 _MIXERS = {"attention": "attention", "scan": "mamba"}

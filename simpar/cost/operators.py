@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from simpar.architectures.graph import Attention, Dims, Operator, Weight, evaluate
 from simpar.cost.kernels import KernelModel
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.layout.sharding import RankDims
-from simpar.models.graph import Attention, Dims, Operator, Weight, evaluate
 from simpar.precisions import Precision
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Numbers

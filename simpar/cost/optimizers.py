@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from simpar.architectures.graph import Block, Dims, Operator, Weight, evaluate
 from simpar.cost.kernels import KernelModel
-from simpar.models.graph import Block, Dims, Operator, Weight, evaluate
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.optimizers.optimizer import ByMatrix

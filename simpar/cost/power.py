@@ -12,9 +12,9 @@ from collections.abc import Collection
 
 import numpy as np
 
+from simpar.architectures.graph import ModelGraph
 from simpar.hardware.device import Power
 from simpar.hardware.profile import Host
-from simpar.models.graph import ModelGraph
 from simpar.units import Numbers, floats
 
 PRODUCTS, STREAMING, WAITING = 1.193, 0.608, 0.185

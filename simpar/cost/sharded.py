@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from simpar.architectures.graph import Block, Dims, Operator, Size, Weight, evaluate, term
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.layout.sharding import VOCAB_MULTIPLE, RankDims
-from simpar.models.graph import Block, Dims, Operator, Size, Weight, evaluate, term
 from simpar.plan.slices import sized_names
 from simpar.stacks.stack import Stack
 from simpar.units import Numbers

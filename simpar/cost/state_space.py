@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.architectures.graph import Dims
 from simpar.cost.kernels import KernelModel
-from simpar.models.graph import Dims
 from simpar.units import DTYPE_BYTES, Numbers
 
 _FLOAT = DTYPE_BYTES["fp32"]

@@ -24,8 +24,8 @@ from simpar.report.words import three
 from simpar.units import GIB, NS_PER_S, format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from simpar.architectures.graph import ModelGraph
     from simpar.hardware.cluster import Cluster
-    from simpar.models.graph import ModelGraph
     from simpar.report.result import Result
     from simpar.report.timeline import Timeline
 

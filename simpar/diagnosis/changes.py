@@ -19,16 +19,16 @@ from simpar.diagnosis.measured import Measured
 from simpar.errors import UserError
 from simpar.hardware.profile import MixedProfile
 from simpar.layout.moves import following, single_changes
-from simpar.learn.fit import Learned, Observed, Quantity, learn
-from simpar.learn.parameters import names_of
+from simpar.learning.fit import Learned, Observed, Quantity, learn
+from simpar.learning.parameters import names_of
 from simpar.neighbours import as_flags, target_of
 from simpar.plan.plan import Plan
 from simpar.report.parts import TimeBreakdown
 from simpar.simulation import simulate
 from simpar.stacks.stack import DEFAULT_STACK
 from simpar.uncertainty.ties import drawn_together
-from simpar.validate.predict import NO_TUNING, Tuning, changed, changed_stack, result_of
-from simpar.validate.rows import Case
+from simpar.validation.predict import NO_TUNING, Tuning, changed, changed_stack, result_of
+from simpar.validation.rows import Case
 
 if TYPE_CHECKING:
     from simpar.hardware.cluster import Cluster

@@ -14,7 +14,7 @@ from simpar.diagnosis.kineto import GLOO, Collective, RankTrace, collective_kind
 from simpar.diagnosis.lanes import Window, within_spans
 from simpar.plan.choices.mesh import COMMUNICATION
 from simpar.units import NS_PER_S, Flags, Floats, Ints
-from simpar.validate.collectives import bus_factor
+from simpar.validation.collectives import bus_factor
 
 UNNAMED = "other"
 """The axis of process groups that no description, caller or plan identifies."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import gcd, lcm
 from typing import Any
 
+from simpar.architectures.recompute import chosen_layers, of_layer, segment
+from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.layout.deciders import BY_DEVICES, filled
 from simpar.layout.layout import Layout
-from simpar.models.recompute import chosen_layers, of_layer, segment
-from simpar.models.training import Training
 from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, check_slices
 from simpar.plan.choices.target import Target, listed_divisors
 from simpar.plan.choices.tensor_parallel import refuse_tensor_parallel

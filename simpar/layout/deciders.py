@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from simpar.models.graph import ModelGraph
+from simpar.architectures.graph import ModelGraph
 from simpar.plan.choices import (
     CHOICES,
     context_parallel,

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.architectures.flops import shape_dims
+from simpar.architectures.graph import SHARDED_DIMS, Block, Dims, ModelGraph, Operator
+from simpar.architectures.training import Training
 from simpar.layout.layout import Layout
-from simpar.models.flops import shape_dims
-from simpar.models.graph import SHARDED_DIMS, Block, Dims, ModelGraph, Operator
-from simpar.models.training import Training
 from simpar.plan.routing import Routing, fullest_load
 from simpar.units import Numbers
 

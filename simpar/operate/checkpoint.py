@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from simpar.architectures.graph import ModelGraph
 from simpar.cost.memory.widths import kept_widths
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
 from simpar.layout.layout import Layout
-from simpar.models.graph import ModelGraph
 from simpar.stacks.stack import Stack
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from simpar.architectures.graph import ModelGraph
 from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
 from simpar.hardware.reliability import PLANNED, Rate, load_reliability
 from simpar.layout.layout import Layout
-from simpar.models.graph import ModelGraph
 from simpar.operate.campaign import Campaign, Setting, run_campaign
 from simpar.operate.checkpoint import Saving, checkpoint_bytes, daly, efficiency, saving, young
 from simpar.report.result import Result

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simpar.architectures.recompute import FULL, NONE, modes
 from simpar.errors import UserError
-from simpar.models.recompute import FULL, NONE, modes
 from simpar.plan.schedules import SCHEDULES
 
 if TYPE_CHECKING:

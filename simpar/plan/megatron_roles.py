@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simpar.models.graph import Block, ModelGraph, Operator, is_column_parallel, is_row_parallel
+from simpar.architectures.graph import Block, ModelGraph, Operator, is_column_parallel, is_row_parallel
 from simpar.plan.plan import Plan
 from simpar.plan.stages import BlockSharding, StagePlan
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from simpar.models.graph import Operator
+from simpar.architectures.graph import Operator
 from simpar.units import Numbers, scalar_truth
 
 SHARDED = "BSF"

@@ -17,8 +17,8 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from simpar import files
+from simpar.architectures.training import Training
 from simpar.formats import PLAN
-from simpar.models.training import Training
 from simpar.plan import flat
 from simpar.plan.choices import SECTION_OF, SECTIONS, path_of
 from simpar.plan.choices.context_parallel import ContextParallel

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simpar.models.graph import ModelGraph
+from simpar.architectures.graph import ModelGraph
 from simpar.units import scalar_truth
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from simpar.models.graph import Dims, Operator, Size
+from simpar.architectures.graph import Dims, Operator, Size
 from simpar.plan.placement import Role
 from simpar.units import Flags, Ints
 

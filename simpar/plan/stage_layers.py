@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simpar.models.graph import ModelGraph
+from simpar.architectures.graph import ModelGraph
 
 if TYPE_CHECKING:
     from simpar.plan.plan import Plan

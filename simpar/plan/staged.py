@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.recompute import OPTIMAL, SIMPLE
 from simpar.errors import UserError
-from simpar.models.graph import ModelGraph
-from simpar.models.recompute import OPTIMAL, SIMPLE
 from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.offload import decided_offload
 from simpar.plan.optimizers import BY_VALUE, OPTIMIZERS

@@ -12,12 +12,12 @@ from math import prod
 
 from pydantic import Field, model_validator
 
+from simpar.architectures.flops import shape_dims
+from simpar.architectures.graph import INPUT, Block, Dims, ModelGraph
+from simpar.architectures.recompute import PATTERN
 from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.files import allowed, suggest
-from simpar.models.flops import shape_dims
-from simpar.models.graph import INPUT, Block, Dims, ModelGraph
-from simpar.models.recompute import PATTERN
 from simpar.plan.placement import CONVERSIONS, Role, States, role_named, roles_of
 from simpar.plan.slices import divides, divisors
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
+from simpar.architectures.graph import ModelGraph, Operator
 from simpar.errors import UserError
 from simpar.files import allowed
-from simpar.models.graph import ModelGraph, Operator
 from simpar.plan.placement import Role
 from simpar.plan.stages import StagePlan, stage_blocks
 

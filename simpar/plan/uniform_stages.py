@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
+from simpar.architectures.graph import Block, ModelGraph
+from simpar.architectures.recompute import by_layer
 from simpar.errors import UserError
-from simpar.models.graph import Block, ModelGraph
-from simpar.models.recompute import by_layer
 from simpar.plan.megatron_roles import in_roles, megatron_sharding
 from simpar.plan.mesh import AXES
 from simpar.plan.plan import Plan

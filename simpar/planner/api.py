@@ -11,13 +11,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.calls import refuses_unknown_keywords
 from simpar.errors import UserError
 from simpar.files import choose
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.planner.problem import BY_REGRET, Constraints, Problem, make_problem
 from simpar.planner.progress import Progress

@@ -8,6 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from simpar.architectures.documents import with_documents
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.recompute import OPTIMAL, says_layers
+from simpar.architectures.training import Training
 from simpar.calls import refuses_unknown_keywords, taken
 from simpar.errors import BadCall, UserError
 from simpar.files import allowed, choose, suggest
@@ -15,10 +19,6 @@ from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster, as_model, as_perturbation, as_plan, as_training
 from simpar.layout.deciders import executed
-from simpar.models.documents import with_documents
-from simpar.models.graph import ModelGraph
-from simpar.models.recompute import OPTIMAL, says_layers
-from simpar.models.training import Training
 from simpar.plan.choices import BY_NAME, name_of
 from simpar.plan.choices.pipeline import SLICING
 from simpar.plan.plan import Plan
@@ -209,6 +209,6 @@ def _stack_of(portable: str | None) -> str:
     """The stack of an export target; the usual one without a target. Raises UserError for an unknown target."""
     if portable in (None, ANY):
         return DEFAULT_STACK
-    from simpar.export import load_target
+    from simpar.frameworks import load_target
 
     return load_target(str(portable)).stack

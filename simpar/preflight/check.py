@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simpar import files, formats
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.export.match import unlike
+from simpar.frameworks.match import unlike
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import priced
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.flags import Patched, patched

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import UserError
-from simpar.export import load_target
-from simpar.export.subject import idle_overlaps, subject
-from simpar.export.target import Imported
+from simpar.frameworks import load_target
+from simpar.frameworks.subject import idle_overlaps, subject
+from simpar.frameworks.target import Imported
 from simpar.layout.check import check
 from simpar.layout.decide import decide
 from simpar.plan.choices import BY_STACK

@@ -11,9 +11,9 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.export import read, readable
-from simpar.export.recipes import split_name
-from simpar.export.target import Imported
+from simpar.frameworks import read, readable
+from simpar.frameworks.recipes import split_name
+from simpar.frameworks.target import Imported
 from simpar.preflight.flags import Text
 from simpar.preflight.launcher import CONFIGS, Launch, launch_of
 from simpar.preflight.patch import PATCHERS, Edit

@@ -1,6 +1,6 @@
 """The launcher of a job: the nodes and ranks that a launch command or a batch script asks for, and what it starts.
 
-Words are those of :class:`~simpar.export.shell.Script`: a value that only running would tell counts as not given.
+Words are those of :class:`~simpar.frameworks.shell.Script`: a value that only running would tell counts as not given.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from simpar.export.megatron_arguments import TELLING
-from simpar.export.shell import Script
+from simpar.frameworks.megatron_arguments import TELLING
+from simpar.frameworks.shell import Script
 
 Flags = dict[str, tuple[str, ...]]
 NODES: Flags = {

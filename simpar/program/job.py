@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
 from simpar.layout.layout import Layout
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.stacks.stack import Stack
 
 

@@ -17,10 +17,10 @@ from math import lcm, prod
 
 import numpy as np
 
+from simpar.architectures.flops import shape_dims
+from simpar.architectures.graph import Block
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout, stage_layout, under
-from simpar.models.flops import shape_dims
-from simpar.models.graph import Block
 from simpar.plan.placement import SHARDED, States, sharding
 from simpar.plan.schedules import make_schedule, usual_schedule
 from simpar.plan.schedules.actions import Schedule

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 import simpar
+from simpar.architectures.documents import packing_of, with_documents
+from simpar.architectures.flops import hardware_flop_per_token, model_flop_per_token
+from simpar.architectures.graph import ModelGraph
 from simpar.cost.collectives.algorithm import base_op
 from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES
 from simpar.cost.power import device_w, input_w
 from simpar.hardware.catalogue import recorded
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.price import price_of
-from simpar.models.documents import packing_of, with_documents
-from simpar.models.flops import hardware_flop_per_token, model_flop_per_token
-from simpar.models.graph import ModelGraph
 from simpar.plan.choices.mesh import COMMUNICATION as COMMUNICATION_BY_DEGREE
 from simpar.plan.plan import Plan
 from simpar.plan.routing import Routing, fullest_deviation, fullest_load, sampled_loads

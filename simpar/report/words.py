@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from simpar.models.recompute import says_layers
+from simpar.architectures.recompute import says_layers
 from simpar.plan.choices.mesh import LABELLED
 from simpar.report.run_rows import run_rows
 from simpar.uncertainty.memory import AS_PREDICTED, WANTED

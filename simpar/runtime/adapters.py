@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
+from simpar.architectures.tuning import PARTS
 from simpar.errors import UserError
-from simpar.models.tuning import PARTS
 from simpar.plan.choices.tuning import Tuning
 from simpar.runtime.casts import cast
 from simpar.runtime.decoder import BlockModule, Decoder, Part

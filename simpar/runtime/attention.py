@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from simpar.models.details import Details, Rope
-from simpar.models.graph import Attention as Mask
+from simpar.architectures.details import Details, Rope
+from simpar.architectures.graph import Attention as Mask
 from simpar.runtime import banded
 from simpar.runtime.context import Context
 from simpar.runtime.context import attention as context_attention

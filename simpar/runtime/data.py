@@ -17,8 +17,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.models.training import Training
 from simpar.plain import printable
 from simpar.runtime.job import Data
 from simpar.units import Ints

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from simpar.architectures.details import Details
+from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, evaluate
+from simpar.architectures.recompute import of_layer
 from simpar.errors import UserError
-from simpar.models.details import Details
-from simpar.models.graph import INPUT, Block, ModelGraph, Operator, evaluate
-from simpar.models.recompute import of_layer
 from simpar.runtime import latent, mamba, prediction
 from simpar.runtime.attention import Attention, Place, Rotary
 from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertClamp, Experts, Router

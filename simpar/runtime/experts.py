@@ -27,8 +27,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
-from simpar.models.details import Gating
-from simpar.models.graph import Operator
+from simpar.architectures.details import Gating
+from simpar.architectures.graph import Operator
 from simpar.runtime.casts import cast
 from simpar.runtime.exchange import Exchange, Placed, Reordered, Shared, Spread, Summed, inverse_of
 

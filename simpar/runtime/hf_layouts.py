@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simpar.models.weights import Packing
+from simpar.architectures.weights import Packing
 
 if TYPE_CHECKING:
     from torch import Tensor

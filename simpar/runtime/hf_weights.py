@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby, product
 from typing import TYPE_CHECKING
 
+from simpar.architectures.families import DECLARED
+from simpar.architectures.weights import PARTS, Packing, Weights
 from simpar.errors import UserError
-from simpar.models.families import DECLARED
-from simpar.models.weights import PARTS, Packing, Weights
 from simpar.runtime.hf_layouts import STORAGE, Tensors
 
 if TYPE_CHECKING:

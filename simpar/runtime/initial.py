@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simpar.models.details import Details
+from simpar.architectures.details import Details
 from simpar.runtime import mamba
 from simpar.runtime.data import SPLITMIX
 

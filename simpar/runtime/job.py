@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from simpar import files
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.hf_config import read as read_config
+from simpar.architectures.training import Training
 from simpar.calls import Strict
-from simpar.models.catalogue import load_model
-from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import read as read_config
-from simpar.models.training import Training
 from simpar.plan.optimizers import MOMENTUM
 from simpar.plan.plan import Plan
 from simpar.tracing.code import is_code

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simpar.models.details import Details, Rope
-from simpar.models.graph import Operator
+from simpar.architectures.details import Details, Rope
+from simpar.architectures.graph import Operator
 from simpar.runtime.attention import Attention, Place, Rotary
 
 

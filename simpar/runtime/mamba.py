@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simpar.models.graph import Operator
+from simpar.architectures.graph import Operator
 
 MIXER_NORM = "mixer_norm"
 DECAYS, STEP_DECADES = (1.0, 16.0), (-3.0, -1.0)

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from simpar.architectures.graph import ModelGraph
 from simpar.errors import UserError
-from simpar.models.graph import ModelGraph
 from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import stage_layers
 from simpar.precisions import IN_TORCH, PRECISIONS

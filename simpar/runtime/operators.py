@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
-from simpar.models.details import Details
-from simpar.models.graph import Operator, evaluate
+from simpar.architectures.details import Details
+from simpar.architectures.graph import Operator, evaluate
 from simpar.runtime.attention import Place
 from simpar.runtime.casts import cast
 

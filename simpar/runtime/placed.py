@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.func import functional_call
 
-from simpar.models.graph import INPUT, Block, ModelGraph, Operator
+from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator
 from simpar.plan.placement import Role, States
 from simpar.plan.stages import StagePlan
 from simpar.runtime.attention import Place

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from simpar.models.graph import INPUT, Block, ModelGraph
+from simpar.architectures.graph import INPUT, Block, ModelGraph
 
 EMBEDDED, JOIN = "embedded", "join"
 RETURNS = ("mlp_residual", "final_norm")

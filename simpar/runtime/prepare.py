@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.layout.check import check, schedule_of
 from simpar.layout.decide import decide
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plan.choices.target import Target
 from simpar.plan.megatron_roles import in_roles
 from simpar.plan.offload import check_offload, decided_offload

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from simpar import files
+from simpar.architectures.details import Dropout
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.hf_config import read
 from simpar.errors import UserError
-from simpar.models.details import Dropout
-from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import read
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 

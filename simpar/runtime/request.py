@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simpar.architectures.catalogue import config_of
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.calls import Strict
 from simpar.errors import UserError
 from simpar.files import parse
 from simpar.hardware.cluster import Cluster
-from simpar.models.catalogue import config_of
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result

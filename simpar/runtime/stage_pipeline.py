@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.plan.placement import States
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.stages import stage_blocks

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simpar import precisions
+from simpar.architectures.details import ROPE_TYPES, SCORES
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.recompute import SIMPLE, modes
 from simpar.errors import UserError
-from simpar.models.details import ROPE_TYPES, SCORES
-from simpar.models.graph import ModelGraph
-from simpar.models.recompute import SIMPLE, modes
 from simpar.plan.choices import CHOICES
 from simpar.plan.optimizers import IN_TORCH
 from simpar.plan.plan import Plan

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from simpar.models.flops import model_flop_per_token
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
+from simpar.architectures.flops import model_flop_per_token
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.replicas.staleness import summary
 from simpar.units import format_bytes, format_seconds
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from simpar.models.graph import Operator, is_column_parallel, is_row_parallel
+from simpar.architectures.graph import Operator, is_column_parallel, is_row_parallel
 from simpar.runtime.attention import Attention
 from simpar.runtime.decoder import BlockModule, Decoder
 from simpar.runtime.experts import Router

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from simpar.architectures.catalogue import config_of
 from simpar.errors import UserError
 from simpar.files import write_atomic
-from simpar.models.catalogue import config_of
 from simpar.runtime.assemble import make_engine, make_own_engine
 from simpar.runtime.checkpoint import Contents, Store
 from simpar.runtime.data import Loader, open_source

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from simpar import files
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.weights import Packing
 from simpar.errors import UserError
-from simpar.models.graph import ModelGraph
-from simpar.models.weights import Packing
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
 from simpar.runtime.hf_weights import Rule, rules, weights_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from simpar.architectures.graph import INPUT, Attention, Block, Operator, Size, Weight, evaluate, term
 from simpar.errors import UserError
-from simpar.models.graph import INPUT, Attention, Block, Operator, Size, Weight, evaluate, term
 from simpar.tracing.expert_roles import expert_weights
 from simpar.tracing.latent_roles import latent_mask
 from simpar.tracing.nodes import divided, times

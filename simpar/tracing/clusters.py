@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simpar.models.graph import Size
+from simpar.architectures.graph import Size
 from simpar.tracing import vocabulary as known
 from simpar.tracing.nodes import Node
 from simpar.tracing.raw_operators import Draft, Piece

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simpar.models.graph import Size, Weight, term
+from simpar.architectures.graph import Size, Weight, term
 from simpar.tracing.nodes import times
 from simpar.tracing.raw_operators import Draft, makers
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from simpar.models.graph import Size
+from simpar.architectures.graph import Size
 from simpar.tracing import vocabulary as known
 from simpar.tracing.nodes import CONSTANT, WEIGHTS, Node, divided
 from simpar.tracing.raw_operators import Draft, Piece

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 
-from simpar.models.graph import ModelGraph
+from simpar.architectures.graph import ModelGraph
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.expert_roles import NAMES as EXPERT_DIMS
 from simpar.tracing.segments import Segment

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from simpar.models.graph import Attention, Size, term
+from simpar.architectures.graph import Attention, Size, term
 from simpar.tracing.raw_operators import Draft, makers
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simpar.models.catalogue import load_model as load_known
-from simpar.models.graph import ModelGraph
+from simpar.architectures.catalogue import load_model as load_known
+from simpar.architectures.graph import ModelGraph
 from simpar.tracing.code import is_code
 
 DEFAULT_SEQ_LEN = 256

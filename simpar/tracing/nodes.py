@@ -8,8 +8,8 @@ from fractions import Fraction
 from functools import reduce
 from typing import Any
 
+from simpar.architectures.graph import Size
 from simpar.errors import UserError
-from simpar.models.graph import Size
 
 CONSTANT, INDEX, WEIGHTS, DATA = "constant", "index", "weights", "data"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from simpar.models.graph import Size
+from simpar.architectures.graph import Size
 
 INPUT_VALUE = ""
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from simpar.architectures.graph import Size
 from simpar.errors import UserError
-from simpar.models.graph import Size
 from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture
 from simpar.tracing.clusters import Cluster, classify

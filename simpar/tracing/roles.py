@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from simpar.models.graph import Size, term
+from simpar.architectures.graph import Size, term
 from simpar.tracing.expert_roles import mixture_roles, without_shared_gate
 from simpar.tracing.latent_roles import latent_roles, latents
 from simpar.tracing.raw_operators import Core, Draft, makers, merged

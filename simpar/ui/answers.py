@@ -33,8 +33,8 @@ class Engine:
     def warm(self) -> None:
         """Load the compiled engine, which takes a second (ten if it was never compiled)."""
         if find_spec("numba"):
+            from simpar.architectures.training import Training
             from simpar.hardware.catalogue import load_cluster
-            from simpar.models.training import Training
             from simpar.plan.plan import Plan
 
             job = (

@@ -12,8 +12,8 @@ from typing import Any
 
 from simpar import files
 from simpar.errors import UserError
-from simpar.export import draft
-from simpar.export.source import Facts, load_source
+from simpar.frameworks import draft
+from simpar.frameworks.source import Facts, load_source
 from simpar.plain import printable
 from simpar.report.words import memory_state, step_and_memory
 from simpar.scenario import Scenario, load_scenario

@@ -92,8 +92,8 @@ class Desk:
 
     def names(self) -> dict[str, list[str]]:
         """The entries of the page's menus."""
-        from simpar.export import TARGETS
-        from simpar.models.catalogue import catalogue
+        from simpar.architectures.catalogue import catalogue
+        from simpar.frameworks import TARGETS
 
         allowed = self.allowed
         return {

@@ -13,14 +13,14 @@ from functools import lru_cache
 from typing import Any
 
 from simpar import files
+from simpar.architectures.catalogue import catalogue
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.hardware.catalogue import EXACT
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.layout.moves import following
-from simpar.models.catalogue import catalogue
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plain import printable
 from simpar.plan.plan import Plan
 from simpar.profiles import as_written

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import simpar
-from simpar.models.catalogue import load_model
+from simpar.architectures.catalogue import load_model
 from simpar.planner import Constraints, make_problem
 from simpar.planner.space.rows import enumerate_space
 

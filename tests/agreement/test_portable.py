@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.architectures.catalogue import catalogue, load_model
 from simpar.errors import Infeasible
-from simpar.export import TARGETS, export, load_target, read
-from simpar.models.catalogue import catalogue, load_model
+from simpar.frameworks import TARGETS, export, load_target, read
 from simpar.planner import Constraints, make_problem
 from simpar.planner.progress import Progress
 from simpar.planner.space.axes import AXIS_NAMES

@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 import simpar
+from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.files import parse
-from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan, Record
 from simpar.plan.schedules import make_schedule
 from simpar.simulation import make_job, simulate

@@ -10,9 +10,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import simpar
+from simpar.architectures.catalogue import load_model
 from simpar.errors import UserError
 from simpar.files import bundled
-from simpar.models.catalogue import load_model
 from simpar.plan.stages import StagePlan
 from simpar.program.lower_stages import messages
 from simpar.simulation import make_job, simulate

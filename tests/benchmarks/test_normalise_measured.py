@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.normalise.tables import read_published
-from simpar.validate.columns import unread
-from simpar.validate.rows import case, measured
-from simpar.validate.table import read_table
-from tests.validate.test_rows import LABELS, WORDS, same
+from simpar.validation.columns import unread
+from simpar.validation.rows import case, measured
+from simpar.validation.table import read_table
+from tests.validation.test_rows import LABELS, WORDS, same
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "tests" / "validate" / "published.csv"

@@ -8,9 +8,9 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
+from simpar.architectures.hf_config import read  # noqa: E402
 from simpar.calibrate.stopwatch import Members  # noqa: E402
 from simpar.calibrate.wrappers import _layer  # noqa: E402
-from simpar.models.hf_config import read  # noqa: E402
 from simpar.runtime import tensor_parallel  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
 from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import simpar
+from simpar.architectures.catalogue import load_model
 from simpar.chakra.write import export_traces
-from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 from simpar.simulation import make_job
 

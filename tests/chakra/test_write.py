@@ -9,12 +9,12 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 import simpar
+from simpar.architectures.catalogue import load_model
 from simpar.chakra.fabric import dimensions, network_text, unsaid
 from simpar.chakra.write import export_traces
 from simpar.cli.app import app
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.catalogue import load_model
 from simpar.plan.plan import Plan
 from simpar.simulation import make_job, simulate
 

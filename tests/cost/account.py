@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
 from simpar.cost.memory.static import ParameterGroup, StaticMemory, parameter_terms
 from simpar.cost.optimizers import moment_bytes
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.check import schedule_of
 from simpar.layout.layout import Layout
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.job import TrainingJob

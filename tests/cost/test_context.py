@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simpar.architectures.graph import Attention, Operator, term
 from simpar.cost.context import (
     ContextSplit,
     block_times_s,
@@ -15,7 +16,6 @@ from simpar.cost.context import (
 )
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import load_device
-from simpar.models.graph import Attention, Operator, term
 
 ROWS, QUERY = term("batch", "seq"), term("heads", "head_dim")
 EVEN = {"kernel_latency_us": 0.0, "attention_half_seq": 0.0, "attention_tail": 0.0, "memory_efficiency": 1.0}

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import Block
+from simpar.architectures.training import Training
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.hardware.device import load_device
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims, rank_dims
-from simpar.models.catalogue import load_model
-from simpar.models.graph import Block
-from simpar.models.training import Training
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import Stack, load_stack

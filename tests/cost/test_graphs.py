@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import Block, ModelGraph
+from simpar.architectures.training import Training
 from simpar.cost.graphs import launches, part_names
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.catalogue import load_model
-from simpar.models.graph import Block, ModelGraph
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack
-from simpar.validate.predict import changed_stack
+from simpar.validation.predict import changed_stack
 
 
 def _block(graph: ModelGraph, kind: str) -> Block:

@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import Attention
+from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import (
     operator_times,
@@ -18,9 +21,6 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device, load_device
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import rank_dims
-from simpar.models.catalogue import load_model
-from simpar.models.graph import Attention
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.precisions import PRECISIONS
 from simpar.simulation import simulate

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.static import BETWEEN
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import Stack, load_stack
 from simpar.uncertainty.table import shipped

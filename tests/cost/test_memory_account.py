@@ -11,15 +11,15 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from simpar import files
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.cost.memory.static import ALWAYS, BETWEEN, PASSES, HeldBlocks, flat_shard, held_memory
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import dims_of
-from simpar.models.catalogue import load_model
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.simulation import simulate
 from simpar.stacks.stack import load_stack

@@ -7,6 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from simpar.architectures.graph import Attention, Block, ModelGraph, Operator, Weight, term
+from simpar.architectures.mixture import Mixture, mixture
+from simpar.architectures.training import Training
 from simpar.cost.activations import block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes, most_moving_bytes, reserve
 from simpar.cost.memory.bound import Flight
@@ -26,9 +29,6 @@ from simpar.cost.optimizers import moment_bytes
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
-from simpar.models.graph import Attention, Block, ModelGraph, Operator, Weight, term
-from simpar.models.mixture import Mixture, mixture
-from simpar.models.training import Training
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import AllocatorHabits, Stack

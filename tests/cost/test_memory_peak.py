@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.cost.collectives.measured import calibrated
 from simpar.cost.memory.moments import most_in_flight
 from simpar.engine import choose_engine
@@ -11,8 +13,6 @@ from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, looks_at_costs, make_schedule
 from simpar.program.footprint import footprints

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from simpar.architectures.graph import Attention, Operator, Weight, term
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import _RULES, OperatorTime, operator_times
 from simpar.hardware.device import Device
 from simpar.layout.sharding import RankDims
-from simpar.models.graph import Attention, Operator, Weight, term
 from simpar.stacks.stack import Stack, TensorCast
 from simpar.units import TERA, US
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.cost.memory.static import placeholder_bytes
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import rank_dims
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import load_stack
 from tests.cost.account import stage_static_memory

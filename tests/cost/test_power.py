@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from simpar.architectures.catalogue import load_model
 from simpar.cost.power import (
     PROCESSORS,
     PRODUCTS,
@@ -16,10 +17,9 @@ from simpar.cost.power import (
 from simpar.errors import UserError
 from simpar.hardware.device import Power, load_device
 from simpar.hardware.profile import Host, NodePower
-from simpar.models.catalogue import load_model
-from simpar.validate.devices import named_profile
-from simpar.validate.predict import result_of
-from simpar.validate.rows import case
+from simpar.validation.devices import named_profile
+from simpar.validation.predict import result_of
+from simpar.validation.rows import case
 
 H100 = Power(limit=700.0, idle=70.0)
 SHARES = [(p, s) for p in np.linspace(0, 1, 11) for s in np.linspace(0, 1, 11) if p + s <= 1 + 1e-9]

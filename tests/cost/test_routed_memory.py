@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.engine import sweep
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.planner.certify.exact import job_of
 from simpar.planner.problem import Constraints, Problem
 from simpar.planner.space import fit

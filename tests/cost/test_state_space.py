@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.hybrid import hybrid
+from simpar.architectures.mamba import Mamba
+from simpar.architectures.training import Training
+from simpar.architectures.transformer import Shape, Style
 from simpar.cost.activations import block_activations
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
@@ -15,11 +20,6 @@ from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.hardware.device import load_device
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims, rank_dims
-from simpar.models.catalogue import load_model
-from simpar.models.hybrid import hybrid
-from simpar.models.mamba import Mamba
-from simpar.models.training import Training
-from simpar.models.transformer import Shape, Style
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import MemoryHabits, Stack, load_stack

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.deciders import resolve
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.report.parts import StageMemory
 from simpar.simulation import simulate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.plan.choices.target import Target
 
 

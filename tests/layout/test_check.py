@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.layout.check import check, schedule_of
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule

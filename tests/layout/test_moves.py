@@ -4,6 +4,8 @@ from itertools import pairwise
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.layout.deciders import resolve
 from simpar.layout.moves import (
     IN_MENUS,
@@ -20,8 +22,6 @@ from simpar.layout.moves import (
     single_changes,
     values_around,
 )
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.choices import BY_NAME, value_of
 from simpar.plan.choices.target import Target
 from simpar.plan.plan import Plan

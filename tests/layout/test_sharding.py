@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import SHARDED_DIMS, rank_dims
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 
 TRAINING = Training(seq_len=8192, global_batch=64)

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
+from simpar.architectures.catalogue import load_model
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.operation import Operation
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
-from simpar.models.catalogue import load_model
 from simpar.operate.checkpoint import checkpoint_bytes, daly, efficiency, saving, young
 from simpar.plan.plan import Plan
 from simpar.simulation import tuned_graph

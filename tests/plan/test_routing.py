@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.models.catalogue import load_model
+from simpar.architectures.catalogue import load_model
 from simpar.plan.choices.experts import DecidedExperts
 from simpar.plan.routing import (
     Routing,

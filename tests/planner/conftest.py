@@ -7,7 +7,7 @@ import random
 import pytest
 
 import simpar
-from simpar.models.hf_config import read
+from simpar.architectures.hf_config import read
 from simpar.planner import Constraints, Problem, make_problem
 from simpar.planner.certify.frontier import Frontier
 from simpar.planner.space.fit import needs

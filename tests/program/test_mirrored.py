@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.architectures.catalogue import load_model
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout, folded, unfolded
 from simpar.layout.mirrored import MirroredMesh
-from simpar.models.catalogue import load_model
 from simpar.plan.mesh import AXES, Mesh
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule

@@ -8,6 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.hf_config import read
+from simpar.architectures.training import Training
 from simpar.cost.memory.allocator import memory_risk
 from simpar.engine import choose_engine
 from simpar.errors import UserError
@@ -15,10 +19,6 @@ from simpar.files import bundled, load
 from simpar.hardware.catalogue import load_cluster, make_mixed
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import MixedProfile
-from simpar.models.catalogue import load_model
-from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import read
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.footprint import footprints
 from simpar.program.perturbation import Perturbation

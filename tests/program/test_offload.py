@@ -5,11 +5,11 @@ import pytest
 from hypothesis import strategies as st
 
 import simpar
+from simpar.architectures.hf_config import read
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import make_cluster
-from simpar.models.hf_config import read
 from simpar.simulation import lower_job, make_job
 from simpar.units import NS_PER_S
 from tests.gate import assert_law, some

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Label
 from simpar.report.timeline import InnerSteps, Timeline

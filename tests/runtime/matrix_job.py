@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from simpar.architectures.hf_config import read
+from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.models.hf_config import read
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.runtime import experts
 from simpar.runtime.assemble import make_engine

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from matrix_job import OUTPUT, TABLE, batch, build, whole_parameters
 
-from simpar.models.training import Training
+from simpar.architectures.training import Training
 
 STEPS = 5
 WHOLE = matrix_job.TRAINING

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from matrix_job import LEARNING, TRAINING, batch, build, whole_parameters
 
-from simpar.models.hf_config import read
-from simpar.models.training import Training
+from simpar.architectures.hf_config import read
+from simpar.architectures.training import Training
 from simpar.plan.plan import Plan
 from simpar.runtime.model import Dtypes
 from simpar.runtime.prepare import prepare

@@ -4,11 +4,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from simpar.architectures.catalogue import load_model  # noqa: E402
+from simpar.architectures.graph import evaluate  # noqa: E402
+from simpar.architectures.hf_config import read  # noqa: E402
+from simpar.architectures.training import Training  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
-from simpar.models.catalogue import load_model  # noqa: E402
-from simpar.models.graph import evaluate  # noqa: E402
-from simpar.models.hf_config import read  # noqa: E402
-from simpar.models.training import Training  # noqa: E402
 from simpar.plan.choices.tuning import Tuning  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime.adapters import AdaptedLinear, num_still, tune  # noqa: E402

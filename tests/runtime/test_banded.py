@@ -8,8 +8,8 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from simpar.models.details import Details  # noqa: E402
-from simpar.models.graph import Attention as Mask  # noqa: E402
+from simpar.architectures.details import Details  # noqa: E402
+from simpar.architectures.graph import Attention as Mask  # noqa: E402
 from simpar.runtime import banded, context  # noqa: E402
 from simpar.runtime.attention import Attention, Place  # noqa: E402
 from simpar.runtime.banded import Band, Run, band  # noqa: E402

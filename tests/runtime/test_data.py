@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.models.training import Training
 from simpar.runtime.data import Loader, Synthetic, open_source, shuffled
 from simpar.runtime.job import Data
 

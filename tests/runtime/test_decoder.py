@@ -4,10 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from simpar.architectures.catalogue import catalogue, load_model  # noqa: E402
+from simpar.architectures.graph import Block, Operator, term  # noqa: E402
+from simpar.architectures.hf_config import read  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
-from simpar.models.catalogue import catalogue, load_model  # noqa: E402
-from simpar.models.graph import Block, Operator, term  # noqa: E402
-from simpar.models.hf_config import read  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
 from simpar.runtime.decoder import (  # noqa: E402
     OUTPUT,

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from simpar.architectures.hf_config import read  # noqa: E402
+from simpar.architectures.training import Training  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
-from simpar.models.hf_config import read  # noqa: E402
-from simpar.models.training import Training  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime import strategy  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402

@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from simpar import simulate
+from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.runtime import launch
 from simpar.runtime.failures import OutOfMemory, WorkerFailure, is_memory, less_memory, of_torchrun, stage_of

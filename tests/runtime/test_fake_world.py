@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from simpar.models.hf_config import read  # noqa: E402
-from simpar.models.training import Training  # noqa: E402
+from simpar.architectures.hf_config import read  # noqa: E402
+from simpar.architectures.training import Training  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime import banded  # noqa: E402
 from simpar.runtime.decoder import Recompute  # noqa: E402

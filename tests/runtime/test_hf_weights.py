@@ -8,10 +8,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
+from simpar.architectures.catalogue import catalogue, load_model  # noqa: E402
+from simpar.architectures.families import DECLARED  # noqa: E402
+from simpar.architectures.hf_config import read  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
-from simpar.models.catalogue import catalogue, load_model  # noqa: E402
-from simpar.models.families import DECLARED  # noqa: E402
-from simpar.models.hf_config import read  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
 from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
 from simpar.runtime.hf_weights import rules  # noqa: E402

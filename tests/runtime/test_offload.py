@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.runtime.job import Job
 from simpar.runtime.offload import Arrivals, OnHost, SavedOnHost, Share, share_on_host

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simpar.models.catalogue import load_model  # noqa: E402
+from simpar.architectures.catalogue import load_model  # noqa: E402
 from simpar.plan.megatron_roles import with_roles  # noqa: E402
 from simpar.plan.stages import StagePlan  # noqa: E402
 from simpar.runtime.placed import drawn, kept_on  # noqa: E402

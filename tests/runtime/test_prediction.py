@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from simpar.models.hf_config import read  # noqa: E402
+from simpar.architectures.hf_config import read  # noqa: E402
 from simpar.runtime.loss import WEIGHT, mean_loss  # noqa: E402
 from simpar.runtime.prediction import IGNORED, layers_of, next_tokens  # noqa: E402
 from tests.runtime.test_decoder import TINY, decoder  # noqa: E402

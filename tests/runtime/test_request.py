@@ -6,8 +6,8 @@ from fnmatch import fnmatch
 import pytest
 
 from simpar import cli
+from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.runtime import request
 from simpar.runtime.job import Job, Machine

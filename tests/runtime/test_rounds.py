@@ -2,9 +2,9 @@
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.runtime.prepare import prepare
 from tests.gate import some

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simpar.models.hf_config import read
+from simpar.architectures.hf_config import read
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.stages import StagePlan
 

@@ -6,9 +6,9 @@ from math import prod
 import pytest
 
 from simpar import cli
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.errors import UserError
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from simpar import simulate  # noqa: E402
+from simpar.architectures.hf_config import read  # noqa: E402
+from simpar.architectures.training import Training  # noqa: E402
 from simpar.hardware.catalogue import load_cluster  # noqa: E402
-from simpar.models.hf_config import read  # noqa: E402
-from simpar.models.training import Training  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime import attention, banded  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402

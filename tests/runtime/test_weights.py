@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
 from simpar import cli  # noqa: E402
+from simpar.architectures.hf_config import read  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
-from simpar.models.hf_config import read  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
 from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
 from simpar.runtime.hf_weights import rules  # noqa: E402

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from simpar.models.families import DECLARED
-from simpar.models.families.family import TINY
+from simpar.architectures.families import DECLARED
+from simpar.architectures.families.family import TINY
 
 LLAMA = TINY
 SIMULATED = {

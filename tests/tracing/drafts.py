@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpar.models.graph import Size
+from simpar.architectures.graph import Size
 from simpar.tracing.nodes import DATA, Node, Ref
 from simpar.tracing.raw_operators import Draft
 

@@ -4,8 +4,8 @@ from math import prod
 
 import pytest
 
+from simpar.architectures.graph import evaluate
 from simpar.errors import UserError
-from simpar.models.graph import evaluate
 from simpar.tracing.blocks import HEAD, LAYER, BlockReader, Sharing
 from simpar.tracing.reading import read_drafts
 from simpar.tracing.segments import Segment, segments

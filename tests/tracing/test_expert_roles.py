@@ -1,6 +1,6 @@
 """Names and sizes of the operators of mixtures."""
 
-from simpar.models.graph import term
+from simpar.architectures.graph import term
 from simpar.tracing.expert_roles import ROUTED, expert_weights, without_shared_gate
 from simpar.tracing.raw_operators import Piece
 from simpar.tracing.roles import find_roles

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from simpar.models.graph import Size
+from simpar.architectures.graph import Size
 from simpar.tracing.experts import drafts_of, mixtures
 from simpar.tracing.nodes import DATA, WEIGHTS, Node
 from simpar.tracing.raw_operators import Piece

@@ -1,6 +1,6 @@
 """Blocks as a ModelGraph."""
 
-from simpar.models.graph import Operator, term
+from simpar.architectures.graph import Operator, term
 from simpar.tracing.blocks import Traced
 from simpar.tracing.graph import _fits, _like, _model_dims, _Scopes
 

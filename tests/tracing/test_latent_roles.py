@@ -2,7 +2,7 @@
 
 import pytest
 
-from simpar.models.graph import Attention, term
+from simpar.architectures.graph import Attention, term
 from simpar.tracing.latent_roles import latent_mask, latents
 from simpar.tracing.raw_operators import Core
 from simpar.tracing.roles import find_roles

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import simpar
+from simpar.architectures.flops import attention_flop_per_token, matmul_flop_per_token
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.hf_config import read
 from simpar.errors import UserError
-from simpar.models.flops import attention_flop_per_token, matmul_flop_per_token
-from simpar.models.graph import ModelGraph
-from simpar.models.hf_config import read
 from simpar.planner import Constraints
 from simpar.tracing.code import own_model
 from tests.gate import some

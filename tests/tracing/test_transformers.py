@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import simpar
-from simpar.models.hf_config import read
+from simpar.architectures.hf_config import read
 from tests.runtime.tiny_models import MODELS
 
 pytest.importorskip("torch")

@@ -28,8 +28,8 @@ def test_the_yaml_is_the_state(client, state, tmp_path):
 
 def test_an_export_is_that_of_the_command(client, tmp_path):
     """The archive has the files of ``simpar export``, and says how the plan does under the target's stack."""
-    from simpar.export import draft
-    from simpar.export.source import Facts, load_source
+    from simpar.frameworks import draft
+    from simpar.frameworks.source import Facts, load_source
 
     made = client.post("/api/export", json={"state": ON_NODES, "target": "megatron", "lossy": True}).json()[
         "file"

@@ -97,7 +97,7 @@ def test_a_link_opens_no_file_and_runs_no_code(ask, state, more):
 
 def test_names_are_escaped(ask, state):
     """A model that is written out may call itself anything: it is text wherever it is shown."""
-    from simpar.models.catalogue import config_of
+    from simpar.architectures.catalogue import config_of
 
     found = ask({**state, "model": {**config_of("gpt2"), "name": EVIL}}, job={}, brief=False)["numbers"]
     assert found["title"].startswith(EVIL)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.architectures.training import Training
 from simpar.cost.memory.moments import most_in_flight
 from simpar.hardware.cluster import Cluster
 from simpar.layout.layout import Layout
-from simpar.models.training import Training
 from simpar.stacks.stack import AllocatorHabits, Stack
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.table import shipped

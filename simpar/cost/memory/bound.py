@@ -15,14 +15,14 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
+from simpar.architectures.graph import Block, ModelGraph
+from simpar.architectures.recompute import of_layer
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.moments import fullest_moment, held_stages, moment, stages_of
 from simpar.cost.memory.static import HeldBlocks
 from simpar.cost.memory.widths import keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
-from simpar.models.graph import Block, ModelGraph
-from simpar.models.recompute import of_layer
 from simpar.plan.schedules.actions import Schedule
 from simpar.plan.schedules.producer import NONE
 from simpar.stacks.stack import Stack

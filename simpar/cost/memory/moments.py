@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from simpar.architectures.training import Training
 from simpar.layout.check import schedule_of
 from simpar.layout.layout import Layout
-from simpar.models.training import Training
 from simpar.plan.choices.pipeline import CUSTOM
 from simpar.plan.schedules import EVEN_COSTS, SCHEDULES, at_work, declared, make_schedule
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, B, F, I, Schedule

@@ -12,11 +12,11 @@ from dataclasses import astuple, replace
 
 import numpy as np
 
+from simpar.architectures.graph import ModelGraph
 from simpar.cost.activations import block_activations
 from simpar.cost.memory.bound import Flight
 from simpar.layout.layout import Layout
 from simpar.layout.sharding import RankDims
-from simpar.models.graph import ModelGraph
 from simpar.plan.routing import Routing, excess_of_fullest, spread
 from simpar.stacks.stack import Stack
 from simpar.units import Floats, Ints, Numbers

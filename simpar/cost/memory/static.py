@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simpar.architectures.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.cost.activations import activation_bytes
 from simpar.cost.memory.widths import Widths, keeps_parameters, kept_gradients, once_a_step, parameter_widths
 from simpar.cost.optimizers import moment_bytes, state_bytes
 from simpar.layout.layout import Layout
-from simpar.models.graph import Block, Dims, ModelGraph, Operator, evaluate
 from simpar.stacks.stack import Stack
 from simpar.units import DTYPE_BYTES, Flags, Ints, Numbers
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 from simpar.hardware.cluster import Cluster
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
 from simpar.plan.choices.target import Target
 from simpar.stacks.stack import Stack
 from simpar.units import Flags

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, field_validator
 
-from simpar.models import recompute
+from simpar.architectures import recompute
 from simpar.plan.choices.choice import (
     BLOCKS,
     KERNELS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.models.graph import ModelGraph
-from simpar.models.training import Training
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.training import Training
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simpar.architectures.graph import Block, evaluate
+from simpar.architectures.recompute import OPTIMAL, SIMPLE, modes
 from simpar.cost.optimizers import inner_matrices, matrices_time_s
 from simpar.cost.power import dynamic_power_share, streaming_operators
-from simpar.models.graph import Block, evaluate
-from simpar.models.recompute import OPTIMAL, SIMPLE, modes
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.planner.bound.keys import KEY_AXES, Batch, Keys
 from simpar.planner.bound.passes import Passes

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.models.recompute import is_full
+from simpar.architectures.recompute import is_full
 from simpar.plan.choices import names_that_decide
 from simpar.plan.choices.choice import SHAPE
 from simpar.plan.schedules import make_schedule

@@ -10,8 +10,8 @@ from itertools import permutations
 from types import MappingProxyType
 from typing import Any
 
+from simpar.architectures.recompute import OPTIMAL, SIMPLE, every
 from simpar.errors import UserError
-from simpar.models.recompute import OPTIMAL, SIMPLE, every
 from simpar.plan.choices import AXES, CHOICES, OPTIONAL_AXES, SECTION_OF, path_of
 from simpar.plan.choices.choice import AnyAxis, divisors
 from simpar.plan.plan import Plan
@@ -128,7 +128,7 @@ def not_portable(problem: Problem, plan: Plan) -> dict[str, Any] | None:
 
     Also None if the search was restricted to a target, or if no target has the stack.
     """
-    from simpar.export import targets_of
+    from simpar.frameworks import targets_of
 
     own = targets_of(problem.stack.name)
     if problem.held_to is not None or not own:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from simpar.architectures.recompute import SIMPLE
 from simpar.errors import UserError
-from simpar.models.recompute import SIMPLE
 from simpar.plan.choices.mesh import DEFAULT_ORDER
 from simpar.plan.choices.tensor_parallel import tensor_degrees
 from simpar.plan.schedules import usual_schedule

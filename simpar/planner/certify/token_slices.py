@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from simpar.architectures.graph import Block, Dims
 from simpar.cost.operators import operator_times
 from simpar.layout.sharding import RankDims
-from simpar.models.graph import Block, Dims
 from simpar.plan.choices.pipeline import sliced_schedules
 from simpar.plan.schedules.terapipe import least_sum
 from simpar.planner.bound.pipelines import Pipelines

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.architectures.recompute import FULL, NONE, OPTIMAL, by_layer, together
 from simpar.cost.memory.allocator import memory_risk, overhead_bytes, reserve
 from simpar.cost.memory.bound import ParameterBytes, flights, held_of, least_moving_bytes
 from simpar.cost.memory.routed import experts_risk_bytes
@@ -23,7 +24,6 @@ from simpar.cost.memory.widths import once_a_step
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout, folded, under
 from simpar.layout.sharding import dims_of
-from simpar.models.recompute import FULL, NONE, OPTIMAL, by_layer, together
 from simpar.plan.choices import OPTIONAL_AXES
 from simpar.plan.choices.choice import MEMORY
 from simpar.plan.choices.data_parallel import fully_sharded

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.architectures.recompute import OPTIMAL
 from simpar.layout.deciders import BY_MODEL, filled, resolve
 from simpar.layout.layout import Layout
-from simpar.models.recompute import OPTIMAL
 from simpar.plan.choices import AXES, path_of
 from simpar.plan.choices.mesh import split_order
 from simpar.plan.offload import decided_offload

@@ -24,7 +24,7 @@ from simpar.planner.space.table import Rows, numbered
 from simpar.units import Ints
 
 if TYPE_CHECKING:
-    from simpar.export import Loss
+    from simpar.frameworks import Loss
 
 SIZES = ("cp", "pp", "ep", "vpp", "hsdp")
 """Axes for which a target supports either only 1 or any size."""
@@ -41,7 +41,7 @@ def of_its_framework(problem: Problem) -> Problem:
     """
     if problem.constraints.portable is not None or problem.framework is not None:
         return problem
-    from simpar.export import load_target, targets_of
+    from simpar.frameworks import load_target, targets_of
 
     known: list[tuple[int, str]] = []
     for name in targets_of(problem.stack.known_as):
@@ -86,12 +86,12 @@ def losses(problem: Problem, plan: Plan, target: str) -> list[Loss]:
 
     Raises UserError if the target cannot be asked.
     """
-    from simpar import export
-    from simpar.export.subject import node_of
+    from simpar import frameworks
+    from simpar.frameworks.subject import node_of
 
     named = plan.model_copy(update={"stack": problem.stack.name, "cluster": problem.place})
     job, inside = (named, problem.graph, problem.training, target), node_of(problem.cluster)
-    return list(export.losses(*job, own=problem.stack, devices_per_node=inside))
+    return list(frameworks.losses(*job, own=problem.stack, devices_per_node=inside))
 
 
 def keep_expressible(rows: Rows) -> Rows:

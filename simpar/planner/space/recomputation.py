@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simpar.architectures.graph import Block
 from simpar.cost.activations import block_activations
 from simpar.cost.memory.allocator import memory_risk
 from simpar.errors import Infeasible
-from simpar.models.graph import Block
 from simpar.plan.choices.memory import undecided
 from simpar.planner.problem import Problem
 from simpar.planner.space.fit import FIRST, LAST, Least, least

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from simpar.architectures.recompute import OPTIMAL
 from simpar.errors import Infeasible, UserError
-from simpar.models.recompute import OPTIMAL
 from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import answer_of
 from simpar.planner.answer.ties import num_compared

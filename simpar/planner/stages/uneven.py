@@ -15,8 +15,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from simpar.architectures.recompute import SIMPLE
 from simpar.errors import TooManyOps, UserError
-from simpar.models.recompute import SIMPLE
 from simpar.plan.choices.choice import divisors
 from simpar.plan.choices.mesh import ORDERS
 from simpar.plan.plan import Plan

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from simpar.architectures.graph import INPUT, Block, Operator, evaluate, is_row_parallel
 from simpar.cost.graphs import launches
 from simpar.cost.operators import OperatorTime, operator_times
 from simpar.errors import UserError
-from simpar.models.graph import INPUT, Block, Operator, evaluate, is_row_parallel
 from simpar.plan.placement import States
 from simpar.plan.stages import MEMORY
 from simpar.program.blocks import context

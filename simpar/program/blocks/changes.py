@@ -13,7 +13,7 @@ from functools import reduce
 
 import numpy as np
 
-from simpar.models.graph import Block, Operator
+from simpar.architectures.graph import Block, Operator
 from simpar.plan.placement import States, Transfer, transfers
 from simpar.units import Numbers, floats
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simpar.architectures.graph import Operator
 from simpar.cost.context import ContextSplit, block_times_s, key_value_elements, query_elements
-from simpar.models.graph import Operator
 from simpar.program.blocks.phases import CONTEXT, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import ANY, RankView
 from simpar.units import Numbers, floats

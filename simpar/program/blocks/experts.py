@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from simpar.architectures.graph import Operator
 from simpar.cost.operators import OperatorTime
-from simpar.models.graph import Operator
 from simpar.program.blocks.phases import COMPUTE, EXPERT, CollectiveUse, Step, StepList
 from simpar.program.blocks.rank_view import RankView
 from simpar.units import Numbers, scalar_truth

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
+from simpar.architectures.graph import Block, Dims, Operator, evaluate
 from simpar.layout.sharding import RankDims, rank_dims
-from simpar.models.graph import Block, Dims, Operator, evaluate
 from simpar.plan.routing import Routing, fullest_arrivals, fullest_load
 from simpar.program.job import TrainingJob
 from simpar.units import Numbers, floats, scalar_truth

@@ -14,10 +14,10 @@ from functools import cached_property, partial
 from itertools import compress, groupby
 from typing import Literal
 
+from simpar.architectures.graph import Block, Operator
+from simpar.architectures.recompute import is_full
+from simpar.architectures.recompute import operators as recomputed_operators
 from simpar.cost.operators import OperatorTime
-from simpar.models.graph import Block, Operator
-from simpar.models.recompute import is_full
-from simpar.models.recompute import operators as recomputed_operators
 from simpar.plan.placement import Transfer
 from simpar.program.blocks import experts
 from simpar.program.blocks.block_view import BlockView

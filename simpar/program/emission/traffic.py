@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
+from simpar.architectures.graph import Block
 from simpar.cost.collectives.choice import fastest, occupied_s_per_byte, offers
 from simpar.cost.collectives.lines import Line
 from simpar.hardware.cluster import LATE, Cluster
 from simpar.layout.mirrored import MirroredMesh
-from simpar.models.graph import Block
 from simpar.plan.mesh import Mesh
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.context import HEADS, RING

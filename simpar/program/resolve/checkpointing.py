@@ -9,14 +9,8 @@ from itertools import groupby
 
 import numpy as np
 
-from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.checkpointing import LayerRun, RecomputeChoice, choose
-from simpar.cost.memory.moments import short_schedule
-from simpar.errors import Infeasible, UserError
-from simpar.hardware.cluster import Cluster
-from simpar.layout.layout import Layout
-from simpar.models.graph import Block
-from simpar.models.recompute import (
+from simpar.architectures.graph import Block
+from simpar.architectures.recompute import (
     FULL,
     MODULES,
     OPTIMAL,
@@ -26,6 +20,12 @@ from simpar.models.recompute import (
     of_modules,
     together,
 )
+from simpar.cost.activations import BlockActivations, block_activations
+from simpar.cost.checkpointing import LayerRun, RecomputeChoice, choose
+from simpar.cost.memory.moments import short_schedule
+from simpar.errors import Infeasible, UserError
+from simpar.hardware.cluster import Cluster
+from simpar.layout.layout import Layout
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
 from simpar.program.job import TrainingJob
 from simpar.program.resolve.pass_costs import PassesAlone

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+from simpar.architectures.flops import shape_dims
+from simpar.architectures.graph import INPUT, Block, Dims, Operator, is_row_parallel
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.static import (
     StaticMemory,
@@ -34,8 +36,6 @@ from simpar.cost.sharded import (
     tensor_elements,
 )
 from simpar.layout.sharding import RankDims, context_dims
-from simpar.models.flops import shape_dims
-from simpar.models.graph import INPUT, Block, Dims, Operator, is_row_parallel
 from simpar.plan.placement import SHARDED, Role, States, sharding
 from simpar.plan.slices import divisors, sized_names
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan

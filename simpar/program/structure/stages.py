@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from simpar.architectures import recompute
+from simpar.architectures.graph import Block, evaluate, is_row_parallel
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes
 from simpar.cost.memory.static import HeldBlocks, StaticMemory, held_memory
 from simpar.cost.optimizers import Matrix, inner_matrices
-from simpar.models import recompute
-from simpar.models.graph import Block, evaluate, is_row_parallel
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.plan.schedules.actions import LETTERS, B, F, W
 from simpar.program.blocks.block_view import RankBlock

@@ -2,8 +2,8 @@
 
 from benchmarks.normalise.mixtures import mixture_columns
 from benchmarks.normalise.rows import normalised
-from simpar.validate import rows, table
-from simpar.validate.models import graph_of
+from simpar.validation import rows, table
+from simpar.validation.models import graph_of
 
 
 def case(row):

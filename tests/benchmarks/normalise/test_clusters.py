@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.normalise.clusters import devices_of_node, profile_of
 from simpar import files
-from simpar.validate.cells import Unmodelled
+from simpar.validation.cells import Unmodelled
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.normalise.mixtures import expert_plan, overlap_words, recipe_layers
 from benchmarks.normalise.stacks import stack_of
 from simpar.stacks.stack import ExpertHabits, load_stack
-from simpar.validate.cells import Unmodelled
+from simpar.validation.cells import Unmodelled
 from tests.benchmarks.normalise.published import case, mixture
 
 ROW = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.normalise.recipes import completed, recipes
-from simpar.validate.cells import Unmodelled
-from simpar.validate.columns import RUN_COLUMNS
+from simpar.validation.cells import Unmodelled
+from simpar.validation.columns import RUN_COLUMNS
 from tests.benchmarks.normalise.published import case, measured, suspect
-from tests.validate.test_validate import MIXTURE, ROW
+from tests.validation.test_validate import MIXTURE, ROW
 
 WORDS = ("overlap_notes",)
 T5 = {

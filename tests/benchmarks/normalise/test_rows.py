@@ -9,12 +9,12 @@ import pytest
 from benchmarks.normalise.rows import normalised
 from benchmarks.normalise.tables import read_published
 from benchmarks.tables import DATA
-from simpar.validate.predict import changed_stack, cluster_of, predict
-from simpar.validate.summary import figures
-from simpar.validate.table import outcomes_of, validate_table
+from simpar.validation.predict import changed_stack, cluster_of, predict
+from simpar.validation.summary import figures
+from simpar.validation.table import outcomes_of, validate_table
 from tests.benchmarks.normalise.published import case, suspect
 from tests.gate import some
-from tests.validate.test_validate import ROW, write
+from tests.validation.test_validate import ROW, write
 
 
 def test_devices_below_their_power_limit_are_devices_of_their_own() -> None:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.normalise.words import dense_layers, gradient_dtypes, memory_unit, peak_counts
 from simpar.units import GB, GIB
 from tests.benchmarks.normalise.published import case, measured
-from tests.validate.test_validate import MIXTURE, ROW
+from tests.validation.test_validate import MIXTURE, ROW
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 import simpar
 from simpar.errors import UserError
-from simpar.export import export, load_target, losses
+from simpar.frameworks import export, load_target, losses
 from simpar.layout.deciders import executed
 from simpar.plan.choices import BY_NAME
 from simpar.plan.plan import Plan

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.layout.check import check
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan import optimizers
 from simpar.plan.choices.numerics import Numerics
 from simpar.plan.choices.target import Target

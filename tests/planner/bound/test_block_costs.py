@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.architectures.hf_config import read
 from simpar.cost.optimizers import inner_matrices, matrices_time_s
 from simpar.layout.sharding import rank_dims
-from simpar.models.hf_config import read
 from simpar.planner import Constraints, make_problem
 from simpar.planner.bound.block_costs import AGAIN, BlockCosts
 from simpar.planner.space.jobs import SIZES, Jobs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.models.hf_config import read
+from simpar.architectures.hf_config import read
 from simpar.planner import Constraints, make_problem
 from simpar.planner.bound import data_parallel, keys
 from simpar.planner.certify.frontier import STEP, SWEPT, Frontier

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import simpar
-from simpar.models.hf_config import read
+from simpar.architectures.hf_config import read
 from simpar.plan.plan import Plan
 from simpar.planner import make_problem
 from simpar.planner.certify import exact

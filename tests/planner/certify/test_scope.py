@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.export import load_target
-from simpar.models.hf_config import read
+from simpar.architectures.hf_config import read
+from simpar.frameworks import load_target
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.scope import POSSIBLE, RULES, not_portable, scope
 from simpar.planner.space.axes import ALL_NAMES, AXIS_NAMES, neutral, offered

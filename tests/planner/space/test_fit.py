@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from simpar import files
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.cost.memory.moments import fullest_moment, moment, stages_of
 from simpar.engine import sweep
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.choices import OPTIONAL_AXES
 from simpar.plan.choices.choice import MEMORY
 from simpar.plan.schedules import SCHEDULES, looks_at_costs, make_schedule

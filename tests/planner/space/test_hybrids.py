@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.architectures.hf_config import read
 from simpar.layout.check import check
-from simpar.models.hf_config import read
 from simpar.plan.choices.target import Target
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.exact import measure

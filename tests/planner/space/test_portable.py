@@ -8,7 +8,7 @@ import pytest
 
 import simpar
 from simpar.errors import Infeasible
-from simpar.export import TARGETS, load_target, targets_of, unsupported
+from simpar.frameworks import TARGETS, load_target, targets_of, unsupported
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.scope import scope
 from simpar.planner.progress import Progress

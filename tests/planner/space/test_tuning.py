@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.architectures.hf_config import read
 from simpar.errors import Infeasible, UserError
-from simpar.models.hf_config import read
 from simpar.planner import Constraints, make_problem, search
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import Frontier

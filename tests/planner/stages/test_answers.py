@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import simpar
+from simpar.architectures.hf_config import read
 from simpar.errors import Infeasible
-from simpar.models.hf_config import read
 from simpar.plan.megatron_roles import megatron_sharding
 from simpar.plan.plan import Plan
 from simpar.planner.certify.exact import Exact, exact

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simpar.architectures.hf_config import read
+from simpar.architectures.training import Training
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster, make_mixed
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import MixedProfile
-from simpar.models.hf_config import read
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.planner.answer.terminal import certificate
 from simpar.planner.api import search

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import CollectiveUse, Phase

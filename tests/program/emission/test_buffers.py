@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from simpar.architectures.training import Training
 from simpar.engine import reference, sweep
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.layout.check import schedule_of
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.ir.memory import memory_uses
 from simpar.program.ir.program import Timing

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from simpar import Plan, Training, simulate
+from simpar.architectures.catalogue import load_model
 from simpar.engine import choose_engine
 from simpar.errors import UserError
 from simpar.files import bundled
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.cluster import Cluster
 from simpar.layout.check import schedule_of
-from simpar.models.catalogue import load_model
 from simpar.program.emission import emit
 from simpar.program.emission import microbatches as merging
 from simpar.program.lower import Lowered, lower

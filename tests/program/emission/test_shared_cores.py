@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.catalogue import load_model
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.simulation import lower_job, make_job, simulate
 from tests.rules import verify

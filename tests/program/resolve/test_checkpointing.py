@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import simpar
+from simpar.architectures.recompute import by_layer, counted, of_layer
 from simpar.errors import Infeasible, UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.recompute import by_layer, counted, of_layer
 from simpar.planner import Constraints
 from simpar.report.result import Result
 from tests.gate import some

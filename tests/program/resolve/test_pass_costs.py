@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.resolve.pass_costs import pass_costs
 from simpar.report.result import Result

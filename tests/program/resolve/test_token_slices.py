@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import Attention
+from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import seen_keys
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.models.catalogue import load_model
-from simpar.models.graph import Attention
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.resolve.token_slices import choose_slices, slice_ends
 from simpar.report.result import Result

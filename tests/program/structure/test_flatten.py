@@ -6,7 +6,7 @@ import pytest
 
 import simpar
 from simpar.report.result import Result
-from simpar.validate.predict import changed_stack
+from simpar.validation.predict import changed_stack
 from tests.gate import some
 
 TRAINING = simpar.Training(seq_len=128, global_batch=8)

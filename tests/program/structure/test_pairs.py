@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from simpar.architectures.training import Training
 from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.check import schedule_of
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.blocks.phases import COMPUTE, EXPERT, TENSOR, CollectiveUse, Phase, Step
 from simpar.program.blocks.segments import make_segment

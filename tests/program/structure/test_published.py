@@ -13,13 +13,13 @@ from functools import lru_cache
 
 import pytest
 
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import Block, Operator, evaluate
+from simpar.architectures.recompute import operators as recomputed
+from simpar.architectures.training import Training
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.check import schedule_of
 from simpar.layout.sharding import rank_dims
-from simpar.models.catalogue import load_model
-from simpar.models.graph import Block, Operator, evaluate
-from simpar.models.recompute import operators as recomputed
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import COMPUTE, Step

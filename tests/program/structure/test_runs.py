@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from simpar.architectures.training import Training
 from simpar.engine import reference, sweep
 from simpar.layout.check import schedule_of
-from simpar.models.training import Training
 from simpar.plan.plan import Plan
 from simpar.program.ir.memory import memory_uses
 from simpar.program.lower import Lowered, lower

@@ -10,8 +10,8 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from simpar.architectures.graph import INPUT, Block, Dims, ModelGraph, Operator, saved_tensors
 from simpar.cost.sharded import tensor_elements
-from simpar.models.graph import INPUT, Block, Dims, ModelGraph, Operator, saved_tensors
 from simpar.plan.placement import sharding
 from simpar.plan.stages import MEMORY, WORDS, BlockSharding
 from simpar.planner.stages.alpa.graph import ChoiceGraph, Tensor, Unary, Variable

@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from simpar.architectures.graph import Dims, Operator
 from simpar.cost.memory.static import weight_terms
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.operators import OperatorTime
@@ -19,7 +20,6 @@ from simpar.cost.sharded import (
     local_weights,
     shared_keys_elements,
 )
-from simpar.models.graph import Dims, Operator
 from simpar.plan.placement import roles_of
 from simpar.plan.slices import divides
 from simpar.planner.stages.alpa.roles import Pricer, RoleTable, role_table

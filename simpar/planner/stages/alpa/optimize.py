@@ -16,8 +16,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from simpar.architectures.recompute import SIMPLE
 from simpar.errors import UserError
-from simpar.models.recompute import SIMPLE
 from simpar.plan.choices.choice import divisors
 from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan

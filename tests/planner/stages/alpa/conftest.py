@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.models.catalogue import load_model
-from simpar.models.graph import Block
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.graph import Block
 from simpar.planner.stages.alpa.build import Chain, build_graph
 from simpar.planner.stages.alpa.operators import Metric
 from simpar.planner.stages.alpa.roles import Pricer

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import simpar
+from simpar.architectures.hf_config import read
 from simpar.errors import UserError
-from simpar.models.hf_config import read
 from simpar.planner.certify.exact import exact, job_of
 from simpar.planner.problem import make_problem
 from simpar.planner.progress import Progress

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simpar
-from simpar.models.catalogue import load_model
+from simpar.architectures.catalogue import load_model
 from simpar.planner.stages.alpa.operators import Metric, OperatorCosts
 from simpar.planner.stages.alpa.roles import Pricer
 from simpar.program.emission.collective_prices import Prices

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import simpar
+from simpar.architectures.hf_config import read
 from simpar.errors import Infeasible, UserError
-from simpar.models.hf_config import read
 from simpar.planner.problem import Constraints, make_problem
 from simpar.planner.progress import Progress
 from simpar.planner.stages.alpa import optimize

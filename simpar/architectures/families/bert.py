@@ -1,0 +1,37 @@
+"""BERT and RoBERTa: encoders alone [arXiv 1810.04805; arXiv 1907.11692]."""
+
+from simpar.architectures.config import Config
+from simpar.architectures.details import Details
+from simpar.architectures.encoder import encoder
+from simpar.architectures.families.family import ModelFamily
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.reading import shape_of
+
+
+def _read(config: Config, name: str) -> ModelGraph:
+    shape = shape_of(
+        config,
+        hidden=config.size("hidden_size", default=768),
+        ffn=config.size("intermediate_size", default=3072),
+        layers=config.size("num_hidden_layers", default=12),
+        heads=config.size("num_attention_heads", default=12),
+        positions=config.size("max_position_embeddings", default=512),
+    )
+    types = config.size("type_vocab_size", default=2)
+    rate = config.rate("hidden_dropout_prob", "attention_probs_dropout_prob")
+    return encoder(name, shape, token_types=types, dropout=rate > 0)
+
+
+FAMILIES = (
+    ModelFamily(
+        "bert",
+        _read,
+        Details("gelu"),
+        weights=None,
+        tiny={
+            "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "max_position_embeddings": 64,
+        },
+        aliases=("roberta", "xlm-roberta"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,130 @@
+"""Model FLOP: the work of a step under any layout, by convention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from simpar.architectures.graph import PRODUCTS, Block, ModelGraph, Operator, Size, evaluate
+from simpar.architectures.recompute import by_share, counted, is_full, operators
+
+SCAN_FLOP = 7.0
+"""FLOP of a recurrence per token and element of state, whatever a chunked scan computes: Megatron-Core's convention
+(megatron/training/training.py, ``mamba_layer_flops``)."""
+
+
+def shape_dims(graph: ModelGraph, seq_len: int, *, batch: int = 1) -> dict[str, int]:
+    """Global dims of the model for ``batch`` sequences, with experts in balance.
+
+    Towers with a fixed length keep it.
+    """
+    return {"batch": batch, "seq": seq_len, "context": seq_len, "memory": seq_len, "load": 1, **graph.dims}
+
+
+def _operators(
+    graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]
+) -> Iterator[tuple[Operator, Mapping[str, int]]]:
+    shape = shape_dims(graph, seq_len)
+    for block in blocks:
+        dims = block.view(shape)
+        for op in block.operators:
+            yield op, dims
+
+
+def _count(size: Size, dims: Mapping[str, int]) -> int:
+    """A size under global dims, which are integers."""
+    return int(evaluate(size, dims))
+
+
+def _layers(graph: ModelGraph) -> tuple[Block, ...]:
+    return tuple(graph.blocks[name] for name in graph.layers)
+
+
+def matmul_flop_per_token(graph: ModelGraph, seq_len: int) -> float:
+    """Forward FLOP per token of products with weights: 2 per parameter and row, with rows per token.
+
+    State-space scans are included, with :data:`SCAN_FLOP` per element of state.
+    """
+    return _matmul_flop(graph, seq_len, (graph.embedding, *_layers(graph), graph.head))
+
+
+def _matmul_flop(graph: ModelGraph, seq_len: int, blocks: tuple[Block, ...]) -> float:
+    total = 0.0
+    for op, dims in _operators(graph, seq_len, blocks):
+        if op.kind in PRODUCTS:
+            each = 2.0 * _count(op.contraction, dims) * _count(op.columns, dims)
+            total += each * (_count(op.rows, dims) / seq_len)
+        elif op.kind == "scan":
+            each = SCAN_FLOP * _count(op.columns, dims) * dims["state"]
+            total += each * (_count(op.rows, dims) / seq_len)
+    return total
+
+
+def attention_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "full") -> float:
+    """Forward FLOP of core attention per token: 2 a (d_k + d_v) s per layer, half of it under "causal".
+
+    Windows bound s. "causal" halves masked attention only: towers that see all of their input count in full.
+    """
+    total = 0.0
+    for op, dims in _operators(graph, seq_len, _layers(graph)):
+        if op.attention is None:
+            continue
+        context, mask = dims[op.attention.context], op.attention
+        width = _count(mask.key_dim, dims) + _count(mask.value_dim, dims)
+        window = min(mask.window or context, mask.document or context, context)
+        seen = window if convention == "full" or not mask.causal else float(mask.mean_keys(context))
+        total += 2.0 * dims["heads"] * width * seen * (_count(op.rows, dims) / seq_len)
+    return total
+
+
+def model_flop_per_token(graph: ModelGraph, seq_len: int, convention: str = "full") -> float:
+    """Forward and backward FLOP per token: 6 N_matmul plus three times the forward of attention.
+
+    Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B; "causal" counts only unmasked scores.
+    """
+    matmuls = matmul_flop_per_token(graph, seq_len)
+    if graph.embedding.still:
+        return _tuning_flop(graph, seq_len, matmuls, convention)
+    return 3.0 * (matmuls + attention_flop_per_token(graph, seq_len, convention))
+
+
+def _tuning_flop(graph: ModelGraph, seq_len: int, matmuls: float, convention: str) -> float:
+    """Forward and backward FLOP per token where weights are frozen.
+
+    Input gradients count above the first trained layer, weight gradients for trained weights.
+    """
+    above = tuple(block for block in (*_layers(graph), graph.head) if not block.still)
+    trained = tuple(replace(b, operators=tuple(op for op in b.operators if op.is_trained)) for b in above)
+    attention = attention_flop_per_token(graph, seq_len, convention)
+    share = sum(not block.still for block in _layers(graph)) / len(graph.layers)
+    backward = _matmul_flop(graph, seq_len, above) + _matmul_flop(graph, seq_len, trained)
+    return matmuls + backward + attention * (1.0 + 2.0 * share)
+
+
+def hardware_flop_per_token(
+    graph: ModelGraph, seq_len: int, recompute: str, convention: str = "full"
+) -> float:
+    """Model FLOP per token plus recomputation: another forward of the layers (full) or of attention (selective).
+
+    ``modules:A+B`` recomputes the operators of some modules; choices by layer, ``every:C`` among them, count by their
+    share of the layers.
+    """
+    if by_share(recompute):
+        every = counted(recompute, len(graph.layers))
+        kinds = {"full" if is_full(mode) else mode for mode in every}
+        each = {kind: hardware_flop_per_token(graph, seq_len, kind, convention) for kind in kinds}
+        total = sum(count * each["full" if is_full(mode) else mode] for mode, count in every.items())
+        return total / len(graph.layers)
+    attention = attention_flop_per_token(graph, seq_len, convention)
+    extra = 0.0
+    if recompute == "selective":
+        extra = attention
+    elif chosen := operators(recompute):
+        again = [
+            replace(block, operators=tuple(op for op in block.operators if op.name in chosen))
+            for block in _layers(graph)
+        ]
+        extra = _matmul_flop(graph, seq_len, tuple(again)) + ("attention" in chosen) * attention
+    elif recompute != "none":
+        extra = _matmul_flop(graph, seq_len, _layers(graph)) + attention
+    return model_flop_per_token(graph, seq_len, convention) + extra

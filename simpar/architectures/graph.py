@@ -1,0 +1,342 @@
+"""A model as a graph of operators with named dims.
+
+Sizes are polynomials in named dims ("heads", "ffn", ...), so that the same operator answers for a whole model, for
+one tensor-parallel shard (evaluate with local dims) and for a thousand layouts at once (evaluate with arrays).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from simpar.architectures.details import Details
+from simpar.units import Numbers
+
+Dims = Mapping[str, Numbers]
+Number = TypeVar("Number", bound=Numbers)
+Size = tuple[tuple[int, tuple[str, ...]], ...]
+
+SHARDED_DIMS = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab", "mamba_heads", "mamba_groups")
+PRODUCTS = ("matmul", "grouped_matmul", "router")
+INPUT = "input"
+
+
+def evaluate(size: Size, dims: Dims) -> Numbers:
+    """Value of a polynomial: the sum over its terms of coefficient x product of named dims.
+
+    ``dims`` maps names to ints or numpy arrays; arrays broadcast.
+    """
+    total: Numbers = 0
+    for coefficient, names in size:
+        term: Numbers = coefficient
+        for name in names:
+            term = term * dims[name]
+        total = total + term
+    return total
+
+
+def term(*names: str, times: int = 1) -> Size:
+    """A polynomial of one term."""
+    return ((times, names),)
+
+
+HEAD_DIM, KV_HEADS = term("head_dim"), term("kv_heads")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter tensor: its number of elements and its kind.
+
+    A frozen one is not ``trainable``: it has neither gradient nor states, and takes ``stored_bytes`` per element (None:
+    those of the compute dtype). Kinds: "matrix", "vector", "embedding" (a table), "shared" (another block's table,
+    counted there) or "expert" (of the experts that this rank holds; other ranks hold others, so fewer ranks reduce its
+    gradient).
+    """
+
+    name: str
+    size: Size
+    kind: str = "matrix"
+    trainable: bool = True
+    stored_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Core attention: causal or not, over a sliding ``window`` of tokens or all of them (None).
+
+    ``chunked`` windows do not slide: a query sees the keys of its own window only. Widths of one head: ``key_dim``
+    of queries and keys, ``value_dim`` of values; ``kv_heads`` counts the key-value heads. ``context`` names the dim
+    that counts the keys of a sequence: "context", or "memory" where queries attend to another tower's output.
+    ``document`` is the mean number of tokens in a token's document, where a sequence holds several documents
+    (:mod:`simpar.architectures.documents`).
+    """
+
+    causal: bool = True
+    window: int | None = None
+    chunked: bool = False
+    dropout: bool = False
+    key_dim: Size = HEAD_DIM
+    value_dim: Size = HEAD_DIM
+    kv_heads: Size = KV_HEADS
+    context: str = "context"
+    document: float | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a window or a document bounds the keys that queries see."""
+        return self.window is not None or self.document is not None
+
+    def mean_keys(self, context: Numbers) -> Numbers:
+        """Keys that a query sees on average among ``context`` keys; in packed sequences, those of its document only.
+
+        c/2 of c keys under a causal mask; w - w^2/(2 c) in a sliding window of w tokens; w/2 in chunks of w tokens.
+        """
+        if self.document is not None:
+            context = np.minimum(context, self.document)
+        if self.window is None:
+            return context / 2 if self.causal else context
+        keys = np.minimum(self.window, context)
+        if not self.causal:
+            return keys
+        return keys / 2 if self.chunked else keys - keys * keys / (2 * context)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of a block.
+
+    Output elements are rows x columns; a product (of kind matmul, grouped_matmul, router) contracts
+    ``contraction``. ``inputs`` name the operators of the block that it reads ("input" is the block's input).
+    ``saves`` names the tensors kept for backward: an operator (its output), "input", or the operator's own "mask"
+    (1 byte an element), "stats" (4 bytes a row) or "lse" (4 bytes a row and head). ``region`` is "tensor" where rows
+    are whole and heads, ffn or vocab may be sharded, "sequence" where sequence parallelism shards the rows, "expert"
+    where they are tokens routed to experts. ``kept_in`` maps the precision of a run to that of this product, where a
+    recipe keeps it in more bits.
+    """
+
+    name: str
+    kind: str
+    rows: Size
+    columns: Size
+    region: str
+    contraction: Size = ()
+    weights: tuple[Weight, ...] = ()
+    inputs: tuple[str, ...] = ()
+    saves: tuple[str, ...] = ()
+    attention: Attention | None = None
+    kept_in: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any of its weights is trained."""
+        return any(weight.trainable for weight in self.weights)
+
+    @property
+    def looks_up_vocabulary(self) -> bool:
+        """Whether it looks up a token table, whose rows tensor parallelism shards; position tables are not sharded."""
+        return self.kind == "embedding" and any("vocab" in dims for w in self.weights for _, dims in w.size)
+
+    def computes_in(self, precision: str) -> str:
+        """Precision of this product in a run of ``precision``: recipes keep some in more bits."""
+        return self.kept_in.get(precision, precision)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Operators in execution order; the output of the last one is the block's output.
+
+    A block of another tower (vision encoder, decoder of a pair) has a ``scope``: dims named "scope.hidden",
+    "scope.seq", ... replace those of the model. ``passes`` are elements that travel on beside the output, such as an
+    encoder's output past the layers of a decoder. A ``still`` block has nothing trained in it or below it: no gradient
+    passes through it, and nothing is kept for one.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    scope: str = ""
+    passes: Size = ()
+    still: bool = False
+
+    def view(self, dims: Mapping[str, Number]) -> Mapping[str, Number]:
+        """The dims as this block names them: those of its scope ("vision.hidden") in place of the model's."""
+        if not self.scope:
+            return dims
+        prefix = f"{self.scope}."
+        own = {name.removeprefix(prefix): size for name, size in dims.items() if name.startswith(prefix)}
+        return {**dims, **own}
+
+    def parameters(self, dims: Dims) -> Numbers:
+        """Number of parameters under the given dims (global dims: all of them, local dims: one shard's)."""
+        own = self.view(dims)
+        return sum(evaluate(weight.size, own) for op in self.operators for weight in op.weights)
+
+    def trained_parameters(self, dims: Dims) -> Numbers:
+        """Number of parameters that have gradients, under the given dims."""
+        own = self.view(dims)
+        weights = (weight for op in self.operators for weight in op.weights if weight.trainable)
+        return sum(evaluate(weight.size, own) for weight in weights)
+
+    def frozen_bytes(self, dims: Dims, width: float) -> tuple[Numbers, Numbers]:
+        """Bytes of frozen parameters, ``width`` per element unless stored otherwise: (outside experts, of experts)."""
+        own = self.view(dims)
+        totals: list[Numbers] = [0.0, 0.0]
+        for weight in (weight for op in self.operators for weight in op.weights if not weight.trainable):
+            stored = width if weight.stored_bytes is None else weight.stored_bytes
+            totals[weight.kind == "expert"] += evaluate(weight.size, own) * stored
+        return totals[0], totals[1]
+
+    def matmul_parameters(self, dims: Dims) -> Numbers:
+        """Parameters of the matrices that multiply a row; of experts, only those to which a token is sent."""
+        own = self.view(dims)
+        products = [op for op in self.operators if op.kind in PRODUCTS]
+        times = [own["topk"] if op.kind == "grouped_matmul" else 1 for op in products]
+        each = (evaluate(op.contraction, own) * evaluate(op.columns, own) for op in products)
+        return sum(size * count for size, count in zip(each, times, strict=True))
+
+    def output_elements(self, dims: Dims) -> Numbers:
+        """Elements that the next block receives: the last operator's output and what travels beside it."""
+        own, last = self.view(dims), self.operators[-1]
+        return evaluate(last.rows, own) * evaluate(last.columns, own) + evaluate(self.passes, own)
+
+    def trained_experts(self, dims: Dims) -> Numbers:
+        """Parameters of routed experts that have gradients."""
+        own = self.view(dims)
+        weights = (w for op in self.operators for w in op.weights if w.kind == "expert" and w.trainable)
+        return sum(evaluate(weight.size, own) for weight in weights)
+
+    def operator(self, name: str) -> Operator:
+        """The operator of that name."""
+        return next(op for op in self.operators if op.name == name)
+
+
+@dataclass(frozen=True, repr=False)
+class ModelGraph:
+    """A model: global dims, the kinds of blocks, and the block of every layer in order.
+
+    ``embedding`` comes before the layers; ``head`` (final norm, output projection, loss) after them. No cost depends on
+    ``details``. ``auxiliary`` names blocks that only training has (multi-token prediction): published parameter counts,
+    and those here, leave them out.
+
+    >>> import simpar
+    >>> model = simpar.Model("mixtral-8x7b")
+    >>> model.is_mixture, model.num_parameters(), model.num_active_parameters()
+    (True, 46702792704, 12879925248)
+    """
+
+    name: str
+    dims: Mapping[str, int]
+    blocks: Mapping[str, Block]
+    layers: tuple[str, ...]
+    embedding: Block
+    head: Block
+    tied_embeddings: bool
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    details: Details = field(default_factory=Details)
+    auxiliary: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {len(self.layers)} layers, {self.num_parameters():,} parameters>"
+
+    def num_parameters(self) -> int:
+        """Exact number of parameters; tied embeddings and tables that several blocks look up count once."""
+        return self._count(self.dims)
+
+    def num_trained_parameters(self) -> int:
+        """Those of them that have gradients."""
+        return self._count(self.dims, trained=True)
+
+    def num_active_parameters(self) -> int:
+        """Parameters that one token uses: of routed experts, only those of the ``topk`` to which it is sent."""
+        return self._count({**self.dims, "experts": self.dims["topk"]} if self.is_mixture else self.dims)
+
+    def num_matmul_parameters(self) -> int:
+        """Parameters of the matrices that multiply a token: those of layers, and the output projection."""
+        return int(sum(block.matmul_parameters(self.dims) for block in self._in_order))
+
+    @cached_property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """Parameters of every trained tensor outside experts, in the order of the model; shared ones count once."""
+        return tuple(
+            int(evaluate(weight.size, block.view(self.dims)))
+            for block, weight in self._weights(self._in_order)
+            if weight.trainable and weight.kind != "expert"
+        )
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether tokens are routed to experts."""
+        return "experts" in self.dims
+
+    @property
+    def expert_hidden(self) -> int:
+        """Width of the tokens that travel to experts: that of the model, or of the experts' latent."""
+        return self.dims.get("expert_hidden") or self.dims["hidden"]
+
+    @property
+    def has_state(self) -> bool:
+        """Whether some layers carry a state along the sequence."""
+        return "state" in self.dims
+
+    def _count(self, dims: Dims, *, trained: bool = False) -> int:
+        layers = [self.blocks[name] for name in self.layers if name not in self.auxiliary]
+        return int(
+            sum(
+                evaluate(weight.size, block.view(dims))
+                for block, weight in self._weights((self.embedding, *layers, self.head))
+                if weight.trainable or not trained
+            )
+        )
+
+    def _weights(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Weight]]:
+        """The weights of blocks; a weight that several share belongs to the first."""
+        for block in blocks:
+            for op in block.operators:
+                for weight in op.weights:
+                    if weight.kind != "shared" and weight not in self._tied:
+                        yield block, weight
+
+    @property
+    def _tied(self) -> tuple[Weight, ...]:
+        """The weight of the output projection if it is the embedding's table."""
+        return self.head.operator("lm_head").weights[:1] if self.tied_embeddings else ()
+
+    @property
+    def scopes(self) -> tuple[Mapping[str, int], ...]:
+        """The dims of every tower: those of the model's own blocks first."""
+        return tuple({block.scope: block.view(self.dims) for block in self._in_order}.values())
+
+    @property
+    def _in_order(self) -> tuple[Block, ...]:
+        """The blocks that a token passes, from the embedding to the head."""
+        return (self.embedding, *(self.blocks[name] for name in self.layers), self.head)
+
+
+def is_row_parallel(op: Operator) -> bool:
+    """Whether tensor parallelism shards the contraction, so that the output is a partial sum."""
+    return any(name in SHARDED_DIMS for _, names in op.contraction for name in names)
+
+
+def is_column_parallel(op: Operator) -> bool:
+    """Whether tensor parallelism shards the output columns of a matmul."""
+    return op.kind == "matmul" and any(name in SHARDED_DIMS for _, names in op.columns for name in names)
+
+
+def saved_tensors(block: Block) -> tuple[tuple[str, Operator | None, str], ...]:
+    """Every distinct tensor a block keeps for backward: (key, operator that makes or owns it, what).
+
+    ``what`` is "output", "input", "mask", "stats" or "lse"; the operator is None for the block's input.
+    """
+    found: dict[str, tuple[str, Operator | None, str]] = {}
+    for op in block.operators:
+        for name in op.saves:
+            if name in ("mask", "stats", "lse"):
+                found.setdefault(f"{op.name}.{name}", (f"{op.name}.{name}", op, name))
+            elif name == INPUT:
+                found.setdefault(INPUT, (INPUT, None, "input"))
+            else:
+                found.setdefault(name, (name, block.operator(name), "output"))
+    return tuple(found.values())

@@ -1,0 +1,192 @@
+"""Models of two towers: an encoder with a decoder that attends to it, a vision encoder before a language model.
+
+The second tower's blocks have a scope: their sizes stand in the model's dims as "decoder.seq" or "vision.hidden".
+Blocks form one chain, which a pipeline can cut anywhere; an encoder's output travels past every decoder layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from simpar.architectures.graph import INPUT, Attention, Block, ModelGraph, Operator, Size, Weight, term
+from simpar.architectures.transformer import (
+    HIDDEN,
+    QUERY,
+    TOKENS,
+    Layer,
+    Shape,
+    Style,
+    add,
+    attention,
+    embedding,
+    head,
+    layer,
+    matmul,
+    mlp,
+    norm,
+    product,
+)
+from simpar.errors import UserError
+
+MEMORY: Size = term("batch", "memory")
+KEYS_VALUES: Size = term("kv_heads", "head_dim", times=2)
+RELATIVE_BUCKETS = 32
+
+
+@dataclass(frozen=True)
+class Vision:
+    """A vision tower: ``images`` per sequence, of ``patches`` patches each with ``patch_elements`` numbers."""
+
+    shape: Shape
+    style: Style
+    patches: int
+    patch_elements: int
+    images: int = 1
+
+
+def encoder_decoder(
+    name: str, shape: Shape, style: Style, *, decoder_layers: int, decoder_seq: int | None = None
+) -> ModelGraph:
+    """A T5-like model: ``shape.layers`` encoder layers, then decoder layers with cross-attention.
+
+    The encoder has the training's sequence length, the decoder ``decoder_seq`` tokens (None: as many). The towers share
+    the token table, which counts once; each stack has 32 buckets of relative positions per head [Raffel et al. 2020,
+    arXiv 1910.10683].
+    """
+    dims = {**shape.dims, "buckets": RELATIVE_BUCKETS}
+    if decoder_seq:
+        dims |= {"decoder.seq": decoder_seq, "decoder.context": decoder_seq}
+    scope = "decoder" if decoder_seq else ""
+    both_ways = replace(style, extra={**style.extra, "bidirectional": True})
+    blocks = {
+        "encoder_layer": layer("encoder_layer", both_ways, Layer(), dropout=False),
+        "decoder_embedding": Block("decoder_embedding", _decoder_start(style), scope, MEMORY_STREAM),
+        "decoder_layer": Block("decoder_layer", _decoder_layer(style), scope, MEMORY_STREAM),
+    }
+    return ModelGraph(
+        name=name,
+        dims=dims,
+        blocks=blocks,
+        layers=(
+            *("encoder_layer",) * shape.layers, "decoder_embedding", *("decoder_layer",) * decoder_layers
+        ),
+        embedding=_with_buckets(embedding(shape, style, dropout=False)),
+        head=replace(head(style), scope=scope),
+        tied_embeddings=style.tied,
+    )  # fmt: skip
+
+
+MEMORY_STREAM: Size = product(MEMORY, HIDDEN)
+
+
+def _with_buckets(block: Block) -> Block:
+    """The block with the tower's relative position biases as weights of its first operator."""
+    first, *rest = block.operators
+    buckets = Weight("relative_attention_bias", term("buckets", "heads"), "vector")
+    return replace(block, operators=(replace(first, weights=(*first.weights, buckets)), *rest))
+
+
+def _decoder_start(style: Style) -> tuple[Operator, ...]:
+    """The norm that ends the encoder, and the decoder's tokens, looked up in the table that both towers share."""
+    table = Weight("shared_embedding.weight", term("vocab", "hidden"), "shared")
+    buckets = Weight("decoder_relative_attention_bias", term("buckets", "heads"), "vector")
+    final = replace(norm("memory", INPUT, style), rows=MEMORY)
+    tokens = Operator(
+        "decoder_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table, buckets), inputs=(INPUT,)
+    )
+    return (final, tokens)
+
+
+def _decoder_layer(style: Style) -> tuple[Operator, ...]:
+    """Self-attention, cross-attention to the encoder's output, MLP."""
+    ops = [norm("attention_norm", INPUT, style), *attention("attention_norm", style, Layer(), dropout=False)]
+    ops.append(add("attention_residual", INPUT, "o_proj"))
+    ops.append(norm("cross_norm", "attention_residual", style))
+    ops += _cross_attention("cross_norm", style)
+    ops.append(add("cross_residual", "attention_residual", "cross_o_proj"))
+    ops.append(norm("mlp_norm", "cross_residual", style))
+    ops += mlp("mlp_norm", style)
+    ops.append(add("mlp_residual", "cross_residual", "mlp_down"))
+    return tuple(ops)
+
+
+def _cross_attention(source: str, style: Style) -> list[Operator]:
+    """Queries of the decoder, keys and values of the encoder's output (saved once, by the encoder's end)."""
+    query = matmul("cross_q", source, HIDDEN, QUERY, product(HIDDEN, QUERY), style.qkv_bias)
+    pairs = matmul("cross_kv", "memory", HIDDEN, KEYS_VALUES, product(HIDDEN, KEYS_VALUES), style.qkv_bias)
+    core = Operator(
+        "cross_attention",
+        "attention",
+        TOKENS,
+        QUERY,
+        "tensor",
+        inputs=("cross_q", "cross_kv"),
+        saves=("cross_q", "cross_kv", "cross_attention", "lse"),
+        attention=Attention(causal=False, context="memory"),
+    )
+    weight = product(QUERY, HIDDEN)
+    out = matmul("cross_o_proj", "cross_attention", QUERY, HIDDEN, weight, style.output_bias)
+    return [query, replace(pairs, rows=MEMORY, saves=()), core, out]
+
+
+def before_language_model(name: str, vision: Vision, language: ModelGraph) -> ModelGraph:
+    """A LLaVA-like model: patches through the vision tower, a two-layer projector, then a language model.
+
+    Visual tokens replace text tokens, so the language model's sequences keep the training's length [Liu et al. 2023,
+    arXiv 2304.08485]. Raises UserError for a language model with tied embeddings, whose table would be in the middle of
+    the pipeline.
+    """
+    if language.tied_embeddings:
+        raise UserError(f"{name}: tied embeddings behind a vision tower are not modelled; allowed: untied")
+    tower = vision.shape
+    own = {
+        "hidden": tower.hidden, "heads": tower.heads, "kv_heads": tower.kv_heads, "head_dim": tower.head_dim,
+        "ffn": tower.ffn, "positions": vision.patches, "seq": vision.images * vision.patches,
+        "context": vision.patches, "patch": vision.patch_elements,
+    }  # fmt: skip
+    dims = {
+        **language.dims, "visual": vision.images * vision.patches, "visual_hidden": tower.hidden,
+        "connector.ffn": language.dims["hidden"], **{f"vision.{key}": size for key, size in own.items()},
+    }  # fmt: skip
+    both_ways = replace(vision.style, extra={**vision.style.extra, "bidirectional": True})
+    blocks = {
+        "vision_layer": replace(layer("vision_layer", both_ways, Layer(), dropout=False), scope="vision"),
+        "connector": Block("connector", _connector(language.embedding.operators), "connector"),
+        **language.blocks,
+    }
+    return ModelGraph(
+        name=name,
+        dims=dims,
+        blocks=blocks,
+        layers=(*("vision_layer",) * tower.layers, "connector", *language.layers),
+        embedding=Block("patches", _patches(), "vision"),
+        head=language.head,
+        tied_embeddings=False,
+    )
+
+
+def _patches() -> tuple[Operator, ...]:
+    """Every patch is projected (a convolution with stride) and gets its position."""
+    patch = term("patch")
+    positions = Weight("position_embedding.weight", term("positions", "hidden"), "embedding")
+    place = replace(add("position_embedding", "patch_embedding"), weights=(positions,))
+    project = matmul("patch_embedding", INPUT, patch, HIDDEN, product(patch, HIDDEN), bias=True)
+    return (replace(project, saves=()), place)
+
+
+def _connector(tokens: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Projector from vision to language features, and the language model's own tokens beside it."""
+    visual, source, inner = term("batch", "visual"), term("visual_hidden"), term("ffn")
+    up = matmul("project_up", INPUT, source, inner, product(source, inner), bias=True)
+    act = Operator(
+        "project_activation",
+        "activation",
+        visual,
+        inner,
+        "tensor",
+        inputs=("project_up",),
+        saves=("project_up",),
+    )
+    down = matmul("project_down", "project_activation", inner, HIDDEN, product(inner, HIDDEN), bias=True)
+    joined = add("join", tokens[-1].name, "project_down")
+    return (replace(up, rows=visual), act, replace(down, rows=visual), *tokens, joined)

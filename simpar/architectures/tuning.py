@@ -1,0 +1,136 @@
+"""Fine-tuning of a part: low-rank adapters beside frozen weights, frozen layers, frozen weights in 8 or 4 bits.
+
+An adapter of rank r beside a matrix of k inputs and n outputs is a product with k x r and one with r x n values [LoRA,
+Hu et al. 2021, arXiv 2106.09685]. In a mixture every expert's projections have adapters of their own, in grouped
+products, and so have those of shared experts; routers are frozen (PEFT beside every expert's Linear, NeMo AutoModel's
+GroupedExpertsLoRA). Frozen weights have neither gradients nor states and no weight-gradient product, and their inputs
+are not kept for one. Below the first trained layer nothing runs backward. Matrices inside layers may be stored in NF4,
+with 4 bits and 0.127 bits of doubly quantised scales per element, and are then widened before every product [QLoRA,
+Dettmers et al. 2023, arXiv 2305.14314, section 3]; or in the 8 bits that 8-bit products read, with one scale per tensor
+[NVIDIA Megatron-Bridge, llama2_70b_lora presets: "the base is stored quantized"].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simpar.architectures.graph import PRODUCTS, Block, ModelGraph, Operator, Size, Weight, is_row_parallel
+from simpar.errors import UserError
+
+TUNED = "tuned"
+"""Key of the fact that a graph is tuned already."""
+NF4_BYTES = (4.0 + 0.127) / 8.0
+STORED_BYTES = {"bf16": None, "fp8": 1.0, "nf4": NF4_BYTES}
+"""Bytes per element of a frozen matrix by its dtype; None: those of the compute dtype."""
+PARTS: dict[str, tuple[str, int]] = {
+    "q_proj": ("qkv", -3), "k_proj": ("qkv", -2), "v_proj": ("qkv", -1), "o_proj": ("o_proj", -1),
+    "gate_proj": ("mlp_up", -2), "up_proj": ("mlp_up", -1), "down_proj": ("mlp_down", -1),
+}  # fmt: skip
+"""For every projection, its packed product and its part of it, counted from the last (without a gate, up is alone)."""
+MIXTURES = {"mlp_up": ("expert_up", "shared_up"), "mlp_down": ("expert_down", "shared_down")}
+"""The products of a mixture that correspond to those of an MLP."""
+LATENT = {"q_proj": ("q_down", "q_up"), "k_proj": ("kv_down", "kv_up"), "v_proj": ("kv_down", "kv_up")}
+"""The products of latent attention that correspond to a projection; each has one adapter."""
+
+
+def tuned(
+    graph: ModelGraph, *, rank: int | None, targets: tuple[str, ...], frozen_layers: int, frozen_dtype: str
+) -> ModelGraph:
+    """The model with adapters of ``rank`` beside the ``targets``, or (rank None) with its first layers frozen.
+
+    Raises UserError for towers, whose adapters are not modelled, and for more frozen layers than there are.
+    """
+    if any(block.scope or block.passes for block in graph.blocks.values()):
+        raise UserError(f"plan.tuning: {graph.name} has two towers; allowed: decoders")
+    if frozen_layers >= len(graph.layers):
+        raise UserError(
+            f"plan.frozen_layers = {frozen_layers}: the model has {len(graph.layers)}; allowed: fewer"
+        )
+    if rank is None and not frozen_layers:
+        return graph
+    stored = STORED_BYTES[frozen_dtype]
+    still = {name: _still(graph.blocks[name], stored) for name in graph.layers[:frozen_layers]}
+    blocks = dict(graph.blocks)
+    if rank is not None:
+        blocks = {name: _adapted(block, rank, targets, stored) for name, block in blocks.items()}
+    blocks |= {block.name: block for block in still.values()}
+    layers = (*(still[name].name for name in graph.layers[:frozen_layers]), *graph.layers[frozen_layers:])
+    head = graph.head if rank is None and not graph.tied_embeddings else _frozen(graph.head)
+    embedding = replace(_frozen(graph.embedding), still=True)
+    facts = {**graph.facts, TUNED: True}
+    return replace(graph, blocks=blocks, layers=layers, head=head, embedding=embedding, facts=facts)
+
+
+def _still(block: Block, stored: float | None) -> Block:
+    """A frozen block below everything that is trained."""
+    return replace(_frozen(block, stored), name=f"{block.name}.still", still=True)
+
+
+def _frozen(block: Block, stored: float | None = None) -> Block:
+    return replace(block, operators=tuple(_frozen_operator(op, stored) for op in block.operators))
+
+
+def _frozen_operator(op: Operator, stored: float | None) -> Operator:
+    """The operator with frozen weights, for whose gradients it keeps no input."""
+    weights = tuple(_frozen_weight(weight, stored) for weight in op.weights)
+    saves = op.saves
+    if op.weights and op.kind in PRODUCTS:
+        saves = tuple(name for name in saves if name == op.name)  # a router keeps its logits
+    return replace(op, weights=weights, saves=saves)
+
+
+def _frozen_weight(weight: Weight, stored: float | None) -> Weight:
+    return replace(weight, trainable=False, stored_bytes=stored if _is_matrix(weight) else None)
+
+
+def _adapted(block: Block, rank: int, targets: tuple[str, ...], stored: float | None) -> Block:
+    """The block with frozen weights and an adapter behind every product that contains targets."""
+    operators: list[Operator] = []
+    for op in block.operators:
+        operators.append(_frozen_operator(op, stored))
+        columns = _columns(op, targets)
+        if columns:
+            operators += _adapter(op, rank, columns)
+    return replace(block, operators=tuple(operators))
+
+
+def _columns(op: Operator, targets: tuple[str, ...]) -> tuple[Size, ...]:
+    """Output columns of the adapters beside a product: one for each of its parts that is a target."""
+    if any(op.name in LATENT.get(name, ()) for name in targets):
+        return (op.columns,)
+    parts: list[Size] = [((1, names),) for times, names in op.columns for _ in range(times)]
+    found = []
+    for packed, part in (PARTS[name] for name in targets):
+        if op.name in (packed, *MIXTURES.get(packed, ())) and -part <= len(parts):
+            found.append(parts[part])
+    return tuple(found)
+
+
+def _adapter(op: Operator, rank: int, columns: tuple[Size, ...]) -> list[Operator]:
+    """Operators of an adapter: down to the rank, up again, sum with the frozen product; each expert has its own."""
+    inner: Size = ((rank, ()),) * len(columns)
+    each = ("experts",) if op.kind == "grouped_matmul" else ()
+    kind, region = "expert" if each else "matrix", op.region
+    down = tuple((times * rank * len(columns), (*each, *names)) for times, names in op.contraction)
+    outputs: Size = tuple(term for size in columns for term in size)
+    up = tuple((times * rank, (*each, *names)) for times, names in outputs)
+    first, second = f"{op.name}.lora_a", f"{op.name}.lora_b"
+    return [
+        Operator(
+            first, op.kind, op.rows, inner, region, contraction=op.contraction, weights=(Weight(first, down, kind),),
+            inputs=op.inputs, saves=op.inputs[:1],
+        ),
+        Operator(
+            second, op.kind, op.rows, outputs, region, contraction=((rank, ()),), weights=(Weight(second, up, kind),),
+            inputs=(first,), saves=(first,),
+        ),
+        Operator(
+            f"{op.name}.lora_add", "add", op.rows, op.columns, "sequence" if is_row_parallel(op) else region,
+            inputs=(op.name, second),
+        ),
+    ]  # fmt: skip
+
+
+def _is_matrix(weight: Weight) -> bool:
+    """Whether a weight is the matrix of a product; biases of experts are not."""
+    return weight.kind == "matrix" or (weight.kind == "expert" and not weight.name.endswith(".bias"))

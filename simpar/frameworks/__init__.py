@@ -1,0 +1,304 @@
+"""Exports: a plan as the files of another framework, and back.
+
+``TARGETS`` lists the targets, whose modules are imported when needed. To add one, add a module that builds a
+:class:`~simpar.frameworks.target.Target`, its line here, and its table of option names under
+``tests/frameworks/tables``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+
+from pydantic import ValidationError
+
+from simpar import files
+from simpar.architectures.graph import ModelGraph
+from simpar.architectures.recompute import OPTIMAL, chosen_layers
+from simpar.architectures.training import Training
+from simpar.errors import UserError
+from simpar.frameworks.launch import readme, recorded
+from simpar.frameworks.subject import Loss, Subject, not_understood, subject
+from simpar.frameworks.target import Imported, Target
+from simpar.plain import dotted
+from simpar.plan.optimizers import USUAL
+from simpar.plan.plan import Plan
+from simpar.plan.uniform_stages import as_uniform
+from simpar.precisions import in_place_of
+from simpar.stacks.stack import DEFAULT_STACK, Stack
+
+OPEN = (
+    "framework", "match", "megatron_arguments", "nearest", "recipes", "shell", "source", "subject", "target",
+)  # fmt: skip
+"""The modules that other rooms may import; all others are inner."""
+
+TARGETS = {
+    "torch": "torch:TORCH",
+    "megatron": "megatron:MEGATRON",
+    "megatron-bridge": "megatron_bridge:MEGATRON_BRIDGE",
+    "nemo-run": "nemo_run:NEMO_RUN",
+    "torchtitan": "torchtitan:TORCHTITAN",
+    "torchtitan-0.2": "torchtitan_toml:TORCHTITAN_TOML",
+    "deepspeed": "deepspeed:DEEPSPEED",
+    "accelerate": "accelerate:ACCELERATE",
+    "nanotron": "nanotron:NANOTRON",
+    "sagemaker": "sagemaker:SAGEMAKER",
+    "maxtext": "maxtext:MAXTEXT",
+    "transformers": "transformers:TRANSFORMERS",
+    "trl": "trl:TRL",
+    "axolotl": "axolotl:AXOLOTL",
+    "llama-factory": "llama_factory:LLAMA_FACTORY",
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The files of an export by name, the losses, and notes for the user.
+
+    ``plan`` is the plan as the target runs it: everything it leaves open is decided as in the target's stack.
+    """
+
+    plan: Plan
+    files: Mapping[str, str]
+    lost: tuple[Loss, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan as its target runs it, before the files are written, which state what is predicted of that plan.
+
+    ``whole`` is the plan that is written beside the files.
+    """
+
+    target: Target
+    subject: Subject
+    whole: Plan
+    lost: tuple[Loss, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan as the target runs it."""
+        return self.subject.plan
+
+    def written(self, figures: str = "", *notes: str) -> Exported:
+        """The files, with the figures predicted under the target's stack, and further notes.
+
+        Without figures, the files state what the plan itself records, and for which stack.
+        """
+        told = (*self.notes, *notes)
+        s = replace(self.subject, predicted=f"{self.plan.stack}: {figures}" if figures else self._recorded())
+        made = dict(self.target.files(s, self.target.options(s)))
+        page = readme(s, self.target, made, self.lost, told)
+        whole = json.dumps(self.whole.model_dump(mode="json"), indent=2) + "\n"
+        return Exported(s.plan, {**made, "plan.json": whole, "README.md": page}, self.lost, told)
+
+    def _recorded(self) -> str:
+        found = recorded(self.whole.predicted or {})
+        return f"{self.whole.stack or DEFAULT_STACK}, for which the plan was made: {found}" if found else ""
+
+
+@cache
+def load_target(name: str) -> Target:
+    """A target by name. Raises UserError for an unknown one."""
+    module, attribute = TARGETS[files.choose(name, TARGETS, "target")].split(":")
+    found: Target = getattr(import_module(f"{__name__}.{module}"), attribute)
+    return found
+
+
+def targets_of(stack: str) -> list[str]:
+    """Targets whose framework belongs to a stack."""
+    found = ((name, load_target(name)) for name in TARGETS)
+    return [name for name, target in found if stack in target.stacks]
+
+
+def unsupported(plan: Plan, model: ModelGraph, training: Training, target: str) -> list[str]:
+    """Why a target cannot express a plan, one reason per field; empty if it can. Data are not considered.
+
+    ``plan`` has its dp. Raises UserError for an unknown target or stack.
+    """
+    try:
+        return [str(loss) for loss in losses(plan, model, training, target)]
+    except NotOneLayout as error:
+        return [str(error)]
+
+
+class Inexpressible(UserError):
+    """A target cannot express something that a plan asks for."""
+
+
+class NotOneLayout(UserError):
+    """Stages of a plan have different layouts, which no target supports."""
+
+
+def losses(
+    plan: Plan,
+    model: ModelGraph,
+    training: Training,
+    target: str,
+    *,
+    own: Stack | None = None,
+    devices_per_node: int | None = None,
+) -> tuple[Loss, ...]:
+    """What a target cannot express of a plan; data are not considered.
+
+    ``plan`` has its dp; ``own`` is the stack it was made for, if that is not a shipped one. Raises UserError for an
+    unknown target or stack, NotOneLayout for a plan whose stages have different layouts.
+    """
+    found = load_target(target)
+    plan, unknown = expressible(_one_layout(plan, model), found)
+    return (
+        *unknown,
+        *_losses(found, subject(plan, model, training, found.habits(plan), devices_per_node, own)),
+    )
+
+
+def _one_layout(plan: Plan, model: ModelGraph) -> Plan:
+    """The plan with one layout for all stages, as targets need it. Raises NotOneLayout if its stages differ."""
+    try:
+        return as_uniform(plan, model) if plan.pipeline.stages else plan
+    except UserError as error:
+        raise NotOneLayout(str(error)) from None
+
+
+def _said_gradients(s: Subject, plan: Plan) -> Subject:
+    """The subject with the gradient dtype that a plan gives itself, even if it is its stack's habit.
+
+    Plans that a search wrote (with predictions) have their stack's dtype.
+    """
+    said = plan.numerics.grad_dtype
+    if said is None or plan.predicted is not None or said == s.plan.numerics.grad_dtype:
+        return s
+    numerics = s.plan.numerics.model_copy(update={"grad_dtype": said})
+    return replace(s, plan=s.plan.model_copy(update={"numerics": numerics}), chosen=s.chosen | {"grad_dtype"})
+
+
+def _losses(target: Target, s: Subject) -> tuple[Loss, ...]:
+    return (*not_understood(s.plan, target.habits(s.plan), target.features), *target.losses(s))
+
+
+def _of_data(training: Training) -> Iterator[Loss]:
+    """Document lengths, which are a property of the data that a target is given, not one of its options."""
+    if (documents := training.documents) is not None:
+        told = f"{documents.packing} of {documents.lengths or f'lognormal around {documents.mean} tokens'}"
+        yield Loss(
+            "training.documents", told, "targets train on whole sequences; lengths are those of the data"
+        )
+
+
+def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:
+    """The plan without what its target cannot express, and the losses.
+
+    No target takes a recomputation choice by layer or 4-bit products; few have 8-bit products or many optimizers.
+    """
+    policy, optimizer, precision = plan.memory.recompute, plan.numerics.optimizer, plan.numerics.precision
+    has = target.numerics
+    lost: list[Loss] = []
+    if optimizer not in has.optimizers:
+        known = ", ".join(has.optimizers)
+        lost.append(Loss("optimizer", optimizer, f"the target has {known}: {USUAL} in its place"))
+        plan = plan.with_values(optimizer=USUAL)
+    if policy == OPTIMAL or chosen_layers(policy) is not None:
+        lost.append(Loss("recompute", policy, "all layers are treated alike: full in its place"))
+        plan = plan.with_values(recompute="full")
+    instead = in_place_of(precision, has.precisions)
+    if instead != precision:
+        known = ", ".join(has.precisions)
+        lost.append(Loss("precision", precision, f"the target has {known}: {instead} in its place"))
+        plan = plan.with_values(precision=instead)
+    return plan, tuple(lost)
+
+
+def export(
+    plan: Plan,
+    model: ModelGraph,
+    training: Training,
+    target: str,
+    *,
+    devices_per_node: int | None = None,
+    lossy: bool = False,
+) -> Exported:
+    """The files of a plan for a target; see :func:`draft` for the arguments and errors."""
+    return draft(plan, model, training, target, devices_per_node=devices_per_node, lossy=lossy).written()
+
+
+def draft(
+    plan: Plan,
+    model: ModelGraph,
+    training: Training,
+    target: str,
+    *,
+    devices_per_node: int | None = None,
+    lossy: bool = False,
+) -> Draft:
+    """A plan as a target runs it. ``plan`` was checked and has its dp.
+
+    Stages with equal layouts are exported as one layout. Raises UserError that names everything the target cannot
+    express, unless ``lossy``; for stages with different layouts always.
+    """
+    found, whole = load_target(target), plan
+    try:
+        plan = _one_layout(plan, model)
+    except NotOneLayout as error:
+        raise UserError(f"{target} cannot express {error}") from None
+    plan, unknown = expressible(plan, found)
+    s = _said_gradients(subject(plan, model, training, found.habits(plan), devices_per_node), plan)
+    lost = (*unknown, *_losses(found, s), *_of_data(training))
+    if lost and not lossy:
+        reasons = "; ".join(map(str, lost))
+        raise Inexpressible(f"{target} cannot express {reasons} (--lossy exports without)")
+    unread = (model.details.said,) if model.details.unread else ()
+    notes = (*_stack_note(plan, found), *unread, *found.notes(s))
+    return Draft(found, s, whole, lost, notes)
+
+
+def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:
+    if plan.stack in (None, *target.stacks):
+        return ()
+    return (
+        (
+            f"The plan was made for the habits of stack {plan.stack}; {target.name} has those of stack {target.stack}: "
+            f"what the plan leaves open is as {target.stack} does it."
+        ),
+    )
+
+
+def read(text: str, name: str, target: str) -> Imported:
+    """A plan from a file of another tool; ``name`` is the file's name. Raises UserError if the file cannot be read."""
+    found = load_target(target)
+    if found.read is None:
+        raise UserError(f"{name}: nothing reads files of {target}{files.allowed(readable())}")
+    try:
+        return found.read(text, name)
+    except ValidationError as error:  # the file has a value that no plan can have
+        told = error.errors()[0]
+        raise UserError(f"{name}: {dotted(told['loc'])} = {told['input']!r}: {told['msg']}") from None
+
+
+def readable() -> tuple[str, ...]:
+    """Targets whose files can be read back."""
+    return tuple(name for name in TARGETS if load_target(name).read is not None)
+
+
+__all__ = [
+    "TARGETS",
+    "Draft",
+    "Exported",
+    "Imported",
+    "Inexpressible",
+    "Loss",
+    "Target",
+    "draft",
+    "export",
+    "expressible",
+    "load_target",
+    "losses",
+    "read",
+    "readable",
+    "targets_of",
+    "unsupported",
+]

@@ -1,0 +1,173 @@
+"""Hugging Face Accelerate: the config of ``accelerate launch`` and a script for a Hugging Face model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from simpar.frameworks import hugging_face, rules
+from simpar.frameworks.accelerate_read import read
+from simpar.frameworks.launch import LOCAL_HEAD, SLURM_HEAD, job
+from simpar.frameworks.subject import Loss, Subject
+from simpar.frameworks.target import Options, Target
+from simpar.frameworks.yaml_text import yaml_file
+
+CONFIG = "accelerate.yaml"
+_MAIN = '''
+
+def main():
+    """Build the model, let Accelerate shard it, train."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
+    model = AutoModelForCausalLM.from_config(CONFIG, attn_implementation="sdpa", dtype=torch.float32)
+{recompute}    optimizer = {optimizer}
+    model, optimizer = accelerator.prepare(model, optimizer)
+    data = microbatches(accelerator.process_index // {model_ranks}, accelerator.device)
+    for step in range(STEPS):
+        start = time.perf_counter()
+        for _ in range(ACCUMULATION):
+            batch = next(data)
+            with accelerator.accumulate(model):
+{forward}
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        if accelerator.is_main_process:
+            print(f"step {{step}}: loss {{loss.item():.4f}}, {{time.perf_counter() - start:.3f}} s", flush=True)
+'''
+_RECOMPUTE = """    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+"""
+_FORWARD = """                loss = model(**batch).loss
+                accelerator.backward(loss)"""
+_CONTEXT_FORWARD = """                labels = batch.pop("labels")
+                batch["shift_labels"] = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+                buffers = list(batch.values())
+                with accelerator.maybe_context_parallel(
+                    buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)
+                ):
+                    loss = model(**batch).loss
+                    accelerator.backward(loss)"""
+_LOCAL = (
+    LOCAL_HEAD
+    + """exec accelerate launch --config_file {config} "$@" train.py
+"""
+)
+_SLURM = (
+    SLURM_HEAD
+    + """export HEAD_NODE
+# shellcheck disable=SC2016 # expanded on every node
+exec srun bash -c 'accelerate launch --config_file {config} --machine_rank "$SLURM_NODEID" \\
+    --main_process_ip "$HEAD_NODE" --main_process_port 29500 train.py'
+"""
+)
+
+_POD = f"""exec accelerate launch --config_file {CONFIG} --machine_rank "$RANK" \\
+                    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" train.py"""
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """Losses: what Accelerate has no option for."""
+    yield from hugging_face.losses(s)
+    yield from rules.no_axis(
+        s, "tp", "tensor parallelism starts from a checkpoint that is loaded shard by shard"
+    )
+    yield from rules.context_parallel(s, rules.ROTATIONS, ("zigzag",), hybrid=False)
+    data = s.plan.data_parallel
+    if data.zero == 1:
+        yield Loss("zero", 1, "FSDP shards gradients with the optimizer states: zero 2 or 3")
+    if s.plan.mesh.cp > 1 and data.zero < 2:
+        yield Loss("cp", s.plan.mesh.cp, "context parallelism comes with FSDP: zero 2 or 3")
+    yield from rules.offload_of_shards(s)
+    yield from rules.chosen(
+        s,
+        bucket_bytes="a layer is the unit of communication",
+        overlap_grad_reduce="gradients overlap always",
+        overlap_param_gather="parameters are fetched ahead always",
+        master_weights="parameters are fp32",
+        grad_dtype="gradients are reduced as they are computed",
+    )
+
+
+def options(s: Subject) -> Options:
+    """Options by their dotted names."""
+    sharded = s.plan.data_parallel.zero >= 2
+    precision = s.plan.numerics.precision
+    found: Options = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if sharded else "MULTI_GPU" if s.world_size > 1 else "NO",
+        "mixed_precision": precision if precision in ("bf16", "fp16") else "no",
+        "num_machines": s.nodes,
+        "num_processes": s.world_size,
+        "machine_rank": 0,
+        "rdzv_backend": "static",
+        "main_training_function": "main",
+        "use_cpu": False,
+        "debug": False,
+    }
+    return found | (_sharding(s) if sharded else {})
+
+
+def _sharding(s: Subject) -> Options:
+    data, mesh = s.plan.data_parallel, s.plan.mesh
+    found: Options = {
+        "fsdp_config.fsdp_version": 2,
+        "fsdp_config.fsdp_reshard_after_forward": bool(data.reshard_after_forward),
+        "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_config.fsdp_activation_checkpointing": s.plan.memory.recompute == "full",
+        "fsdp_config.fsdp_offload_params": s.plan.offload.offload_parameters == "cpu",
+        "fsdp_config.fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_config.fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "parallelism_config.parallelism_config_dp_replicate_size": data.hsdp,
+        "parallelism_config.parallelism_config_dp_shard_size": s.dp // data.hsdp,
+        "parallelism_config.parallelism_config_tp_size": 1,
+        "parallelism_config.parallelism_config_cp_size": mesh.cp,
+        "parallelism_config.parallelism_config_sp_size": 1,
+    }
+    if mesh.cp > 1:
+        method = s.plan.context_parallel.cp_method or "all_gather"
+        found["parallelism_config.parallelism_config_cp_backend"] = "torch"
+        found["parallelism_config.parallelism_config_cp_comm_strategy"] = rules.ROTATIONS.get(
+            method, "allgather"
+        )
+    return found
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The config, the model's config, the script and the launchers."""
+    main = _MAIN.format(
+        optimizer=hugging_face.optimizer(s),
+        model_ranks=s.plan.mesh.cp,
+        recompute=_RECOMPUTE if s.plan.data_parallel.zero < 2 and s.plan.memory.recompute == "full" else "",
+        forward=_CONTEXT_FORWARD if s.plan.mesh.cp > 1 else _FORWARD,
+    )
+    shape = {"nodes": s.nodes, "devices": s.devices_per_node, "config": CONFIG}
+    found = {
+        CONFIG: yaml_file(s, given),
+        "config.json": hugging_face.config_json(s),
+        "train.py": hugging_face.script(s, main),
+        "slurm.sh": _SLURM.format(**shape),
+        **job(s, _POD),
+    }
+    return found | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
+
+
+def notes(s: Subject) -> Iterator[str]:
+    """Notes for the user."""
+    yield from hugging_face.notes(s)
+    if s.plan.data_parallel.zero == 2:
+        yield "zero 2 becomes FSDP that keeps gathered parameters until the backward pass."
+
+
+ACCELERATE = Target(
+    name="accelerate",
+    description="Hugging Face Accelerate: the config of accelerate launch and a script",
+    version="Accelerate 1.15.0",
+    stacks=("fsdp",),
+    losses=losses,
+    options=options,
+    files=files,
+    notes=notes,
+    read=read,
+    features=("offload",),
+)

@@ -1,0 +1,113 @@
+"""Accelerate's YAML back to a plan: FSDP, DeepSpeed, Megatron-LM or plain replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.frameworks import rules
+from simpar.frameworks.deepspeed_read import PARTS, home_of
+from simpar.frameworks.recipes import Given, without_auto
+from simpar.frameworks.target import Imported, plan_said
+
+KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
+SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
+NUMBERED = tuple(SHARDING)
+"""Strategies by number, starting at 1, as in older configs."""
+MODEL_NOTE = "An Accelerate config names no model and no batch: give --model, --seq-len and --global-batch."
+AXES = ("tp", "cp", "sp", "dp_shard", "dp_replicate")
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a config of ``accelerate launch``. Raises UserError naming file, option and value."""
+    data = files.read_yaml(text, name)
+    if not isinstance(data, dict) or not {"distributed_type", "num_processes"} & set(data):
+        raise UserError(f"{name}: no Accelerate config, such as one with distributed_type")
+    given, auto = without_auto(data, name)
+    kind = str(given.get("distributed_type", "NO"))
+    if kind not in KINDS:
+        raise UserError(f"{name}: distributed_type = {kind}: allowed: {', '.join(KINDS)}")
+    parts = {"FSDP": _fsdp, "DEEPSPEED": _deepspeed, "MEGATRON_LM": _megatron}
+    values: dict[str, Any] = parts[kind](given) if kind in parts else {"zero": 0, "stack": "ddp"}
+    ranks = given.whole("num_processes")
+    inside = (values.get("tp") or 1) * (values.get("cp") or 1) * (values.get("pp") or 1)
+    if ranks and ranks % inside:
+        raise UserError(f"{name}: num_processes = {ranks}: allowed: a multiple of tp x cp x pp = {inside}")
+    values |= {"dp": ranks // inside if ranks else None, "precision": _precision(given)}
+    plan = plan_said(values)
+    notes = (MODEL_NOTE, *_notes(given, auto), *given.misspelt())
+    return Imported(plan, given.rest(), notes, asks={"model": MODEL_NOTE})
+
+
+def _notes(given: Given, auto: list[str]) -> Iterator[str]:
+    if auto:
+        yield f"Filled in by who starts it, and not read: {', '.join(auto)}."
+    if file := given.get("deepspeed_config.deepspeed_config_file"):
+        yield f"{file} is another file: import it with --from deepspeed."
+
+
+def _precision(given: Given) -> str:
+    text = given.get("mixed_precision", "no")
+    names = {"no": "fp32", False: "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+    if text not in names:
+        raise UserError(f"{given.source}: mixed_precision = {text!r}: allowed: no, bf16, fp16, fp8")
+    return names[text]
+
+
+def _fsdp(given: Given) -> dict[str, Any]:
+    prefix = "fsdp_config.fsdp_"
+    strategy = given.get(f"{prefix}sharding_strategy")
+    reshard = given.get(f"{prefix}reshard_after_forward", True)
+    if isinstance(reshard, str) and strategy is None:
+        strategy, reshard = reshard, True
+    if isinstance(strategy, int) and 1 <= strategy <= len(NUMBERED):
+        strategy = NUMBERED[strategy - 1]
+    if strategy is not None and strategy not in SHARDING:
+        raise UserError(
+            f"{given.source}: {prefix}sharding_strategy = {strategy}: allowed: {', '.join(SHARDING)}"
+        )
+    axis = "parallelism_config.parallelism_config_{}_size"
+    sizes = {name: given.whole(axis.format(name), 0) or 1 for name in AXES}
+    hybrid = strategy is not None and strategy.startswith("HYBRID")  # shards within a machine
+    replicas = (given.whole("num_machines") or 1) if hybrid else sizes["dp_replicate"]
+    away = "cpu" if given.get(f"{prefix}offload_params") else "none"
+    found: dict[str, Any] = {
+        "stack": "fsdp",
+        "zero": SHARDING[strategy] if strategy else 3 if reshard else 2,
+        "hsdp": replicas,
+        "tp": sizes["tp"],
+        "recompute": "full" if given.get(f"{prefix}activation_checkpointing") else "none",
+        "offload_optimizer": away,
+        "offload_parameters": away,
+    }
+    if sizes["cp"] > 1:
+        name = "parallelism_config_cp_comm_strategy"
+        word = given.get(f"parallelism_config.{name}", "allgather")
+        method = rules.method_of(word, given.source, name)
+        found |= {"cp": sizes["cp"], "cp_method": method, "cp_balance": "zigzag"}
+    elif sizes["sp"] > 1:
+        found |= {"cp": sizes["sp"], "cp_method": "ulysses", "cp_balance": "contiguous"}
+    return found
+
+
+def _deepspeed(given: Given) -> dict[str, Any]:
+    prefix = "deepspeed_config."
+    homes = {ours: home_of(given, f"{prefix}{theirs}_device") or "none" for ours, theirs in PARTS.items()}
+    stage = given.whole(f"{prefix}zero_stage", 0)
+    return {"stack": "deepspeed", "zero": stage, **homes}
+
+
+def _megatron(given: Given) -> dict[str, Any]:
+    prefix = "megatron_lm_config.megatron_lm_"
+    tp, pp = (given.whole(f"{prefix}{axis}_degree") or 1 for axis in ("tp", "pp"))
+    selective = given.get(f"{prefix}recompute_activations")
+    return {
+        "stack": "megatron",
+        "tp": tp,
+        "pp": pp,
+        "zero": 1 if given.get(f"{prefix}use_distributed_optimizer") else 0,
+        "sequence_parallel": bool(given.get(f"{prefix}sequence_parallelism")) if tp > 1 else None,
+        "recompute": "selective" if selective in (True, "true") else "none",
+    }

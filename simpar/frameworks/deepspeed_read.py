@@ -1,0 +1,167 @@
+"""A DeepSpeed config back to a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.frameworks.recipes import Given, without_auto
+from simpar.frameworks.target import Imported, plan_said
+from simpar.units import DTYPE_BYTES
+
+STAGE, OVERLAP = "zero_optimization.stage", "zero_optimization.overlap_comm"
+STAGES = ("0", "1", "2", "3")
+SECTIONS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
+PARTS = {"offload_optimizer": "offload_optimizer", "offload_parameters": "offload_param"}
+"""What a plan may offload, by DeepSpeed's names."""
+MODEL_NOTE = "A DeepSpeed config names no model and no sequence length: give --model and --seq-len."
+HOMES = ("none", "cpu", "nvme")
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a DeepSpeed config. Raises UserError naming file, option and value.
+
+    Values of "auto" are filled in by the program that starts DeepSpeed: they are listed, and the plan leaves them open.
+    """
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{name}: not valid JSON ({str(error).splitlines()[0]})") from None
+    if not isinstance(data, dict) or not any(key in data for key in SECTIONS):
+        raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
+    given, auto = without_auto(data, name)
+    if STAGE in auto:
+        raise UserError(
+            f"{name}: {STAGE} = 'auto': who starts DeepSpeed says it; allowed: {', '.join(STAGES)}"
+        )
+    batch, dp = _batch(given)
+    micro = given.whole("train_micro_batch_size_per_gpu")
+    values = {
+        "stack": "deepspeed",
+        "dp": dp,
+        "micro_batch": micro,
+        "training": {"global_batch": batch} if batch else None,
+        **_zero(given, auto),
+        **_numerics(given, auto),
+    }
+    tp = given.whole("tensor_parallel.autotp_size")
+    if tp and tp > 1:
+        values |= {"tp": tp, "sequence_parallel": False}
+    plan = plan_said(values)
+    local, microbatches = _local(given, auto), _microbatches(given, auto)
+    asks = {"model": MODEL_NOTE, "micro_batch": _micro_note(given, batch, microbatches)}
+    notes = (MODEL_NOTE, *_notes(given, batch, auto, asks["micro_batch"]), *given.misspelt())
+    return Imported(plan, given.rest(), notes, local, microbatches, asks=asks)
+
+
+def _batch(given: Given) -> tuple[int | None, int | None]:
+    """Sequences of a step, and the data-parallel ranks that follow from them."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    batch, micro, accumulation = (given.whole(key) for key in names)
+    if not batch or not micro or not accumulation:
+        return batch, None
+    dp, rest = divmod(batch, micro * accumulation)
+    if rest or not dp:
+        raise UserError(
+            f"{given.source}: train_batch_size = {batch}: allowed: a multiple of train_micro_batch_size_per_gpu x "
+            f"gradient_accumulation_steps = {micro} x {accumulation}"
+        )
+    return batch, dp
+
+
+def _local(given: Given, auto: list[str]) -> int | None:
+    """Sequences of a rank's step, if the config does not give the global batch."""
+    micro = given.whole("train_micro_batch_size_per_gpu")
+    if (
+        not micro
+        or "train_batch_size" in given
+        or {"train_batch_size", "gradient_accumulation_steps"} & set(auto)
+    ):
+        return None
+    return micro * (given.whole("gradient_accumulation_steps") or 1)
+
+
+def _microbatches(given: Given, auto: list[str]) -> int | None:
+    """Microbatches of a rank's step if no micro-batch is given: one, unless the config says more."""
+    is_open = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} & set(auto)
+    if is_open or "train_batch_size" not in given or "train_micro_batch_size_per_gpu" in given:
+        return None
+    return given.whole("gradient_accumulation_steps") or 1
+
+
+def _micro_note(given: Given, batch: int | None, microbatches: int | None) -> str:
+    if microbatches:
+        ranks = f"({microbatches} x data-parallel ranks)"
+        return f"The micro-batch is {batch} / {ranks}: the plan has 1; set micro_batch in it."
+    if "train_micro_batch_size_per_gpu" not in given:
+        return "The micro-batch is not said: the plan has 1; set micro_batch where it is another."
+    return ""
+
+
+def _notes(given: Given, batch: int | None, auto: list[str], micro_note: str) -> Iterator[str]:
+    if batch:
+        yield f"The global batch is {batch} sequences."
+    if auto:
+        yield f"Filled in by who starts it (auto), and not read: {', '.join(auto)}."
+    if micro_note:
+        yield micro_note
+    if {"bf16.enabled", "fp16.enabled"} & set(auto):
+        yield "The precision is not said: the plan has bf16; set numerics.precision where it is another."
+    if any(key.startswith("activation_checkpointing") for key in given):
+        yield "Which layers are recomputed is code: set memory.recompute in the plan."
+
+
+def _zero(given: Given, auto: list[str]) -> dict[str, Any]:
+    """Stage, overlap (the default is on for stage 3 only, ``runtime/zero/config.py``), offloading and buckets."""
+    stage = given.whole(STAGE, 0) or 0
+    if str(stage) not in STAGES:
+        raise UserError(f"{given.source}: {STAGE} = {stage}: allowed: {', '.join(STAGES)}")
+    overlap = given.get(OVERLAP)
+    if overlap is None and OVERLAP not in auto:
+        overlap = stage == 3
+    bucket = given.whole("zero_optimization.reduce_bucket_size")
+    low = given.get("data_types.grad_accum_dtype") in (None, "bf16", "bfloat16", "fp16")
+    size = DTYPE_BYTES["bf16" if low else "fp32"]
+    return {
+        "zero": stage,
+        "overlap_grad_reduce": overlap if stage and isinstance(overlap, bool) else None,
+        **_offload(given),
+        "bucket_bytes": f"{int(bucket * size)} B" if bucket else None,
+    }
+
+
+def _offload(given: Given) -> dict[str, Any]:
+    """What is offloaded to the host or to drives. Raises UserError."""
+    found: dict[str, Any] = {}
+    for name, part in PARTS.items():
+        found[name] = home_of(given, f"zero_optimization.{part}.device")
+    ratio = given.get("zero_optimization.offload_optimizer.ratio")
+    return found | {"offload_ratio": ratio if found["offload_optimizer"] not in (None, "none") else None}
+
+
+def home_of(given: Given, key: str) -> str | None:
+    """Where something is offloaded to; None if the config does not say. Raises UserError."""
+    home = given.get(key)
+    if home is not None and home not in HOMES:
+        raise UserError(f"{given.source}: {key} = {home!r}: allowed: {', '.join(HOMES)}")
+    return home
+
+
+def _numerics(given: Given, auto: list[str]) -> dict[str, Any]:
+    half = "bf16" if given.get("bf16.enabled") else "fp16" if given.get("fp16.enabled") else "fp32"
+    if half == "fp32" and {"bf16.enabled", "fp16.enabled"} & set(auto):
+        half = "bf16"
+    names = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
+    kind = str(given.get("optimizer.type") or "AdamW").lower()
+    momentum = given.get("optimizer.params.momentum")
+    optimizers = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd_momentum" if momentum else "sgd"}
+    if kind not in optimizers:
+        raise UserError(f"{given.source}: optimizer.type = {kind!r}: allowed: {', '.join(optimizers)}")
+    grads = names.get(str(given.get("data_types.grad_accum_dtype")))
+    return {
+        "precision": half,
+        "grad_dtype": None if half == "fp32" else grads,
+        "optimizer": optimizers[kind],
+    }

@@ -1,0 +1,90 @@
+"""Which shipped model has given sizes: files of other tools give sizes, plans name models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+from simpar.architectures.catalogue import catalogue, load_model, with_sizes
+from simpar.architectures.graph import ModelGraph
+
+SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "num_experts", "expert_ffn")
+TELLING = ("hidden", "heads")
+
+
+@cache
+def _shipped(name: str) -> dict[str, int]:
+    return sizes_of(load_model(name))
+
+
+def sizes_of(graph: ModelGraph) -> dict[str, int]:
+    """Sizes of a model by which it is recognised (keys of :data:`SIZES`)."""
+    return {
+        "layers": sum(kind not in graph.auxiliary for kind in graph.layers),
+        **{size: graph.dims.get(size, 0) for size in SIZES[1:]},
+    }
+
+
+def models_with(sizes: Mapping[str, int]) -> list[str]:
+    """Names of the shipped models with all the given sizes (keys of :data:`SIZES`), in the catalogue's order.
+
+    Empty if sizes that tell models apart (:data:`TELLING`) are missing.
+    """
+    if not is_telling(sizes):
+        return []
+    return [
+        name
+        for name in with_sizes(*(sizes[key] for key in TELLING))
+        if all(_shipped(name)[key] == value for key, value in sizes.items())
+    ]
+
+
+def is_telling(sizes: Mapping[str, int]) -> bool:
+    """Whether the given sizes tell models apart."""
+    return set(TELLING) <= set(sizes)
+
+
+def with_rope(names: list[str], theta: float, *, scaled: bool) -> list[str]:
+    """The models with a rotary base, and with or without scaled positions; all of them if none matches."""
+    ropes = {name: load_model(name).details.positions.rope for name in names}
+    same = [n for n, rope in ropes.items() if rope.theta == theta and (rope.kind != "default") == scaled]
+    return same or names
+
+
+def model_note(found: list[str], sizes: Mapping[str, int]) -> str:
+    """A note on the model that was found, or not; "" for exactly one."""
+    if absent := [name for name in TELLING if name not in sizes]:
+        return f"The file does not say the model's {', '.join(absent)}: give --model when the plan is used."
+    if not found:
+        shape = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        return f"No shipped model has {shape}: give --model when the plan is used."
+    return f"The sizes are those of {', '.join(found)}; the first is used." if len(found) > 1 else ""
+
+
+def unlike(graph: ModelGraph, sizes: Mapping[str, int], name: str | None) -> dict[str, tuple[int, int]]:
+    """Sizes that a model does not have, by key: the stated size and the model's own.
+
+    ``sizes`` are those a file states. If they do not tell models apart, the sizes of the shipped model that it names
+    count as stated, too.
+    """
+    named_sizes = {} if name is None or is_telling(sizes) else _shipped(name)
+    said, own = {**named_sizes, **sizes}, sizes_of(graph)
+    return {key: (said[key], own[key]) for key in SIZES if key in said and said[key] != own[key]}
+
+
+def layers_in(model: str) -> int:
+    """Layers of a shipped model, without those that predict further tokens."""
+    return _shipped(model)["layers"]
+
+
+def named(text: str) -> str | None:
+    """The shipped model that others call ``org/Meta-Llama-3-8B`` or ``Llama3Config8B``; None if there is none."""
+    plain = re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))
+    plain = re.sub(r"^meta|(hf|base|instruct|v\d+|v01|bf16)+$", "", plain) or plain
+    found = [name for name in catalogue() if re.sub(r"[^a-z0-9]", "", name) in (plain, _whole(text))]
+    return found[0] if found else None
+
+
+def _whole(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.rpartition("/")[2].lower().replace("config", ""))

@@ -1,0 +1,192 @@
+"""Megatron-LM's arguments by flag, from a shell script, a bare list of arguments or a YAML file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.frameworks.shell import Script
+from simpar.frameworks.shell_words import UNKNOWN
+from simpar.frameworks.target import misspelt
+
+SIZES = {
+    "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",
+    "--num-query-groups": "kv_heads", "--vocab-size": "vocab", "--num-experts": "num_experts",
+    "--moe-ffn-hidden-size": "expert_ffn",
+}  # fmt: skip
+AXES = {
+    "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp", "--context-parallel-size": "cp",
+    "--expert-model-parallel-size": "ep",
+}  # fmt: skip
+TELLING = (*AXES, "--micro-batch-size")
+"""Flags by which a command of Megatron-LM is recognised: it has at least one."""
+PRINTING = ("echo", "printf")
+"""Commands that only print their words: they count if nothing is launched."""
+CORE_NAMES = {
+    "num_moe_experts": "num_experts", "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "layernorm_epsilon": "norm_epsilon", "gated_linear_unit": "swiglu", "fp8": "fp8_format", "fp4": "fp4_format",
+    "activation_func": "", "init_method": "", "output_layer_init_method": "",
+}  # fmt: skip
+"""Fields of Megatron-Core's config, which ``--yaml-cfg`` takes, by the corresponding argument ("" for none)."""
+YAML_SECTIONS = ("ARGS", "MODEL_ARGS", "language_model", "model_parallel")
+_ENDS = {"(", ")", "\\", ";", "&&", "||", "|", "&", "exec", "2>&1", ">", ">>"}
+
+
+@dataclass
+class Arguments:
+    """Arguments by flag, and which of them have been asked for.
+
+    ``names`` are their names in the file, if these differ from the flag; ``untold`` are switches that another file may
+    have set.
+    """
+
+    values: Mapping[str, list[str]]
+    source: str
+    notes: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    untold: Set[str] = frozenset()
+    used: set[str] = field(default_factory=set)
+
+    def has(self, flag: str) -> bool:
+        """Whether a switch is present."""
+        self.used.add(flag)
+        return flag in self.values
+
+    def switch(self, flag: str) -> bool | None:
+        """Whether a switch is on; None if another file may have set it."""
+        return self.has(flag) or (None if flag in self.untold else False)
+
+    def name(self, flag: str) -> str:
+        """The name of a flag in the file."""
+        return self.names.get(flag, flag)
+
+    def text(self, flag: str) -> str | None:
+        """The value of an option, None if it is absent. Raises UserError if it has no value."""
+        if not self.has(flag):
+            return None
+        values = self.values[flag]
+        if not values:
+            raise UserError(f"{self.source}: {self.name(flag)} has no value")
+        if UNKNOWN.search(values[0]):
+            raise UserError(
+                f"{self.source}: {self.name(flag)} = {values[0]}: a value that the file does not say"
+            )
+        return values[0]
+
+    def number(self, flag: str) -> int | None:
+        """The value of an option as a positive integer. Raises UserError if it is not one."""
+        text = self.text(flag)
+        if text is None:
+            return None
+        if not text.isascii() or not text.isdigit() or int(text) < 1:
+            raise UserError(f"{self.source}: {self.name(flag)} = {text}: allowed: a positive integer")
+        return int(text)
+
+    def rest(self) -> tuple[str, ...]:
+        """Arguments that were never asked for, by their names in the file."""
+        return tuple(self.name(flag) for flag in self.values if flag not in self.used)
+
+    def misspelt(self) -> tuple[str, ...]:
+        """Notes on those of :meth:`rest` that look like misspelt flags."""
+        return misspelt((flag for flag in self.values if flag not in self.used), self.used - set(self.values))
+
+
+def read_arguments(text: str, source: str) -> Arguments:
+    """The arguments of the only command of Megatron-LM in a file. Raises UserError."""
+    is_yaml = source.endswith((".yaml", ".yml"))
+    given = _from_yaml(text, source) if is_yaml else _from_shell(text, source)
+    if not any(flag in given.values for flag in TELLING):
+        raise UserError(f"{source}: no Megatron-LM arguments, such as --tensor-model-parallel-size 8")
+    return given
+
+
+def _from_shell(text: str, source: str) -> Arguments:
+    script = Script(text, source)
+    launched = [command for command in script.commands if command[:1] and command[0] not in PRINTING]
+    telling = _telling(launched) or _telling(script.commands)
+    if not telling:  # a file that is sourced by another one has the arguments in variables
+        words = [word for variable in script.variables.values() for word in variable if word]
+        telling = [_by_flag(_words(words))]
+    different = [found for found in telling if found != telling[0]]
+    if different:
+        flags = [flag for flag in telling[0] | different[0] if telling[0].get(flag) != different[0].get(flag)]
+        raise UserError(
+            f"{source}: {len(telling)} commands of Megatron-LM, which differ in {', '.join(flags[:4])}: allowed: one"
+        )
+    return Arguments(telling[0], source, tuple(script.notes))
+
+
+def _telling(commands: Iterable[list[str]]) -> list[dict[str, list[str]]]:
+    """The arguments of the commands that are Megatron-LM's."""
+    found = (_by_flag(_words(command)) for command in commands)
+    return [arguments for arguments in found if any(flag in arguments for flag in TELLING)]
+
+
+def _words(words: Iterable[str]) -> list[str]:
+    """The words of a command; the text for another shell (``bash -c``) and flags quoted together are split again."""
+    found: list[str] = []
+    for word in words:
+        if "--" in word and len(word.split()) > 1:
+            try:
+                inner = shlex.split(word, comments=True)
+            except ValueError:
+                inner = word.split()
+            found += inner if inner == [word] else _words(inner)
+        else:
+            found.append(word)
+    return found
+
+
+def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    flag = ""
+    for word in words:
+        token = word.rstrip(";")
+        if token.startswith("--") and len(token) > 2:
+            flag, equals, value = token.partition("=")
+            flag = flag.replace("_", "-")
+            found[flag] = [value] if equals else []
+        elif word in _ENDS:
+            flag = ""
+        elif flag:
+            found[flag].append(token)
+        if token != word:
+            flag = ""
+    return found
+
+
+def _from_yaml(text: str, source: str) -> Arguments:
+    """``true`` is a switch; false and null mean that an argument is absent."""
+    data = files.read_yaml(text, source)
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: no Megatron-LM arguments: allowed: a mapping")
+    flat = {str(key): value for key, value in data.items() if not isinstance(value, dict)}
+    if isinstance(data.get("ARGS"), dict) or isinstance(data.get("MODEL_ARGS"), dict):
+        flat = {}
+    for section in YAML_SECTIONS:
+        if isinstance(part := data.get(section), dict):
+            flat |= {str(key): value for key, value in part.items()}
+    values: dict[str, list[str]] = {}
+    names: dict[str, str] = {}
+    for key, value in flat.items():
+        plain = key.removeprefix("--").replace("-", "_")
+        argument = CORE_NAMES.get(plain, plain)
+        flag = f"--{argument.replace('_', '-')}"
+        if not argument or value is None or value is False:
+            continue
+        values[flag], names[flag] = _scalars(value), key
+    if "--num-query-groups" in values and "language_model" in data:  # Megatron-Core's own fields: no switch
+        values.setdefault("--group-query-attention", [])
+    return Arguments(values, source, names=names)
+
+
+def _scalars(value: Any) -> list[str]:
+    if value is True:
+        return []
+    return [word for item in (value if isinstance(value, list) else [value])
+            for word in re.split(r"\s+", str(item).strip())]  # fmt: skip

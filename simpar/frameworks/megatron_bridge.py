@@ -1,0 +1,262 @@
+"""Megatron-Bridge (NeMo's launcher of Megatron-Core): a Python module with one function that returns the config.
+
+The options are Megatron-LM's arguments, as fields of Bridge's config classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from simpar.architectures.recompute import period
+from simpar.frameworks import megatron
+from simpar.frameworks.architecture import architecture
+from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
+from simpar.frameworks.bridge_read import read
+from simpar.frameworks.hub import HUB, as_shipped
+from simpar.frameworks.launch import comment, launchers
+from simpar.frameworks.subject import Loss, Subject
+from simpar.frameworks.target import Options, Target
+
+MODULE, FUNCTION = "simpar_recipe", "plan"
+PROVIDER = ".models.gpt_provider import GPTModelProvider"
+QUICK = "from megatron.core.fusions.fused_bias_geglu import quick_gelu"
+PRECISIONS = {
+    "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8_blockwise": "bf16_with_fp8_subchannel_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed",
+}  # fmt: skip
+BRIDGES = ("gpt_oss", "deepseek_v2", "deepseek_v3", "kimi_k2")
+"""Families of mixtures that Megatron-Bridge builds from the hub's config, so that their options are not written."""
+OWN_CODE = {"kimi-k2": "moonshotai/Kimi-K2-Instruct"}
+"""Models whose config is code on the hub, which a run trusts, as Bridge's recipes for them do (recipes/kimi)."""
+RELEASED = {**HUB, **OWN_CODE}
+OF_A_PLAN = (
+    "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend", "--expert-tensor-parallel-size",
+    "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--overlap-moe-expert-parallel-comm",
+    "--moe-grouped-gemm",
+)  # fmt: skip
+"""Arguments about experts that belong to the plan, not to the model."""
+CLASSES = {
+    "model": "GPTModelProvider",
+    "train": "TrainingConfig",
+    "validation": "ValidationConfig",
+    "optimizer": "OptimizerConfig",
+    "scheduler": "SchedulerConfig",
+    "ddp": "DistributedDataParallelConfig",
+    "dataset": "MockGPTDatasetConfig",
+    "logger": "LoggerConfig",
+    "tokenizer": "TokenizerConfig",
+    "checkpoint": "CheckpointConfig",
+    "dist": "DistributedInitConfig",
+    "rng": "RNGConfig",
+}
+
+
+class Code(str):
+    """A value that is Python source text, not data."""
+
+    __slots__ = ()
+
+
+def losses(s: Subject) -> Iterator[Loss]:
+    """Losses: Megatron-Core's limits, and Bridge's own."""
+    if s.graph.has_state:
+        yield Loss("model", s.graph.name, "the exporter builds GPT models for it, no hybrids")
+    if is_by_name(s):
+        yield from megatron.parallel_losses(s)
+        return
+    if "qk_dim" in s.graph.dims:
+        yield Loss("model", s.graph.name, "latent attention has providers of its own; --to megatron says it")
+    yield from megatron.losses(s)
+    positions = s.graph.dims.get("positions")
+    if positions and positions > s.training.seq_len:
+        yield Loss(
+            "seq_len",
+            s.training.seq_len,
+            f"the table of learned positions has as many rows; here {positions}",
+        )
+
+
+def is_by_name(s: Subject) -> bool:
+    """Whether Bridge takes a model by its name on the hub: released mixtures for which it has a bridge."""
+    known = s.graph.name in RELEASED and s.config.get("model_type") in BRIDGES
+    return known and as_shipped(s.graph)
+
+
+def _arguments(s: Subject) -> Options:
+    """Megatron-LM's arguments; for a model that is named, without those of its architecture."""
+    found = megatron.options(s)
+    if not is_by_name(s):
+        return found
+    known = set(megatron.model_arguments(s)) - set(OF_A_PLAN)
+    return {flag: value for flag, value in found.items() if flag not in known}
+
+
+def options(s: Subject) -> Options:
+    """Fields by their dotted names."""
+    arguments = _arguments(s)
+    found: Options = {PLAIN[flag]: value for flag, value in arguments.items() if flag in PLAIN}
+    for flag, fields in SWITCHES.items():
+        found |= fields if flag in arguments else {}
+    if "--overlap-moe-expert-parallel-comm" in arguments:
+        found["model.moe_shared_expert_overlap"] = (
+            False  # Megatron-Core has one or the other; DeepSeek-V3 uses this one
+        )
+    if not is_by_name(s):
+        found["model.share_embeddings_and_output_weights"] = (
+            "--untie-embeddings-and-output-weights" not in arguments
+        )
+    if "--swiglu" in arguments:
+        found |= {"model.gated_linear_unit": True, "model.activation_func": Code("functional.silu")}
+    if "--quick-geglu" in arguments:
+        found |= {"model.gated_linear_unit": True, "model.activation_func": Code("quick_gelu")}
+    if "--moe-layer-freq" in arguments:
+        found["model.moe_layer_freq"] = [int(has) for has in architecture(s.graph).experts]
+    if "--window-size" in arguments:
+        found["model.window_size"] = tuple(int(size) for size in arguments["--window-size"].split(","))
+    if "--recompute-modules" in arguments:
+        found["model.recompute_modules"] = arguments["--recompute-modules"]
+    if s.plan.mesh.pp > 1:
+        found["model.pipeline_dtype"] = Code(_dtype(s))
+    found["ddp.grad_reduce_in_fp32"] = s.plan.numerics.grad_dtype == "fp32"
+    found.setdefault("ddp.use_distributed_optimizer", False)
+    return _sorted(found | _fixed(s))
+
+
+def _dtype(s: Subject) -> str:
+    return {"fp32": "torch.float32", "fp16": "torch.float16"}.get(s.plan.numerics.precision, "torch.bfloat16")
+
+
+def _fixed(s: Subject) -> Options:
+    found: Options = {
+        "model.seq_length": s.training.seq_len,
+        "model.make_vocab_size_divisible_by": 128,
+        "dataset.seq_length": s.training.seq_len,
+        "dataset.random_seed": 1234,
+        "dataset.reset_position_ids": False,
+        "dataset.reset_attention_mask": False,
+        "dataset.eod_mask_loss": False,
+        "dataset.dataloader_type": "single",
+        "tokenizer.tokenizer_type": "NullTokenizer",
+        "tokenizer.vocab_size": s.graph.dims["vocab"],
+        "scheduler.lr_decay_style": "cosine",
+        "scheduler.lr_warmup_iters": 2,
+        "validation.eval_iters": 0,
+        "rng.seed": 1234,
+    }
+    if s.plan.numerics.precision in PRECISIONS:
+        found["mixed_precision"] = PRECISIONS[s.plan.numerics.precision]
+    return found
+
+
+def _sorted(found: Options) -> Options:
+    order = list(CLASSES)
+    return dict(
+        sorted(found.items(), key=lambda item: order.index(item[0].split(".")[0]) if "." in item[0] else 99)
+    )
+
+
+def files(s: Subject, given: Options) -> Mapping[str, str]:
+    """The module, a script that trains it, and the launchers."""
+    train = [
+        *comment(s),
+        "from megatron.bridge.training.gpt_step import forward_step",
+        "from megatron.bridge.training.pretrain import pretrain",
+        f"from {MODULE} import {FUNCTION}",
+        "",
+        'if __name__ == "__main__":',
+        f"    pretrain({FUNCTION}(), forward_step)",
+    ]
+    return {
+        f"{MODULE}.py": _module(s, given),
+        "train.py": "\n".join(train) + "\n",
+        **launchers(s, ["train.py"], megatron.environment(s)),
+    }
+
+
+def _module(s: Subject, given: Options) -> str:
+    configs = ",\n    ".join(sorted({*list(CLASSES.values())[1:], "ConfigContainer"}))
+    precision = given.get("mixed_precision")
+    reduces = given["ddp.grad_reduce_in_fp32"]
+    changed = precision and reduces != REDUCES_IN_FP32[precision.partition("_")[0]]
+    lines = [
+        *comment(s),
+        *(["from dataclasses import replace", ""] if changed else []),
+        "import torch",
+        f"from megatron.bridge{' import AutoBridge' if is_by_name(s) else PROVIDER}",
+        *([QUICK] if given.get("model.activation_func") == "quick_gelu" else []),
+        f"from megatron.bridge.training.config import (\n    {configs},\n)",
+        *(
+            ["from megatron.bridge.training.mixed_precision import get_mixed_precision_config"]
+            if changed
+            else []
+        ),
+        "from torch.nn import functional",
+        "",
+        "",
+        f"def {FUNCTION}() -> ConfigContainer:",
+        '    """The plan."""',
+        "    return ConfigContainer(",
+    ]
+    sections = [(key, value) for key, value in given.items() if "." in key]
+    if is_by_name(s):
+        trusted = ", trust_remote_code=True" if s.graph.name in OWN_CODE else ""
+        source = f"AutoBridge.from_hf_pretrained({RELEASED[s.graph.name]!r}{trusted})"
+        provider = f"{source}.to_megatron_provider(load_weights=False)"
+        own = [
+            f"    model.{key.partition('.')[2]} = {_text(value)}"
+            for key, value in sections
+            if _of(key) == "model"
+        ]
+        lines[-1:] = [f"    model = {provider}", *own, lines[-1], "        model=model,"]
+        sections = [(key, value) for key, value in sections if _of(key) != "model"]
+    for section, fields in groupby(sections, key=lambda item: _of(item[0])):
+        lines.append(f"        {section}={CLASSES[section]}(")
+        lines += [f"            {key.split('.', 1)[1]}={_text(value)}," for key, value in fields]
+        lines.append("        ),")
+    lines += [
+        f"        {section}={CLASSES[section]}()," for section in CLASSES
+        if section != "model" and not any(key.startswith(f"{section}.") for key, _ in sections)
+    ]  # fmt: skip
+    if precision:
+        name = f'get_mixed_precision_config("{precision}")'
+        value = f"replace({name}, grad_reduce_in_fp32={reduces})" if changed else repr(precision)
+        lines.append(f"        mixed_precision={value},")
+    return "\n".join([*lines, "    )"]) + "\n"
+
+
+def _of(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, Code) else repr(value)
+
+
+def notes(s: Subject) -> Iterator[str]:
+    """Notes for the user."""
+    if is_by_name(s):
+        name = RELEASED[s.graph.name]
+        yield f"The model is built from the config of {name} on the hub, which is fetched at the start."
+    if s.graph.name in OWN_CODE:
+        yield "That config is code of the hub's, which the run trusts (trust_remote_code)."
+    yield "Mock data and a null tokenizer, learning rate and number of iterations are placeholders."
+    if "--tp-comm-overlap" in megatron.options(s):
+        yield "Overlap of tensor parallelism takes its buffers from `comm_overlap`: set it for your sizes."
+    if period(s.plan.memory.recompute):
+        yield f"{s.plan.memory.recompute} becomes `block`: as many layers a stage, but the first ones."
+
+
+MEGATRON_BRIDGE = Target(
+    name="megatron-bridge",
+    description="Megatron-Bridge, the launcher of NeMo: a Python module that returns the ConfigContainer",
+    version="megatron-bridge 0.6.2 with megatron-core 0.19.2",
+    stacks=("megatron", "nemo", "nemo-24"),
+    losses=losses,
+    options=options,
+    files=files,
+    notes=notes,
+    numerics=megatron.NUMERICS,
+    read=read,
+)

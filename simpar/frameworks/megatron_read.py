@@ -1,0 +1,373 @@
+"""Megatron-LM arguments back to a plan: a shell script, a bare list of arguments, or YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+from simpar.architectures.recompute import MODULES, by_layer, every, of_layer, of_modules, together
+from simpar.errors import UserError
+from simpar.frameworks.match import is_telling, model_note, models_with, with_rope
+from simpar.frameworks.megatron_arguments import AXES, SIZES, Arguments, read_arguments
+from simpar.frameworks.megatron_hybrid import PASS, STAGE_END, layers_of_pattern
+from simpar.frameworks.target import Imported
+from simpar.plan.plan import Plan
+from simpar.units import DTYPE_BYTES
+
+RECIPES = {
+    "--fp8-format": {"delayed": "fp8", "tensorwise": "fp8", "mxfp8": "mxfp8", "blockwise": "fp8_blockwise"},
+    "--fp4-format": {"nvfp4": "nvfp4"},
+}
+"""Precisions by the recipe of 8- and 4-bit floats (the first if no recipe is named)."""
+PATTERN = "--hybrid-layer-pattern"
+MAIN_GRADIENTS = ("--megatron-fsdp-main-grads-dtype", "--main-grads-dtype")
+"""Other arguments for the gradient dtype: bf16 means no fp32 reduction (``megatron/training/arguments.py``)."""
+MOMENTS = ("--exp-avg-dtype", "--exp-avg-sq-dtype")
+MOMENT_DTYPES = ("fp32", "bf16", "fp16", "fp8")
+"""Dtypes of moments, widest first; the first one is the default."""
+
+CP_METHODS = {"p2p": "ring", "allgather": "all_gather", "a2a": "ulysses", "a2a+p2p": "ring"}
+FRACTION = "--optimizer-offload-fraction"
+STRATEGY = "--data-parallel-sharding-strategy"
+STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""Strategies of Megatron-FSDP; the first is the default (``core/distributed/distributed_data_parallel_config.py``)."""
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan that Megatron-LM arguments describe. Raises UserError naming file, argument and value.
+
+    Experts are split like everything else unless an argument says otherwise (``megatron/training/arguments.py``).
+    """
+    found = plan_of(read_arguments(text, name))
+    mesh = found.plan.mesh
+    if mesh.etp is not None or mesh.ep == 1 or mesh.tp == 1:
+        return found
+    return replace(found, plan=found.plan.with_values(etp=mesh.tp))
+
+
+def plan_of(given: Arguments, model: str | None = None) -> Imported:
+    """The plan of arguments; ``model`` is a shipped model that is given by name. Raises UserError."""
+    values: dict[str, Any] = {"stack": "megatron"}
+    for part in (_mesh, _pipeline, _data_parallel, _recompute, _numerics, _offload, _shape):
+        values |= {key: value for key, value in part(given).items() if value is not None}
+    sizes = _sizes(given)
+    models = [model] if model else models_with(sizes)
+    if len(models) > 1 and (base := given.text("--rotary-base")):
+        models = with_rope(
+            models, _real(given, "--rotary-base", base), scaled=given.has("--use-rope-scaling")
+        )
+    if models:
+        values["model"] = models[0]
+    note = "" if model else model_note(models, sizes)
+    notes = [note, *_notes(given), *given.notes, *given.misspelt()]
+    local = None if "global_batch" in values.get("training", {}) else values.get("micro_batch")
+    told = sizes if is_telling(sizes) and not model else _told_sizes(given)
+    said = tuple(filter(None, notes))
+    return Imported(Plan.model_validate(values), given.rest(), said, local, sizes=told, asks={"model": note})
+
+
+def _mesh(given: Arguments) -> dict[str, Any]:
+    found: dict[str, Any] = {axis: given.number(flag) for flag, axis in AXES.items()}
+    if given.has("--use-tp-pp-dp-mapping"):
+        found["rank_order"] = "tp-cp-pp-dp"
+    found |= _context(given)
+    found["etp"] = given.number("--expert-tensor-parallel-size")
+    found["capacity_factor"] = given.text("--moe-expert-capacity-factor")
+    found["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
+    if given.text("--moe-token-dispatcher-type") == "allgather":
+        found["dispatcher"] = "all_gather"
+    if given.text("--attention-backend") == "unfused":
+        found["attention_kernel"] = "eager"
+    found["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
+    overlap = given.switch("--tp-comm-overlap")
+    if (found["tp"] or 1) > 1:
+        found |= {
+            "sequence_parallel": given.switch("--sequence-parallel"),
+            "tensor_parallel": {"overlap": overlap},
+        }
+    return found
+
+
+def _context(given: Arguments) -> dict[str, Any]:
+    """Context parallelism: Megatron-LM's default is a ring of zigzag pieces."""
+    kind, heads = given.text("--cp-comm-type") or "p2p", given.number("--hierarchical-context-parallel-sizes")
+    if (given.number("--context-parallel-size") or 1) == 1:
+        return {}
+    if kind not in CP_METHODS:
+        raise UserError(f"{given.source}: --cp-comm-type = {kind}: allowed: {', '.join(CP_METHODS)}")
+    hybrid = {"ulysses": heads} if kind == "a2a+p2p" else {}
+    return {"cp_method": CP_METHODS[kind], "cp_balance": "zigzag", **hybrid}
+
+
+def _pipeline(given: Arguments) -> dict[str, Any]:
+    pp = given.number("--pipeline-model-parallel-size") or 1
+    if layers := _spelled(given, pp):
+        even = len(set(layers)) == 1
+        return {"vpp": len(layers) // pp, "layers": None if even else layers}
+    vpp = given.number("--num-virtual-stages-per-pipeline-rank")
+    per_stage, layers_in_all = (
+        given.number("--num-layers-per-virtual-pipeline-stage"),
+        given.number("--num-layers"),
+    )
+    if per_stage:
+        if not layers_in_all or layers_in_all % (per_stage * pp):
+            raise UserError(
+                f"{given.source}: --num-layers-per-virtual-pipeline-stage = {per_stage}: allowed: a divisor of "
+                f"--num-layers / pp = {layers_in_all} / {pp}"
+            )
+        vpp = layers_in_all // (per_stage * pp)
+    return {"vpp": vpp, "layers": _ends(given, pp, vpp or 1, layers_in_all)}
+
+
+def _ends(given: Arguments, pp: int, vpp: int, layers: int | None) -> tuple[int, ...] | None:
+    """Layers of every stage if the first or last stage has a number of its own."""
+    first = given.number("--decoder-first-pipeline-num-layers")
+    last = given.number("--decoder-last-pipeline-num-layers")
+    embedding = given.has("--account-for-embedding-in-pipeline-split")
+    loss = given.has("--account-for-loss-in-pipeline-split")
+    if embedding or loss:
+        each, rest = divmod((layers or 0) + embedding + loss, pp * vpp)
+        if not layers or rest:
+            raise UserError(f"{given.source}: --num-layers = {layers}: stages would not be equal")
+        stages = [each] * (pp * vpp)
+        stages[0] -= embedding
+        stages[-1] -= loss
+        return tuple(stages)
+    if first is None and last is None:
+        return None
+    middle = pp - (first is not None) - (last is not None)
+    left = (layers or 0) - (first or 0) - (last or 0)
+    if not layers or vpp > 1 or left < 0 or (left % middle if middle else left):
+        raise UserError(f"{given.source}: --decoder-first-pipeline-num-layers: the rest is not equal stages")
+    return (*([first] if first else []), *([left // middle] * middle), *([last] if last else []))
+
+
+def layers_of(text: str, source: str = "layout") -> tuple[int, ...]:
+    """Layers of every stage of a layout string such as "E,t*3|(t|)*2t,m,L", prediction layers included."""
+    flat = text.replace(",", "").replace(" ", "")
+    fault = UserError(f"{source}: --pipeline-model-parallel-layout = {text}: allowed: E, t, m, L, |, (...)*N")
+    if len(flat) > 10_000:
+        raise fault
+    for pattern in (r"\(([^()]*)\)\*(\d{1,4})", r"([EtmL|])\*(\d{1,4})"):
+        while match := re.search(pattern, flat):
+            flat = flat[: match.start()] + match.group(1) * int(match.group(2)) + flat[match.end() :]
+            if len(flat) > 100_000:
+                raise fault
+    if re.fullmatch(r"[EtmL|]*", flat) is None or flat[:1] != "E" or flat[-1:] != "L":
+        raise fault
+    return tuple(stage.count("t") + stage.count("m") for stage in flat.split("|"))
+
+
+def _spelled(given: Arguments, pp: int) -> tuple[int, ...]:
+    """Layers of every virtual stage, including prediction layers, if a layout or a pattern spells out the stages."""
+    for flag in ("--pipeline-model-parallel-layout", PATTERN):
+        text = given.text(flag)
+        if text is None or (STAGE_END not in text and flag == PATTERN):
+            continue
+        layers = layers_of_pattern(text) if flag == PATTERN else layers_of(text, given.source)
+        if len(layers) % pp:
+            raise UserError(f"{given.source}: {flag}: {len(layers)} stages for pp = {pp}")
+        return layers
+    return ()
+
+
+def _further(given: Arguments) -> int:
+    """The number of layers that predict further tokens."""
+    pattern = given.text(PATTERN)
+    return pattern.count(PASS) if pattern else given.number("--mtp-num-layers") or 0
+
+
+def _data_parallel(given: Arguments) -> dict[str, Any]:
+    zero = 1 if given.has("--use-distributed-optimizer") else 0
+    kind = None
+    if given.has("--use-megatron-fsdp"):
+        strategy = given.text(STRATEGY) or next(iter(STRATEGIES))
+        if strategy not in STRATEGIES:
+            raise UserError(f"{given.source}: {STRATEGY} = {strategy}: allowed: "
+                            f"{', '.join(STRATEGIES)}")  # fmt: skip
+        zero = STRATEGIES[strategy]
+    if given.has("--use-torch-fsdp2"):
+        zero, kind = (2 if given.has("--torch-fsdp2-no-reshard-after-forward") else 3), "fsdp"
+    bucket = given.number("--ddp-bucket-size")
+    size = DTYPE_BYTES["bf16" if given.has("--grad-reduce-in-bf16") else "fp32"]
+    return {
+        "zero": zero,
+        "kind": kind,
+        "hsdp": given.number("--num-distributed-optimizer-instances"),
+        "overlap_grad_reduce": None if kind else given.switch("--overlap-grad-reduce"),
+        "overlap_param_gather": given.switch("--overlap-param-gather") if zero and not kind else None,
+        "bucket_bytes": bucket and f"{int(bucket * size)} B",
+    }
+
+
+def _recompute(given: Arguments) -> dict[str, Any]:
+    granularity, method = given.text("--recompute-granularity"), given.text("--recompute-method")
+    number = given.number("--recompute-num-layers") or 1
+    if given.has("--recompute-activations") or granularity == "selective":
+        return {"recompute": _by_module(given)}
+    if granularity is None:
+        return {}
+    return {"recompute": _segments(given, number) if method == "uniform" else _every(given, number)}
+
+
+def _stage_sizes(given: Arguments) -> tuple[int, ...]:
+    """Layers of every virtual stage, without those that predict further tokens; empty if arguments do not say."""
+    pp, further, pattern = (
+        given.number("--pipeline-model-parallel-size") or 1,
+        _further(given),
+        given.text(PATTERN),
+    )
+    if spelled := _spelled(given, pp):
+        return (*spelled[:-1], spelled[-1] - further)
+    # for hybrids a pattern gives the layers instead of a number
+    layers = given.number("--num-layers") or (sum(layers_of_pattern(pattern)) - further if pattern else 0)
+    pipeline = _pipeline(given)
+    if sizes := pipeline["layers"]:
+        return (*sizes[:-1], sizes[-1] - (sum(sizes) - layers if layers else 0))
+    stages = pp * (pipeline["vpp"] or 1)
+    return (layers // stages,) * stages if layers and layers % stages == 0 else ()
+
+
+def _segments(given: Arguments, number: int) -> str:
+    """Uniform recomputation: of every ``number`` layers of a stage, only the first input is kept."""
+    sizes = _stage_sizes(given)
+    if number == 1 or not sizes:
+        return "full"
+    modes = []
+    for size in sizes:
+        length = min(number, size)
+        rest = size % length if length else 0
+        modes += [(together(length), size - rest), (together(rest), rest)]
+    modes.append(("full", _further(given)))  # prediction layers have no neighbour
+    return by_layer((mode, count) for mode, count in modes if count)
+
+
+def _by_module(given: Arguments) -> str:
+    """The policy for the named modules; attention, the default, has a name of its own."""
+    if not given.has("--recompute-modules"):
+        return "selective"
+    known = [name for name in given.values["--recompute-modules"] if name in MODULES]
+    if known == ["core_attn"]:
+        return "selective"
+    return of_modules(known)
+
+
+def _every(given: Arguments, number: int) -> str:
+    """The first N layers of every stage: ``every:C`` if it gives as many, evenly spread, otherwise layer by layer.
+
+    Layers that predict further tokens are not recomputed.
+    """
+    sizes, further = _stage_sizes(given), _further(given)
+    if not sizes:
+        raise UserError(
+            f"{given.source}: --recompute-num-layers = {number}: of how many layers of a stage is not said; allowed: "
+            "with --num-layers, a multiple of the stages"
+        )
+    if number >= max(sizes) and not further:
+        return "full"
+    stages = [range(*ends) for ends in pairwise((0, *accumulate(sizes))) if ends[0] < ends[1]]
+    for policy in map(every, range(1, max(sizes) + 1)):
+        whole = [of_layer(policy, layer) == "full" for layer in range(sum(sizes) + further)]
+        even = all(sum(whole[layer] for layer in stage) == number for stage in stages)
+        if even and not any(whole[sum(sizes) :]):
+            return policy
+    modes = [
+        pair for size in sizes for pair in (("full", min(number, size)), ("none", max(size - number, 0)))
+    ]
+    return by_layer((mode, count) for mode, count in (*modes, ("none", further)) if count)
+
+
+def _numerics(given: Arguments) -> dict[str, Any]:
+    low = given.has("--grad-reduce-in-bf16") or "bf16" in [given.text(flag) for flag in MAIN_GRADIENTS]
+    given.has("--accumulate-allreduce-grads-in-fp32")
+    precision = "bf16" if given.has("--bf16") else "fp16" if given.has("--fp16") else "fp32"
+    gradients = None if precision == "fp32" else "bf16" if low else "fp32"
+    for flag, recipes in RECIPES.items():
+        if given.has(flag):
+            named = f"{flag.removesuffix('format')}recipe"
+            recipe = given.text(named) or next(iter(recipes))
+            if recipe not in recipes:
+                raise UserError(
+                    f"{given.source}: {given.name(named)} = {recipe}: allowed: {', '.join(recipes)}"
+                )
+            precision = recipes[recipe]
+    optimizer, momentum = given.text("--optimizer") or "adam", given.text("--sgd-momentum")
+    still = momentum is not None and _real(given, "--sgd-momentum", momentum) == 0
+    names = {"adam": "adamw", "sgd": "sgd" if still else "sgd_momentum"}
+    if optimizer not in names:
+        raise UserError(f"{given.source}: --optimizer = {optimizer}: allowed: {', '.join(names)}")
+    return {"precision": precision, "grad_dtype": gradients, "optimizer": names[optimizer], **_moments(given)}
+
+
+def _moments(given: Arguments) -> dict[str, Any]:
+    """The dtype of the optimizer's moments, the wider of two."""
+    given.has("--use-precision-aware-optimizer")  # a precondition of the flags below
+    found = [given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS]
+    for flag, dtype in zip(MOMENTS, found, strict=True):
+        if dtype not in MOMENT_DTYPES:
+            raise UserError(
+                f"{given.source}: {given.name(flag)} = {dtype}: allowed: {', '.join(MOMENT_DTYPES)}"
+            )
+    widest = min(found, key=MOMENT_DTYPES.index)
+    return {"moment_dtype": widest if widest != MOMENT_DTYPES[0] else None}
+
+
+def _offload(given: Arguments) -> dict[str, Any]:
+    """Optimizer states on the host: all of them, or the given share."""
+    if not given.has("--optimizer-cpu-offload"):
+        return {}
+    text = given.text(FRACTION)
+    share = 1.0 if text is None else _real(given, FRACTION, text)
+    if not 0 <= share <= 1:
+        raise UserError(f"{given.source}: {given.name(FRACTION)} = {text}: allowed: from 0 to 1")
+    return {"offload_optimizer": "cpu", "offload_ratio": share} if share else {}
+
+
+def _real(given: Arguments, flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{given.source}: {given.name(flag)} = {text}: allowed: a number") from None
+
+
+def _shape(given: Arguments) -> dict[str, Any]:
+    shape = {"seq_len": given.number("--seq-length"), "global_batch": given.number("--global-batch-size")}
+    training = {name: value for name, value in shape.items() if value}
+    return {"micro_batch": given.number("--micro-batch-size"), "training": training or None}
+
+
+def _told_sizes(given: Arguments) -> dict[str, int]:
+    """Sizes of the model that arguments give."""
+    found = {name: given.number(flag) for flag, name in SIZES.items()}
+    return {name: size for name, size in found.items() if size is not None}
+
+
+def _sizes(given: Arguments) -> dict[str, int]:
+    """Sizes of the model, including Megatron-LM's defaults."""
+    read_size: Callable[[str], int | None] = given.number
+    found = {name: read_size(flag) for flag, name in SIZES.items()}
+    if not given.has("--group-query-attention"):
+        found["kv_heads"] = found["heads"]
+    if found["num_experts"] is None:
+        found |= {"num_experts": 0, "expert_ffn": 0}
+    elif given.text("--moe-layer-freq") is None:
+        found["ffn"] = None  # no layer is dense
+    return {name: size for name, size in found.items() if size is not None}
+
+
+def _notes(given: Arguments) -> Iterator[str]:
+    if len({given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS}) > 1:
+        yield f"{' and '.join(MOMENTS)} differ: the plan has one dtype for both, the wider."
+    unknown = [name for name in given.values.get("--recompute-modules", []) if name not in MODULES]
+    if unknown:
+        yield f"--recompute-modules {' '.join(unknown)}: not modelled; left out."
+    if given.has("--use-megatron-fsdp") and not given.has(STRATEGY):
+        yield f"--use-megatron-fsdp shards nothing without {STRATEGY}."
+    number = given.number("--recompute-num-layers") or 1
+    if given.values.get("--recompute-method") == ["uniform"] and number > 1 and not _stage_sizes(given):
+        yield f"--recompute-num-layers {number}: the layers of a stage are not said; each is recomputed alone."
+    if given.values.get("--recompute-method") == ["block"]:
+        yield "Recomputation of the first layers of every stage becomes every C-th layer, as many of them."

@@ -1,0 +1,104 @@
+"""nanotron's YAML back to a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.frameworks.match import is_telling, model_note, models_with
+from simpar.frameworks.recipes import Given, flat
+from simpar.frameworks.target import Imported, plan_said
+from simpar.plan.plan import Plan
+
+ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+SIZES = {
+    "hidden_size": "hidden", "intermediate_size": "ffn", "num_hidden_layers": "layers", "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads", "vocab_size": "vocab", "moe_config.num_experts": "num_experts",
+    "moe_config.moe_intermediate_size": "expert_ffn",
+}  # fmt: skip
+MODEL = "model.model_config."
+ASYNC = "tp_linear_async_communication"
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a config of ``run_train.py``. Raises UserError naming file, option and value."""
+    data = files.read_yaml(text, name)
+    if not isinstance(data, dict) or not isinstance(data.get("parallelism"), dict):
+        raise UserError(f"{name}: no section parallelism, as nanotron's configs have")
+    given = Given(flat(data), name)
+    dp = given.whole("parallelism.dp") or 1
+    values = {"stack": "nanotron", "dp": dp, **_layout(given), **_numerics(given)}
+    micro = given.whole("tokens.micro_batch_size") or 1
+    seq_len, steps = (
+        given.whole("tokens.sequence_length"),
+        given.whole("tokens.batch_accumulation_per_replica") or 1,
+    )
+    if seq_len:
+        values |= {"micro_batch": micro, "training": {"seq_len": seq_len, "global_batch": micro * steps * dp}}
+    found = {ours: given.whole(MODEL + theirs) for theirs, ours in SIZES.items()}
+    told = {ours: size for ours, size in found.items() if size is not None}
+    sizes = dict(told)
+    sizes.setdefault("kv_heads", sizes.get("heads", 0))
+    if "num_experts" not in sizes:
+        sizes |= {"num_experts": 0, "expert_ffn": 0}
+    models = models_with(sizes)
+    values |= {"model": models[0] if models else None}
+    plan = plan_said(values)
+    note = model_note(models, sizes)
+    notes = (*filter(None, (note, _serial(given, plan))), *given.misspelt())
+    return Imported(
+        plan, given.rest(), notes, sizes=sizes if is_telling(sizes) else told, asks={"model": note}
+    )
+
+
+def _layout(given: Given) -> dict[str, Any]:
+    prefix = "parallelism."
+    axes = {"tp": "tp", "pp": "pp", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
+    found: dict[str, Any] = {axis: given.whole(prefix + key) or 1 for axis, key in axes.items()}
+    engine = _of(given, f"{prefix}pp_engine", ENGINES, "afab")
+    mode = str(given.get(f"{prefix}tp_mode") or "ALL_REDUCE").upper()
+    if mode not in ("ALL_REDUCE", "REDUCE_SCATTER"):
+        raise UserError(f"{given.source}: {prefix}tp_mode = {mode}: allowed: ALL_REDUCE, REDUCE_SCATTER")
+    if found["tp"] > 1:
+        found["sequence_parallel"] = mode == "REDUCE_SCATTER"
+    if found["pp"] > 1:
+        found["schedule"] = engine
+    bucket = given.whole("model.ddp_bucket_cap_mb")
+    return found | {
+        "zero": given.whole("optimizer.zero_stage", 0) or 0,
+        "recompute": "full" if given.get(f"{prefix}recompute_layer") else "none",
+        "bucket_bytes": f"{bucket} MiB" if bucket else None,
+    }
+
+
+def _serial(given: Given, plan: Plan) -> str:
+    """A note if tensor-parallel ranks wait for each other; "" if they do not. Raises UserError."""
+    key, tensor = f"parallelism.{ASYNC}", plan.tensor_parallel.sequence_parallel
+    beside = given.get(key)
+    if beside not in (None, True, False):
+        raise UserError(f"{given.source}: {key} = {beside!r}: allowed: true, false")
+    if beside and not tensor and plan.mesh.tp > 1:  # nanotron raises ValueError
+        raise UserError(
+            f"{given.source}: {key} = true: allowed: false, or parallelism.tp_mode = REDUCE_SCATTER"
+        )
+    if beside or not tensor:
+        return ""
+    return f"{key} is off, for which a plan has no word: stack nanotron is fitted to runs that have it on."
+
+
+def _numerics(given: Given) -> dict[str, Any]:
+    precision = _of(given, "model.dtype", DTYPES, "bfloat16")
+    optimizer = _of(given, "optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}, "adamW")
+    whole = given.get("optimizer.accumulate_grad_in_fp32", True)
+    gradients = None if precision == "fp32" else "fp32" if whole else "bf16"
+    return {"precision": precision, "optimizer": optimizer, "grad_dtype": gradients}
+
+
+def _of(given: Given, key: str, known: dict[str, str], usual: str) -> str:
+    value = given.get(key)
+    value = usual if value is None else value
+    if value not in known:
+        raise UserError(f"{given.source}: {key} = {value!r}: allowed: {', '.join(known)}")
+    return known[value]

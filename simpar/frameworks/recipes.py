@@ -1,0 +1,420 @@
+"""The return value of a function in a Python file, worked out without running it: recipes that are code.
+
+A recipe is a function without required arguments that creates configs and sets their fields. Constants, other functions
+of the file, decided conditions, and fields that are set later are followed. A value that only running would tell is an
+:class:`Unknown` with its text and line.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.frameworks.target import misspelt
+
+AUTO = "auto"
+"""A value that the program which starts DeepSpeed or Accelerate fills in."""
+MAX_DEPTH = 20
+MAX_ITEMS = 10_000
+_SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv, ast.Mod: operator.mod,
+}  # fmt: skip
+_ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "len": len,
+    "dict": dict,
+}
+CONFIGS = ("run.Config", "run.Partial")
+"""Calls whose first argument is the class to configure (NeMo-Run)."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A value that only running would tell: its source text and line."""
+
+    text: str
+    line: int
+
+
+@dataclass
+class Made:
+    """The result of a call: the dotted name that was called, its arguments, and fields set since."""
+
+    called: str
+    args: list[Any] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    line: int = 0
+
+    @property
+    def name(self) -> str:
+        """The last part of the called name; for ``Name.Config``, Name."""
+        return self.called.removesuffix(".Config").rpartition(".")[2]
+
+    def flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        """Fields by dotted name; nested objects contribute their own fields."""
+        for key, value in self.fields.items():
+            if isinstance(value, Made) and value.fields:
+                yield from value.flat(f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+
+class Given(Mapping[str, Any]):
+    """Values by dotted name.
+
+    Asking for a value that is not known raises UserError; values that were never asked for can be listed.
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self.values_, self.source = dict(values), source
+        self.used: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.used.add(key)
+        value = self.values_[key]
+        if isinstance(value, Unknown | Made):
+            text = value.text if isinstance(value, Unknown) else f"{value.called}()"
+            short = " ".join(text.split())[:40]
+            raise UserError(f"{self.source}:{value.line}: {key} = {short}: allowed: a value, no code")
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+    def whole(self, key: str, least: int = 1) -> int | None:
+        """A whole number, None if there is none. Raises UserError if it is not one."""
+        value = self.get(key)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            allowed = "a positive integer" if least > 0 else f"an integer of {least} or more"
+            raise UserError(f"{self.source}: {key} = {value!r}: allowed: {allowed}")
+        return value
+
+    def rest(self) -> tuple[str, ...]:
+        """Names that were never asked for and have a value."""
+        return tuple(key for key, value in self.values_.items() if key not in self.used and value is not None)
+
+    def misspelt(self) -> tuple[str, ...]:
+        """Notes on those of :meth:`rest` that look like misspelt names."""
+        return misspelt(self.rest(), self.used - set(self.values_))
+
+
+def without_auto(data: Mapping[str, Any], source: str) -> tuple[Given, list[str]]:
+    """A config by dotted name, and the names whose value is "auto"."""
+    whole = flat(data)
+    said = {key: value for key, value in whole.items() if value != AUTO}
+    return Given(said, source), [key for key in whole if key not in said]
+
+
+def flat(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested sections as dotted names; a section without entries is a value."""
+    return dict(_sections(data).flat())
+
+
+def nested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as nested sections: the inverse of :func:`flat`."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        part = found
+        *sections, name = key.split(".")
+        for section in sections:
+            part = part.setdefault(section, {})
+        part[name] = value
+    return found
+
+
+def _sections(data: Mapping[str, Any]) -> Made:
+    fields = {str(key): _sections(value) if isinstance(value, dict) else value for key, value in data.items()}
+    return Made("", [], fields)
+
+
+class Recipes:
+    """The functions of a Python file; ``notes`` tell which calls were not followed."""
+
+    def __init__(self, text: str, source: str) -> None:
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise UserError(f"{source}: not Python ({str(error).splitlines()[0]})") from None
+        self.source = source
+        self.notes: list[str] = []
+        self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        self.constants: dict[str, Any] = {}
+        self.depth = 0
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                self._statement(node, self.constants)
+
+    def names(self) -> list[str]:
+        """Public functions without required arguments that return something."""
+        return [
+            name for name, node in self.functions.items()
+            if not name.startswith("_") and len(node.args.args) == len(node.args.defaults)
+            and None not in node.args.kw_defaults
+            and any(isinstance(part, ast.Return) and part.value is not None for part in ast.walk(node))
+        ]  # fmt: skip
+
+    def made(self, recipe: str, wanted: Callable[[Made], bool]) -> tuple[str, Made]:
+        """A recipe's name and its result; ``recipe`` selects one of several ("" for the only one).
+
+        ``wanted`` tells configs from other results. Raises UserError.
+        """
+        if recipe:
+            name = files.choose(recipe, self.names(), f"recipe of {self.source}")
+            value = self.call(self.functions[name], [], {})
+            if isinstance(value, Made) and wanted(value):
+                return name, value
+            raise UserError(f"{self.source}: {recipe} returns no config that is written out")
+        found = {name: self.call(self.functions[name], [], {}) for name in self.names()}
+        configs = {name: made for name, made in found.items() if isinstance(made, Made) and wanted(made)}
+        if not configs:
+            raise UserError(
+                f"{self.source}: no function returns a config with parallel sizes that are written out"
+            )
+        if len(configs) > 1:
+            named = ", ".join(list(configs)[: files.MAX_LISTED])
+            raise UserError(
+                f"{self.source}: has {len(configs)} recipes: name one, FILE:RECIPE; allowed: {named}"
+            )
+        self.notes.clear()
+        (name,) = configs
+        value = self.call(self.functions[name], [], {})
+        return name, value if isinstance(value, Made) else configs[name]
+
+    def call(self, node: ast.FunctionDef, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The return value of a function of the file. Raises UserError for one that calls itself."""
+        if self.depth > MAX_DEPTH:
+            raise UserError(
+                f"{self.source}:{node.lineno}: {node.name}: functions that call each other without end"
+            )
+        arguments = node.args
+        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        scope: dict[str, Any] = {}
+        usual = [None] * (len(names) - len(arguments.defaults)) + list(arguments.defaults)
+        given = dict(zip(names, usual, strict=True))
+        given |= dict(zip([each.arg for each in arguments.kwonlyargs], arguments.kw_defaults, strict=True))
+        for name, default in given.items():
+            scope[name] = Unknown(name, node.lineno) if default is None else self.value(default, {})
+        scope |= dict(zip(names, args, strict=False)) | dict(keywords)
+        self.depth += 1
+        try:
+            return self._block(node.body, scope)
+        finally:
+            self.depth -= 1
+
+    def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> Any:
+        """The return value of a block; :data:`_ON` if it ends without one."""
+        for node in body:
+            if isinstance(node, ast.Return):
+                return None if node.value is None else self.value(node.value, scope)
+            done = self._statement(node, scope)
+            if done is not _ON:
+                return done
+        return _ON
+
+    def _statement(self, node: ast.stmt, scope: dict[str, Any]) -> Any:
+        if isinstance(node, ast.Assign):
+            value = self.value(node.value, scope)
+            for target in node.targets:
+                self._set(target, value, scope)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._set(node.target, self.value(node.value, scope), scope)
+        elif isinstance(node, ast.AugAssign):
+            self._set(node.target, Unknown(ast.unparse(node), node.lineno), scope)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            self._effect(node.value, scope)
+        elif isinstance(node, ast.If):
+            test = self.value(node.test, scope)
+            if isinstance(test, Unknown):
+                self._undecided(node, scope)
+                return _ON
+            return self._block(node.body if test else node.orelse, scope)
+        elif isinstance(node, ast.With):
+            return self._block(node.body, scope)
+        elif isinstance(node, ast.For | ast.While | ast.Try | ast.Match):
+            self._undecided(node, scope)
+        return _ON
+
+    def _undecided(self, node: ast.stmt, scope: dict[str, Any]) -> None:
+        """Values that branches set become unknown; a return among them ends what can be read."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Return):
+                raise UserError(f"{self.source}:{part.lineno}: a return that only running would tell")
+            if isinstance(part, ast.Assign):
+                for target in part.targets:
+                    self._set(target, Unknown(ast.unparse(part.value), part.lineno), scope)
+
+    def _effect(self, node: ast.Call, scope: dict[str, Any]) -> None:
+        """A call for its effect; the file's own functions are followed."""
+        holder = self.value(node.func.value, scope) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(holder, list) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+            holder.extend(self.value(arg, scope) for arg in node.args)
+            return
+        value = self.value(node, scope)
+        own = isinstance(node.func, ast.Name) and node.func.id in self.functions
+        touched = [self.value(arg, scope) for arg in node.args]
+        touched.append(holder)
+        if not own and isinstance(value, Made) and any(isinstance(each, Made) for each in touched):
+            self.notes.append(f"Line {node.lineno}: what {ast.unparse(node)[:60]} changes is not read.")
+
+    def _set(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            scope[target.id] = value
+        elif isinstance(target, ast.Attribute):
+            made = self._place(target.value, scope)
+            if made is not None:
+                made.fields[target.attr] = value
+        elif isinstance(target, ast.Tuple | ast.List):
+            for each in target.elts:
+                self._set(each, Unknown(ast.unparse(each), target.lineno), scope)
+
+    def _place(self, node: ast.expr, scope: dict[str, Any]) -> Made | None:
+        """The config whose field is set; it is created if it does not exist yet."""
+        if isinstance(node, ast.Name):
+            found = scope.get(node.id)
+            return found if isinstance(found, Made) else None
+        if not isinstance(node, ast.Attribute):
+            return None
+        holder = self._place(node.value, scope)
+        if holder is None:
+            return None
+        inner = holder.fields.setdefault(node.attr, Made(""))
+        return inner if isinstance(inner, Made) else None
+
+    def value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        """The value of an expression, :class:`Unknown` if only running would tell."""
+        try:
+            found = self._value(node, scope)
+        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
+            found = None if isinstance(node, ast.Constant) and node.value is None else _Not
+        return Unknown(ast.unparse(node), node.lineno) if found is _Not else found
+
+    def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            return scope.get(node.id, self.constants.get(node.id, _Not))
+        if isinstance(node, ast.Attribute):
+            base = self.value(node.value, scope)
+            return base.fields.get(node.attr, _Not) if isinstance(base, Made) else _Not
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self.value(each, scope) for each in node.elts]
+        if isinstance(node, ast.Dict):
+            pairs = (
+                (key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None
+            )
+            return {_hashable(self.value(key, scope)): self.value(value, scope) for key, value in pairs}
+        if isinstance(node, ast.Call):
+            return self._called(node, scope)
+        if isinstance(node, ast.IfExp):
+            test = self.value(node.test, scope)
+            return (
+                _Not if isinstance(test, Unknown) else self.value(node.body if test else node.orelse, scope)
+            )
+        return self._operation(node, scope)
+
+    def _operation(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        if isinstance(node, ast.BoolOp):
+            return self._joined(node, scope)
+        if isinstance(node, ast.UnaryOp):
+            inner = _known(self.value(node.operand, scope))
+            return (
+                (not inner)
+                if isinstance(node.op, ast.Not)
+                else -inner
+                if isinstance(node.op, ast.USub)
+                else _Not
+            )
+        if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+            left, right = (_known(self.value(each, scope)) for each in (node.left, node.right))
+            sizes = [len(each) if isinstance(each, list | str) else each for each in (left, right)]
+            if isinstance(node.op, ast.Mult) and list in (type(left), type(right)) and max(sizes) > MAX_ITEMS:
+                return _Not
+            return _SIGNS[type(node.op)](left, right)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, right = (_known(self.value(each, scope)) for each in (node.left, node.comparators[0]))
+            left = _hashable(left) if isinstance(right, dict) else left
+            return _ORDERS[type(node.ops[0])](left, _items(right) if isinstance(right, list) else right)
+        if isinstance(node, ast.Subscript):
+            base, key = self.value(node.value, scope), _known(self.value(node.slice, scope))
+            return base[_hashable(key)] if isinstance(base, list | dict) else _Not
+        return _Not
+
+    def _joined(self, node: ast.BoolOp, scope: Mapping[str, Any]) -> Any:
+        wanted = isinstance(node.op, ast.Or)
+        found: Any = not wanted
+        for each in node.values:
+            found = self.value(each, scope)
+            if isinstance(found, Unknown) or bool(found) is wanted:
+                return found
+        return found
+
+    def _called(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
+        name = ast.unparse(node.func)
+        args = [self.value(arg, scope) for arg in node.args]
+        keywords: dict[str, Any] = {}
+        for each in node.keywords:
+            value = self.value(each.value, scope)
+            keywords |= {each.arg: value} if each.arg else value if isinstance(value, dict) else {}
+        if name in self.functions:
+            value = self.call(self.functions[name], args, keywords)
+            return None if value is _ON else value
+        if name in _PLAIN:
+            return _PLAIN[name](*map(_known, args), **keywords)
+        if name == "getattr" and len(args) > 1 and isinstance(args[0], Made):
+            return args[0].fields.get(args[1], args[2] if len(args) > 2 else _Not)
+        if name in CONFIGS and node.args:
+            return Made(ast.unparse(node.args[0]), args[1:], keywords)
+        if name.rpartition(".")[2] == "replace" and args and isinstance(args[0], Made):
+            return Made(args[0].called, args[0].args, args[0].fields | keywords)
+        if isinstance(node.func, ast.Attribute) and isinstance(
+            inner := self.value(node.func.value, scope), Made
+        ):
+            args = [inner, *args]  # the object of the method call
+            name = node.func.attr
+        return Made(name, args, keywords, node.lineno)
+
+
+class _Mark:
+    """Markers that are not values."""
+
+
+_ON, _Not = _Mark(), _Mark()
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Unknown | Made):
+        raise ValueError
+    return value
+
+
+def _items(value: list[Any]) -> list[Any]:
+    return [_known(each) for each in value]
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else _known(value)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A file's name and the recipe after it: ``recipes.py:llama3_8b``; "" for none."""
+    path, colon, recipe = name.rpartition(".py:")
+    return (f"{path}.py", recipe) if colon else (name, "")

@@ -1,0 +1,136 @@
+"""The definition of an export target: its name, version, what it cannot express, and the files it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from simpar.errors import UserError
+from simpar.frameworks.subject import Loss, Subject
+from simpar.plan.choices import CHOICES
+from simpar.plan.optimizers import IN_TORCH, in_torch
+from simpar.plan.plan import Plan
+
+Options = dict[str, Any]
+FEATURES = {
+    "offload": "options say what a plan offloads; else that is lost",
+    **dict.fromkeys(
+        (each.name for each in CHOICES if each.section == "execution"),
+        "options say what a plan chose there; else that is lost",
+    ),
+    "a part": "something else runs more of what its stack does: it does not decide what is searched for that",
+}
+"""Features of a target besides writing files."""
+OF_TORCH = {name: in_torch(name).name for name in IN_TORCH}
+"""Optimizers of targets that train with ``torch.optim``."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A plan read from another tool's file, and options of the file that have no place in a plan.
+
+    ``per_replica`` are the sequences of a data-parallel rank's step, if the file gives no global batch and the tool
+    takes as many from every rank. ``microbatches`` counts those of a rank's step, if the file gives them instead of a
+    micro-batch. ``sizes`` are the model's sizes in the file (by the keys of ``match.SIZES``). ``asks`` maps those of
+    the ``notes`` that a user can answer to what they ask for: "model", "micro_batch" or "global_batch" ("" if that is
+    certain).
+    """
+
+    plan: Plan
+    ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    per_replica: int | None = None
+    microbatches: int | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    asks: Mapping[str, str] = field(default_factory=dict)
+
+    def global_batch(self, world_size: int) -> int | None:
+        """Sequences of a step on ``world_size`` devices; None if the file does not give them."""
+        told = (self.plan.training or {}).get("global_batch")
+        replicas = self._replicas(world_size)
+        return told or (self.per_replica * replicas if self.per_replica and replicas else None)
+
+    def _replicas(self, world_size: int) -> int:
+        mesh = self.plan.mesh
+        return world_size // (mesh.tp * mesh.cp * mesh.pp)
+
+    def placed(self, world_size: int, global_batch: int | None = None) -> Plan:
+        """The plan on ``world_size`` devices, if its micro-batch depends on their number. Raises UserError."""
+        batch = global_batch or self.global_batch(world_size)
+        if not self.microbatches or not batch or not (replicas := self._replicas(world_size)):
+            return self.plan
+        micro, rest = divmod(batch, replicas * self.microbatches)
+        if rest or not micro:
+            raise UserError(
+                f"global batch = {batch}: allowed: a multiple of data-parallel ranks x microbatches = "
+                f"{replicas} x {self.microbatches}"
+            )
+        return self.plan.model_copy(update={"micro_batch": micro})
+
+
+NEARLY = 0.94
+"""Similarity of two names above which one counts as a typing error; options of one tool are less similar."""
+
+
+def misspelt(left: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
+    """Notes on unused names (``left``) that are almost equal to a name that was looked for and not found.
+
+    A flag that is a prefix of another one counts as equal to it.
+    """
+    known = sorted(wanted)
+    found = []
+    for name in left:
+        like = [each for each in known if name.startswith("--") and each.startswith(f"{name}-")]
+        like += get_close_matches(name, known, n=1, cutoff=NEARLY)
+        if like:
+            found.append(f"{name} is not read: {like[0]} may be meant.")
+    return tuple(found)
+
+
+def plan_said(values: Mapping[str, Any]) -> Plan:
+    """The plan of the values in a file; missing values (None) are left open. Raises ValidationError."""
+    return Plan.model_validate({key: value for key, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Numerics of a framework: its names of ``optimizers``, by simpar's names, and its ``precisions``."""
+
+    optimizers: Mapping[str, str] = field(default_factory=lambda: OF_TORCH)
+    precisions: tuple[str, ...] = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One framework at one version.
+
+    ``stacks`` are software stacks: first the target's own, whose habits it has, then others that it starts; plans made
+    for these keep their habits. ``losses`` yields what it cannot express, ``options`` returns its options by their own
+    names, ``files`` the text of every file from a subject and its options. ``notes`` tells what the user should know,
+    ``how`` what to do before starting it. ``read`` turns the text and name of one of its files back into a plan.
+    ``features`` are those of :data:`FEATURES`.
+    """
+
+    name: str
+    description: str
+    version: str
+    stacks: tuple[str, ...]
+    losses: Callable[[Subject], Iterable[Loss]]
+    options: Callable[[Subject], Options]
+    files: Callable[[Subject, Options], Mapping[str, str]]
+    notes: Callable[[Subject], Iterable[str]] = lambda _: ()
+    how: str = ""
+    read: Callable[[str, str], Imported] | None = field(default=None)
+    features: tuple[str, ...] = ()
+    numerics: Numerics = Numerics()
+
+    @property
+    def stack(self) -> str:
+        """The software stack whose habits it has."""
+        return self.stacks[0]
+
+    def habits(self, plan: Plan) -> str:
+        """The stack whose habits a plan has in the target: its own if the target starts it, else the target's."""
+        return plan.stack if plan.stack in self.stacks else self.stack

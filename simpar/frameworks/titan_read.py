@@ -1,0 +1,280 @@
+"""torchtitan's files back to a plan: the TOML of 0.2, and recipes in Python modules since 0.3."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
+
+from simpar.architectures.catalogue import load_model
+from simpar.architectures.recompute import every
+from simpar.errors import UserError
+from simpar.frameworks import rules
+from simpar.frameworks.recipes import Given, Made, Recipes, Unknown, flat, split_name
+from simpar.frameworks.target import Imported, plan_said
+from simpar.frameworks.titan import FLAVORS, MIXTURES, ROTATION, SCHEDULES
+from simpar.plan.schedules import natural_vpp
+
+CHECKPOINTING = {
+    "FullAC": "full",
+    "SelectiveAC": "selective",
+    "none": "none",
+    "full": "full",
+    "selective": "selective",
+}
+CONVERTERS = {"float8": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
+"""Precisions by the prefix of a converter's name."""
+LOCAL_BATCH, SEQ_LEN = 8, 2048
+"""Defaults of ``TrainingConfig`` in torchtitan 0.2 and 0.3."""
+EDGE = 1
+"""How many layers the embedding and the head count as when stages are cut (``..._first_stage_less_layers``)."""
+
+
+def read(text: str, name: str) -> Imported:
+    """The plan in a recipe (.py, ``FILE:RECIPE`` if it has several) or in the TOML of 0.2; nothing is run.
+
+    Raises UserError if it cannot be read.
+    """
+    path, recipe = split_name(name)
+    if not path.endswith(".py"):
+        return read_toml(text, name)
+    recipes = Recipes(text, path)
+    found, config = recipes.made(recipe, _is_config)
+    spec = config.fields.pop("model_spec", config.fields.pop("model", None))
+    policy = config.fields.pop("activation_checkpoint", None)
+    converters = [*_converters(spec), *_converters(config.fields.pop("model_converters", None))]
+    given = Given(dict(config.flat()), path)
+    values = {
+        "recompute": _recompute_of(policy, path),
+        "precision": _precision(given, [each.name for each in converters]),
+        "model": _model(spec, path, found),
+    }
+    return _imported(given, values, _said(spec), (*recipes.notes, *_converted(converters)))
+
+
+def _is_config(made: Made) -> bool:
+    return made.called.endswith("Trainer.Config")
+
+
+def _converters(made: Any) -> list[Made]:
+    """The converters of a model, or of a container of them."""
+    listed = made.fields.get("converters") if isinstance(made, Made) else None
+    return [each for each in listed or [] if isinstance(each, Made)]
+
+
+def _converted(converters: list[Made]) -> Iterator[str]:
+    """What a plan does not record of converters: their layers, and converters that change no precision."""
+    for each in converters:
+        if not any(each.name.lower().startswith(begin) for begin in CONVERTERS):
+            yield f"{each.name} is not read."
+        elif "fqns" in each.fields:
+            yield f"{each.name} is for some layers only; the plan has one precision for all."
+
+
+def _recompute_of(policy: Any, path: str) -> str:
+    if policy is None:
+        return "none"
+    name = policy.text if isinstance(policy, Unknown) else str(policy)
+    if isinstance(policy, Made):
+        name = policy.fields.get("mode") or policy.name
+    if name not in CHECKPOINTING:
+        raise UserError(f"{path}: activation_checkpoint = {name}: allowed: None, FullAC, SelectiveAC")
+    return CHECKPOINTING[name]
+
+
+def _precision(given: Given, converters: list[str]) -> str:
+    for name in converters:
+        known = [ours for begin, ours in CONVERTERS.items() if name.lower().startswith(begin)]
+        if known:
+            return known[0]
+    return "bf16" if given.get("training.mixed_precision_param", "bfloat16") == "bfloat16" else "fp32"
+
+
+def _model(spec: Any, path: str, recipe: str) -> str | None:
+    """The shipped model of a flavor; its folder is given by the call, the file's location or the recipe's name."""
+    if not isinstance(spec, Made) or "model" in spec.fields:
+        return None
+    flavor = spec.fields.get("flavor", spec.args[0] if spec.args else None)
+    near = (spec.called.partition(".")[0], PurePath(path).parent.name)
+    named = sorted((family for family in _families() if recipe.startswith(family)), key=len)
+    family = next((each for each in (*near, *named) if each in _families()), "")
+    return _families().get(family, {}).get(str(flavor))
+
+
+def _families() -> dict[str, dict[str, str]]:
+    return {family: FLAVORS.get(family, {}) | MIXTURES.get(family, {}) for family in {**FLAVORS, **MIXTURES}}
+
+
+def _said(spec: Any) -> str:
+    if isinstance(spec, Made) and "model" not in spec.fields:
+        return f"{spec.called.rpartition('.')[0]} {spec.args[0] if spec.args else ''}".strip()
+    return spec.text if isinstance(spec, Unknown) else "of its own"
+
+
+def read_toml(text: str, name: str) -> Imported:
+    """The plan in a job config of torchtitan up to 0.2. Raises UserError naming file, option and value."""
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"{name}: not valid TOML ({error})") from None
+    given = Given(flat(data), name)
+    if not any(key.startswith("parallelism.") for key in given):
+        raise UserError(f"{name}: no section [parallelism], as torchtitan's job configs have")
+    converters = given.get("model.converters") or []
+    listed = converters.split(",") if isinstance(converters, str) else converters
+    family, flavor = str(given.get("model.name")), str(given.get("model.flavor"))
+    values = {
+        "recompute": _recompute(given),
+        "precision": _precision(given, [str(each).rpartition(".")[2].strip() for each in listed]),
+        "model": _families().get(family, {}).get(flavor),
+    }
+    return _imported(given, values, f"{family} {flavor}", ())
+
+
+def _recompute(given: Given) -> str:
+    mode = given.get("activation_checkpoint.mode", "selective")
+    option = str(given.get("activation_checkpoint.selective_ac_option", "2"))
+    if mode not in ("none", "full", "selective"):
+        raise UserError(
+            f"{given.source}: activation_checkpoint.mode = {mode!r}: allowed: none, selective, full"
+        )
+    return mode if mode != "selective" else "selective" if option == "op" else every(option)
+
+
+def _imported(given: Given, values: dict[str, Any], said: str, notes: tuple[str, ...]) -> Imported:
+    model = values["model"]
+    shape = _shape(given)
+    batch = {"global_batch": shape["batch"]} if shape["batch"] else {}
+    plan = {"stack": "torchtitan"} | values | _parallel(given, model)
+    plan |= {"micro_batch": shape["micro"], "training": {"seq_len": shape["seq_len"], **batch}}
+    made = plan_said(plan)
+    local = None if batch else shape["local"]
+    of_rank = f"The global batch is {local} sequences a data-parallel rank"
+    asks = {
+        "model": "" if made.model else f"The model {said} is not shipped: give --model.",
+        "global_batch": f"{of_rank}, which are left open: give --global-batch." if local else "",
+    }
+    left = filter(None, (asks["model"], _action_table(given), asks["global_batch"]))
+    return Imported(made, given.rest(), (*notes, *left, *given.misspelt()), local, asks=asks)
+
+
+def _action_table(given: Given) -> str:
+    if not given.get("parallelism.pipeline_parallel_schedule_csv"):
+        return ""
+    return "The action table is in a file of its own: put its text into pipeline.actions."
+
+
+def _parallel(given: Given, model: str | None) -> dict[str, Any]:
+    replicate = given.whole("parallelism.data_parallel_replicate_degree") or 1
+    shard = given.whole("parallelism.data_parallel_shard_degree", -1) or -1
+    sizes = {
+        axis: given.whole(f"parallelism.{name}_parallel_degree") or 1
+        for axis, name in (("tp", "tensor"), ("cp", "context"), ("ep", "expert"), ("pp", "pipeline"))
+    }
+    reshard = given.get("parallelism.fsdp_reshard_after_forward", "default")
+    zero = 0 if shard == 1 and sizes["cp"] == 1 else 2 if reshard == "never" else 3
+    values: dict[str, Any] = {
+        **sizes,
+        "dp": replicate * shard if shard > 0 else None,
+        "zero": zero,
+        "hsdp": replicate if zero else 1,
+        "etp": given.whole("parallelism.expert_tensor_parallel_degree"),
+    }
+    balanced = given.get("parallelism.context_parallel_load_balancer", "headtail")
+    if sizes["cp"] > 1:
+        word = given.get(ROTATION, "allgather")  # only in 0.2
+        method = rules.method_of(word, given.source, ROTATION)
+        values |= {"cp_method": method, "cp_balance": "zigzag" if balanced else "contiguous"}
+    sequence = given.get("parallelism.enable_sequence_parallel", True)
+    is_async = [given.get(f"{part}.enable_async_tensor_parallel") for part in ("compile", "parallelism")]
+    if sizes["tp"] > 1:  # 0.3 compiles it, 0.2 has an option
+        values["tensor_parallel"] = {"overlap": any(is_async), "sequence_parallel": bool(sequence)}
+    if given.get("training.enable_cpu_offload"):
+        values |= {"offload_optimizer": "cpu", "offload_parameters": "cpu"}
+    return values | _stages(given, sizes["pp"], model)
+
+
+def _stages(given: Given, pp: int, model: str | None) -> dict[str, Any]:
+    """Schedule and stages: as listed, or else as torchtitan cuts a model, with edges counting as layers."""
+    name = str(given.get("parallelism.pipeline_parallel_schedule", "1F1B"))
+    parts = given.get("parallelism.module_fqns_per_model_part")
+    each = given.whole("parallelism.pipeline_parallel_layers_per_stage")
+    edges = [
+        given.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 0) for end in ("first", "last")
+    ]
+    if pp == 1:
+        return {}
+    schedules = {theirs: ours for ours, theirs in SCHEDULES.items()}
+    is_table = bool(given.get("parallelism.pipeline_parallel_schedule_csv"))
+    if name not in schedules and not is_table:
+        raise UserError(f"{given.source}: parallelism.pipeline_parallel_schedule = {name}: allowed: "
+                        f"{', '.join(sorted(schedules))}")  # fmt: skip
+    schedule = schedules.get(name, "1f1b")
+    first, last = (EDGE if edge is None else edge for edge in edges)
+    layers = layers_of(parts)
+    if layers is None and model is not None:
+        graph = load_model(model)
+        count = sum(kind not in graph.auxiliary for kind in graph.layers)
+        stages = -(-(count + first + last) // each) if each else pp * natural_vpp(schedule)
+        if stages % pp:
+            raise UserError(
+                f"{given.source}: pipeline_parallel_layers_per_stage = {each}: {stages} stages for pp = {pp}"
+            )
+        layers = spread(count + first + last, stages, first, last)
+    chunks = len(layers) // pp if layers else natural_vpp(schedule)
+    uneven = layers if layers and len(set(layers)) > 1 else None
+    return {"schedule": schedule, "vpp": chunks, "layers": uneven}
+
+
+def spread(count: int, stages: int, first: int, last: int) -> tuple[int, ...]:
+    """Layers of every stage, where ``count`` includes ``first`` for the embedding and ``last`` for the head.
+
+    As torchtitan's ``generate_llm_fqn_per_model_part``: if the division is uneven, the first stages have one more.
+    """
+    base, more = divmod(count, stages)
+    sizes = [base + (stage < more) for stage in range(stages)]
+    sizes[0] -= first
+    sizes[-1] -= last
+    return tuple(sizes)
+
+
+def layers_of(parts: Any) -> tuple[int, ...] | None:
+    """Transformer layers of every stage from the stages' module names; None if there are none."""
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, list) for part in parts):
+        return None
+    return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
+
+
+def _local(given: Given) -> int:
+    """Sequences of a data-parallel rank."""
+    return given.whole("training.local_batch_size") or given.whole("training.batch_size") or LOCAL_BATCH
+
+
+def _shape(given: Given) -> dict[str, int]:
+    """Tokens per sequence; sequences of a microbatch, of a rank's step, and of the global batch (0: open).
+
+    Newer configs count tokens instead of sequences.
+    """
+    pp = given.whole("parallelism.pipeline_parallel_degree") or 1
+    ranks = (given.whole("parallelism.data_parallel_replicate_degree") or 1) * max(
+        0, given.whole("parallelism.data_parallel_shard_degree", -1) or -1
+    )
+    tokens = given.whole("training.num_tokens_per_microbatch_per_dp_rank")
+    if tokens:
+        seq_len = given.whole("training.max_context_length") or tokens
+        micro = max(1, tokens // seq_len)
+        local = micro * ((given.whole("parallelism.num_pp_microbatches") or 1) if pp > 1 else 1)
+        step = given.whole("training.num_tokens_per_train_step", -1) or -1
+        whole = step // seq_len if step > 0 else -1
+    else:
+        seq_len = given.whole("training.seq_len") or SEQ_LEN
+        local = _local(given)
+        micro = (given.whole("parallelism.pipeline_parallel_microbatch_size") or 1) if pp > 1 else local
+        whole = given.whole("training.global_batch_size", -1) or -1
+    return {
+        "seq_len": seq_len,
+        "micro": micro,
+        "local": local,
+        "batch": whole if whole > 0 else local * ranks,
+    }

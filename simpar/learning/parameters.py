@@ -1,0 +1,202 @@
+"""Parameters of stacks, devices and clusters that whole runs show: names, values, bounds, and spreads of profiles.
+
+A spread is how far a stack or a cluster that nobody has measured may differ. For parameters that were fitted to runs it
+is the spread found there (``spreads.json``, benchmarks/fit_runs.py), for all others the root mean square difference of
+shipped profiles from their median.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simpar import files
+from simpar.cost.collectives.parameters import PARAMETERS
+from simpar.cost.kernels import variants
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.device import Device, load_device
+from simpar.hardware.profile import ClusterProfile
+from simpar.precisions import PRECISIONS
+from simpar.stacks.stack import Stack, load_stack
+from simpar.units import GIB, MIB, MS, NS, US
+from simpar.validation.predict import Tuning, changed_stack, cluster_of
+from simpar.validation.rows import Case
+
+Name = tuple[str, str, str]
+"""Kind of profile ("device", "stack" or "cluster"), the profile, and the parameter's dotted key in it."""
+LEAST_SPREAD = 0.1
+"""The least spread, as a share of a parameter's usual value: a few profiles may agree by chance."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter in SI units: its bounds, the step for its slope, and the least spread of profiles."""
+
+    low: float
+    high: float
+    step: float
+    least_spread: float = 0.0
+
+
+CLOCK = Parameter(0.05, 1.3, 0.03)
+CLOCKS = (*reversed(max((variants("sustained_clock", name) for name in PRECISIONS), key=len)),)
+ATTENTION = "fusion.attention_rate"
+STACK = {
+    "launch.host_time_per_kernel_s": Parameter(0.0, 100 * US, 4 * US),
+    "launch.kernel_overhead": Parameter(0.7, 2.5, 0.04),
+    "launch.step_overhead_s": Parameter(0.0, 0.5, 5 * MS),
+    "launch.host_time_per_collective_s": Parameter(0.0, 1 * MS, 20 * US),
+    "launch.message_s": Parameter(0.0, 10 * MS, 0.3 * MS),
+    "overlap.compute_slowdown_while_comm": Parameter(1.0, 1.6, 0.03),
+    ATTENTION: Parameter(0.3, 1.5, 0.03),
+}
+EXPERTS = {
+    "experts.overhead": Parameter(0.8, 2.5, 0.05),
+    "experts.sync_s": Parameter(0.0, 5 * MS, 0.05 * MS),
+    "experts.row_s": Parameter(0.0, 20 * NS, 0.5 * NS),
+    "experts.exchange_host_s": Parameter(0.0, 5 * MS, 0.1 * MS),
+}
+SHARDS = {"launch.shard_copy_s": Parameter(0.0, 50 * US, 0.5 * US)}
+"""Parameters of stacks that copy gathered shards tensor by tensor; most stacks gather flat buffers."""
+DISPATCH = "launch.dispatch_s"
+ON_CPU = {DISPATCH: Parameter(0.0, 20 * MS, 0.2 * MS, 1 * MS)}
+"""Parameters for which the host is the device; no shipped profile was measured on a CPU."""
+CAPACITY, SHARED = "host.compute_capacity", Parameter(1.0, 1.0, 0.25, 1.0)
+"""How many devices of a host work at full speed at a time, at most all of them."""
+MEMORY = {
+    "memory.extra_saved": Parameter(0.0, 64.0, 1.0, 6.0),
+    "memory.logit_bytes": Parameter(0.5, 20.0, 0.5),
+    "memory.logit_saved_bytes": Parameter(0.0, 12.0, 0.5),
+    "memory.bucket_bytes": Parameter(0.0, 8.0, 0.5),
+    "memory.allocator.workspace_bytes": Parameter(0.0, 16 * GIB, 64 * MIB),
+}
+"""Parameters of a stack's memory, whichever kind of peak was measured.
+
+By the habits that profiles name, what a stack saves of a layer of Llama 3 8B differs by 6 bytes per token and hidden
+feature; what no profile names may differ by as much.
+"""
+RESERVED = {
+    "memory.allocator.fragmentation": Parameter(0.0, 0.6, 0.02),
+    "memory.allocator.churn": Parameter(0.0, 0.6, 0.02),
+    "memory.allocator.held_outputs": Parameter(0.0, 200.0, 5.0),
+}
+"""What an allocator reserves beyond tensors, per transient byte."""
+_ONLY_WITH = {"launch.host_time_per_collective_s": "tp", "launch.message_s": "pp", DISPATCH: "tp"}
+"""Axes without which a parameter has no effect."""
+CLUSTER = ("collectives.port_efficiency", "collectives.nic_efficiency")
+SHARE = Parameter(0.1, 1.0, 0.03)
+
+
+def parameter(key: str) -> Parameter:
+    """Bounds and step of a key; rates of attention by device count as one parameter."""
+    if key in CLOCKS:
+        return CLOCK
+    known = {
+        **STACK,
+        **EXPERTS,
+        **SHARDS,
+        **ON_CPU,
+        **MEMORY,
+        **RESERVED,
+        **dict.fromkeys(CLUSTER, SHARE),
+        CAPACITY: SHARED,
+    }
+    return known[ATTENTION if key.startswith(ATTENTION) else key]
+
+
+def names_of(case: Case, tuning: Tuning) -> Iterator[Name]:
+    """Parameters that the step of a case may depend on."""
+    device, precision = cluster_of(case, tuning).device, str(case.plan["precision"])
+    for key in reversed(variants(CLOCKS[0], precision)):
+        yield "device", device.name, key
+    copies = case.plan.get("zero") and load_stack(case.stack).launch.shard_copy_s
+    kinds = (
+        STACK, SHARDS if copies else {}, EXPERTS if case.graph.is_mixture else {},
+        ON_CPU if device.kind == "cpu" else {},
+    )  # fmt: skip
+    for key in (key for kind in kinds for key in kind):
+        if case.plan.get(_ONLY_WITH.get(key, ""), 2) != 1:
+            yield "stack", case.stack, f"{key}.{device.name}" if key == ATTENTION else key
+    if case.num_devices > 1:
+        yield "cluster", case.hardware, "collectives.port_efficiency"
+        if device.kind == "cpu":
+            yield "cluster", case.hardware, CAPACITY
+    if case.num_devices > case.devices_per_node:
+        for key in CLUSTER[1:]:
+            yield "cluster", case.hardware, key
+
+
+def value_of(name: Name, case: Case, tuning: Tuning) -> float:
+    """A parameter's value in the tuning, or else in the profiles of a case."""
+    kind, part, key = name
+    tried = {"device": tuning.devices, "stack": tuning.stacks, "cluster": tuning.clusters}[kind]
+    if key in tried.get(part, {}):
+        return tried[part][key]
+    if kind == "device":
+        return clock_of(cluster_of(case, tuning).device, key)
+    if kind == "stack":
+        return _of_stack(changed_stack(case.stack, {}), key)
+    return _of_cluster(cluster_of(case, tuning).profile, key)
+
+
+def clock_of(device: Device, key: str) -> float:
+    """A clock of a device; for a narrower precision that it does not state, that of the next wider one."""
+    wider = CLOCKS[CLOCKS.index(key) :: -1]
+    return next((device.kernels[one] for one in wider if device.kernels.get(one)), 1.0)
+
+
+def _of_stack(stack: Stack, key: str) -> float:
+    if key.startswith(ATTENTION):
+        return stack.fusion.rate_on(key.rpartition(".")[2])
+    found: Any = stack
+    for step in key.split("."):
+        found = getattr(found, step)
+    return float(found)
+
+
+def _of_cluster(profile: ClusterProfile, key: str) -> float:
+    if key == CAPACITY:
+        return profile.host.compute_capacity or float(profile.devices_per_node)
+    name = key.rpartition(".")[2]
+    return profile.collectives.get(name, PARAMETERS[name][0])
+
+
+@cache
+def _fitted() -> dict[str, float]:
+    """Spreads of logarithms that the fit to whole runs found, by key."""
+    return dict(json.loads((Path(__file__).parent / "spreads.json").read_text()))
+
+
+@lru_cache(maxsize=64)
+def spread_of(kind: str, key: str) -> float:
+    """How far the shipped profiles of a kind differ in a parameter, in the parameter's unit."""
+    if key == CAPACITY:
+        return SHARED.least_spread
+    if kind == "device":
+        stated = [load_device(name).kernels.get(key) for name in files.bundled("devices")]
+    elif kind == "stack":
+        stated = [_of_stack(load_stack(name), key) for name in files.bundled("stacks")]
+    else:
+        field = key.rpartition(".")[2]
+        profiles = [load_cluster(name).profile for name in files.bundled("clusters")]
+        stated = [profile.collectives.get(field) for profile in profiles]
+    values = np.array([value for value in stated if value is not None])
+    usual = float(np.median(values))
+    differ = float(np.sqrt(np.mean((values - usual) ** 2)))
+    if known := _fitted().get(key):
+        differ = known * float(np.median(values[values > 0]))
+    return max(differ, LEAST_SPREAD * usual, parameter(key).least_spread)
+
+
+def tuning_of(values: Mapping[Name, float]) -> Tuning:
+    """Parameters in the form that predictions take."""
+    found: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}, "cluster": {}}
+    for (kind, part, key), value in values.items():
+        found[kind].setdefault(part, {})[key] = value
+    return Tuning(found["device"], found["stack"], found["cluster"])

@@ -1,0 +1,159 @@
+"""Cluster profiles by the words of a table for devices and networks: a vocabulary, word by word."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from simpar import files
+from simpar.errors import UserError
+from simpar.hardware.catalogue import load_cluster
+from simpar.hardware.device import Device
+from simpar.hardware.profile import ClusterProfile
+from simpar.profiles import load_profile
+from simpar.units import GB
+from simpar.validation.cells import Row, Unmodelled, text
+
+_PROFILES = (  # words for the device, word for the network, profile; the first match counts
+    ("a100 pcie", "", "a100-pcie-8"),
+    ("a100 40gb", "efa", "aws-p4d"),
+    ("a100 40gb", "", "dgx-a100-40gb"),
+    ("a100", "roce", "a100-roce-1600"),
+    ("a100", "", "dgx-a100-80gb"),
+    ("h100 pcie", "", "h100-pcie-8"),
+    ("h100", "efa", "aws-p5"),
+    ("h100", "roce", "h100-roce-400"),
+    ("h100", "", "dgx-h100"),
+    ("h200", "", "hgx-h200"),
+    ("h800", "", "hgx-h800"),
+    ("a800", "", "hgx-a800"),
+    ("h20", "", "hgx-h20"),
+    ("gb300", "", "gb300-nvl72"),
+    ("gb200", "", "gb200-nvl72"),
+    ("b300", "", "hgx-b300"),
+    ("b200", "", "hgx-b200"),
+    ("mi250x", "", "mi250x-8"),
+    ("mi300x", "", "mi300x-8"),
+    ("mi325x", "", "mi325x-8"),
+    ("mi355x", "", "mi355x-8"),
+    ("v100 dgx 2", "", "dgx-2-v100"),
+    ("v100", "", "dgx-v100"),
+    ("tpu v4", "", "tpu-v4-pod"),
+    ("tpu v5e", "", "tpu-v5e-pod"),
+    ("tpu v5p", "", "tpu-v5p-pod"),
+    ("tpu v6e", "", "tpu-v6e-pod"),
+    ("trainium2", "", "trn2"),
+    ("trn2", "", "trn2"),
+    ("l40s", "", "l40s-8"),
+    ("l4", "", "l4-8"),
+    ("a10g", "", "a10g-8"),
+    ("rtx 3090", "", "rtx-3090-8"),
+    ("rtx 4090", "", "rtx-4090-8"),
+)
+_OTHER_MEMORY = 0.1
+"""Share by which printed gigabytes may differ from a device's memory: 80 GB may mean 80e9 bytes or 80 GiB."""
+_OTHER_WORDS = frozenset(
+    [
+        "nvidia",
+        "amd",
+        "google",
+        "geforce",
+        "instinct",
+        "tesla",
+        "cloud",
+        "gpu",
+        "tensor",
+        "core",
+        "sxm",
+        "sxm2",
+        "sxm3",
+        "sxm4",
+        "sxm5",
+        "pcie",
+        "oam",
+        "hgx",
+        "dgx",
+        "nvl72",
+        "hbm2",
+        "hbm2e",
+        "hbm3",
+        "hbm3e",
+    ]
+)
+"""Words beside the name of a device that do not choose another profile."""
+_NETWORKS = frozenset(
+    [
+        "infiniband",
+        "ib",
+        "roce",
+        "rdma",
+        "efa",
+        "ethernet",
+        "nvlink",
+        "nvswitch",
+        "xgmi",
+        "pcie",
+        "ici",
+        "dcn",
+        "none",
+        "intra",
+        "inter",
+        "node",
+    ]
+)
+
+
+@lru_cache(maxsize=64)
+def named_profile(name: str) -> ClusterProfile:
+    """A cluster profile by name or file, read once. Raises UserError."""
+    return files.parse(ClusterProfile, load_profile(name, "clusters", "hardware")[0])
+
+
+@lru_cache(maxsize=64)
+def device_of(name: str) -> Device:
+    """The device of a cluster profile. Raises UserError."""
+    return load_cluster(name).device
+
+
+def hardware_of(row: Row) -> str:
+    """The cluster profile of a row: that of its column ``hardware``, else by its words for device and network.
+
+    Raises Unmodelled.
+    """
+    if named := text(row, "hardware"):
+        try:
+            named_profile(named)
+        except UserError as error:
+            raise Unmodelled(str(error).partition("\n")[0]) from None
+        return named
+    return _by_words(text(row, "gpu_type").lower(), text(row, "interconnect").lower())
+
+
+@lru_cache(maxsize=1024)
+def _by_words(device: str, network: str) -> str:
+    if not device:
+        raise Unmodelled("gpu_type not published")
+    words, links = _words(device), _words(network)
+    known = [
+        (name.split(), link, profile) for name, link, profile in _PROFILES if words.issuperset(name.split())
+    ]
+    sizes = {word for word in words if word.removesuffix("gb").isdigit() and word.endswith("gb")}
+    named = {word for name, _, _ in known for word in name}
+    if not known or words - named - sizes - _OTHER_WORDS:
+        raise Unmodelled(f"no profile for {device}; name one in the column hardware (simpar list hardware)")
+    if odd := sorted(links - _NETWORKS):
+        raise Unmodelled(
+            f"interconnect {network!r}: {odd[0]!r} is not a known word; allowed: {', '.join(sorted(_NETWORKS))}; "
+            "rates are given by hardware.scale_out.nic_bandwidth"
+        )
+    profile = next(profile for _, link, profile in known if not link or link in links)
+    memory_bytes = device_of(profile).memory_bytes
+    if any(abs(int(size[:-2]) * GB - memory_bytes) > _OTHER_MEMORY * memory_bytes for size in sizes):
+        raise Unmodelled(f"no profile for {device}: that of {profile} has {memory_bytes / GB:.0f} GB")
+    return profile
+
+
+def _words(cell: str) -> set[str]:
+    """Words of a cell; a number and the unit GB behind it are one word."""
+    words = "".join(each if each.isalnum() else " " for each in cell).split()
+    behind = [*words[1:], ""]
+    return {f"{word}gb" if behind[at] == "gb" else word for at, word in enumerate(words) if word != "gb"}

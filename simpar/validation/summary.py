@@ -1,0 +1,214 @@
+"""Aggregate errors: per source and overall, rank correlation, fits, and the regret of trusting predictions."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from simpar.validation.predict import Prediction
+from simpar.validation.rows import Measured
+
+CELL = ("model_name", "n_layers", "hidden", "gpu_type", "n_gpus", "seq_len", "global_batch_seqs", "source")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row of a table: its cell (the rows that are compared for regret), measurement, and prediction or reason.
+
+    ``read_as`` says what its columns of cluster and software were read as.
+    """
+
+    row: int
+    source: str
+    label: str
+    cell: tuple[str, ...]
+    measured: Measured | None
+    prediction: Prediction | None
+    reason: str = ""
+    suspect: str = ""
+    read_as: str = ""
+
+    @property
+    def time_error(self) -> float | None:
+        """Signed relative error of step time."""
+        if self.prediction is None or self.measured is None or not self.measured.step_time_s:
+            return None
+        return self.prediction.step_time_s / self.measured.step_time_s - 1
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """The 90 % interval of the step, in s; None if it is not known."""
+        known = self.prediction.certainty if self.prediction else None
+        return None if known is None else known.step_time_interval_s
+
+    @property
+    def memory_error(self) -> float | None:
+        """Signed relative error of the peak of tensors, reserved memory or the device, whichever was measured."""
+        if self.prediction is None or self.measured is None or not self.measured.peak_memory_bytes:
+            return None
+        found = self.prediction.peak_bytes(self.measured.peak_counts)
+        return found / self.measured.peak_memory_bytes - 1
+
+    @property
+    def static_error(self) -> float | None:
+        """Signed relative error of static memory."""
+        if self.prediction is None or self.measured is None or not self.measured.static_memory_bytes:
+            return None
+        return self.prediction.static_memory_bytes / self.measured.static_memory_bytes - 1
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The JSON of ``simpar validate`` without its rows: overall figures and ``by_source``."""
+    sources: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        sources[outcome.source].append(outcome)
+    return {**figures(outcomes), "by_source": {name: figures(rows) for name, rows in sorted(sources.items())}}
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Figures of one set of rows; None where nothing was measured."""
+    modelled = [o for o in outcomes if o.prediction is not None]
+    times = [abs(o.time_error) for o in modelled if o.time_error is not None]
+    clean = [abs(o.time_error) for o in modelled if o.time_error is not None and not o.suspect]
+    memories = [abs(o.memory_error) for o in modelled if o.memory_error is not None]
+    statics = [abs(o.static_error) for o in modelled if o.static_error is not None]
+    regrets = [r for r in regret_by_cell(modelled).values() if r is not None]
+    return {
+        "rows": len(outcomes),
+        "modelled": len(modelled),
+        "unmodelled_reasons": dict(Counter(o.reason for o in outcomes if o.prediction is None).most_common()),
+        "read_as": dict(Counter(o.read_as for o in modelled if o.read_as).most_common()),
+        "suspect_rows": dict(Counter(o.suspect for o in modelled if o.suspect)),
+        "time_rows": len(times),
+        "time_ape_median": _percent(times, median),
+        "time_ape_mean": _percent(times, fmean),
+        "time_ape_p90": _percent(times, _p90),
+        "clean_time_ape_median": _percent(clean, median),
+        "clean_time_ape_p90": _percent(clean, _p90),
+        "time_bias_median": _percent([o.time_error for o in modelled if o.time_error is not None], median),
+        **_intervals(modelled),
+        "memory_rows": len(memories),
+        "memory_ape_median": _percent(memories, median),
+        "memory_ape_p90": _percent(memories, _p90),
+        "static_memory_ape_median": _percent(statics, median),
+        "kendall_tau": kendall_tau(modelled),
+        "fit_accuracy": _fit_accuracy(modelled),
+        "fit_confusion": dict(_confusion(modelled)),
+        "regret_mean": _percent(regrets, fmean),
+        "regret_max": _percent(regrets, max),
+        **_peers(modelled),
+    }
+
+
+def _intervals(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+    """The share of measured steps in their intervals, and the median half width relative to the prediction.
+
+    Suspect rows do not count.
+    """
+    inside, widths = [], []
+    for one in outcomes:
+        if (
+            one.interval_s
+            and one.measured
+            and one.measured.step_time_s
+            and one.prediction
+            and not one.suspect
+        ):
+            low_s, high_s = one.interval_s
+            inside.append(low_s <= one.measured.step_time_s <= high_s)
+            widths.append((high_s - low_s) / (2 * one.prediction.step_time_s))
+    return {
+        "interval_coverage": round(fmean(inside), 4) if inside else None,
+        "interval_width_median": round(median(widths), 4) if widths else None,
+    }
+
+
+def _percent(values: Iterable[float], reduce: Any) -> float | None:
+    found = list(values)
+    return round(100 * float(reduce(found)), 3) if found else None
+
+
+def _p90(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 90))
+
+
+def _cells(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
+    """Rows with a measured time, grouped by cell, for cells of at least two; without suspect rows."""
+    cells: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.time_error is not None and not outcome.suspect:
+            cells[outcome.cell].append(outcome)
+    return {cell: rows for cell, rows in cells.items() if len(rows) > 1}
+
+
+def regret_by_cell(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], float]:
+    """By what share the measured time of the row with the best prediction exceeds the best measured time."""
+    found = {}
+    for cell, rows in _cells(outcomes).items():
+        pick = min(rows, key=lambda o: o.prediction.step_time_s if o.prediction else float("inf"))
+        best = min(o.measured.step_time_s for o in rows if o.measured and o.measured.step_time_s)
+        taken = pick.measured.step_time_s if pick.measured else None
+        assert taken, "cells hold measured rows only"
+        found[cell] = taken / best - 1
+    return found
+
+
+def kendall_tau(outcomes: Sequence[Outcome]) -> float | None:
+    """The mean of Kendall's tau-b between predicted and measured times, over cells of at least three rows.
+
+    Cells are weighted by their rows; None if there are none.
+    """
+    from scipy.stats import kendalltau
+
+    taus, weights = [], []
+    for rows in _cells(outcomes).values():
+        predicted = [o.prediction.step_time_s for o in rows if o.prediction]
+        actual = [o.measured.step_time_s or 0.0 for o in rows if o.measured]
+        if len(rows) > 2 and len(set(predicted)) > 1 and len(set(actual)) > 1:
+            taus.append(float(kendalltau(predicted, actual).statistic))
+            weights.append(len(rows))
+    return round(float(np.average(taus, weights=weights)), 4) if taus else None
+
+
+def _confusion(outcomes: Sequence[Outcome]) -> Counter[str]:
+    """Counts of (measured, predicted) fits: "fits_fits", "fits_oom", "oom_fits", "oom_oom"."""
+    words = {True: "fits", False: "oom"}
+    return Counter(
+        f"{words[o.measured.fits]}_{words[o.prediction.fits]}"
+        for o in outcomes
+        if o.measured and o.prediction and o.measured.fits is not None
+    )
+
+
+def _fit_accuracy(outcomes: Sequence[Outcome]) -> float | None:
+    counts = _confusion(outcomes)
+    total = sum(counts.values())
+    return round((counts["fits_fits"] + counts["oom_oom"]) / total, 4) if total else None
+
+
+def _peers(outcomes: Sequence[Outcome]) -> Mapping[str, float | None]:
+    """Errors of simpar and of the peer, on rows whose source publishes another tool's prediction."""
+    time = [o for o in outcomes if o.measured and o.measured.peer_step_time_s and o.time_error is not None]
+    memory = [
+        o for o in outcomes if o.measured and o.measured.peer_memory_bytes and o.memory_error is not None
+    ]
+    return {
+        "peer_rows": float(len(time)),
+        "peer_time_ape_mean": _percent([_peer(o, "time") for o in time], fmean),
+        "ours_on_peer_time_ape_mean": _percent([abs(o.time_error or 0) for o in time], fmean),
+        "peer_memory_ape_mean": _percent([_peer(o, "memory") for o in memory], fmean),
+        "ours_on_peer_memory_ape_mean": _percent([abs(o.memory_error or 0) for o in memory], fmean),
+    }
+
+
+def _peer(outcome: Outcome, what: str) -> float:
+    m = outcome.measured
+    assert m is not None, "peers are compared on measured rows"
+    if what == "time":
+        return abs((m.peer_step_time_s or 0) / (m.step_time_s or 1) - 1)
+    return abs((m.peer_memory_bytes or 0) / (m.peak_memory_bytes or 1) - 1)

@@ -1,0 +1,78 @@
+"""Runs whose printed settings need more memory than their devices have: the savings they must have used.
+
+They ran, so something was recomputed or kept in fewer bits. The cheapest of the frameworks' options is assumed:
+Megatron-Core can keep inputs of gated activations in 8 bits (``activation_func_fp8_input_store``) with 8-bit products,
+and all can recompute some whole layers of every stage. The measured time is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from simpar.architectures.recompute import FULL, NONE, by_layer
+from simpar.validation.cells import Unmodelled
+from simpar.validation.predict import Prediction, predict
+from simpar.validation.row_plan import MEGATRONS
+from simpar.validation.rows import Case, Measured
+
+UNLIKELY = 0.05
+"""Printed settings are doubted if they fit with less than this probability, given the errors of memory."""
+_Tried = tuple[Case, Prediction]
+
+
+def as_it_ran(entry: Case, prediction: Prediction, measured: Measured) -> _Tried:
+    """A case with the savings without which it could not have run, and its prediction; most are unchanged.
+
+    This applies only to runs that report no recomputation and no memory peak.
+    """
+    known = prediction.certainty
+    ran = measured.fits and measured.step_time_s is not None
+    if not ran or measured.peak_memory_bytes or entry.plan["recompute"] != "none" or known is None:
+        return entry, prediction
+    if known.fit_probability >= UNLIKELY:
+        return entry, prediction
+    tried = [found for some in _savings(entry) if (found := _least(some)) is not None]
+    return min(tried, key=lambda one: one[1].step_time_s) if tried else (entry, prediction)
+
+
+def _savings(entry: Case) -> Iterator[Case]:
+    """The case, and the case with 8-bit inputs of activations if its framework and precision support them."""
+    yield entry
+    narrow: Mapping[str, object] = {**entry.stack_changes, "memory.gate_inputs": "fp8"}
+    if entry.plan["precision"] == "fp8" and entry.stack in MEGATRONS:
+        yield _saying(replace(entry, stack_changes=narrow), "inputs of activations kept in 8 bits")
+
+
+def _least(entry: Case) -> _Tried | None:
+    """The case with the fewest recomputed layers per stage with which it fits; None if none does."""
+    stages = int(str(entry.plan["pp"])) * int(str(entry.plan["vpp"]))
+    layers, rest = divmod(len(entry.graph.layers), stages)
+    if rest:
+        return None
+    low, high, found = 0, layers, None
+    while low <= high:
+        middle = (low + high) // 2
+        tried = _tried(entry, middle, layers, stages)
+        if tried is not None and tried[1].fits:
+            found, high = tried, middle - 1
+        else:
+            low = middle + 1
+    return found
+
+
+def _tried(entry: Case, count: int, layers: int, stages: int) -> _Tried | None:
+    case = entry
+    if count:
+        kinds = [(FULL, count), (NONE, layers - count)] * stages
+        again = FULL if count == layers else by_layer(kinds)
+        words = f"{count * stages} of {layers * stages} layers recomputed"
+        case = _saying(replace(entry, plan={**entry.plan, "recompute": again}), words)
+    try:
+        return case, predict(case)
+    except Unmodelled:
+        return None
+
+
+def _saying(case: Case, words: str) -> Case:
+    return replace(case, supposed=(*case.supposed, f"{words}, for it does not fit as printed"))

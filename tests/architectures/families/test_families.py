@@ -1,0 +1,40 @@
+"""The contract of every family of models."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.architectures import families
+from simpar.architectures.families import DECLARED
+from simpar.architectures.families.unmodelled import UNMODELLED
+from simpar.architectures.hf_config import read
+from simpar.declared import entries
+
+
+@pytest.mark.parametrize("kind", DECLARED)
+def test_its_tiny_config_is_read_whole(kind):
+    """No field is left unread, and what the config does not say is as declared."""
+    family = DECLARED[kind]
+    graph = read({**family.tiny, "model_type": kind}, kind)
+    assert graph.details.unread == ()
+    assert graph.num_parameters() < 1e6
+    named = {"hidden_activation", "hidden_act"} & set(family.tiny)
+    assert named or family.details is None or graph.details.activation == family.details.activation
+
+
+def test_every_name_is_declared_once():
+    """No two families have a name, and none that is refused is declared."""
+    declared = entries(families.__name__, families.__path__, "FAMILIES")
+    names = [name for each in declared for name in (each.model_type, *each.aliases)]
+    assert len(names) == len(set(names)) == len(DECLARED) > 70
+    assert not set(names) & set(UNMODELLED)
+
+
+def test_a_new_family_is_one_file(tmp_path, monkeypatch):
+    """A file that is dropped into the folder is found by its names."""
+    (tmp_path / "new.py").write_text(
+        "from simpar.architectures.families.family import ModelFamily\n"
+        "FAMILIES = (ModelFamily('new', lambda config, name: None, aliases=('new_text',)),)\n"
+    )
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    assert set(families._listed()) == {*DECLARED, "new", "new_text"}

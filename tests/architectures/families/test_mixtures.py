@@ -1,0 +1,61 @@
+"""Configs of further mixtures: which layers have experts, windows and shared experts, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simpar.architectures.hf_config import read
+from simpar.errors import UserError
+
+LLAMA = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_experts_per_tok": 2,
+}  # fmt: skip
+ERNIE = {**LLAMA, "model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}
+DOTS = {
+    **LLAMA, "model_type": "dots1", "n_routed_experts": 4, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def test_experts_stand_where_the_config_puts_them() -> None:
+    """ERNIE from one layer to another, dots.llm1 behind its dense layers, with windows in late ones."""
+    ernie = read({**ERNIE, "moe_layer_end_index": 2})
+    assert ["moe" in name for name in ernie.layers] == [False, True, True, False]
+    assert ernie.dims["shared_ffn"] == 32
+    dots = read({**DOTS, "max_window_layers": 2, "sliding_window": 8})
+    assert dots.layers == ("layer", "layer_moe", "layer_moe_window_8", "layer_moe_window_8")
+    assert read({**DOTS, "sliding_window": None}).layers == ("layer", *("layer_moe",) * 3)
+
+
+def test_scores_of_routers() -> None:
+    """A sigmoid with a bias that chooses, a plain softmax, and a softmax of which a bias chooses."""
+    sizes = {**LLAMA, "num_experts": 4, "num_local_experts": 4, "head_dim": 8, "rotary_dim": 4}
+    gatings = {
+        family: read({**sizes, "model_type": family}).details.gating
+        for family in ("minimax_m2", "flex_olmo", "granitemoe")
+    }
+    assert [(each.score, each.normalised, each.bias) for each in gatings.values()] == [
+        ("sigmoid", True, "chooses"),
+        ("softmax", False, "added"),
+        ("softmax", True, "added"),
+    ]
+    assert read(ERNIE).details.gating.bias == "chooses"
+    assert read({**sizes, "model_type": "minimax_m2"}).details.positions.rope.turned(8) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({**ERNIE, "use_bias": True}, "use_bias = true: allowed: false"),
+        ({**ERNIE, "moe_layer_start_index": "1"}, "moe_layer_start_index = '1'"),
+        ({**LLAMA, "model_type": "hunyuan_v1_moe", "num_experts": [4, 8]}, "num_experts = [4, 8]: allowed: one number"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_says_why(config: dict[str, Any], said: str) -> None:
+    """One line with the field, its value and what is allowed."""
+    with pytest.raises(UserError) as error:
+        read(config, "config.json")
+    assert str(error.value).startswith("config.json: ")
+    assert said in str(error.value)

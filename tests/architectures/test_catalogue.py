@@ -1,0 +1,129 @@
+"""Parameter counts of the catalogue against published totals."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpar.architectures.catalogue import catalogue, load_model
+from simpar.architectures.training import Training
+from simpar.layout.layout import Layout
+from simpar.layout.sharding import rank_dims
+from simpar.plan.plan import Plan
+
+PUBLISHED = {  # totals of the released checkpoints (model cards and safetensors indices on the Hugging Face hub)
+    "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
+    "llama-2-7b": 6_738_415_616, "llama-2-13b": 13_015_864_320, "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400, "llama-3.2-3b": 3_212_749_824, "mistral-7b": 7_241_732_096,
+    "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512, "qwen2.5-14b": 14_770_033_664, "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264, "gemma-2-2b": 2_614_341_888, "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320, "gemma-3-1b": 999_885_952, "phi-3-mini": 3_821_079_552,
+    "phi-3-medium": 13_960_238_080, "gpt-neox-20b": 20_554_567_680, "pythia-1b": 1_011_781_632,
+    "pythia-6.9b": 6_857_302_016, "falcon-7b": 6_921_720_704, "falcon-40b": 41_303_293_952,
+    "opt-1.3b": 1_315_758_080, "bloom-176b": 176_247_271_424, "olmo-2-7b": 7_298_617_344,
+    "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_630_071_296, "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek-moe-16b": 16_375_728_128,
+    "deepseek-v2": 235_741_434_880, "deepseek-v2-lite": 15_706_484_224, "olmoe-1b-7b": 6_919_161_856,
+    "dbrx": 131_596_523_520, "phi-3.5-moe": 41_873_153_344, "nemotron-3-nano": 31_577_940_288,
+    "nemotron-nano-2-9b": 8_888_227_328, "nemotron-3-super": 120_668_707_840,
+}  # fmt: skip
+MIXTURES = {  # billions of parameters in all and met by one token, as printed
+    "mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (141, 39), "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235, 22), "deepseek-moe-16b": (16.4, 2.8), "deepseek-v2": (236, 21), "deepseek-v3": (671, 37),
+    "olmoe-1b-7b": (6.9, 1.3), "llama-4-scout": (109, 17), "llama-4-maverick": (400, 17), "dbrx": (132, 36),
+    "phi-3.5-moe": (41.9, 6.6), "qwen2-57b-a14b": (57, 14), "grok-1": (314, 86), "glm-4.5": (355, 32),
+    "glm-4.5-air": (106, 12), "kimi-k2": (1040, 32.6), "nemotron-3-nano": (31.6, 3.6),
+    "nemotron-3-super": (120.6, 12.7), "nemotron-3-ultra": (550, 55),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_are_exact(name: str) -> None:
+    """The graph has as many parameters as the released checkpoint, to the last one."""
+    assert load_model(name).num_parameters() == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", sorted(MIXTURES))
+def test_mixtures_are_as_large_as_announced(name: str) -> None:
+    """Total and active parameters agree with the announcements within their rounding and counting habits.
+
+    Announcements leave out a vision tower, embedding and output projection (GLM) or count the prediction layer.
+    """
+    graph, (total, active) = load_model(name), MIXTURES[name]
+    assert graph.num_parameters() / 10**9 == pytest.approx(total, rel=0.015)
+    table = graph.dims["vocab"] * graph.dims["hidden"] / 10**9
+    assert (
+        active - table - 0.04 * active <= graph.num_active_parameters() / 10**9 <= active * 1.03 + 2 * table
+    )
+
+
+def test_gpt_oss_counts_as_its_model_card() -> None:
+    """116.83 B and 20.91 B in all; 5.13 B and 3.61 B active, the embedding left out [arXiv 2508.10925, table 1]."""
+    large, small = load_model("gpt-oss-120b"), load_model("gpt-oss-20b")
+    assert [round(g.num_parameters() / 10**9, 2) for g in (large, small)] == [116.83, 20.91]
+    active = [g.num_active_parameters() - g.dims["vocab"] * g.dims["hidden"] for g in (large, small)]
+    assert [round(count / 10**9, 2) for count in active] == [5.13, 3.61]
+
+
+def test_deepseek_v3_leaves_its_prediction_layer_out_of_the_count() -> None:
+    """671 B main model; the prediction module adds a layer, norms and a projection, 11.5 B [DeepSeek-V3 weights]."""
+    graph = load_model("deepseek-v3")
+    assert graph.auxiliary == ("prediction_moe",)
+    assert graph.layers.count("layer") == 3
+    assert graph.layers.count("layer_moe") == 58
+    assert graph.blocks["prediction_moe"].parameters(graph.dims) / 10**9 == pytest.approx(11.5, abs=0.15)
+
+
+def test_a_mixture_multiplies_like_its_active_part() -> None:
+    """Multiplications a token: active matrices, without the input embedding; a prediction layer and its head on top."""
+    graph = load_model("qwen3-30b-a3b")
+    table = graph.dims["vocab"] * graph.dims["hidden"]
+    assert graph.num_matmul_parameters() == pytest.approx(graph.num_active_parameters() - table, rel=1e-3)
+    deepseek = load_model("deepseek-v3")
+    further = deepseek.num_matmul_parameters() - (deepseek.num_active_parameters() - 129280 * 7168)
+    assert further / 10**9 == pytest.approx(0.93 + 0.10 + 0.58, abs=0.1)
+
+
+@pytest.mark.parametrize("name", [n for n in catalogue() if n.startswith(("megatron", "gpt3"))])
+def test_gpt_follows_the_closed_form(name: str) -> None:
+    """12 L h^2 (1 + 13/12h) + (V + s) h + 2h parameters [arXiv 2104.04473, equation 2, with the final norm]."""
+    dims = load_model(name).dims
+    layers, hidden = len(load_model(name).layers), dims["hidden"]
+    blocks = 12 * layers * hidden**2 + 13 * layers * hidden
+    expected = blocks + (dims["vocab"] + dims["positions"]) * hidden + 2 * hidden
+    assert load_model(name).num_parameters() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("megatron-1.7b", 1.7), ("megatron-18b", 18.4), ("megatron-145b", 145.6), ("megatron-1t", 1008.0)],
+)
+def test_published_sizes_of_the_scaling_study(name: str, billions: float) -> None:
+    """The series of arXiv 2104.04473, table 1, has the printed sizes."""
+    assert load_model(name).num_parameters() / 10**9 == pytest.approx(billions, rel=0.03)
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_every_model_states_its_source(name: str) -> None:
+    """Every entry of the catalogue names where its facts come from."""
+    assert catalogue()[name]["source"]
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt3-175b", "qwen2.5-7b", "gemma-2-9b", "mpt-7b"])
+def test_shards_add_up(name: str) -> None:
+    """Two tensor-parallel shards hold every matrix once; only vectors and key-value heads may be replicated."""
+    graph = load_model(name)
+    local = rank_dims(graph, Layout.of(Plan(tp=2)), Training(seq_len=2048, global_batch=8)).tensor
+    block = graph.blocks[graph.layers[0]]
+    whole, half = block.parameters(graph.dims), block.parameters(local)
+    replicated = 2 * half - whole
+    assert 0 <= replicated < 0.001 * whole
+
+
+@pytest.mark.parametrize(("size", "billions"), [("4b", 4.5), ("8b", 8.1), ("47b", 46.8), ("56b", 56.3)])
+def test_nemotron_h_is_as_large_as_printed(size: str, billions: float) -> None:
+    """The names round [NVIDIA 2025, arXiv 2504.03624]; counts of the model cards."""
+    assert load_model(f"nemotron-h-{size}").num_parameters() / 10**9 == pytest.approx(billions, rel=0.005)

@@ -1,0 +1,96 @@
+"""Configs are read strictly: what is missing or impossible is one clear line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simpar.architectures.families import DECLARED
+from simpar.architectures.hf_config import read
+from simpar.errors import UserError
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def test_unknown_family_suggests() -> None:
+    """A misspelt model_type gets the nearest known one."""
+    with pytest.raises(UserError, match="did you mean 'llama'"):
+        read({**LLAMA, "model_type": "lama"}, "config.json")
+
+
+@pytest.mark.parametrize("kind", ["jamba", "qwen3_next", "minimax", "lfm2", "deepseek_v4"])
+def test_what_is_not_modelled_says_so(kind: str) -> None:
+    """Families with layers that no operator stands for are refused by name."""
+    with pytest.raises(UserError, match="not modelled"):
+        read({**LLAMA, "model_type": kind}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("deepseek_v32", "keys that an indexer chooses"), ("qwen3_5_text", "layers of linear attention")],
+)
+def test_kinds_of_layers_that_are_not_modelled_are_named(kind, words):
+    """The reason is what the layers are, not that the name is unknown."""
+    with pytest.raises(UserError, match=f"model_type = '{kind}': {words} are not modelled"):
+        read({"model_type": kind}, "x")
+
+
+def test_more_experts_a_token_than_there_are() -> None:
+    """A token cannot go to more experts than there are."""
+    mixture = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5}
+    with pytest.raises(UserError, match="experts per token = 5: allowed: at most the 4 experts"):
+        read(mixture, "config.json")
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "64", True, 10**12])
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_impossible_sizes(field: str, value: object) -> None:
+    """Sizes are positive integers; the message names file, field and value."""
+    with pytest.raises(UserError, match=rf"config.json: {field} = "):
+        read({**LLAMA, field: value}, "config.json")
+
+
+def test_missing_field_is_named() -> None:
+    """A required field that is absent is named."""
+    with pytest.raises(UserError, match="intermediate_size is missing"):
+        read({key: value for key, value in LLAMA.items() if key != "intermediate_size"}, "config.json")
+
+
+@pytest.mark.parametrize(("heads", "kv"), [(5, 5), (4, 3)])
+def test_heads_must_divide(heads: int, kv: int) -> None:
+    """Heads divide the hidden size, key-value heads divide heads."""
+    with pytest.raises(UserError, match="does not divide"):
+        read({**LLAMA, "num_attention_heads": heads, "num_key_value_heads": kv}, "config.json")
+
+
+def test_multimodal_wrappers_hide_the_text_model() -> None:
+    """The decoder of a wrapper is read from text_config."""
+    assert (
+        read({"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "llama"}}).num_parameters() > 0
+    )
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*LLAMA, "head_dim", "sliding_window", "n_embd"]),
+        st.none() | st.integers(-2, 300) | st.text(max_size=3) | st.floats(allow_nan=True) | st.booleans(),
+    ),
+    st.sampled_from(sorted(DECLARED)),
+)
+def test_reader_never_fails_otherwise(changes: dict[str, object], family: str) -> None:
+    """Any config either gives a model or one UserError, whatever stands in it."""
+    try:
+        assert read({**LLAMA, **changes, "model_type": family}, "config.json").num_parameters() > 0
+    except UserError as error:
+        assert str(error).startswith("config.json")
+
+
+def test_windows_make_block_kinds() -> None:
+    """Alternating attention gives two kinds of blocks, in order."""
+    config = {**LLAMA, "model_type": "gemma2", "sliding_window": 16, "head_dim": 16}
+    graph = read(config, "config.json")
+    assert graph.layers == ("layer_window_16", "layer")

@@ -1,0 +1,232 @@
+"""Megatron-Bridge: the module holds Megatron-LM's options under Bridge's names."""
+
+import ast
+import json
+
+import pytest
+
+from simpar.architectures.catalogue import config_of, load_model
+from simpar.frameworks import export, read, unsupported
+from simpar.frameworks.bridge_names import PLAIN, SWITCHES
+from simpar.frameworks.megatron import options as arguments
+from simpar.frameworks.megatron_bridge import RELEASED
+from simpar.frameworks.subject import subject
+
+from .conftest import MIXTURES, PLANS, TRAINING, checked, comes_back, exported
+
+ELSEWHERE = {
+    "--group-query-attention", "--max-position-embeddings", "--swiglu", "--untie-embeddings-and-output-weights",
+    "--window-size", "--recompute-modules", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe",
+    "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16", "--seq-length", "--mock-data",
+    "--tokenizer-type", "--transformer-impl", "--attention-backend", "--eval-iters",
+    "--distributed-timeout-minutes", "--log-throughput", "--init-method-std", "--make-vocab-size-divisible-by",
+}  # fmt: skip
+
+
+def keywords(text):
+    """Values of the module's keyword arguments by section and name, as Python text."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Call):
+            found |= {f"{node.arg}.{k.arg}": ast.unparse(k.value) for k in node.value.keywords}
+    return found
+
+
+@pytest.mark.parametrize("label", PLANS)
+def test_no_argument_of_megatron_is_forgotten(label):
+    """Every argument is translated, or one of those that Bridge says in another way."""
+    s = subject(checked(**PLANS[label]), load_model("llama-3-8b"), TRAINING, "megatron")
+    assert set(arguments(s)) <= set(PLAIN) | set(SWITCHES) | ELSEWHERE
+
+
+def test_a_three_dimensional_layout():
+    """Degrees, distributed optimizer, recomputation and precision."""
+    text = exported("megatron-bridge", checked(tp=2, pp=2, dp=2, zero=1, recompute="full"))[
+        "simpar_recipe.py"
+    ]
+    found = keywords(text)
+    expected = {
+        "model.tensor_model_parallel_size": "2", "model.pipeline_model_parallel_size": "2",
+        "model.sequence_parallel": "True", "model.pipeline_dtype": "torch.bfloat16",
+        "model.recompute_granularity": "'full'", "ddp.use_distributed_optimizer": "True",
+        "optimizer.use_distributed_optimizer": "True", "train.micro_batch_size": "1",
+        "train.global_batch_size": "64", "dataset.seq_length": "1024", "ddp.grad_reduce_in_fp32": "True",
+    }  # fmt: skip
+    assert expected.items() <= found.items()
+    assert "mixed_precision='bf16_mixed'" in text
+
+
+def test_bf16_gradients_change_the_precision_recipe():
+    """The recipe would reduce in fp32: its copy does not."""
+    text = exported("megatron-bridge", checked(dp=8, zero=1, grad_dtype="bf16"))["simpar_recipe.py"]
+    assert "grad_reduce_in_fp32=False)" in text
+    compile(text, "simpar_recipe.py", "exec")
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b", "mixtral-8x7b"])
+def test_mixtures_are_told_whole_or_by_their_released_name(model):
+    """Families whose options are not written out, and that Bridge has a bridge for, are built from the hub's config."""
+    uneven = {"layers": (31, 30)} if model == "kimi-k2" else {}
+    plan = checked(model, **MIXTURES["experts-pp"], **uneven)
+    assert not unsupported(plan, load_model(model), TRAINING, "megatron-bridge")
+    text = exported("megatron-bridge", plan)["simpar_recipe.py"]
+    ast.parse(text)
+    named = model.startswith(("gpt-oss", "deepseek", "kimi"))
+    assert (f"AutoBridge.from_hf_pretrained({RELEASED[model]!r}" in text) is named
+    assert ("trust_remote_code=True)" in text) is (model == "kimi-k2")
+    assert ("GPTModelProvider(" in text) is not named
+    assert "num_moe_experts" not in text or not named
+    assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
+
+
+def test_one_of_two_overlaps_of_experts_is_on():
+    """A released DeepSeek-V3 overlaps its shared experts, beside which Megatron-Core refuses other microbatches."""
+    for values in MIXTURES["experts-overlapped"], MIXTURES["experts"]:
+        plan = checked("deepseek-v3", **values)
+        text = exported("megatron-bridge", plan)["simpar_recipe.py"]
+        assert ("moe_shared_expert_overlap = False" in text) is ("ep_overlap" in values)
+        assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
+
+
+def test_an_unreleased_gpt_oss_is_written_out(tmp_path):
+    """Sizes of one's own have no name on the hub: YaRN, sinks and the clamped activation are fields."""
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps(config_of("gpt-oss-20b")))
+    graph = load_model(str(path))
+    plan = checked("gpt-oss-20b", **MIXTURES["experts"])
+    text = export(plan, graph, TRAINING, "megatron-bridge").files["simpar_recipe.py"]
+    compile(text, "simpar_recipe.py", "exec")
+    expected = {
+        "model.position_embedding_type": "'yarn'", "model.yarn_rotary_scaling_factor": "32.0",
+        "model.yarn_correction_range_round_to_int": "False", "model.softmax_type": "'learnable'",
+        "model.activation_func": "quick_gelu", "model.gated_linear_unit": "True", "model.glu_linear_offset": "1.0",
+        "model.activation_func_clamp_value": "7.0", "model.window_size": "(127, 0)",
+    }  # fmt: skip
+    assert expected.items() <= keywords(text).items()
+    assert "model.add_bias_linear" not in keywords(text)
+    assert "import quick_gelu" in text
+
+
+def test_learned_positions_must_be_as_long_as_sequences():
+    """Bridge sizes the table by the sequence length."""
+    plan = checked(model="gpt3-6.7b", dp=8)
+    reasons = unsupported(plan, load_model("gpt3-6.7b"), TRAINING, "megatron-bridge")
+    assert any("2048" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    "label", ["3d", "pp-uneven", "interleaved", "cp-hybrid", "zero-3", "every-second", "modules", "mxfp8"]
+)
+def test_a_recipe_comes_back(label):
+    """Export and import give the same plan, though nothing is run."""
+    assert comes_back("megatron-bridge", checked(**PLANS[label]), "simpar_recipe.py")
+
+
+@pytest.mark.parametrize("target", ["megatron-bridge", "nemo-run"])
+def test_modules_that_are_recomputed_are_a_list(target):
+    """A word each, as Megatron-Core compares them with those it knows."""
+    found = keywords(exported(target, checked(**PLANS["modules"]))["simpar_recipe.py"])
+    assert found["model.recompute_modules"] == "['core_attn', 'layernorm']"
+
+
+OF_A_LIBRARY = """
+from nemo.collections import llm
+
+def ours():
+    recipe = llm.llama3_8b.pretrain_recipe(name="x", num_nodes=4)
+    recipe.trainer.strategy.tensor_model_parallel_size = 2
+    recipe.data.global_batch_size = 128
+    recipe.data.seq_length = 8192
+    return recipe
+"""
+
+
+def test_a_recipe_of_the_library_has_its_model_and_precision():
+    """What its function sets is not in the file; its name says the model, and all of them train in bf16, sharded."""
+    found = read(OF_A_LIBRARY, "a.py:ours", "megatron-bridge")
+    assert (found.plan.model, found.plan.mesh.tp) == ("llama-3-8b", 2)
+    assert (found.plan.numerics.precision, found.plan.data_parallel.zero) == ("bf16", 1)
+    assert any("llm.llama3_8b.pretrain_recipe() sets is in another file" in note for note in found.notes)
+
+
+BRIDGE = """def pretrain_config():
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-8B").to_megatron_provider()
+    cfg.model.tensor_model_parallel_size = 2
+    cfg.train.micro_batch_size = 1
+{}
+    return cfg
+"""
+NEMO = """def recipe():
+    cfg = llm.llama3_8b.pretrain_recipe(dir="/c", name="x")
+    cfg.trainer.strategy.tensor_model_parallel_size = 2
+{}
+    return cfg
+"""
+LOW = "grad_reduce_in_fp32 = False"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "precision", "grad_dtype"),
+    [
+        (BRIDGE, ["mixed_precision = bf16_mixed()", f"mixed_precision.{LOW}"], "bf16", "bf16"),
+        (BRIDGE, [f"mixed_precision.{LOW}"], "bf16", "bf16"),
+        (BRIDGE, ["mixed_precision = fp16_mixed()"], "fp16", "bf16"),
+        (BRIDGE, ['mixed_precision = "bf16_mixed"', f"ddp.{LOW}"], "bf16", "fp32"),
+        (
+            BRIDGE,
+            [
+                'mixed_precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")',
+                f"mixed_precision.{LOW}",
+            ],
+            "mxfp8",
+            "bf16",
+        ),
+        (BRIDGE, ['mixed_precision = MixedPrecisionConfig(bf16=True, fp8="hybrid")'], "fp8", "fp32"),
+        (NEMO, [f"trainer.plugins.{LOW}"], "bf16", "bf16"),
+        (NEMO, ["trainer.plugins = bf16_with_fp8_mixed()", f"trainer.plugins.{LOW}"], "fp8", "bf16"),
+        (
+            NEMO,
+            ["trainer.plugins = bf16_with_fp8_mixed()", 'trainer.plugins.fp8_recipe = "mxfp8"'],
+            "mxfp8",
+            "fp32",
+        ),
+        (
+            NEMO,
+            ['trainer.plugins = nl.MegatronMixedPrecision(precision="bf16-mixed")'],
+            "bf16",
+            "fp32",
+        ),
+    ],
+)
+def test_fields_of_the_precision_go_over_what_its_function_sets(text, lines, precision, grad_dtype):
+    """The function or the recipe says the precision, also where one of its fields is set later."""
+    found = read(text.format("\n".join(f"    cfg.{line}" for line in lines)), "r.py", "megatron-bridge")
+    numerics = found.plan.numerics
+    assert (numerics.precision, numerics.grad_dtype) == (precision, grad_dtype)
+    assert not [name for name in found.ignored if "mixed_precision" in name or "plugins" in name]
+
+
+def test_switches_that_another_file_may_set_are_left_open():
+    """Of a recipe that builds on one elsewhere, only what is set here is known."""
+    line = "    cfg.trainer.strategy.ddp.overlap_param_gather = False"
+    data = read(NEMO.format(line), "r.py", "nemo-run").plan.data_parallel
+    assert (data.overlap_grad_reduce, data.overlap_param_gather) == (None, False)
+
+
+def test_fp16_gradients_are_reduced_in_fp32_where_the_plan_says_so():
+    """Bridge's precision of fp16 would reduce in fp16, over what the replicas' config says: a copy does not."""
+    plan = checked(dp=8, zero=1, precision="fp16", grad_dtype="fp32")
+    assert "grad_reduce_in_fp32=True)" in exported("megatron-bridge", plan)["simpar_recipe.py"]
+    assert comes_back("megatron-bridge", plan, "simpar_recipe.py")
+
+
+def test_what_an_optimizer_config_says_is_read():
+    """Dtypes are PyTorch's; without a share nothing is offloaded, unlike with Megatron-LM's argument."""
+    dtypes = ["exp_avg_dtype = torch.bfloat16", "exp_avg_sq_dtype = torch.bfloat16"]
+    lines = [f"    cfg.optimizer.{line}" for line in (*dtypes, "optimizer_cpu_offload = True")]
+    plan = read(BRIDGE.format("\n".join(lines)), "r.py", "megatron-bridge").plan
+    assert (plan.numerics.moment_dtype, plan.offload.offload_optimizer) == ("bf16", "none")
+    lines.append("    cfg.optimizer.optimizer_offload_fraction = 0.5")
+    offload = read(BRIDGE.format("\n".join(lines)), "r.py", "megatron-bridge").plan.offload
+    assert (offload.offload_optimizer, offload.offload_ratio) == ("cpu", 0.5)
