@@ -36,8 +36,8 @@ from simpar.frameworks import TARGETS, Exported, export, load_target
 from simpar.plan.plan import Plan
 
 ROOT = Path(__file__).parents[1]
-TABLES = ROOT / "tests" / "export" / "tables"
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "export")]
+TABLES = ROOT / "tests" / "frameworks" / "tables"
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "frameworks")]
 
 PLANS = importlib.import_module("conftest").PLANS | importlib.import_module("conftest").MIXTURES
 TRAINING = importlib.import_module("conftest").TRAINING

@@ -30,7 +30,7 @@ from simpar.units import NS, US
 Floats = NDArray[np.float64]
 IN_MS = ("step_overhead_s", "message_s", "sync_s", "exchange_host_s")
 TIMES = ("host_time_per_kernel_s", "host_time_per_collective_s", "shard_copy_s")
-SPREADS = ROOT / "simpar" / "learn" / "spreads.json"
+SPREADS = ROOT / "simpar" / "learning" / "spreads.json"
 UNSEEN = {"deepspeed": "fsdp", "llama3": "fsdp"}
 """Stacks that nothing is fitted to, and what kind their kernels are of: eager or compiled PyTorch."""
 STEPS = (1.0, 0.5, 0.25)

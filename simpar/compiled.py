@@ -48,11 +48,11 @@ class Loop(Generic[P, R]):
     def plain(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As :meth:`__call__`, never compiled; on lists, from which Python reads single entries faster."""
         pairs: list[tuple[NDArray[np.generic], list[Any]]] = []
-        found = self.function(*(_on_lists(each, pairs) for each in args), **kwargs)  # type: ignore[arg-type]
+        result = self.function(*(_on_lists(each, pairs) for each in args), **kwargs)  # type: ignore[arg-type]
         for array, entries in pairs:
             array[:] = entries
             self.seen += len(entries)
-        return found
+        return result
 
     def compiled(self) -> Callable[P, R]:
         """The function as numba compiles it. Raises ImportError without numba."""

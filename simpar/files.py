@@ -124,12 +124,12 @@ def read_json(text: str, source: str) -> Any:
     """Plain, finite data of a JSON text; ``source`` names it in errors. Raises UserError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        result = dict(pairs)
+        if len(result) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             raise UserError(f"{source}: key {twice!r} appears twice")
-        return found
+        return result
 
     if not text.strip():
         return None

@@ -53,7 +53,7 @@ class Nodes:
 
     def mapping(self, node: Any, location: Location) -> dict[str, Any]:
         """A dict whose keys are texts (numbers are taken as texts); no key twice."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for key_node, item in node.value:
             kind = _kind(key_node)
             if kind == "merge":
@@ -61,11 +61,11 @@ class Nodes:
             if kind not in ("str", "int"):
                 self.fail(key_node, "a key must be a text or a whole number")
             key = str(self.scalar(key_node, kind, location))
-            if key in found:
+            if key in result:
                 self.fail(key_node, f"key {key!r} appears twice")
             self.lines[(*location, key)] = key_node.start_mark.line + 1
-            found[key] = self.value(item, (*location, key))
-        return found
+            result[key] = self.value(item, (*location, key))
+        return result
 
     def scalar(self, node: Any, kind: str, location: Location) -> Any:
         """None, a truth value, a number or a text."""

@@ -136,23 +136,23 @@ def _inherited(
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Sections merged field by field; a value or a list replaces the other's."""
-    found = dict(base)
+    result = dict(base)
     for key, value in own.items():
         under = base.get(key)
         if isinstance(under, Mapping) and isinstance(value, Mapping):
             value = _laid_over(under, value)
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 def _origin(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Provenance and sources: those that the file states itself, and those of the profile that it is like."""
     words = [own.get("provenance"), f"like {base.get('name')}", base.get("provenance")]
     said, more = own.get("sources", []), base.get("sources", [])
-    found: dict[str, Any] = {"provenance": "; ".join(str(each) for each in words if each)}
+    result: dict[str, Any] = {"provenance": "; ".join(str(each) for each in words if each)}
     if isinstance(said, list) and isinstance(more, list) and (said or more):
-        found["sources"] = [*said, *(each for each in more if each not in said)]
-    return found
+        result["sources"] = [*said, *(each for each in more if each not in said)]
+    return result
 
 
 def is_file(name: str) -> bool:
@@ -173,15 +173,15 @@ def _rebased(data: Mapping[str, Any], folder: Path, to: Path) -> dict[str, Any]:
             return name
         return os.path.relpath(folder / name, to)
 
-    found = dict(data)
+    result = dict(data)
     if "device" in data:
-        found["device"] = moved(data["device"])
+        result["device"] = moved(data["device"])
     if isinstance(groups := data.get("groups"), list):
-        found["groups"] = [
+        result["groups"] = [
             {**group, "hardware": moved(group.get("hardware"))} if isinstance(group, dict) else group
             for group in groups
         ]
-    return found
+    return result
 
 
 def is_learned(document: Document) -> bool:
@@ -237,14 +237,14 @@ def about_learned(name: str, kind: str, what: str) -> Mapping[str, Any]:
 
 def as_written(model: BaseModel, digits: int = DIGITS) -> dict[str, Any]:
     """A pydantic model as files write it: quantities with units and ``digits`` digits, defaults left out."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if value == field.get_default(call_default_factory=True):
             continue
         dimension = dimension_of(field.metadata) or _inner_dimension(field.annotation)
-        found[name] = _written(value, dimension, digits)
-    return found
+        result[name] = _written(value, dimension, digits)
+    return result
 
 
 def _written(value: Any, dimension: str | None, digits: int) -> Any:
@@ -262,8 +262,8 @@ def _written(value: Any, dimension: str | None, digits: int) -> Any:
 def _inner_dimension(annotation: Any) -> str | None:
     """The dimension of the values of a dict, or of an optional quantity."""
     for part in get_args(annotation):
-        if found := dimension_of(getattr(part, "__metadata__", ())):
-            return found
+        if result := dimension_of(getattr(part, "__metadata__", ())):
+            return result
     return None
 
 

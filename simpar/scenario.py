@@ -175,11 +175,11 @@ def load_scenario(
     (8192, 4096)
     """
     settings = list(settings)
-    found = read_as(Scenario, name, flags, settings)
-    consented(found.model, str(name or "--set"), flags or {})
-    if found.published and (flags or settings) and _differs(found, read_as(Scenario, name)):
-        return found.model_copy(update={"published": None})
-    return found
+    result = read_as(Scenario, name, flags, settings)
+    consented(result.model, str(name or "--set"), flags or {})
+    if result.published and (flags or settings) and _differs(result, read_as(Scenario, name)):
+        return result.model_copy(update={"published": None})
+    return result
 
 
 def _differs(scenario: Scenario, other: Scenario) -> bool:
@@ -215,7 +215,7 @@ def read_as(
     )
     carrying = document.carrying(data, laid_over)
     try:
-        found = files.parse(kind, carrying, source=document.source)
+        result = files.parse(kind, carrying, source=document.source)
     except UserError as error:
         if "unknown key" not in str(error):  # a key that is spelt wrongly is missing too
             require(data, document.source, required)
@@ -225,7 +225,7 @@ def read_as(
         carrying.naming(("model",), _check_model)
         carrying.naming(("cluster", "hardware"), _check_hardware)
         carrying.naming(("stack",), _check_stack)
-    return found
+    return result
 
 
 def _check_model(name: str) -> None:
@@ -375,11 +375,11 @@ def chosen_perturbation(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 def chosen_cluster(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The cluster that a result records, as a scenario writes it: a profile, its name, or groups of several kinds."""
-    found = {key: recorded[key] for key in ClusterChoice.model_fields if key in recorded}
+    result = {key: recorded[key] for key in ClusterChoice.model_fields if key in recorded}
     if "profile" in recorded:
-        found["hardware"] = recorded["profile"]
+        result["hardware"] = recorded["profile"]
     if "groups" not in recorded:
-        return found
+        return result
     units = {"bandwidth": "B/s", "latency": "s"}
     between = {
         name: f"{value!r} {units[name]}"
@@ -392,13 +392,13 @@ def chosen_cluster(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The data with the files that a scenario names looked up in its own folder."""
-    found = dict(data)
+    result = dict(data)
     if isinstance(data.get("model"), str):
-        found["model"] = _relative(data["model"], folder)
+        result["model"] = _relative(data["model"], folder)
     cluster = data.get("cluster")
     if isinstance(cluster, dict) and "hardware" in cluster:
-        found["cluster"] = cluster | {"hardware": _hardware_beside(cluster["hardware"], folder)}
-    return found
+        result["cluster"] = cluster | {"hardware": _hardware_beside(cluster["hardware"], folder)}
+    return result
 
 
 def _hardware_beside(hardware: Any, folder: Path) -> Any:

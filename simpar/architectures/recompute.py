@@ -87,13 +87,13 @@ def by_share(policy: str) -> bool:
 
 @cache
 def _by_layer(policy: str) -> tuple[str, ...]:
-    found: list[str] = []
+    result: list[str] = []
     for item in policy.removeprefix(_BY_LAYER).split(","):
         mode, _, count = item.rpartition("*")
         size = int(mode.removeprefix("full:")) if mode.startswith("full:") else 1
         each = [f"full:{at}/{size}" for at in range(size)] if size > 1 else [mode.split(":1")[0]]
-        found += (each * int(count))[: int(count)]
-    return tuple(found)
+        result += (each * int(count))[: int(count)]
+    return tuple(result)
 
 
 def chosen_layers(policy: str) -> int | None:

@@ -99,11 +99,11 @@ def _columns(op: Operator, targets: tuple[str, ...]) -> tuple[Size, ...]:
     if any(op.name in LATENT.get(name, ()) for name in targets):
         return (op.columns,)
     parts: list[Size] = [((1, names),) for times, names in op.columns for _ in range(times)]
-    found = []
+    result = []
     for packed, part in (PARTS[name] for name in targets):
         if op.name in (packed, *MIXTURES.get(packed, ())) and -part <= len(parts):
-            found.append(parts[part])
-    return tuple(found)
+            result.append(parts[part])
+    return tuple(result)
 
 
 def _adapter(op: Operator, rank: int, columns: tuple[Size, ...]) -> list[Operator]:

@@ -132,7 +132,7 @@ class HowMany:
 
     def table(self) -> list[dict[str, Any]]:
         """The same rows as plain data."""
-        found = []
+        result = []
         for row in self.planned:
             frame: dict[str, Any] = {"nodes": row.nodes, "devices": row.devices, **(row.figures or {})}
             for name in AMOUNTS:
@@ -140,8 +140,8 @@ class HowMany:
                 for part in Amount.model_fields:
                     column = name if part == "value" else f"{name}_{part}"
                     frame[column] = None if amount is None else getattr(amount, part)
-            found.append(frame)
-        return found
+            result.append(frame)
+        return result
 
     def needed(self) -> str:
         """What would be needed if no row is within both limits: the nearest rows by either limit."""

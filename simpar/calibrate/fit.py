@@ -61,13 +61,13 @@ class Samples:
     @cached_property
     def walks(self) -> list[tuple[Block, RankDims]]:
         """For every walk, its operators as one block, and their dims."""
-        found = []
+        result = []
         for walk in self.request.walks:
             graph, layout = walk.graph(), Layout(micro_batch=walk.batch)
             layer = graph.blocks[graph.layers[0]]
             every = (*graph.embedding.operators, *layer.operators, *graph.head.operators)
-            found.append((replace(layer, operators=every), rank_dims(graph, layout, walk.training)))
-        return found
+            result.append((replace(layer, operators=every), rank_dims(graph, layout, walk.training)))
+        return result
 
     @cached_property
     def operators(self) -> list[tuple[Sample, str]]:
@@ -212,11 +212,11 @@ def _with_peak(machine: Machine, dtype: str, mine: Sequence[Sample]) -> Machine:
 
 def attention(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
     """Rates of attention forward and backward, and the length at which it reaches half of them."""
-    found = [each for each, kind in samples.operators if kind == "attention"]
-    measured = [each.seconds for each in found]
+    result = [each for each, kind in samples.operators if kind == "attention"]
+    measured = [each.seconds for each in result]
 
     def predict(values: dict[str, float]) -> Floats:
-        return machine.with_kernels(values).predicted(samples, found)
+        return machine.with_kernels(values).predicted(samples, result)
 
     best = solve(ATTENTION, predict, measured)
     return machine.with_kernels(best), [Quality.of("attention", predict(best), measured)]

@@ -40,18 +40,18 @@ class Call:
 def calls_of(lowered: Lowered) -> dict[int, Call]:
     """The ops that communicate, by number. In ``lowered`` every rank must be its own class."""
     members = _members(lowered)
-    found: dict[int, Call] = {}
+    result: dict[int, Call] = {}
     slots, op_of_slot = lowered.slots, lowered.op_of_slot
     for class_id, actions in enumerate(lowered.actions):
         mine = slots.of_class(class_id)
         columns = (slots.action[mine], slots.node[mine], slots.group[mine], op_of_slot[mine])
         template = actions.template.tolist()
         for action, node, group, op in zip(*(column.tolist() for column in columns), strict=True):
-            if group >= 0 and op not in found:
+            if group >= 0 and op not in result:
                 use = actions.templates[template[action]].nodes[node].collective
                 assert use is not None, "slots with a group are collectives"
-                found[op] = _call(use, _in_order(members[group], class_id, lowered, group))
-    return found
+                result[op] = _call(use, _in_order(members[group], class_id, lowered, group))
+    return result
 
 
 def _members(lowered: Lowered) -> list[tuple[int, ...]]:

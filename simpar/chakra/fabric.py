@@ -51,16 +51,16 @@ def dimensions(cluster: Cluster) -> tuple[Dimension, ...] | None:
     profile, fitted = cluster.profile, parameters(cluster)
     inside, out, world = profile.scale_up, profile.scale_out, cluster.world_size
     domain = min(profile.domain_size, world)
-    found = []
+    result = []
     if domain > 1:
         topology = "Switch" if inside.kind in SWITCHED else "FullyConnected"
         reached = inside.bandwidth * fitted["port_efficiency"]
-        found.append(Dimension(topology, domain, reached, fitted["port_hop_us"] * US))
+        result.append(Dimension(topology, domain, reached, fitted["port_hop_us"] * US))
     if world > domain and out is not None:
         share = out.nics_per_node * out.nic_bandwidth / profile.devices_per_node
         step = fitted["nic_hop_us"] * US
-        found.append(Dimension("Switch", world // domain, share * fitted["nic_efficiency"], step))
-    return tuple(found)
+        result.append(Dimension("Switch", world // domain, share * fitted["nic_efficiency"], step))
+    return tuple(result)
 
 
 def network_text(found: tuple[Dimension, ...]) -> str:

@@ -206,24 +206,24 @@ def _names(schema: str) -> Iterator[str]:
 
 def _groups(nodes: Sequence[HostNode], world: int, source: str) -> Mapping[str, tuple[int, ...]]:
     """Process groups by name, from the trace's first node; an empty list of ranks means all ranks."""
-    found: dict[str, tuple[int, ...]] = {}
+    result: dict[str, tuple[int, ...]] = {}
     for node in nodes:
         if node.name == GROUPS_NODE and node.inputs:
             try:
                 rows: Json = json.loads(str(node.inputs[0]))
                 for row in map(_mapping, _list(rows)):
                     ranks = tuple(map(_int, _list(row["ranks"]))) or tuple(range(_int(row["group_size"])))
-                    found[str(row["pg_name"])] = ranks
+                    result[str(row["pg_name"])] = ranks
             except (ValueError, TypeError, KeyError) as error:
                 raise UserError(
                     f"{source}: {GROUPS_NODE}: {type(error).__name__} {str(error)[:60]}"
                 ) from None
-    for name, ranks in found.items():
+    for name, ranks in result.items():
         outside = [rank for rank in ranks if not 0 <= rank < world]
         if outside:
             where = f"{source}: process group {name} has rank {outside[0]}"
             raise UserError(f"{where}, there are traces of 0..{world - 1}; allowed: one of every rank")
-    return found
+    return result
 
 
 def _list(value: Json) -> list[Json]:

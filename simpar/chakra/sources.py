@@ -36,9 +36,9 @@ def replay_files(
     else:
         assert cluster is not None, "refused above"
         recording = read_host_traces(paths, cluster.device)
-    found = replay(recording, None if cluster is None else on_profile(cluster))
+    result = replay(recording, None if cluster is None else on_profile(cluster))
     alone = () if cluster is None else ("communication is priced with its links to itself",)
-    return found, replace(recording, notes=(*recording.notes, *alone))
+    return result, replace(recording, notes=(*recording.notes, *alone))
 
 
 def _paths(names: Sequence[str]) -> tuple[list[Path], str]:

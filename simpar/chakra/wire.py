@@ -24,12 +24,12 @@ class WireError(ValueError):
 def varint(value: int) -> bytes:
     """A whole number in groups of seven bits, lowest first; negative ones as 64 bits of two's complement."""
     value &= (1 << _BITS) - 1
-    found = bytearray()
+    result = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        result.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    result.append(value)
+    return bytes(result)
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -81,11 +81,11 @@ def unpacked(value: Value) -> list[int]:
     """The numbers of a field that has a single one or a chunk of many. Raises WireError."""
     if isinstance(value, int):
         return [value]
-    found, at = list[int](), 0
+    result, at = list[int](), 0
     while at < len(value):
         number, at = read_varint(value, at)
-        found.append(number)
-    return found
+        result.append(number)
+    return result
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Value]]:

@@ -84,13 +84,13 @@ def _versions() -> dict[str, str]:
 
     packages = ("numpy", "scipy", "simpy", "networkx", "pandas", "matplotlib", "pydantic", "typer", "rich")
     extras = {"numba": "extra fast: compiled event engine", "torch": "extra torch: real runs"}
-    found = {"simpar": version(), "python": platform.python_version()}
+    result = {"simpar": version(), "python": platform.python_version()}
     for name in (*packages, *extras):
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = f"not installed ({extras.get(name, 'required')})"
-    return found
+            result[name] = f"not installed ({extras.get(name, 'required')})"
+    return result
 
 
 def version() -> str:

@@ -59,14 +59,14 @@ def _device(document: Document, source: str) -> Document:
     from simpar.files import Document
     from simpar.profiles import load_profile
 
-    found = document.data.get("device")
-    if found is None:
+    result = document.data.get("device")
+    if result is None:
         raise UserError(
             f"{source}: --device: has groups of several kinds of nodes, show one of their profiles"
         )
-    if isinstance(found, dict):
-        return Document(found, source, {})
-    beside = Path(source).parent / found if Path(found).suffix else found
+    if isinstance(result, dict):
+        return Document(result, source, {})
+    beside = Path(source).parent / result if Path(result).suffix else result
     return load_profile(beside, "devices", "device")[0]
 
 

@@ -79,8 +79,8 @@ class Against:
     def differences(self, measured: Measured, of: str = "causes_s") -> list[Difference]:
         """Parts of the step, largest difference first."""
         was, should = measured.mean_s(of), getattr(self, of)
-        found = [Difference(name, was.get(name, 0.0), should.get(name, 0.0)) for name in {**was, **should}]
-        return sorted(found, key=lambda each: -abs(each.more_s))
+        result = [Difference(name, was.get(name, 0.0), should.get(name, 0.0)) for name in {**was, **should}]
+        return sorted(result, key=lambda each: -abs(each.more_s))
 
 
 def set_against(measured: Measured, result: Result, graph: ModelGraph) -> Against:
@@ -137,13 +137,13 @@ def _classes_s(timeline: Timeline, stage: int, graph: ModelGraph) -> dict[str, f
     slices = timeline.slices
     rows = np.flatnonzero((slices.class_id == mine) & (slices.stream == 0) & (slices.inner >= 0))
     count = np.bincount(slices.inner[rows], minlength=len(timeline.inner))
-    found: dict[str, float] = defaultdict(float)
+    result: dict[str, float] = defaultdict(float)
     for inner, times in zip(timeline.inner, count.tolist(), strict=True):
         lengths = (inner.finish_ns - inner.start_ns).tolist() if times else ()
         for label, stream, ns in zip(inner.labels, inner.streams, lengths, strict=False):
             if stream == "compute" and label.name in known:
-                found[known[label.name]] += ns * times / NS_PER_S
-    return found
+                result[known[label.name]] += ns * times / NS_PER_S
+    return result
 
 
 def log_rows(log: LogRun, result: Result, step_time_s: float | None) -> list[tuple[str, float, float]]:

@@ -145,7 +145,7 @@ def _changes(found: Changes) -> dict[str, Any]:
 
 def mean_axes(ranks: tuple[RankAccount, ...]) -> Mapping[str, AxisUse]:
     """Communication by axis, the mean over ranks."""
-    found = {}
+    result = {}
     for axis in dict.fromkeys(axis for each in ranks for axis in each.axes):
         uses = [each.axes[axis] for each in ranks if axis in each.axes]
         waits = [use.waiting_s for use in uses if use.waiting_s is not None]
@@ -153,8 +153,8 @@ def mean_axes(ranks: tuple[RankAccount, ...]) -> Mapping[str, AxisUse]:
             sum(getattr(use, name) for use in uses) / len(ranks)
             for name in ("calls", "size_bytes", "busy_s", "exposed_s")
         )
-        found[axis] = AxisUse(calls, size, busy, exposed, sum(waits) / len(ranks) if waits else None)
-    return found
+        result[axis] = AxisUse(calls, size, busy, exposed, sum(waits) / len(ranks) if waits else None)
+    return result
 
 
 @refuses_unknown_keywords
@@ -188,15 +188,15 @@ def explain(
         raise UserError(
             f"{logs[1]}: is a log, as {logs[0]} is; one log of a run, that of its first or last rank"
         )
-    found = Explanation(
+    result = Explanation(
         measure(traces, classes, steps) if traces else None,
         log=read_log(logs[0]) if logs else None,
         flight=explain_flights(flights, classes) if flights else None,
     )
     if scenario is None:
-        return found
+        return result
     source = "the plan" if isinstance(plan, Scenario) else f"{plan}: the plan"
-    return _beside(found, scenario, source, progress, changes=changes)
+    return _beside(result, scenario, source, progress, changes=changes)
 
 
 def _beside(

@@ -168,13 +168,13 @@ def slow_ranks(measured: Measured, plan: Plan) -> dict[int, float]:
             strict=True,
         )
     )
-    found = {}
+    result = {}
     for straggler in measured.stragglers:
         peers = [each.compute_s for each in measured.ranks if stage[each.rank] == stage[straggler.rank]]
         mine = next(each.compute_s for each in measured.ranks if each.rank == straggler.rank)
         if len(peers) > 1 and mine > float(np.median(peers)) > 0:
-            found[straggler.rank] = mine / float(np.median(peers))
-    return found
+            result[straggler.rank] = mine / float(np.median(peers))
+    return result
 
 
 def _graphs(inputs: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:

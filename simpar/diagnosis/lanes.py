@@ -108,8 +108,8 @@ def launches_ns(trace: RankTrace) -> Ints:
     known = known[np.argsort(calls.correlation[known], kind="stable")]
     numbers = calls.correlation[known]
     at = np.clip(np.searchsorted(numbers, device.correlation), 0, len(numbers) - 1)
-    found = (numbers[at] == device.correlation) & (device.correlation >= 0)
-    return np.where(found, calls.finish_ns[known[at]], -1)
+    result = (numbers[at] == device.correlation) & (device.correlation >= 0)
+    return np.where(result, calls.finish_ns[known[at]], -1)
 
 
 def within_spans(trace: RankTrace, start: re.Pattern[str], at_ns: Ints) -> Flags:

@@ -46,8 +46,8 @@ class _Format:
 
 
 def _format(name: str, step: str, **figures: tuple[str, float]) -> _Format:
-    found = {key: (re.compile(pattern), unit) for key, (pattern, unit) in figures.items()}
-    return _Format(name, re.compile(step), found)
+    result = {key: (re.compile(pattern), unit) for key, (pattern, unit) in figures.items()}
+    return _Format(name, re.compile(step), result)
 
 
 FORMATS = (

@@ -117,7 +117,7 @@ def _quickest(
     ranks: Sequence[Traffic], offset_ns: Sequence[int], met: Sequence[Sequence[_Place]]
 ) -> dict[tuple[object, ...], int]:
     """For two ranks, the least ns from the presence of both ends until one of them is done, for gloo's messages."""
-    found: dict[tuple[object, ...], int] = {}
+    result: dict[tuple[object, ...], int] = {}
     for places in met:
         if not any(ranks[rank].posted[row] for rank, row in places):
             continue
@@ -129,8 +129,8 @@ def _quickest(
         rank, row = places[0]
         pair = (ranks[rank].key[row] or ())[:3]
         if (took := min(ends) - max(begins)) > 0:  # otherwise it was sent before it was asked for
-            found[pair] = min(found.get(pair, took), took)
-    return found
+            result[pair] = min(result.get(pair, took), took)
+    return result
 
 
 def _begins(ranks: Sequence[Traffic], offset_ns: Sequence[int], places: Sequence[_Place]) -> list[int]:

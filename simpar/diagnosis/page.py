@@ -190,11 +190,11 @@ def _passes(predicted: Mapping[str, Any]) -> dict[str, str]:
     """Names of the predicted passes by colour, for those that are drawn."""
     kinds = predicted["kinds"]
     used = sorted({kind for stage in predicted["stages"] for kind in stage["blocks"]["kind"]})
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for kind in used:
         if kinds[kind]["lane"] == 0:
-            found.setdefault(kinds[kind]["colour"], kinds[kind]["name"])
-    return found
+            result.setdefault(kinds[kind]["colour"], kinds[kind]["name"])
+    return result
 
 
 def _spread(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -120,7 +120,7 @@ def _sampled(lane: Lane, end_ns: int) -> tuple[Ints, Ints, Ints]:
 
 def _causes(lane: Lane, traffic: Traffic, owner: Ints, at_ns: Ints) -> Ints:
     """Why nothing computes at some moments, as indices in IDLE_CAUSES."""
-    found = np.full(len(owner), IDLE_CAUSES.index("host"), dtype=np.int64)
+    result = np.full(len(owner), IDLE_CAUSES.index("host"), dtype=np.int64)
     for number, name in enumerate(lane.owners):
         if not name.startswith("exposed_"):
             continue
@@ -132,5 +132,5 @@ def _causes(lane: Lane, traffic: Traffic, owner: Ints, at_ns: Ints) -> Ints:
         )
         moving = np.searchsorted(begin, at_ns, side="right") > np.searchsorted(end, at_ns, side="right")
         waits = IDLE_CAUSES.index("bubble" if axis == "pp" else "waiting")
-        found[owner == number] = np.where(moving, IDLE_CAUSES.index("exposed"), waits)[owner == number]
-    return found
+        result[owner == number] = np.where(moving, IDLE_CAUSES.index("exposed"), waits)[owner == number]
+    return result

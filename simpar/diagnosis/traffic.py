@@ -176,7 +176,7 @@ def _callers(trace: RankTrace, calls: Ints, classes: Classes) -> list[str]:
     ops = trace.ops
     in_fsdp = within_spans(trace, _FSDP, ops.start_ns[calls])
     reducer = any(name.startswith("torch.distributed.ddp.reducer") for name in trace.names)
-    functional, found = -1, list[str]()
+    functional, result = -1, list[str]()
     for number, row in enumerate(calls.tolist()):
         name = trace.names[ops.name[row]]
         if name.startswith("_c10d_functional"):
@@ -184,8 +184,8 @@ def _callers(trace: RankTrace, calls: Ints, classes: Classes) -> list[str]:
         inside = int(ops.start_ns[row]) < functional
         words = (name if not inside else "_c10d_functional", "FSDP::" if in_fsdp[number] else "")
         plain = "DistributedDataParallel" if reducer and "allreduce" in name else ""
-        found.append(classes.axis(*words, plain))
-    return found
+        result.append(classes.axis(*words, plain))
+    return result
 
 
 _FSDP = re.compile("FSDP::")
@@ -307,17 +307,17 @@ def collective_uses(ranks: Sequence[Traffic]) -> list[CollectiveUse]:
         )
         for axis, kind, key, size, cost in zip(*columns, strict=True):
             rows[axis, kind, len(key[2]) or None if key else None].append((size, cost / NS_PER_S))
-    found = []
+    result = []
     for (axis, kind, members), each in rows.items():
         sizes, costs = (np.array(column) for column in zip(*each, strict=True))
         rate = None
         if kind in ON_LINKS and members and members > 1 and (known := (sizes > 0) & (costs > 0)).any():
             rate = float(np.median(sizes[known] / costs[known])) * bus_factor(kind, members)
         calls = len(each) / len(ranks)
-        found.append(
+        result.append(
             CollectiveUse(axis, kind, members, calls, float(np.median(sizes)), float(np.median(costs)), rate)
         )
-    return sorted(found, key=lambda each: -each.calls * each.cost_s)
+    return sorted(result, key=lambda each: -each.calls * each.cost_s)
 
 
 ON_LINKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -88,12 +88,12 @@ class Runner:
     def _demands(self, columns: OpTable) -> Any:
         """Records of the ops with work, in their order."""
         op = np.flatnonzero(columns.work_bytes)
-        found = np.empty(len(op), self.kernel.DEMAND)
-        found["work"] = to_work(columns.work_bytes[op])
-        found["cap"] = to_cap(columns.rate_cap_bytes_per_s[op])
-        found["route"] = columns.route[op]
-        found["route"][found["route"] < 0] = len(self.program.routes.links)
-        return found
+        result = np.empty(len(op), self.kernel.DEMAND)
+        result["work"] = to_work(columns.work_bytes[op])
+        result["cap"] = to_cap(columns.rate_cap_bytes_per_s[op])
+        result["route"] = columns.route[op]
+        result["route"][result["route"] < 0] = len(self.program.routes.links)
+        return result
 
     def _num_nodes(self, demands: Any) -> int:
         """Number of hops of all flows."""
@@ -104,10 +104,10 @@ def _hops(kernel: ModuleType, routes: Routes) -> Any:
     """Records of the hops of every route, ordered by the rate that each gives a flow alone."""
     coefficient = fixed_point(routes.coefficient)
     alone = (to_rate(routes.capacity_bytes_per_s)[routes.links.item] << FRACTION_BITS) // coefficient
-    found = np.empty(len(coefficient), kernel.HOP)
+    result = np.empty(len(coefficient), kernel.HOP)
     for name, column in {"link": routes.links.item, "coefficient": coefficient, "alone": alone}.items():
-        found[name] = column[np.lexsort((alone, routes.links.owners()))]
-    return found
+        result[name] = column[np.lexsort((alone, routes.links.owners()))]
+    return result
 
 
 def _kernel(name: str) -> ModuleType:

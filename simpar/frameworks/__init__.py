@@ -106,8 +106,8 @@ class Draft:
 def load_target(name: str) -> Target:
     """A target by name. Raises UserError for an unknown one."""
     module, attribute = TARGETS[files.choose(name, TARGETS, "target")].split(":")
-    found: Target = getattr(import_module(f"{__name__}.{module}"), attribute)
-    return found
+    result: Target = getattr(import_module(f"{__name__}.{module}"), attribute)
+    return result
 
 
 def targets_of(stack: str) -> list[str]:
@@ -240,20 +240,20 @@ def draft(
     Stages with equal layouts are exported as one layout. Raises UserError that names everything the target cannot
     express, unless ``lossy``; for stages with different layouts always.
     """
-    found, whole = load_target(target), plan
+    result, whole = load_target(target), plan
     try:
         plan = _one_layout(plan, model)
     except NotOneLayout as error:
         raise UserError(f"{target} cannot express {error}") from None
-    plan, unknown = expressible(plan, found)
-    s = _said_gradients(subject(plan, model, training, found.habits(plan), devices_per_node), plan)
-    lost = (*unknown, *_losses(found, s), *_of_data(training))
+    plan, unknown = expressible(plan, result)
+    s = _said_gradients(subject(plan, model, training, result.habits(plan), devices_per_node), plan)
+    lost = (*unknown, *_losses(result, s), *_of_data(training))
     if lost and not lossy:
         reasons = "; ".join(map(str, lost))
         raise Inexpressible(f"{target} cannot express {reasons} (--lossy exports without)")
     unread = (model.details.said,) if model.details.unread else ()
-    notes = (*_stack_note(plan, found), *unread, *found.notes(s))
-    return Draft(found, s, whole, lost, notes)
+    notes = (*_stack_note(plan, result), *unread, *result.notes(s))
+    return Draft(result, s, whole, lost, notes)
 
 
 def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:

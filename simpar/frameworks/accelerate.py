@@ -110,7 +110,7 @@ def options(s: Subject) -> Options:
 
 def _sharding(s: Subject) -> Options:
     data, mesh = s.plan.data_parallel, s.plan.mesh
-    found: Options = {
+    result: Options = {
         "fsdp_config.fsdp_version": 2,
         "fsdp_config.fsdp_reshard_after_forward": bool(data.reshard_after_forward),
         "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -126,11 +126,11 @@ def _sharding(s: Subject) -> Options:
     }
     if mesh.cp > 1:
         method = s.plan.context_parallel.cp_method or "all_gather"
-        found["parallelism_config.parallelism_config_cp_backend"] = "torch"
-        found["parallelism_config.parallelism_config_cp_comm_strategy"] = rules.ROTATIONS.get(
+        result["parallelism_config.parallelism_config_cp_backend"] = "torch"
+        result["parallelism_config.parallelism_config_cp_comm_strategy"] = rules.ROTATIONS.get(
             method, "allgather"
         )
-    return found
+    return result
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:

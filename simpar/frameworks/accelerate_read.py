@@ -73,7 +73,7 @@ def _fsdp(given: Given) -> dict[str, Any]:
     hybrid = strategy is not None and strategy.startswith("HYBRID")  # shards within a machine
     replicas = (given.whole("num_machines") or 1) if hybrid else sizes["dp_replicate"]
     away = "cpu" if given.get(f"{prefix}offload_params") else "none"
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "stack": "fsdp",
         "zero": SHARDING[strategy] if strategy else 3 if reshard else 2,
         "hsdp": replicas,
@@ -86,10 +86,10 @@ def _fsdp(given: Given) -> dict[str, Any]:
         name = "parallelism_config_cp_comm_strategy"
         word = given.get(f"parallelism_config.{name}", "allgather")
         method = rules.method_of(word, given.source, name)
-        found |= {"cp": sizes["cp"], "cp_method": method, "cp_balance": "zigzag"}
+        result |= {"cp": sizes["cp"], "cp_method": method, "cp_balance": "zigzag"}
     elif sizes["sp"] > 1:
-        found |= {"cp": sizes["sp"], "cp_method": "ulysses", "cp_balance": "contiguous"}
-    return found
+        result |= {"cp": sizes["sp"], "cp_method": "ulysses", "cp_balance": "contiguous"}
+    return result
 
 
 def _deepspeed(given: Given) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def options(s: Subject) -> Options:
     """Options by their dotted names."""
     data, numerics = s.plan.data_parallel, s.plan.numerics
     full = s.plan.memory.recompute == "full"
-    found: Options = {
+    result: Options = {
         "base_model": HUB.get(s.graph.name, s.graph.name),
         "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
         "output_dir": "output",
@@ -55,13 +55,13 @@ def options(s: Subject) -> Options:
         "attn_implementation": "sdpa" if numerics.precision == "fp32" else "flash_attention_2",
     }
     if (widened := QUANTISED.get(s.graph.name)) is not None:
-        found |= {
+        result |= {
             "model_quantization_config": widened,
             "model_quantization_config_kwargs": {"dequantize": True},
         }
     if data.zero < 2:
-        return found
-    return found | {
+        return result
+    return result | {
         "dp_shard_size": s.dp // data.hsdp,
         "dp_replicate_size": data.hsdp,
         "fsdp_version": 2,

@@ -197,11 +197,11 @@ def _set_by(name: str, source: str) -> Mapping[str, Any]:
         allowed = f"bf16_ or fp16_ and {', '.join(PRECISIONS)}"
         raise UserError(f"{source}: mixed_precision = {name}: allowed: {allowed}")
     half = "bf16" if half == "bf16" else "fp16"
-    found: dict[str, Any] = {half: True, "grad_reduce_in_fp32": REDUCES_IN_FP32[half]}
+    result: dict[str, Any] = {half: True, "grad_reduce_in_fp32": REDUCES_IN_FP32[half]}
     if form := PRECISIONS[rest]:
         bits = "fp4" if form[1] == "nvfp4" else "fp8"
-        found |= {bits: form[0], f"{bits}_recipe": form[1]}
-    return found
+        result |= {bits: form[0], f"{bits}_recipe": form[1]}
+    return result
 
 
 def _of_recipe(called: str) -> Iterator[str]:

@@ -110,7 +110,7 @@ def _offload_losses(s: Subject) -> Iterator[Loss]:
 def options(s: Subject) -> Options:
     """Options by their dotted names."""
     numerics, data = s.plan.numerics, s.plan.data_parallel
-    found: Options = {
+    result: Options = {
         "train_batch_size": s.training.global_batch,
         "train_micro_batch_size_per_gpu": s.plan.micro_batch,
         "gradient_accumulation_steps": s.microbatches,
@@ -120,26 +120,26 @@ def options(s: Subject) -> Options:
         **_optimizer(s),
     }
     if data.zero:
-        found["zero_optimization.overlap_comm"] = bool(data.overlap_grad_reduce)
-        found["zero_optimization.contiguous_gradients"] = True
+        result["zero_optimization.overlap_comm"] = bool(data.overlap_grad_reduce)
+        result["zero_optimization.contiguous_gradients"] = True
     for name, part in PARTS.items():
         if (home := getattr(s.plan.offload, name)) != "none":
-            found[f"zero_optimization.{part}.device"] = home
-            found[f"zero_optimization.{part}.pin_memory"] = True
+            result[f"zero_optimization.{part}.device"] = home
+            result[f"zero_optimization.{part}.pin_memory"] = True
             if home == "nvme":
-                found[f"zero_optimization.{part}.nvme_path"] = NVME
+                result[f"zero_optimization.{part}.nvme_path"] = NVME
     if s.plan.offload.offload_ratio < 1:
-        found["zero_optimization.offload_optimizer.ratio"] = s.plan.offload.offload_ratio
+        result["zero_optimization.offload_optimizer.ratio"] = s.plan.offload.offload_ratio
     if numerics.precision in ("bf16", "fp16"):
-        found[f"{numerics.precision}.enabled"] = True
-        found["data_types.grad_accum_dtype"] = _gradients(s)
+        result[f"{numerics.precision}.enabled"] = True
+        result["data_types.grad_accum_dtype"] = _gradients(s)
     if s.chose("bucket_bytes") and data.zero:
         elements = int(float(data.bucket_bytes or 0) // DTYPE_BYTES[numerics.grad_dtype or "fp32"])
-        found["zero_optimization.reduce_bucket_size"] = elements
-        found["zero_optimization.allgather_bucket_size"] = elements
+        result["zero_optimization.reduce_bucket_size"] = elements
+        result["zero_optimization.allgather_bucket_size"] = elements
     if s.plan.mesh.tp > 1:
-        found["tensor_parallel.autotp_size"] = s.plan.mesh.tp
-    return found
+        result["tensor_parallel.autotp_size"] = s.plan.mesh.tp
+    return result
 
 
 def _optimizer(s: Subject) -> Options:

@@ -146,14 +146,14 @@ def comment(s: Subject, prefix: str = "#") -> list[str]:
 
 def recorded(facts: Mapping[str, Any]) -> str:
     """The prediction that a plan records, in words; "" if it records none."""
-    found = []
+    result = []
     if isinstance(facts.get("step_time_s"), int | float):
-        found.append(f"{format_seconds(facts['step_time_s'])} a step")
+        result.append(f"{format_seconds(facts['step_time_s'])} a step")
     if isinstance(facts.get("mfu"), int | float):
-        found.append(f"MFU {facts['mfu']:.1%}")
+        result.append(f"MFU {facts['mfu']:.1%}")
     if isinstance(facts.get("peak_memory_bytes"), int | float):
-        found.append(f"{format_bytes(facts['peak_memory_bytes'])} allocated at the peak")
-    return ", ".join(found)
+        result.append(f"{format_bytes(facts['peak_memory_bytes'])} allocated at the peak")
+    return ", ".join(result)
 
 
 def readme(

@@ -140,7 +140,7 @@ def options(s: Subject) -> Options:
 def model_arguments(s: Subject) -> Options:
     """The network: sizes and style."""
     dims, style = s.graph.dims, architecture(s.graph)
-    found: Options = {
+    result: Options = {
         "--num-layers": len(s.graph.layers) - predictions(s),
         "--hidden-size": dims["hidden"],
         "--ffn-hidden-size": dims["ffn"] or dims.get("expert_ffn", dims["hidden"]),
@@ -152,7 +152,7 @@ def model_arguments(s: Subject) -> Options:
         "--position-embedding-type": position_type(s) if style.positions == "rope" else "learned_absolute",
     }
     if dims["kv_heads"] < dims["heads"]:
-        found |= {"--group-query-attention": FLAG, "--num-query-groups": dims["kv_heads"]}
+        result |= {"--group-query-attention": FLAG, "--num-query-groups": dims["kv_heads"]}
     switches = {
         "--swiglu": style.gated and style.activation == "silu",
         "--untie-embeddings-and-output-weights": not style.tied,
@@ -160,17 +160,17 @@ def model_arguments(s: Subject) -> Options:
         "--add-qkv-bias": style.biases == {"qkv"},
         "--qk-layernorm": bool(style.qk_norm),
     }
-    found |= {name: FLAG for name, on in switches.items() if on}
-    found |= _windows(style) | _dropout(s) | _experts(s, style) | detail_arguments(s)
+    result |= {name: FLAG for name, on in switches.items() if on}
+    result |= _windows(style) | _dropout(s) | _experts(s, style) | detail_arguments(s)
     if "qk_dim" in dims:  # a head's width is given by its parts
-        del found["--kv-channels"]
+        del result["--kv-channels"]
     if predictions(s) and not s.graph.has_state:
-        found |= {"--mtp-num-layers": predictions(s), "--mtp-loss-scaling-factor": 0.3}
+        result |= {"--mtp-num-layers": predictions(s), "--mtp-loss-scaling-factor": 0.3}
     if s.graph.has_state:  # the pattern gives the number and kinds of layers
-        del found["--num-layers"]
-        found.pop("--moe-layer-freq", None)
-        found |= hybrid_arguments(s)
-    return found
+        del result["--num-layers"]
+        result.pop("--moe-layer-freq", None)
+        result |= hybrid_arguments(s)
+    return result
 
 
 def _experts(s: Subject, style: Architecture) -> Options:
@@ -273,26 +273,26 @@ def _run(letter: str, count: int) -> str:
 
 
 def _data_parallel(s: Subject) -> Options:
-    data, found = s.plan.data_parallel, Options()
+    data, result = s.plan.data_parallel, Options()
     if data.zero:
-        found["--use-distributed-optimizer"] = FLAG
+        result["--use-distributed-optimizer"] = FLAG
     if data.zero in SHARDING:
-        found |= {
+        result |= {
             "--use-megatron-fsdp": FLAG,
             "--data-parallel-sharding-strategy": SHARDING[data.zero],
             "--ckpt-format": "fsdp_dtensor",
             "--no-gradient-accumulation-fusion": FLAG,
         }
     if data.hsdp > 1:
-        found["--num-distributed-optimizer-instances"] = data.hsdp
+        result["--num-distributed-optimizer-instances"] = data.hsdp
     if data.overlap_grad_reduce:
-        found["--overlap-grad-reduce"] = FLAG
+        result["--overlap-grad-reduce"] = FLAG
         if data.overlap_param_gather and data.zero:
-            found["--overlap-param-gather"] = FLAG
+            result["--overlap-param-gather"] = FLAG
     if s.chose("bucket_bytes") and data.zero not in SHARDING:
         size = DTYPE_BYTES[s.plan.numerics.grad_dtype or "fp32"]
-        found["--ddp-bucket-size"] = int(float(data.bucket_bytes or 0) // size)
-    return found
+        result["--ddp-bucket-size"] = int(float(data.bucket_bytes or 0) // size)
+    return result
 
 
 def _recompute(s: Subject) -> Options:
@@ -322,21 +322,21 @@ def _modules(s: Subject) -> list[str]:
 
 
 def _numerics(s: Subject) -> Options:
-    numerics, found = s.plan.numerics, Options()
+    numerics, result = s.plan.numerics, Options()
     if numerics.precision in ("bf16", *FP8_RECIPES):
-        found["--bf16"] = FLAG
+        result["--bf16"] = FLAG
     if numerics.precision == "fp16":
-        found["--fp16"] = FLAG
+        result["--fp16"] = FLAG
     if numerics.precision in FP8_RECIPES:
         form, recipe = FP8_RECIPES[numerics.precision]
-        found |= {"--fp8-format": form, "--fp8-recipe": recipe}
+        result |= {"--fp8-format": form, "--fp8-recipe": recipe}
     if numerics.precision != "fp32":
         low = numerics.grad_dtype == "bf16"
-        found["--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32"] = FLAG
-    found["--optimizer"] = OPTIMIZERS[numerics.optimizer]
+        result["--grad-reduce-in-bf16" if low else "--accumulate-allreduce-grads-in-fp32"] = FLAG
+    result["--optimizer"] = OPTIMIZERS[numerics.optimizer]
     if (momentum := placeholders.momentum(numerics.optimizer)) is not None:
-        found["--sgd-momentum"] = momentum
-    return found
+        result["--sgd-momentum"] = momentum
+    return result
 
 
 def _training(s: Subject) -> Options:

@@ -129,35 +129,35 @@ def _telling(commands: Iterable[list[str]]) -> list[dict[str, list[str]]]:
 
 def _words(words: Iterable[str]) -> list[str]:
     """The words of a command; the text for another shell (``bash -c``) and flags quoted together are split again."""
-    found: list[str] = []
+    result: list[str] = []
     for word in words:
         if "--" in word and len(word.split()) > 1:
             try:
                 inner = shlex.split(word, comments=True)
             except ValueError:
                 inner = word.split()
-            found += inner if inner == [word] else _words(inner)
+            result += inner if inner == [word] else _words(inner)
         else:
-            found.append(word)
-    return found
+            result.append(word)
+    return result
 
 
 def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     flag = ""
     for word in words:
         token = word.rstrip(";")
         if token.startswith("--") and len(token) > 2:
             flag, equals, value = token.partition("=")
             flag = flag.replace("_", "-")
-            found[flag] = [value] if equals else []
+            result[flag] = [value] if equals else []
         elif word in _ENDS:
             flag = ""
         elif flag:
-            found[flag].append(token)
+            result[flag].append(token)
         if token != word:
             flag = ""
-    return found
+    return result
 
 
 def _from_yaml(text: str, source: str) -> Arguments:

@@ -86,11 +86,11 @@ def is_by_name(s: Subject) -> bool:
 
 def _arguments(s: Subject) -> Options:
     """Megatron-LM's arguments; for a model that is named, without those of its architecture."""
-    found = megatron.options(s)
+    result = megatron.options(s)
     if not is_by_name(s):
-        return found
+        return result
     known = set(megatron.model_arguments(s)) - set(OF_A_PLAN)
-    return {flag: value for flag, value in found.items() if flag not in known}
+    return {flag: value for flag, value in result.items() if flag not in known}
 
 
 def options(s: Subject) -> Options:
@@ -129,7 +129,7 @@ def _dtype(s: Subject) -> str:
 
 
 def _fixed(s: Subject) -> Options:
-    found: Options = {
+    result: Options = {
         "model.seq_length": s.training.seq_len,
         "model.make_vocab_size_divisible_by": 128,
         "dataset.seq_length": s.training.seq_len,
@@ -146,8 +146,8 @@ def _fixed(s: Subject) -> Options:
         "rng.seed": 1234,
     }
     if s.plan.numerics.precision in PRECISIONS:
-        found["mixed_precision"] = PRECISIONS[s.plan.numerics.precision]
-    return found
+        result["mixed_precision"] = PRECISIONS[s.plan.numerics.precision]
+    return result
 
 
 def _sorted(found: Options) -> Options:

@@ -112,20 +112,20 @@ def position_type(s: Subject) -> str:
 def detail_arguments(s: Subject) -> Options:
     """Arguments of a model's details."""
     details, dims = s.graph.details, s.graph.dims
-    found: Options = {"--norm-epsilon": details.norm_eps, "--init-method-std": details.init_std}
+    result: Options = {"--norm-epsilon": details.norm_eps, "--init-method-std": details.init_std}
     if details.norm_offset:
-        found["--apply-layernorm-1p"] = FLAG
+        result["--apply-layernorm-1p"] = FLAG
     if details.activation == "gelu":
-        found["--no-bias-gelu-fusion"] = FLAG  # the fused kernel is the tanh approximation
+        result["--no-bias-gelu-fusion"] = FLAG  # the fused kernel is the tanh approximation
     if details.activation == "quick_gelu":
-        found |= CLAMPED
+        result |= CLAMPED
     if sinks(s):
-        found["--softmax-type"] = "learnable"
+        result["--softmax-type"] = "learnable"
     if any(op.kind == "rope" for block in s.graph.blocks.values() for op in block.operators):
-        found |= _rotary(s)
+        result |= _rotary(s)
     if "qk_dim" in dims:
-        found |= _latent(s)
-    return found
+        result |= _latent(s)
+    return result
 
 
 def _rotary(s: Subject) -> Options:
@@ -163,7 +163,7 @@ def _yarn(rope: Rope) -> Options:
 
 def _latent(s: Subject) -> Options:
     dims, rope = s.graph.dims, s.graph.details.positions.rope
-    found: Options = {
+    result: Options = {
         "--multi-latent-attention": FLAG,
         "--kv-lora-rank": dims["kv_rank"],
         "--qk-head-dim": dims["plain_dim"],
@@ -173,34 +173,34 @@ def _latent(s: Subject) -> Options:
         "--rope-type": "yarn" if rope.kind == "yarn" else "rope",
     }
     if dims["q_rank"]:
-        found["--q-lora-rank"] = dims["q_rank"]
+        result["--q-lora-rank"] = dims["q_rank"]
     if rope.kind == "yarn":
-        found["--rotary-scaling-factor"] = rope.scaling["factor"]
+        result["--rotary-scaling-factor"] = rope.scaling["factor"]
         names = {"--mscale": "mscale", "--mscale-all-dim": "mscale_all_dim"}
-        found |= {flag: rope.scaling[name] for flag, name in names.items() if name in rope.scaling}
-    return found
+        result |= {flag: rope.scaling[name] for flag, name in names.items() if name in rope.scaling}
+    return result
 
 
 def router_arguments(s: Subject) -> Options:
     """How a router's logits become weights, and what runs beside its experts."""
     gating, dims = s.graph.details.gating, s.graph.dims
-    found: Options = {}
+    result: Options = {}
     if gating.score == "sigmoid":
-        found["--moe-router-score-function"] = "sigmoid"
+        result["--moe-router-score-function"] = "sigmoid"
     elif not gating.normalised:
-        found["--moe-router-pre-softmax"] = FLAG  # softmax over all experts, without renormalising the best
+        result["--moe-router-pre-softmax"] = FLAG  # softmax over all experts, without renormalising the best
     if gating.factor != 1.0:
-        found["--moe-router-topk-scaling-factor"] = gating.factor
+        result["--moe-router-topk-scaling-factor"] = gating.factor
     weights = _weights(s)
     if gating.bias == "chooses" and "router.bias" in weights:
-        found |= {"--moe-router-enable-expert-bias": FLAG, "--moe-router-dtype": "fp32"}
+        result |= {"--moe-router-enable-expert-bias": FLAG, "--moe-router-dtype": "fp32"}
     if dims.get("expert_groups"):
-        found |= {
+        result |= {
             "--moe-router-num-groups": dims["expert_groups"],
             "--moe-router-group-topk": dims["chosen_groups"],
         }
     if dims.get("shared_ffn"):
-        found["--moe-shared-expert-intermediate-size"] = dims["shared_ffn"]
+        result["--moe-shared-expert-intermediate-size"] = dims["shared_ffn"]
         if "shared_gate.weight" in weights:
-            found["--moe-shared-expert-gate"] = FLAG
-    return found
+            result["--moe-shared-expert-gate"] = FLAG
+    return result

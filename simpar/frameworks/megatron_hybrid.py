@@ -64,14 +64,14 @@ def hybrid_arguments(s: Subject) -> Options:
 def _experts(s: Subject) -> Options:
     """The router, a loss that balances loads along sequences, and the experts' latent."""
     dims = s.graph.dims
-    found: Options = {
+    result: Options = {
         **router_arguments(s),
         "--moe-router-load-balancing-type": "seq_aux_loss",
         "--moe-aux-loss-coeff": 1e-4,
     }
     if dims.get("expert_hidden"):
-        found["--moe-latent-size"] = dims["expert_hidden"]
-    return found
+        result["--moe-latent-size"] = dims["expert_hidden"]
+    return result
 
 
 def pattern(s: Subject) -> str:

@@ -41,11 +41,11 @@ def read(text: str, name: str) -> Imported:
 
     Experts are split like everything else unless an argument says otherwise (``megatron/training/arguments.py``).
     """
-    found = plan_of(read_arguments(text, name))
-    mesh = found.plan.mesh
+    result = plan_of(read_arguments(text, name))
+    mesh = result.plan.mesh
     if mesh.etp is not None or mesh.ep == 1 or mesh.tp == 1:
-        return found
-    return replace(found, plan=found.plan.with_values(etp=mesh.tp))
+        return result
+    return replace(result, plan=result.plan.with_values(etp=mesh.tp))
 
 
 def plan_of(given: Arguments, model: str | None = None) -> Imported:
@@ -70,25 +70,25 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
 
 
 def _mesh(given: Arguments) -> dict[str, Any]:
-    found: dict[str, Any] = {axis: given.number(flag) for flag, axis in AXES.items()}
+    result: dict[str, Any] = {axis: given.number(flag) for flag, axis in AXES.items()}
     if given.has("--use-tp-pp-dp-mapping"):
-        found["rank_order"] = "tp-cp-pp-dp"
-    found |= _context(given)
-    found["etp"] = given.number("--expert-tensor-parallel-size")
-    found["capacity_factor"] = given.text("--moe-expert-capacity-factor")
-    found["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
+        result["rank_order"] = "tp-cp-pp-dp"
+    result |= _context(given)
+    result["etp"] = given.number("--expert-tensor-parallel-size")
+    result["capacity_factor"] = given.text("--moe-expert-capacity-factor")
+    result["token_dispatch"] = "per_node" if given.text("--moe-token-dispatcher-type") == "flex" else None
     if given.text("--moe-token-dispatcher-type") == "allgather":
-        found["dispatcher"] = "all_gather"
+        result["dispatcher"] = "all_gather"
     if given.text("--attention-backend") == "unfused":
-        found["attention_kernel"] = "eager"
-    found["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
+        result["attention_kernel"] = "eager"
+    result["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
     overlap = given.switch("--tp-comm-overlap")
-    if (found["tp"] or 1) > 1:
-        found |= {
+    if (result["tp"] or 1) > 1:
+        result |= {
             "sequence_parallel": given.switch("--sequence-parallel"),
             "tensor_parallel": {"overlap": overlap},
         }
-    return found
+    return result
 
 
 def _context(given: Arguments) -> dict[str, Any]:

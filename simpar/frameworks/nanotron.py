@@ -94,7 +94,7 @@ def _parallelism(s: Subject) -> Options:
 
 def _model(s: Subject) -> Options:
     dims, prefix = s.graph.dims, "model.model_config."
-    found: Options = {
+    result: Options = {
         f"{prefix}is_llama_config": True,
         f"{prefix}hidden_act": "silu",
         f"{prefix}hidden_size": dims["hidden"],
@@ -113,8 +113,8 @@ def _model(s: Subject) -> Options:
         "model.make_vocab_size_divisible_by": 1,
     }
     if s.chose("bucket_bytes"):
-        found["model.ddp_bucket_cap_mb"] = max(1, round(float(s.plan.data_parallel.bucket_bytes or 0) / MIB))
-    return found
+        result["model.ddp_bucket_cap_mb"] = max(1, round(float(s.plan.data_parallel.bucket_bytes or 0) / MIB))
+    return result
 
 
 def _tokens(s: Subject) -> Options:

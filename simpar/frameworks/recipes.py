@@ -131,14 +131,14 @@ def flat(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def nested(given: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted names as nested sections: the inverse of :func:`flat`."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in given.items():
-        part = found
+        part = result
         *sections, name = key.split(".")
         for section in sections:
             part = part.setdefault(section, {})
         part[name] = value
-    return found
+    return result
 
 
 def _sections(data: Mapping[str, Any]) -> Made:
@@ -360,12 +360,12 @@ class Recipes:
 
     def _joined(self, node: ast.BoolOp, scope: Mapping[str, Any]) -> Any:
         wanted = isinstance(node.op, ast.Or)
-        found: Any = not wanted
+        result: Any = not wanted
         for each in node.values:
-            found = self.value(each, scope)
-            if isinstance(found, Unknown) or bool(found) is wanted:
-                return found
-        return found
+            result = self.value(each, scope)
+            if isinstance(result, Unknown) or bool(result) is wanted:
+                return result
+        return result
 
     def _called(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
         name = ast.unparse(node.func)

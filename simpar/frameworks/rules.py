@@ -96,10 +96,10 @@ ROTATIONS = {"all_gather": "allgather", "ring": "alltoall"}
 
 def method_of(word: object, source: str, name: str) -> str:
     """The plan's ``cp_method`` for a word of :data:`ROTATIONS`. Raises UserError naming file, option and value."""
-    found = next((ours for ours, theirs in ROTATIONS.items() if theirs == word), None)
-    if found is None:
+    result = next((ours for ours, theirs in ROTATIONS.items() if theirs == word), None)
+    if result is None:
         raise UserError(f"{source}: {name} = {word}: allowed: {', '.join(ROTATIONS.values())}")
-    return found
+    return result
 
 
 def context_parallel(

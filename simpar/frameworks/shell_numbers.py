@@ -37,9 +37,9 @@ def _value(node: ast.expr) -> int:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
-        found = _SIGNS[type(node.op)](_value(node.left), _value(node.right))
-        if abs(found) < 10**MAX_DIGITS:
-            return found
+        result = _SIGNS[type(node.op)](_value(node.left), _value(node.right))
+        if abs(result) < 10**MAX_DIGITS:
+            return result
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _ORDERS:
         return int(_ORDERS[type(node.ops[0])](_value(node.left), _value(node.comparators[0])))
     raise ValueError

@@ -82,8 +82,8 @@ def load_source(plan: Plan | Mapping[str, Any] | str | Path, facts: Facts) -> So
         if not is_simulated(data):
             return _from_scenario(name, facts)
         asked = data.get("asked")
-        found = asked if isinstance(asked, dict) else data["plan"]
-        return _from_plan(found, document.source, path.parent, facts, where)
+        result = asked if isinstance(asked, dict) else data["plan"]
+        return _from_plan(result, document.source, path.parent, facts, where)
     return _complete(files.parse(Plan, document), document.source, path.parent, facts)
 
 

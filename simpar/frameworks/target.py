@@ -80,13 +80,13 @@ def misspelt(left: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
     A flag that is a prefix of another one counts as equal to it.
     """
     known = sorted(wanted)
-    found = []
+    result = []
     for name in left:
         like = [each for each in known if name.startswith("--") and each.startswith(f"{name}-")]
         like += get_close_matches(name, known, n=1, cutoff=NEARLY)
         if like:
-            found.append(f"{name} is not read: {like[0]} may be meant.")
-    return tuple(found)
+            result.append(f"{name} is not read: {like[0]} may be meant.")
+    return tuple(result)
 
 
 def plan_said(values: Mapping[str, Any]) -> Plan:

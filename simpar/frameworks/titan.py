@@ -67,23 +67,23 @@ def flavor(s: Subject, name: str) -> str | None:
     rope = s.graph.details.positions.rope
     if (rope.theta, dict(rope.scaling)) != ROPES[name]:
         return None
-    for found, shipped in FLAVORS[name].items():
+    for result, shipped in FLAVORS[name].items():
         graph = load_model(shipped)
         if (graph.dims, graph.layers, graph.tied_embeddings) == (
             s.graph.dims,
             s.graph.layers,
             s.graph.tied_embeddings,
         ):
-            return found
+            return result
     return None
 
 
 def mixture(s: Subject) -> tuple[str, str] | None:
     """The model folder and flavor of a released mixture; None for every other model."""
     for folder, flavors in MIXTURES.items():
-        for found, shipped in flavors.items():
+        for result, shipped in flavors.items():
             if s.graph.name == shipped and as_shipped(s.graph):
-                return folder, found
+                return folder, result
     return None
 
 
@@ -182,14 +182,14 @@ def parallelism(s: Subject, head: str) -> Options:
 
 
 def _stages(s: Subject, head: str) -> Options:
-    found: Options = {
+    result: Options = {
         "parallelism.pipeline_parallel_schedule": placement(s) or "1F1B",
         "parallelism.pipeline_parallel_microbatch_size": s.plan.micro_batch,
         "parallelism.module_fqns_per_model_part": modules(s.layers, head),
     }
     if s.plan.schedule not in SCHEDULES:
-        found["parallelism.pipeline_parallel_schedule_csv"] = CSV
-    return found
+        result["parallelism.pipeline_parallel_schedule_csv"] = CSV
+    return result
 
 
 def modules(layers: tuple[int, ...], head: str) -> list[list[str]]:

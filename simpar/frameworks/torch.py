@@ -168,7 +168,7 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
         part = settings.setdefault(section, {}) if section else settings
         assert isinstance(part, dict), "a section holds names"
         part[name] = value
-    found = {
+    result = {
         "train.py": "\n".join(comment(s)) + "\n" + SCRIPT.read_text(encoding="utf-8"),
         "settings.json": json.dumps(settings, indent=2) + "\n",
         **launchers(s, ["train.py"], {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
@@ -176,8 +176,8 @@ def files(s: Subject, given: Options) -> Mapping[str, str]:
     if s.plan.mesh.pp > 1:
         table = schedule_of(Layout.of(s.plan), s.training)
         rows = [",".join(_texts(table, rank)) for rank in range(table.num_ranks)]
-        found["schedule.csv"] = "\n".join(rows) + "\n"
-    return found
+        result["schedule.csv"] = "\n".join(rows) + "\n"
+    return result
 
 
 def _texts(table: Schedule, rank: int) -> list[str]:

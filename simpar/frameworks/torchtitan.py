@@ -101,15 +101,15 @@ def _mixture_losses(s: Subject) -> Iterator[Loss]:
 
 def options(s: Subject) -> Options:
     """Options by their dotted names."""
-    found = titan.parallelism(s, HEAD) | titan.training(s)
-    found["parallelism.enable_sequence_parallel"] = bool(s.plan.tensor_parallel.sequence_parallel)
-    found["training.disable_cuda_graphs"] = True
-    found["compile.enable"] = True
+    result = titan.parallelism(s, HEAD) | titan.training(s)
+    result["parallelism.enable_sequence_parallel"] = bool(s.plan.tensor_parallel.sequence_parallel)
+    result["training.disable_cuda_graphs"] = True
+    result["compile.enable"] = True
     if s.plan.tensor_parallel.overlap and s.plan.mesh.tp > 1:
-        found["compile.enable_async_tensor_parallel"] = True
+        result["compile.enable_async_tensor_parallel"] = True
     recompute = s.plan.memory.recompute
-    found["activation_checkpoint"] = recompute if recompute in CHECKPOINTING else "none"
-    return found
+    result["activation_checkpoint"] = recompute if recompute in CHECKPOINTING else "none"
+    return result
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:

@@ -62,7 +62,7 @@ def arguments(s: Subject) -> Options:
     """Options by name; FSDP's options by dotted name."""
     numerics = s.plan.numerics
     full = s.plan.memory.recompute == "full"
-    found: Options = {
+    result: Options = {
         "output_dir": "output",
         "per_device_train_batch_size": s.plan.micro_batch,
         "gradient_accumulation_steps": s.microbatches,
@@ -78,11 +78,11 @@ def arguments(s: Subject) -> Options:
         "report_to": "none",
     }
     if s.plan.data_parallel.zero < 2:
-        found["gradient_checkpointing"] = full
+        result["gradient_checkpointing"] = full
         if s.chose("bucket_bytes"):
-            found["ddp_bucket_cap_mb"] = max(1, round(float(s.plan.data_parallel.bucket_bytes or 0) / MIB))
-        return found
-    return found | {
+            result["ddp_bucket_cap_mb"] = max(1, round(float(s.plan.data_parallel.bucket_bytes or 0) / MIB))
+        return result
+    return result | {
         "gradient_checkpointing": False,
         "fsdp": True,
         "fsdp_config.version": 2,

@@ -12,8 +12,8 @@ FILE = Path(__file__).with_name("intervals.json")
 
 @cache
 def _known() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return result
 
 
 def interval_of(kind: str, profile: str, name: str) -> tuple[float, float] | None:

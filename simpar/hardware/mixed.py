@@ -127,7 +127,7 @@ class MixedCluster(Cluster):
     @cached_property
     def _link(self) -> Mapping[str, Ints]:
         """Link of every rank, by block: int64[world]."""
-        found = {}
+        result = {}
         for block in self.blocks:
             pieces = []
             for part, start in zip(self.parts, self._starts(block), strict=True):
@@ -136,8 +136,8 @@ class MixedCluster(Cluster):
                 if block not in TRUNKS and part._blocks[block][1]:
                     inner = part.link_of(block, ranks) - part._blocks[block][0]
                 pieces.append(start + inner)
-            found[block] = np.concatenate(pieces)
-        return found
+            result[block] = np.concatenate(pieces)
+        return result
 
     @cached_property
     def _nominal(self) -> NDArray[np.float64]:
@@ -173,12 +173,12 @@ class MixedCluster(Cluster):
     @cached_property
     def _takes_all(self) -> NDArray[np.bool_]:
         """Which links nominally carry all that the NICs below send: leaves that do not bind, trunks without a limit."""
-        found = np.zeros(self.num_links, dtype=bool)
+        result = np.zeros(self.num_links, dtype=bool)
         for block in (*LEAVES, *TRUNKS):
             for part, start, size in zip(self.parts, self._starts(block), self._sizes[block], strict=True):
                 binds = part.leaves_bind if block in LEAVES else self.between.bandwidth is not None
-                found[start : start + size] = not binds
-        return found
+                result[start : start + size] = not binds
+        return result
 
     def nominal_capacity(self, links: Ints) -> NDArray[np.float64]:
         """Capacity of links in bytes/s, degradations left out."""
@@ -256,23 +256,23 @@ class MixedCluster(Cluster):
         """Groups int64[G, N] inside one part with the ranks and links of that part; others with those of the whole."""
         part = self.part_of(groups)
         alone = (part == part[:, :1]).all(axis=1)
-        found = []
+        result = []
         for index, (one, first) in enumerate(zip(self.parts, self.first_rank, strict=False)):
             mine = np.flatnonzero(alone & (part[:, 0] == index))
             if len(mine):
-                found.append(Home(mine, groups[mine] - first, one, self._links_from(index)))
+                result.append(Home(mine, groups[mine] - first, one, self._links_from(index)))
         across = np.flatnonzero(~alone)
         if len(across):
-            found.append(Home(across, groups[across], self, np.arange(self.num_links)))
-        return found
+            result.append(Home(across, groups[across], self, np.arange(self.num_links)))
+        return result
 
     def _links_from(self, index: int) -> Ints:
         """For every link of a part, its number in the whole cluster: int64[links of the part]."""
         part = self.parts[index]
-        found = np.empty(part.num_links, dtype=np.int64)
+        result = np.empty(part.num_links, dtype=np.int64)
         for block, (start, size) in part._blocks.items():
-            found[start : start + size] = self._starts(block)[index] + np.arange(size)
-        return found
+            result[start : start + size] = self._starts(block)[index] + np.arange(size)
+        return result
 
 
 def _joined(name: str, parts: tuple[Cluster, ...]) -> ClusterProfile:

@@ -31,12 +31,12 @@ def annotated(document: Document, kind: str) -> str:
             yield f"{ends[0]:g} to {ends[1]:g}"
 
     def commented(data: Mapping[str, Any], at: tuple[str | int, ...]) -> CommentedMap:
-        found = CommentedMap()
+        result = CommentedMap()
         for key, value in data.items():
             here = (*at, key)
-            found[key] = commented(value, here) if isinstance(value, dict) and value else value
+            result[key] = commented(value, here) if isinstance(value, dict) and value else value
             if key not in ORIGIN and not isinstance(value, dict | list) and (said := ", ".join(notes(here))):
-                found.yaml_add_eol_comment(said, key)
-        return found
+                result.yaml_add_eol_comment(said, key)
+        return result
 
     return yaml_text(commented(document.data, ()))

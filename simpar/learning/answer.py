@@ -110,12 +110,12 @@ class Answer:
         for at, run in enumerate(self.runs.layouts):
             if (run.case.stack, run.case.hardware) == (stack, hardware):
                 alike[_traits(run)].append(at)
-        found, errors = [], self.learned.left_out
+        result, errors = [], self.learned.left_out
         for traits, places in alike.items():
             peaks = [self._peak_errors[at]["left_out"] for at in places if at in self._peak_errors]
             error = _root_mean_square([float(errors[at]) for at in places])
             peak_error = _root_mean_square(peaks) if peaks else 0.0
-            found.append(
+            result.append(
                 OwnRuns(
                     cluster=cluster,
                     traits=traits,
@@ -125,7 +125,7 @@ class Answer:
                     peak_error=peak_error,
                 )
             )
-        return tuple(found)
+        return tuple(result)
 
     def _own_runs_of(self, stack: str) -> tuple[OwnRuns, ...]:
         """:meth:`own_runs` of a stack on any hardware."""

@@ -1,8 +1,8 @@
 """The most probable parameters after a few runs: penalised, robust, bounded least squares of log errors.
 
 The errors are those of step times, or of another quantity that runs show (:mod:`simpar.learning.memory`). Every
-parameter is moved once for every run to get slopes. The parameters that are most probable under these slopes are the point at
-which slopes are taken again. Spreads are those of :mod:`simpar.learning.parameters`.
+parameter is moved once for every run to get slopes. The parameters that are most probable under these slopes are the
+point at which slopes are taken again. Spreads are those of :mod:`simpar.learning.parameters`.
 """
 
 from __future__ import annotations
@@ -123,16 +123,16 @@ def slopes_of(runs: Sequence[Observed], prior: Prior, at: Floats, quantity: Quan
 
 def _slopes(run: Observed, values: Mapping[Name, float], quantity: Quantity) -> tuple[float, list[float]]:
     tuning = tuning_of(values)
-    base, mine, found = quantity.predicted(run, tuning), set(quantity.names(run.case, tuning)), []
+    base, mine, result = quantity.predicted(run, tuning), set(quantity.names(run.case, tuning)), []
     for name, value in values.items():
         if name not in mine:
-            found.append(0.0)
+            result.append(0.0)
             continue
         known = parameter(name[2])
         step = known.step if value + known.step <= known.high else -known.step
         moved = quantity.predicted(run, tuning_of({**values, name: value + step}))
-        found.append(float(np.log(moved / base)) / step)
-    return float(np.log(quantity.measured(run) / base)), found
+        result.append(float(np.log(moved / base)) / step)
+    return float(np.log(quantity.measured(run) / base)), result
 
 
 def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | None = None) -> Floats:
@@ -211,12 +211,12 @@ def _left_out(
 ) -> Floats:
     """Errors of runs under parameters learnt without them: one run at a time, many runs in ten parts."""
     part = np.arange(len(runs)) % max(min(len(runs), MOST_FOLDS), 1)
-    found = np.array(learned.before)
+    result = np.array(learned.before)
     for fold in range(int(part.max()) + 1):
         out = part == fold
         if out.all():
             break  # no runs remain to learn from
         values = most_probable(learned.prior, known, scatter, ~out)
         rest = [run for run, one in zip(runs, out, strict=True) if one]
-        found[out] = _errors(rest, learned.prior, values, quantity)
-    return found
+        result[out] = _errors(rest, learned.prior, values, quantity)
+    return result

@@ -154,10 +154,10 @@ def clock_of(device: Device, key: str) -> float:
 def _of_stack(stack: Stack, key: str) -> float:
     if key.startswith(ATTENTION):
         return stack.fusion.rate_on(key.rpartition(".")[2])
-    found: Any = stack
+    result: Any = stack
     for step in key.split("."):
-        found = getattr(found, step)
-    return float(found)
+        result = getattr(result, step)
+    return float(result)
 
 
 def _of_cluster(profile: ClusterProfile, key: str) -> float:

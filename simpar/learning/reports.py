@@ -53,10 +53,10 @@ def _peak(case: Case, measured: Mapping[str, Any]) -> Peak | None:
 
 
 def _data(path: Path) -> Mapping[str, Any]:
-    found = files.load(path).data
-    if not isinstance(found, dict):
+    result = files.load(path).data
+    if not isinstance(result, dict):
         raise UserError(f"{path}: is not a file of simpar run")
-    return found
+    return result
 
 
 def _case(job: Mapping[str, Any], report: Mapping[str, Any], chosen: Chosen) -> Case:

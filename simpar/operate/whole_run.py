@@ -85,11 +85,11 @@ def _with(ideal: WholeRun, cluster: Cluster, outcome: Outcome, longer: float) ->
 
 def _waiting_w(cluster: Cluster) -> float | None:
     """Watts of the whole cluster while its devices run nothing; None if a device's power is not known."""
-    found = 0.0
+    result = 0.0
     for part in cluster.parts:
         if part.device.power is None:
             return None
-        found += input_w(
+        result += input_w(
             part.profile.host, part.world_size * float(device_w(part.device.power, 0.0, 0.0)), part.nodes
         )
-    return found
+    return result

@@ -53,8 +53,8 @@ class MeshSizes:
         axes = self.tp, self.dp, self.pp, self.cp, self.ep
         several = sum(np.asarray(np.asarray(size) > 1, dtype=np.int64) for size in axes)
         among_copies = (np.asarray(self.ep) > 1) & (np.asarray(self.expert_copies) > 1)
-        found: Counts = number(several + among_copies)
-        return found
+        result: Counts = number(several + among_copies)
+        return result
 
 
 class Mesh(Strict):
@@ -132,8 +132,8 @@ class Mesh(Strict):
 
     def at(self, coordinates: Mapping[str, Any]) -> Ints:
         """Ranks at coordinates along every axis: ints, or arrays that broadcast."""
-        found: Ints = self.grid[tuple(coordinates[axis] for axis in self.order)]
-        return found
+        result: Ints = self.grid[tuple(coordinates[axis] for axis in self.order)]
+        return result
 
     def at_stage(self, ranks: Any, stage: Any) -> Ints:
         """The ranks with the same coordinates in another pipeline stage; ints, or arrays that broadcast."""

@@ -194,17 +194,17 @@ class Plan(Record):
 
     def flat_values(self) -> dict[str, Any]:
         """The layout alone, as plain data with flat keys; what it leaves open, and what it was made for, left out."""
-        found: dict[str, Any] = {"rank_order": "-".join(self.mesh.order)}
+        result: dict[str, Any] = {"rank_order": "-".join(self.mesh.order)}
         for section, value in self.model_dump(mode="json", exclude=set(Record.model_fields)).items():
             flat_names = SECTIONS.get(section)
             if flat_names is None:
-                found[section] = value
+                result[section] = value
                 continue
-            found |= {name: each for name, each in value.items() if name in flat_names and each is not None}
+            result |= {name: each for name, each in value.items() if name in flat_names and each is not None}
             rest = {name: each for name, each in value.items() if name not in flat_names and each is not None}
             if rest:
-                found[section] = rest
-        return found
+                result[section] = rest
+        return result
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, atomically; an equal plan gives equal bytes."""

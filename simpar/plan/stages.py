@@ -97,14 +97,14 @@ def _role(block: Block, name: str, word: str) -> Role:
 def stage_blocks(stages: tuple[StagePlan, ...], graph: ModelGraph) -> tuple[tuple[Block, ...], ...]:
     """Blocks of every stage in order: embedding first, head last."""
     every = [graph.blocks[name] for name in graph.layers]
-    found, begin = [], 0
+    result, begin = [], 0
     for index, stage in enumerate(stages):
         blocks = every[begin : begin + stage.layers]
         begin += stage.layers
         before = [graph.embedding] if index == 0 else []
         after = [graph.head] if index == len(stages) - 1 else []
-        found.append((*before, *blocks, *after))
-    return tuple(found)
+        result.append((*before, *blocks, *after))
+    return tuple(result)
 
 
 def check_stages(

@@ -71,7 +71,7 @@ def _axes(index: int, stage: StagePlan, graph: ModelGraph) -> tuple[str, ...]:
     """The kind of each axis of a stage's mesh: data, or tensor parallelism with or without sequence parallelism."""
     blocks = (graph.embedding, *graph.blocks.values(), graph.head)
     shown = {ROWS: megatron_sharding(graph, True), WHOLE: megatron_sharding(graph, False)}
-    found = []
+    result = []
     for axis, ranks in enumerate(stage.mesh):
         wrong = {
             kind: list(
@@ -86,13 +86,13 @@ def _axes(index: int, stage: StagePlan, graph: ModelGraph) -> tuple[str, ...]:
                 f"layout for all stages has {nearest}; allowed outside of stages of their own: axes of data "
                 "parallelism or of Megatron's roles throughout, no weights gathered"
             )
-        found.append(nearest if ranks > 1 else DATA)
-    if {ROWS, WHOLE} <= set(found):
+        result.append(nearest if ranks > 1 else DATA)
+    if {ROWS, WHOLE} <= set(result):
         raise UserError(
             f"plan.stages[{index}]: rows are shared on one axis of tensor parallelism and whole on the other; allowed "
             "outside of stages of their own: the same on both"
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _differences(

@@ -95,5 +95,5 @@ def find_space(space: str | None, cluster: Cluster) -> Searcher:
     module, _, function = SPACES[choose(name, SPACES, "space")].partition(":")
     if cluster.is_mixed and name != "uneven":
         raise UserError(f"space {name}: nodes of {cluster.profile.name} differ; allowed: uneven")
-    found: Searcher = getattr(import_module(f"simpar.planner.{module}"), function)
-    return found
+    result: Searcher = getattr(import_module(f"simpar.planner.{module}"), function)
+    return result

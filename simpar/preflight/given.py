@@ -133,15 +133,15 @@ def _of_command(text: str, source: str, target: str, launch: Launch) -> Given:
 
 def _dotted(command: str) -> dict[str, str]:
     """Options of a job config on a command line, as TOML values."""
-    words, found = shlex.split(command, comments=True), dict[str, str]()
+    words, result = shlex.split(command, comments=True), dict[str, str]()
     for at, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if not flag.startswith("--") or "." not in flag or flag in CONFIGS["torchtitan-0.2"]:
             continue
         following = words[at + 1] if at + 1 < len(words) else ""
         told = value if equals else "true" if following.startswith("--") or not following else following
-        found[flag.removeprefix("--")] = told if _is_plain(told) else json.dumps(told)
-    return found
+        result[flag.removeprefix("--")] = told if _is_plain(told) else json.dumps(told)
+    return result
 
 
 def _is_plain(text: str) -> bool:

@@ -107,17 +107,17 @@ def _started(words: Sequence[str]) -> tuple[str, str | None] | None:
 
 def _launchers(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     """Launchers of a command, each with its own flags: everything up to the next launcher or the script."""
-    found: list[tuple[str, list[str]]] = []
+    result: list[tuple[str, list[str]]] = []
     for word in words:
         name = PurePath(word).name
         launcher = MODULES.get(word) or ALIASES.get(name, name)
         if launcher in (*NODES, *PER_NODE):
-            found.append((launcher, []))
+            result.append((launcher, []))
         elif word.endswith(".py"):
             break
-        elif found:
-            found[-1][1].append(word)
-    return found
+        elif result:
+            result[-1][1].append(word)
+    return result
 
 
 def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:

@@ -198,12 +198,12 @@ def _near(problem: Problem, plan: Plan) -> dict[str, list[Any]]:
 def _sayable(problem: Problem, plan: Plan, near: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Values on axes that are not sizes: the plan's own, and those that the target can express in the plan."""
     habit = set(_said(problem, plan))
-    found = dict(near)
+    result = dict(near)
     for name in (name for name in AXIS_NAMES if not is_size(name)):
         own, *others = near[name]
         said = (value for value in others if not set(_lost(problem, plan, name, value)) - habit)
-        found[name] = [own, *said]
-    return found
+        result[name] = [own, *said]
+    return result
 
 
 def _lost(problem: Problem, plan: Plan, name: str, value: Any) -> list[str]:

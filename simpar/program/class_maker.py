@@ -415,12 +415,12 @@ class ClassMaker:
         """
         ranks = self.schedule.ranks
         count = 1 + max(int(columns.microbatch.max(initial=0)) for columns in ranks)
-        found = np.full((2, self.schedule.num_stages, count), -1, dtype=np.int64)
+        result = np.full((2, self.schedule.num_stages, count), -1, dtype=np.int64)
         for columns in ranks:
             at = np.flatnonzero(columns.code != W)
             way = np.where(columns.code[at] == F, 0, 1)
-            found[way, columns.stage[at], columns.microbatch[at]] = at
-        return found
+            result[way, columns.stage[at], columns.microbatch[at]] = at
+        return result
 
 
 def _distinct(values: Ints) -> tuple[list[int], Ints]:

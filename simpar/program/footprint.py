@@ -167,12 +167,12 @@ def footprints(lowered: Lowered, timing: Timing, cluster: Cluster) -> tuple[Foot
     }
     risks = [memory_risk(job.stack, part) for part in cluster.parts]
     parts = cluster.part_of(lowered.quotient.representative_rank).tolist()
-    found, uses = [], memory_uses(lowered.program, timing)
+    result, uses = [], memory_uses(lowered.program, timing)
     for stage, device, part, use in zip(stages, devices, parts, uses, strict=True):
         static, held, overhead, experts = standing[stage]
         capacity = cluster.devices[int(device)].memory_bytes
-        found.append(Footprint(job, stage, static, use, held, overhead, capacity, risks[part], experts))
-    return tuple(found)
+        result.append(Footprint(job, stage, static, use, held, overhead, capacity, risks[part], experts))
+    return tuple(result)
 
 
 def on_fullest_device(held: Sequence[Footprint]) -> list[Footprint]:

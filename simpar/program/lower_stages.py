@@ -38,17 +38,17 @@ from simpar.units import US, Ints
 
 def stage_builders(job: TrainingJob, cluster: Cluster, schedule: Schedule) -> tuple[ActionBuilder, ...]:
     """The builder of every stage: that of the uniform plan that repeats it, or one for operators in given roles."""
-    found: list[ActionBuilder] = []
+    result: list[ActionBuilder] = []
     for index, stage in enumerate(job.layout.stages or ()):
         if stage.sharding:
             late_s = cluster.state.get("member_us", 0.0) * US
-            found.append(RolesBuilder.of(job, index, schedule.rank_of_stage, late_s))
+            result.append(RolesBuilder.of(job, index, schedule.rank_of_stage, late_s))
             continue
         layout = stage_layout(job.layout, index)
         own = replace(job, layout=layout, stack=under(job.stack, layout))
         view = RankView.of(own, late_per_member_s=late_per_member_s(cluster, _alone(layout).mesh))
-        found.append(StageBuilder(view, schedule.rank_of_stage))
-    return tuple(found)
+        result.append(StageBuilder(view, schedule.rank_of_stage))
+    return tuple(result)
 
 
 def _alone(layout: Layout) -> Layout:
@@ -177,18 +177,18 @@ class Boundaries:
         """The all-gathers, one after the other, that put received pieces together where a stage needs whole rows."""
         if self._is_even(source, stage):
             return ()
-        mesh, states, found = self.stages[stage].mesh, self._states(source, stage)[1], list[CollectiveUse]()
+        mesh, states, result = self.stages[stage].mesh, self._states(source, stage)[1], list[CollectiveUse]()
         for axis, (state, size) in enumerate(zip(states, mesh, strict=True)):
             if state in SHARDED or size == 1:
                 continue
             missing = prod(mesh[a] for a in range(axis + 1, len(mesh)) if states[a] not in SHARDED)
             piece = self._whole_bytes(min(source, stage)) / sharding(states, mesh, but=axis) / missing
             group = axes_group((axis,)) if self.stages[stage].sharding else TENSOR
-            found.append(CollectiveUse(group, "all_gather", piece))
-        return tuple(found)
+            result.append(CollectiveUse(group, "all_gather", piece))
+        return tuple(result)
 
     def senders(self, rank: int, stage: int, source: int) -> Ints:
         """Ranks of a neighbouring stage that send to a rank of a stage."""
         pairs = np.concatenate(messages(self.stages[source], self.stages[stage]))
-        found: Ints = pairs[pairs[:, 1] == rank, 0]
-        return found
+        result: Ints = pairs[pairs[:, 1] == rank, 0]
+        return result

@@ -108,9 +108,9 @@ def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation:
 def _last(owner: Ints, ops: Indices, timing: Timing, count: int) -> Indices:
     """For every owner (numbered below ``count``), its op that finishes last: int32[count]."""
     order = np.argsort(timing.finish_ns[ops], kind="stable")
-    found = np.zeros(count, dtype=np.int32)
-    found[owner[order]] = ops[order]  # the last one written stays
-    return found
+    result = np.zeros(count, dtype=np.int32)
+    result[owner[order]] = ops[order]  # the last one written stays
+    return result
 
 
 def replica_of_rank(layout: Layout) -> Ints:

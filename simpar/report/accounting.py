@@ -74,17 +74,17 @@ class Accounts:
 
         int64[num_classes, kinds of COMMUNICATION].
         """
-        found = self.idle.part.busy_ns(self.timing)
-        found[:, _INSIDE] += self.facts.summed(self.facts.inside[:, :, 0])
-        return found
+        result = self.idle.part.busy_ns(self.timing)
+        result[:, _INSIDE] += self.facts.summed(self.facts.inside[:, :, 0])
+        return result
 
     @cached_property
     def moved_bytes(self) -> Ints:
         """Bytes of the buffers of the communication of a class: int64[num_classes, kinds of COMMUNICATION]."""
         own = [np.where(self.facts.kind == kind, self.facts.size_bytes, 0) for kind in COMMUNICATION]
-        found = self.facts.summed(np.stack(own, axis=1))
-        found[:, _INSIDE] += self.facts.summed(self.facts.inside[:, :, 1])
-        return found
+        result = self.facts.summed(np.stack(own, axis=1))
+        result[:, _INSIDE] += self.facts.summed(self.facts.inside[:, :, 1])
+        return result
 
     def kernels_s(self) -> Floats:
         """Seconds of every class in matrix products and in memory-bound kernels: float64[num_classes, 2].
@@ -93,8 +93,8 @@ class Accounts:
         """
         compute, optimizer = (self.causes_ns[:, CAUSES.index(name)] for name in ("compute", "optimizer"))
         streaming = self.facts.summed(self.facts.streaming_ns)
-        found: Floats = np.stack([compute - streaming, streaming + optimizer], axis=1) / NS_PER_S
-        return found
+        result: Floats = np.stack([compute - streaming, streaming + optimizer], axis=1) / NS_PER_S
+        return result
 
     def critical_class(self) -> int:
         """The class that explains the step: among those at full speed (if any), the one that waits least."""
@@ -184,10 +184,10 @@ def _of_ops(lowered: Lowered, facts: SlotFacts) -> Ints:
     of_node[np.arange(len(cause)), cause] -= facts.parts.sum(axis=1)
     for column, part in enumerate(PARTS):
         of_node[:, CAUSES.index(_CAUSE_OF_KIND[part])] += facts.parts[:, column]
-    found = facts.summed(np.where(facts.on_compute[:, None], of_node, 0))
+    result = facts.summed(np.where(facts.on_compute[:, None], of_node, 0))
     rows = np.flatnonzero(facts.on_compute[facts.node])
-    np.add.at(found, (lowered.slots.class_id[rows], cause[facts.node[rows]]), facts.duration_ns[rows])
-    return found
+    np.add.at(result, (lowered.slots.class_id[rows], cause[facts.node[rows]]), facts.duration_ns[rows])
+    return result
 
 
 _PASS, _UPDATE, _FIRST_SORT = range(3)
@@ -248,11 +248,11 @@ def _alone_ns(facts: SlotFacts, mine: slice, kinds: Sequence[str]) -> Floats:
 def _sorts(lowered: Lowered, facts: SlotFacts) -> NDArray[np.int8]:
     """Index in _SORTS of every slot, -1 if it is not communication."""
     kinds = [COMMUNICATION.index(kind) if kind in COMMUNICATION else -1 for kind in facts.kind.tolist()]
-    found = np.array(kinds, dtype=np.int8)[facts.node]
+    result = np.array(kinds, dtype=np.int8)[facts.node]
     tied = [group.kind == EMBEDDING_GROUP for group in lowered.quotient.groups]
     if any(tied):
-        found[np.array([*tied, False])[lowered.slots.group]] = _SORTS.index("tied embedding")
-    return found
+        result[np.array([*tied, False])[lowered.slots.group]] = _SORTS.index("tied embedding")
+    return result
 
 
 def _shares(

@@ -30,15 +30,15 @@ WAITS = ("slow rank", "unequal work", "other groups", "bubble")
 def binding_predecessors(program: Program, timing: Timing) -> Indices:
     """For every op the predecessor that finishes last, the first among equals: int32[num_ops], -1 for none."""
     waits, (before, after) = program.dependencies, stream_edges(program)
-    found, latest = np.full(len(program), -1, dtype=np.int32), np.full(len(program), -1, dtype=np.int64)
+    result, latest = np.full(len(program), -1, dtype=np.int32), np.full(len(program), -1, dtype=np.int64)
     owners, finish = waits.owners(), timing.finish_ns
     np.maximum.at(latest, after, finish[before])
     np.maximum.at(latest, owners, finish[waits.item])
     # the last write stays: dependencies win over streams, and the first of them over the others
     for first, second in ((before, after), (waits.item, owners)):
         last = np.flatnonzero(finish[first] == latest[second])[::-1]
-        found[second[last]] = first[last]
-    return found
+        result[second[last]] = first[last]
+    return result
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,13 @@ def summed_along(binding: Indices, values: Floats) -> Floats:
 
 def nearest(binding: Indices, flagged: Flags) -> Ints:
     """The first flagged op on the chain that starts with each op, int64[num_ops]; -1 without one."""
-    found, hop = np.where(flagged, np.arange(len(binding)), -1), binding.astype(np.int64)
-    live = np.flatnonzero((found < 0) & (hop >= 0)) if flagged.any() else np.zeros(0, dtype=np.int64)
+    result, hop = np.where(flagged, np.arange(len(binding)), -1), binding.astype(np.int64)
+    live = np.flatnonzero((result < 0) & (hop >= 0)) if flagged.any() else np.zeros(0, dtype=np.int64)
     while len(live):
-        found[live] = found[hop[live]]
+        result[live] = result[hop[live]]
         hop[live] = hop[hop[live]]
-        live = live[(found[live] < 0) & (hop[live] >= 0)]
-    return found
+        live = live[(result[live] < 0) & (hop[live] >= 0)]
+    return result
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ class Excess:
 
     def chain(self, ops: Indices) -> Floats:
         """The excess summed over ops and the chains that lead to them: float64[len(ops), 3]."""
-        found = np.zeros((len(ops), BUBBLE))
+        result = np.zeros((len(ops), BUBBLE))
         for cause, own in self.own.items():
-            found[:, cause] = summed_along(self.binding, own)[ops]
-        return found
+            result[:, cause] = summed_along(self.binding, own)[ops]
+        return result
 
     def blamed(self, ops: Ints, cause: int) -> Ints:
         """The nearest op with an excess of a cause, on the chains that lead to some ops: int64[len(ops)], -1: none."""
@@ -182,7 +182,7 @@ def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
     ``surplus`` float64[gaps, 3] is by how much the chain behind a gap exceeds the rank itself in each cause, since the
     step began. What earlier gaps have not been assigned goes to this one, up to its length.
     """
-    found = np.zeros((len(wait_ns), surplus.shape[1]), dtype=np.int64)
+    result = np.zeros((len(wait_ns), surplus.shape[1]), dtype=np.int64)
     gaps = np.flatnonzero((wait_ns > 0) & (surplus >= 1.0).any(axis=1))
     shares, given = [], [0] * surplus.shape[1]
     columns = wait_ns[gaps].tolist(), np.rint(surplus[gaps]).astype(np.int64).tolist()
@@ -192,8 +192,8 @@ def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
             shares.append(part)
             given[cause] += part
             left -= part
-    found[gaps] = np.array(shares, dtype=np.int64).reshape(-1, surplus.shape[1])
-    return found
+    result[gaps] = np.array(shares, dtype=np.int64).reshape(-1, surplus.shape[1])
+    return result
 
 
 def placed(pieces: Pieces, shares_ns: Ints) -> Iterator[tuple[int, Pieces]]:

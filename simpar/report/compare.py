@@ -122,15 +122,15 @@ def _asked(a: Result, b: Result) -> Iterator[tuple[str, Pair]]:
 
 
 def _leaves(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in data.items():
         if prefix == "plan" and key in UNASKED:
             continue
         if isinstance(value, Mapping):
-            found |= _leaves(value, f"{prefix}.{key}")
+            result |= _leaves(value, f"{prefix}.{key}")
         else:
-            found[f"{prefix}.{key}"] = value
-    return found
+            result[f"{prefix}.{key}"] = value
+    return result
 
 
 def _speed_sentences(

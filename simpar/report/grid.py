@@ -29,11 +29,11 @@ DARK = 0.6  # share of the colour scale above which letters are white
 
 def load_grid(path: str | Path) -> dict[str, Any] | None:
     """A saved grid; None if the file holds something else. Raises UserError if it is not JSON."""
-    found = read_object(path)
-    if formats.GRID.key not in found:
+    result = read_object(path)
+    if formats.GRID.key not in result:
         return None
-    formats.GRID.check(found, str(path))
-    return found
+    formats.GRID.check(result, str(path))
+    return result
 
 
 def save_grid_plot(grid: Mapping[str, Any], path: str | Path) -> None:

@@ -73,12 +73,12 @@ class Participation:
 
     def has(self, op: Indices, class_id: Ints) -> Flags:
         """Whether each class takes part in each op and the op is of a kind in OWN."""
-        found = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN))
+        result = (self.class_of_op[op] == class_id) & (self.kind_of_op[op] < len(OWN))
         if len(self._of_others):
             key = op.astype(np.int64) * self.num_classes + class_id
             at = np.minimum(np.searchsorted(self._of_others, key), len(self._of_others) - 1)
-            found |= self._of_others[at] == key
-        return np.asarray(found)
+            result |= self._of_others[at] == key
+        return np.asarray(result)
 
     def under_way(self, kind: str, timing: Timing) -> UnderWay:
         """The time during which every class takes part in an op of a kind in OWN."""
@@ -186,16 +186,16 @@ class Idle:
 
     def exposed_ns(self, num_classes: int) -> Ints:
         """Exposed communication outside blocks, and waits for launches: int64[num_classes, kinds of OWN]."""
-        found = np.zeros((num_classes, len(OWN)), dtype=np.int64)
+        result = np.zeros((num_classes, len(OWN)), dtype=np.int64)
         at = self.gaps.class_id[self.own.gap], self.part.kind_of_op[self.own.op]
-        np.add.at(found, at, self.own.length_ns)
-        return found
+        np.add.at(result, at, self.own.length_ns)
+        return result
 
     def waits_ns(self, num_classes: int) -> Ints:
         """Waiting by cause, int64[num_classes, WAITS]."""
-        found = np.zeros((num_classes, len(WAITS)), dtype=np.int64)
-        np.add.at(found, self.gaps.class_id, self.shares_ns)
-        return found
+        result = np.zeros((num_classes, len(WAITS)), dtype=np.int64)
+        np.add.at(result, self.gaps.class_id, self.shares_ns)
+        return result
 
     def waiting(self, class_id: int) -> list[Waiting]:
         """The ranks that a class waits for, apart from waiting caused by the schedule; longest first."""

@@ -119,12 +119,12 @@ def _streaming_ns(node: Node, streaming: Collection[str]) -> int:
     """The time of the kernels of some operators on the compute stream of a node."""
     if not node.segments:
         return node.duration_ns if COMPUTE in node.streams and node.name in streaming else 0
-    found = 0
+    result = 0
     for _, segment in node.segments:
         for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
             if step.stream == COMPUTE and step.name in streaming:
-                found += node.repeats * int(finish - start)
-    return found
+                result += node.repeats * int(finish - start)
+    return result
 
 
 def _bytes_moved(node: Node) -> int:

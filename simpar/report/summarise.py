@@ -239,7 +239,7 @@ def _expert_load(context: Context) -> ExpertLoad | None:
 def _waiting(context: Context, accounts: Accounts, critical: int) -> tuple[Waited, ...]:
     """The ranks that the critical class waits for."""
     quotient, stage = context.lowered.quotient, context.lowered.stage_of_class
-    found = []
+    result = []
     for part in accounts.waiting(critical):
         one = Waited(cause=part.cause, seconds=part.ns / NS_PER_S, kind=part.kind)
         if part.class_id >= 0:
@@ -251,8 +251,8 @@ def _waiting(context: Context, accounts: Accounts, critical: int) -> tuple[Waite
                 "factor": float(accounts.slowdown[part.class_id]),
             }
             one = one.model_copy(update=named)
-        found.append(one)
-    return tuple(found)
+        result.append(one)
+    return tuple(result)
 
 
 def _communication(
@@ -268,17 +268,17 @@ def _communication(
         algorithms.setdefault(kind, set()).add(
             f"{base_op(op)} {algorithm}" + (f" in {dtype}" if dtype else "")
         )
-    found = {}
+    result = {}
     columns = (accounts.busy_ns[critical].tolist(), accounts.moved_bytes[critical].tolist())
     for kind, busy_ns, size in zip(COMMUNICATION, *columns, strict=True):
         if busy_ns or kind in algorithms:
-            found[kind] = Communication(
+            result[kind] = Communication(
                 bytes_per_rank=float(size),
                 busy_s=busy_ns / NS_PER_S,
                 exposed_s=breakdown[kind if kind == "offload" else f"exposed_{kind}"],
                 algorithm=", ".join(sorted(algorithms.get(kind, set()))),
             )
-    return found
+    return result
 
 
 def _constant_parts(one: Footprint) -> dict[str, float]:

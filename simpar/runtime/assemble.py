@@ -186,5 +186,5 @@ def _shapes(blueprint: Blueprint, training: Training) -> Shapes:
     sequence = plan.tensor_parallel.sequence_parallel and plan.mesh.tp > 1
     rows = length // plan.mesh.tp if sequence else length
     widths = (dims["hidden"], dims["vocab"])
-    found = Shapes.of(plan.micro_batch, (length, rows), widths, blueprint.dtypes.compute)
-    return replace(found, outputs=1 + layers_of(blueprint.graph))
+    result = Shapes.of(plan.micro_batch, (length, rows), widths, blueprint.dtypes.compute)
+    return replace(result, outputs=1 + layers_of(blueprint.graph))

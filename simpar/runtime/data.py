@@ -73,14 +73,14 @@ class TokenFile:
     def sample(self, index: int) -> Ints:
         """One sample: int64[seq_len + 1]. Raises UserError for a token beyond the vocabulary."""
         start = index * self.seq_len
-        found = np.asarray(self.tokens[start : start + self.seq_len + 1], dtype=np.int64)
-        if found.max() >= self.vocab or found.min() < 0:
-            at = start + int(np.argmax((found >= self.vocab) | (found < 0)))
+        result = np.asarray(self.tokens[start : start + self.seq_len + 1], dtype=np.int64)
+        if result.max() >= self.vocab or result.min() < 0:
+            at = start + int(np.argmax((result >= self.vocab) | (result < 0)))
             raise UserError(
                 f"{self.name}: token {self.tokens[at]} at position {at}; "
                 f"allowed: 0 to {self.vocab - 1}, the model's vocabulary"
             )
-        return found
+        return result
 
 
 def open_source(data: Data, training: Training, vocab: int, seed: int) -> Source:
@@ -142,12 +142,12 @@ def shuffled(index: Ints, size: int, key: str) -> Ints:
     Source: Black and Rogaway 2002, Ciphers with arbitrary finite domains, cycle walking.
     """
     half = max(1, math.ceil(math.log2(max(size, 2)) / 2))
-    found = np.array(index, dtype=np.int64)
-    outside = np.ones(len(found), dtype=bool)
+    result = np.array(index, dtype=np.int64)
+    outside = np.ones(len(result), dtype=bool)
     while outside.any():
-        found[outside] = _feistel(found[outside], half, key)
-        outside = found >= size
-    return found
+        result[outside] = _feistel(result[outside], half, key)
+        outside = result >= size
+    return result
 
 
 def _feistel(value: Ints, half: int, key: str) -> Ints:
@@ -184,11 +184,11 @@ class Loader:
         position = step * self.global_batch + self.rank * mine + np.arange(mine)
         size = len(self.source)
         epoch = position // size
-        found = np.empty_like(position)
+        result = np.empty_like(position)
         for number in np.unique(epoch).tolist():
             here = epoch == number
-            found[here] = shuffled(position[here] % size, size, f"{self.seed} epoch {number}")
-        return found
+            result[here] = shuffled(position[here] % size, size, f"{self.seed} epoch {number}")
+        return result
 
     def batch(self, step: int) -> Ints:
         """Samples of a step on this rank: int64[global_batch / ranks, seq_len + 1]."""

@@ -258,9 +258,9 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
         return ExpertActivation(activation) if op.region == "expert" else activation
 
     def table(_: Operator) -> nn.Module:
-        found = TokenEmbedding(dims["vocab"], dims["hidden"])
-        found.scale = details.scales.embedding
-        return found
+        result = TokenEmbedding(dims["vocab"], dims["hidden"])
+        result.scale = details.scales.embedding
+        return result
 
     def matmul(op: Operator) -> nn.Module:
         product = _product(op)(op, dims)

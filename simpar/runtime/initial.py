@@ -55,15 +55,15 @@ class Draws:
 
     def _made(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """A function of two uniform numbers in (0, 1] per element; fp64, so that rounding hides the split in chunks."""
-        found = torch.empty(self.size, dtype=torch.float32, device=self.device)
-        flat, start = found.view(-1), 0
+        result = torch.empty(self.size, dtype=torch.float32, device=self.device)
+        flat, start = result.view(-1), 0
         for index in self._indices():
             bits = mixed(index.mul_(_signed(GOLDEN)).add_(_signed(self.key)))
             pair = (_shifted(bits, HALF_BITS), bits & ((1 << HALF_BITS) - 1))
             first, second = (each.double().add_(1.0).mul_(2.0**-HALF_BITS) for each in pair)
             flat[start : start + len(index)] = function(first, second)
             start += len(index)
-        return found
+        return result
 
     def _indices(self) -> Iterator[Tensor]:
         """Indices of the part's elements in the whole tensor, in order, from 1: int64[elements] per chunk."""

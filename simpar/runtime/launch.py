@@ -144,19 +144,19 @@ def torchrun(workers: Workers, processes: int, nodes: Nodes, max_restarts: int) 
 
 
 def _environment(workers: Workers, nodes: Nodes) -> dict[str, str]:
-    found = {**os.environ, "OMP_NUM_THREADS": str(workers.machine.threads)}
-    found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # otherwise the agent would listen on every interface
+    result = {**os.environ, "OMP_NUM_THREADS": str(workers.machine.threads)}
+    result["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # otherwise the agent would listen on every interface
     path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    found["PYTHONPATH"] = os.pathsep.join(path)
+    result["PYTHONPATH"] = os.pathsep.join(path)
     if workers.machine.device == "cuda":
         for name, value in RECORDER.items():
-            found.setdefault(name, value)
+            result.setdefault(name, value)
         for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
-            found.setdefault(name, str(workers.folder / RECORDED))
+            result.setdefault(name, str(workers.folder / RECORDED))
     if nodes.count == 1 and sys.platform == "linux":
         for library in ("GLOO", "NCCL"):
-            found.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-    return found
+            result.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+    return result
 
 
 @contextmanager

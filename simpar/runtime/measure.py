@@ -58,11 +58,11 @@ class Clock:
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call; on CUDA after :meth:`now`."""
-        found: dict[str, float] = defaultdict(float)
+        result: dict[str, float] = defaultdict(float)
         for name, start, end in self.marks:
-            found[name] += start.elapsed_time(end) * MS if self.device.type == "cuda" else end - start
+            result[name] += start.elapsed_time(end) * MS if self.device.type == "cuda" else end - start
         self.marks.clear()
-        return dict(found)
+        return dict(result)
 
 
 @dataclass(frozen=True)

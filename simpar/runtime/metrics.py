@@ -43,12 +43,12 @@ def check_installed(job: Job) -> None:
 
 def open_sinks(job: Job, first: int) -> list[Sink]:
     """The outputs of a job's figures from step ``first`` on."""
-    found: list[Sink] = []
+    result: list[Sink] = []
     if job.measuring.tensorboard:
-        found.append(TensorBoard(Path(job.folder) / TENSORBOARD, first))
+        result.append(TensorBoard(Path(job.folder) / TENSORBOARD, first))
     if job.measuring.wandb is not None:
-        found.append(WeightsAndBiases(job, first))
-    return found
+        result.append(WeightsAndBiases(job, first))
+    return result
 
 
 def figures(row: Mapping[str, Any], tokens_per_step: int) -> dict[str, float]:

@@ -204,14 +204,14 @@ class StageRanks(Ranks):
     @property
     def here_mesh(self) -> StageMesh:
         """The place of this rank on its stage's mesh, after :meth:`make_groups`."""
-        found: StageMesh = self.made["here"]
-        return found
+        result: StageMesh = self.made["here"]
+        return result
 
     @property
     def ways(self) -> tuple[Any, Any]:
         """Groups of all ranks for messages to later stages, and for messages back."""
-        found: tuple[Any, Any] = self.made["ways"]
-        return found
+        result: tuple[Any, Any] = self.made["ways"]
+        return result
 
     def states_group(self, parameter: Any, *, expert: bool) -> Any:
         """Ranks that hold the same part of a parameter."""

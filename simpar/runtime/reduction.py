@@ -28,12 +28,12 @@ def average(
 
 def buckets(gradients: Sequence[Tensor], bucket_bytes: float) -> list[list[Tensor]]:
     """Gradients in order, in buckets that are filled in turn; each bucket has one dtype."""
-    found: list[list[Tensor]] = []
+    result: list[list[Tensor]] = []
     room, dtype = 0.0, None
     for gradient in gradients:
         if room <= 0 or gradient.dtype != dtype:
-            found.append([])
+            result.append([])
             room, dtype = bucket_bytes, gradient.dtype
-        found[-1].append(gradient)
+        result[-1].append(gradient)
         room -= gradient.numel() * gradient.element_size()
-    return found
+    return result

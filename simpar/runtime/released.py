@@ -85,11 +85,11 @@ def _places(folder: Path) -> dict[str, str]:
             raise UserError(
                 f"{folder / INDEX}: no weight_map; allowed: the index that comes with the weights"
             )
-        found = {str(name): Path(str(file)).name for name, file in places.items()}
-        for file in sorted(set(found.values())):
+        result = {str(name): Path(str(file)).name for name, file in places.items()}
+        for file in sorted(set(result.values())):
             if not (folder / file).is_file():
                 raise UserError(f"{folder / file}: is missing, {INDEX} names it; allowed: all shards")
-        return found
+        return result
     if not (folder / SINGLE).is_file():
         raise UserError(f"--init-from {folder}: has neither {SINGLE} nor {INDEX}; allowed: one of them")
     return dict.fromkeys(_names(folder / SINGLE), SINGLE)

@@ -33,20 +33,20 @@ class Held:
     def box(self, rank: int) -> Box:
         """Begin and end in every dim of the part of a rank; slices are as even as possible, larger ones first."""
         place = np.unravel_index(rank - self.stage.first_device, self.stage.mesh)
-        found = [(0, size) for size in self.shape]
+        result = [(0, size) for size in self.shape]
         for dim, ranks, here in zip(self.dims, self.stage.mesh, map(int, place), strict=True):
             if dim is not None:
-                begin, end = found[dim]
+                begin, end = result[dim]
                 each = -(-(end - begin) // ranks)
-                found[dim] = min(begin + here * each, end), min(begin + (here + 1) * each, end)
-        return tuple(found)
+                result[dim] = min(begin + here * each, end), min(begin + (here + 1) * each, end)
+        return tuple(result)
 
     def ranks_by_box(self) -> dict[Box, list[int]]:
         """The ranks that hold each piece."""
-        found: dict[Box, list[int]] = {}
+        result: dict[Box, list[int]] = {}
         for rank in range(self.stage.first_device, self.stage.first_device + self.stage.num_devices):
-            found.setdefault(self.box(rank), []).append(rank)
-        return found
+            result.setdefault(self.box(rank), []).append(rank)
+        return result
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def pieces(source: Held, target: Held) -> list[Piece]:
 
     If several ranks hold a piece, its receivers take it from these in turn.
     """
-    found = []
+    result = []
     for wanted, receivers in target.ranks_by_box().items():
         for number, receiver in enumerate(receivers):
             for held, holders in source.ranks_by_box().items():
                 box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, held, strict=True))
                 if all(begin < end for begin, end in box):
-                    found.append(Piece(holders[number % len(holders)], receiver, box))
-    return sorted(found, key=lambda piece: (piece.receiver, piece.sender, piece.box))
+                    result.append(Piece(holders[number % len(holders)], receiver, box))
+    return sorted(result, key=lambda piece: (piece.receiver, piece.sender, piece.box))
 
 
 def within(box: Box, outer: Box) -> tuple[slice, ...]:
@@ -93,13 +93,13 @@ def joint(
 
 
 def _spread(states: States, mesh: Sequence[int], shape: tuple[int, ...]) -> States:
-    found = list(states)
+    result = list(states)
     for axis, state in enumerate(states):
-        sliced = [*found[:axis], "S", *found[axis + 1 :]]
+        sliced = [*result[:axis], "S", *result[axis + 1 :]]
         rows = prod(size for one, size in zip(sliced, mesh, strict=True) if one == "S")
         if state not in SHARDED and shape[DIMS["S"]] % rows == 0:
-            found = sliced
-    return tuple(found)
+            result = sliced
+    return tuple(result)
 
 
 def slices(states: States, mesh: Sequence[int]) -> int:

@@ -32,8 +32,8 @@ class StageMesh:
     @property
     def place(self) -> tuple[int, ...]:
         """Coordinates of this rank."""
-        found: Any = self.mesh.get_coordinate()
-        return tuple(found)
+        result: Any = self.mesh.get_coordinate()
+        return tuple(result)
 
     def axes(self, roles: Sequence[Role], *names: str) -> tuple[int, ...]:
         """Axes with several ranks on which an operator has one of the named roles."""

@@ -61,14 +61,14 @@ class Channel:
 
     def receive(self, like: Tensor) -> Tensor:
         """The part that this rank needs, in the dtype and on the device of ``like``."""
-        found, arriving = like.new_empty(self.shape), []
+        result, arriving = like.new_empty(self.shape), []
         for sender, where in self.parts:
-            part = torch.empty_like(found[where], memory_format=torch.contiguous_format)
+            part = torch.empty_like(result[where], memory_format=torch.contiguous_format)
             arriving.append((dist.irecv(part, sender, group=self.group), part, where))
         for work, part, where in arriving:
             work.wait()
-            found[where] = part
-        return found
+            result[where] = part
+        return result
 
     def settle(self) -> None:
         """Wait until everything has been sent."""

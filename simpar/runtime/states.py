@@ -22,10 +22,10 @@ def named_tensors(update: Update) -> list[dict[str, Any]]:
     The second dict holds the copy of tied embeddings on the last stage under the name of the first copy. It may be
     sharded differently, so only the first copy is saved, and this one is loaded after it.
     """
-    found: list[dict[str, Any]] = [{}, {}]
+    result: list[dict[str, Any]] = [{}, {}]
     for each, name, tensor in _tensors(update):
-        found[each.twin][name] = tensor
-    return found
+        result[each.twin][name] = tensor
+    return result
 
 
 def _tensors(update: Update) -> Iterator[tuple[Owned, str, Any]]:

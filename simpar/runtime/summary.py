@@ -49,29 +49,29 @@ def measured_apart(ranks: Sequence[Mapping[str, Any]], training: Training, *, wa
     """
     replicas = [rank for rank in ranks if "server" not in rank]
     servers = [rank for rank in ranks if "server" in rank]
-    found = measured(replicas, training, warmup=warmup)
+    result = measured(replicas, training, warmup=warmup)
     own = [median(row["step_time_s"] for row in rank["steps"][warmup:] or rank["steps"]) for rank in replicas]
-    found["step_time_s"] = step_time_s = float(harmonic_mean(own))
-    found["step_time_s_by_replica"] = [float(each) for each in own]
-    found["tokens_per_s"] = training.tokens_per_step / step_time_s
+    result["step_time_s"] = step_time_s = float(harmonic_mean(own))
+    result["step_time_s_by_replica"] = [float(each) for each in own]
+    result["tokens_per_s"] = training.tokens_per_step / step_time_s
     rows = zip(*(rank["steps"] for rank in replicas), strict=True)
-    found["losses"] = [fmean(row["loss"] for row in step) for step in rows]
+    result["losses"] = [fmean(row["loss"] for row in step) for step in rows]
     stale = np.array([each for server in servers for each in server["staleness"]], dtype=np.int64)
     if len(stale):
-        found["staleness"] = summary(stale, max(server["most_ahead"] for server in servers)).model_dump()
-    return found
+        result["staleness"] = summary(stale, max(server["most_ahead"] for server in servers)).model_dump()
+    return result
 
 
 def counted(updates: Sequence[tuple[int, int, int]], replicas: int, steps: int, warmup: int) -> list[int]:
     """Staleness of every update after the replicas' warm-up, until the first replica has finished."""
-    pushed, found = [0] * replicas, []
+    pushed, result = [0] * replicas, []
     for replica, step, staleness in updates:
         if max(pushed) == steps:
             break
         pushed[replica] = step + 1
         if step >= min(warmup, steps - 1):
-            found.append(staleness)
-    return found
+            result.append(staleness)
+    return result
 
 
 def _phases(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -89,8 +89,8 @@ class Settled(torch.autograd.Function):
 
 
 def _arrived(x: Tensor) -> Tensor:
-    found: Tensor = x.wait() if isinstance(x, AsyncCollectiveTensor) else x
-    return found
+    result: Tensor = x.wait() if isinstance(x, AsyncCollectiveTensor) else x
+    return result
 
 
 def settle(model: Decoder) -> None:
@@ -130,18 +130,18 @@ def _blocks(model: Decoder) -> Iterator[BlockModule]:
 
 def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str]:
     """Names of whole parameters whose local gradient covers only the rank's heads or part of the sequence."""
-    found = []
+    result = []
     for name, module in model.named_modules():
         per_head = isinstance(module, HeadNorm)
         whole = isinstance(module, Norm | PositionEmbedding | Router) or getattr(module, "whole", False)
         on_sequence = sequence_parallel and whole
         if isinstance(module, GatedProjection):
-            found.append(f"{name}.score")
+            result.append(f"{name}.score")
         if isinstance(module, Attention) and module.sinks is not None:
-            found.append(f"{name}.sinks")
+            result.append(f"{name}.sinks")
         if per_head or on_sequence:
-            found += [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]
-    return found
+            result += [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]
+    return result
 
 
 def sum_partial(gradients: list[Any], group: Any) -> None:

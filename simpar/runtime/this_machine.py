@@ -25,17 +25,17 @@ def unlike_this_machine(cluster: Cluster, ranks: int) -> str:
     """How a profile of ranks on a machine's CPUs differs from this machine; empty if nothing is noticed."""
     host, cores = cluster.profile.host, usable_cores()
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    found = []
+    result = []
     if host.compute_capacity is None and ranks > 1:
-        found.append(f"{ranks} ranks with processors of their own, here on {cores} cores")
+        result.append(f"{ranks} ranks with processors of their own, here on {cores} cores")
     elif (host.compute_capacity or 1.0) > cores:
-        found.append(f"{host.compute_capacity:g} ranks at work at a time, here on {cores} cores")
+        result.append(f"{host.compute_capacity:g} ranks at work at a time, here on {cores} cores")
     if abs(float(host.memory_bytes) / memory - 1) > MEMORY_DIFFERS:
-        found.append(f"{format_bytes(host.memory_bytes)} of memory, here {format_bytes(memory)}")
+        result.append(f"{format_bytes(host.memory_bytes)} of memory, here {format_bytes(memory)}")
     said, here = profile_flop_per_s(cluster, ranks), product_flop_per_s(cores)
     if not 1 / SPEED_DIFFERS < here / said < SPEED_DIFFERS:
-        found.append(f"products at {said / GIGA:.0f} GFLOP/s in all, here {here / GIGA:.0f}")
-    return "; ".join(found)
+        result.append(f"products at {said / GIGA:.0f} GFLOP/s in all, here {here / GIGA:.0f}")
+    return "; ".join(result)
 
 
 def profile_flop_per_s(cluster: Cluster, ranks: int) -> float:

@@ -186,19 +186,19 @@ def _released(job: Job, rank: int) -> Released | None:
     graph = job.graph()
     if job.weights.init_from is None or graph is None:
         return None
-    found = Released.of(Path(job.weights.init_from), graph)
+    result = Released.of(Path(job.weights.init_from), graph)
     if rank == 0:
-        check_used(found, graph)
-    return found
+        check_used(result, graph)
+    return result
 
 
 def vocabulary(model: Any) -> int:
     """The vocabulary size of a user's module: its ``vocab_size``, or its first embedding's. Raises UserError."""
     tables = (module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding))
-    found = getattr(model, "vocab_size", None) or next(tables, None)
-    if not isinstance(found, int):
+    result = getattr(model, "vocab_size", None) or next(tables, None)
+    if not isinstance(result, int):
         raise UserError("the model has no vocab_size and no Embedding: its number of tokens is not known")
-    return found
+    return result
 
 
 def train_step(session: Session, step: int) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
     same experts. Parameters that are updated on the host have one apart from the others.
     """
     sharded = scope.strategy.shard_optimizer
-    found = []
+    result = []
     for away in (False, True):
         shares: dict[Any, list[nn.Parameter]] = {}
         for each, there in zip(owned, on_host(scope, owned), strict=True):
@@ -108,8 +108,8 @@ def make_optimizers(scope: Scope, owned: Sequence[Owned]) -> list[Any]:
                 expert = scope.strategy.spread and each.expert
                 group = scope.ranks.states_group(each.parameter, expert=expert) if sharded else None
                 shares.setdefault(group, []).append(each.local)
-        found += [_optimizer(scope, local, group, away=away) for group, local in shares.items()]
-    return found
+        result += [_optimizer(scope, local, group, away=away) for group, local in shares.items()]
+    return result
 
 
 def on_host(scope: Scope, owned: Sequence[Owned]) -> list[bool]:

@@ -71,15 +71,15 @@ class Source:
         if name not in file.keys():  # noqa: SIM118 - the file is not a mapping
             raise UserError(f"{path}: has no {name}, which the index says")
         if shape is None or here is None:
-            found = file.get_tensor(name)
+            result = file.get_tensor(name)
         else:
             kept = file.get_slice(name)
             self._fits(name, tuple(kept.get_shape()), shape)
-            found = kept[here]
-        if found.dtype not in FLOATS:
+            result = kept[here]
+        if result.dtype not in FLOATS:
             allowed = ", ".join(map(_said, FLOATS))
-            raise UserError(f"{path}: {name} is {_said(found.dtype)}; allowed: {allowed}")
-        return found
+            raise UserError(f"{path}: {name} is {_said(result.dtype)}; allowed: {allowed}")
+        return result
 
     def _fits(self, name: str, there: tuple[int, ...], here: tuple[int, ...]) -> None:
         if there != here:

@@ -92,10 +92,10 @@ def run(job: Job) -> dict[str, Any]:
     with joined(job.machine, Path(job.folder), on_host=rank >= trained) as device:
         if nodes != "1":
             _agree(job)
-        found = train(job, rank, trained, device) if rank < trained else serve_job(job, rank, trained)
+        result = train(job, rank, trained, device) if rank < trained else serve_job(job, rank, trained)
         if nodes != "1":
-            _bring_home(found, Path(job.folder))
-        return found
+            _bring_home(result, Path(job.folder))
+        return result
 
 
 def _agree(job: Job) -> None:
@@ -119,8 +119,8 @@ def first_difference(one: Any, other: Any, name: str = "") -> tuple[str, Any, An
     if isinstance(one, dict) and isinstance(other, dict):
         for key in dict.fromkeys((*one, *other)):
             dotted = f"{name}.{key}" if name else str(key)
-            if found := first_difference(one.get(key), other.get(key), dotted):
-                return found
+            if result := first_difference(one.get(key), other.get(key), dotted):
+                return result
         return None
     return None if one == other else (name, one, other)
 
@@ -204,17 +204,17 @@ def _read(left: Path, timeout_s: float) -> int:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises UserError for a port that is taken."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family, kind)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    result = socket.socket(family, kind)
+    result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(address)
-        found.listen(socket.SOMAXCONN)
+        result.bind(address)
+        result.listen(socket.SOMAXCONN)
     except OSError as error:
-        found.close()
+        result.close()
         raise UserError(
             f"--port {port}: {host}:{port} cannot be used ({error.strerror}); allowed: a free one"
         ) from None
-    return found
+    return result
 
 
 def die_with_parent() -> None:

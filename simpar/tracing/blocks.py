@@ -92,14 +92,14 @@ class BlockReader:
         """The block's own dims: the width of its stream, and its length where that is not the training's."""
         main = self._main
         hidden = self.arriving if self.place == HEAD else main.columns
-        found = {"hidden": hidden, **self.roles.dims}
+        result = {"hidden": hidden, **self.roles.dims}
         rows = main.rows if self.place != HEAD else self._first_rows()
         if rows and len(rows) == 1 and rows[0][1] == ("batch",):
-            found |= {"seq": rows[0][0], "context": rows[0][0]}
+            result |= {"seq": rows[0][0], "context": rows[0][0]}
         keys = [d.core.keys for d in self.roles.drafts if d.core and self._crosses(d)]
         if keys and not keys[0][0][1]:
-            found[MEMORY] = keys[0][0][0]
-        return found
+            result[MEMORY] = keys[0][0][0]
+        return result
 
     def _first_rows(self) -> Size:
         before = self.values.get(self.segment.arrives)
@@ -236,15 +236,15 @@ class BlockReader:
         name = self.roles.names[draft.name]
         if draft.kind == "grouped_matmul":
             return expert_weights(name, draft, contraction, columns)
-        found: list[Weight] = []
+        result: list[Weight] = []
         for kind in ("matrix", "embedding", "vector"):
             for shared, pieces in self._split(draft, kind):
                 numel = sum(piece.numel for piece in pieces)
                 size = self._weight_size(draft, numel, columns, contraction)
                 has_bias = kind == "vector" and draft.kind in ("matmul", "norm", "router")
-                suffix = "weight" if not found else "bias" if has_bias else f"other_{kind}"
-                found.append(Weight(f"{name}.{suffix}", size, "shared" if shared else kind))
-        return tuple(found)
+                suffix = "weight" if not result else "bias" if has_bias else f"other_{kind}"
+                result.append(Weight(f"{name}.{suffix}", size, "shared" if shared else kind))
+        return tuple(result)
 
     def _split(self, draft: Draft, kind: str) -> list[tuple[bool, list[Piece]]]:
         """Pieces of a kind: (False, the block's own), (True, an earlier block's). A tied head's table is its own."""
@@ -299,13 +299,13 @@ class BlockReader:
 def _without_passes_on(drafts: list[Draft], output: str) -> list[Draft]:
     """The drafts of a head without softcaps of its logits, which the loss reads and writes in any case."""
     logits = {value for draft in drafts if draft.name == output for value in draft.outputs}
-    found = []
+    result = []
     for draft in drafts:
         if draft.kind in ("activation", "add") and draft.inputs and logits.issuperset(draft.inputs):
             logits.update(draft.outputs)
         else:
-            found.append(draft)
-    return found
+            result.append(draft)
+    return result
 
 
 def as_block(name: str, traced: Traced, scope: str) -> Block:

@@ -33,16 +33,16 @@ def _read_all(name: str, chain: Sequence[Segment]) -> list[Traced]:
     """Every segment as a block of its own."""
     values = {value: draft for segment in chain for draft in segment.drafts for value in draft.outputs}
     sharing = _table(chain)
-    found: list[Traced] = []
+    result: list[Traced] = []
     for at, segment in enumerate(chain):
         place = EMBEDDING if at == 0 else HEAD if at == len(chain) - 1 else LAYER
         arriving = values[segment.arrives].columns if segment.arrives else 0
-        found.append(BlockReader(name, segment, place, sharing, arriving, values).read())
+        result.append(BlockReader(name, segment, place, sharing, arriving, values).read())
         sharing.owned.update(piece.node for draft in segment.drafts for piece in draft.pieces)
     if not sharing.vocab:
         sharing.vocab = _columns(chain[-1])
-    found[0] = replace(found[0], dims={**found[0].dims, "vocab": sharing.vocab, "tied": sharing.tied})
-    return found
+    result[0] = replace(result[0], dims={**result[0].dims, "vocab": sharing.vocab, "tied": sharing.tied})
+    return result
 
 
 def _columns(segment: Segment) -> int:

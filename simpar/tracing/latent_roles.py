@@ -36,13 +36,13 @@ class Latent:
 
 def latents(drafts: list[Draft]) -> tuple[list[Draft], list[Latent]]:
     """The drafts with three operators in place of the calls before each latent core, and all latent attentions."""
-    found = []
+    result = []
     for draft in drafts:
         latent = _latent(drafts, draft) if draft.core is not None else None
         if latent is not None:
             drafts = _plain(drafts, latent)
-            found.append(latent)
-    return drafts, found
+            result.append(latent)
+    return drafts, result
 
 
 def _latent(drafts: list[Draft], draft: Draft) -> Latent | None:

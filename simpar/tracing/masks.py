@@ -79,10 +79,10 @@ class Constants:
         import torch
 
         if isinstance(value, Ref):
-            found = self._value(value.name)
-            if found is None:
+            result = self._value(value.name)
+            if result is None:
                 raise _Unknown
-            return found
+            return result
         if isinstance(value, list):
             return [self._real(item) for item in value]
         if isinstance(value, torch.device):

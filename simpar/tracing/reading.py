@@ -74,12 +74,12 @@ class _Reader:
 
     def _mixtures(self) -> dict[str, list[Draft]]:
         """Operators of every mixture, by the call in whose place they stand."""
-        found: dict[str, list[Draft]] = {}
+        result: dict[str, list[Draft]] = {}
         for mixture in mixtures(self.nodes):
             router, *rest = drafts_of(mixture, self.value(mixture.source), self._pieces)
-            found |= {mixture.router.name: [router], mixture.end.name: rest}
+            result |= {mixture.router.name: [router], mixture.end.name: rest}
             self.taken |= {node.name for node in mixture.between}
-        return found
+        return result
 
     def _check(self, node: Node) -> None:
         """Refuse operators without a rule, and products that touch parameters alone."""
@@ -341,12 +341,12 @@ class _Reader:
     def _beside(self, scores: str, between: list[str], end: str) -> set[str]:
         """The product of the scores, the calls to the values' product, and others on the scores (their maximum)."""
         names = list(self.nodes)
-        found = {scores, *between}
+        result = {scores, *between}
         for name in names[names.index(scores) : names.index(end)]:
             node = self.nodes[name]
-            if node.floating and known.base(node.op) in _SOFT and found & {*node.refs}:
-                found.add(name)
-        return found
+            if node.floating and known.base(node.op) in _SOFT and result & {*node.refs}:
+                result.add(name)
+        return result
 
     def _scores(self, name: str) -> tuple[str, list[str], bool] | None:
         """(Product of the scores, calls from it to ``name``, whether a softmax is among them), or None."""

@@ -53,22 +53,22 @@ def _lists(drafts: Sequence[Draft]) -> dict[str, bool]:
     Lists whose members hold attention or several products count; without any, all lists do. A list inside a member
     is cut instead where all its members are of one class.
     """
-    found: dict[str, dict[str, list[Draft]]] = {}
+    result: dict[str, dict[str, list[Draft]]] = {}
     classes: dict[str, set[str]] = {}
     for draft in drafts:
         for path, kind in draft.owners:
             parent, _, last = path.rpartition(".")
             if last.isdigit():
-                found.setdefault(parent, {}).setdefault(path, []).append(draft)
+                result.setdefault(parent, {}).setdefault(path, []).append(draft)
                 classes.setdefault(parent, set()).add(kind)
     layered = {
         parent: any(sum(d.is_heavy for d in member) > 1 for member in members.values())
-        for parent, members in found.items()
+        for parent, members in result.items()
     }
     if not any(layered.values()):
-        return dict.fromkeys(found, False)
+        return dict.fromkeys(result, False)
     return {
-        parent: len(classes[parent]) == 1 and len(found[parent]) > 1
+        parent: len(classes[parent]) == 1 and len(result[parent]) > 1
         for parent, is_layered in layered.items()
         if is_layered
     }
@@ -95,17 +95,17 @@ def _parts(drafts: Sequence[Draft], keys: Sequence[str]) -> list[tuple[str, list
 
 def _with_weight(parts: list[tuple[str, list[Draft]]]) -> list[tuple[str, list[Draft]]]:
     """The parts, those without a product, attention or table joined to the next one (the last to the one before)."""
-    found: list[tuple[str, list[Draft]]] = []
+    result: list[tuple[str, list[Draft]]] = []
     waiting: list[Draft] = []
     for key, drafts in parts:
         if not any(draft.is_heavy for draft in drafts):
             waiting += drafts
             continue
-        found.append((key, [*waiting, *drafts]))
+        result.append((key, [*waiting, *drafts]))
         waiting = []
-    if waiting and found:
-        found[-1][1].extend(waiting)
-    return found
+    if waiting and result:
+        result[-1][1].extend(waiting)
+    return result
 
 
 def _chained(name: str, parts: list[tuple[str, list[Draft]]]) -> list[Segment]:

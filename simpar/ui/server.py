@@ -266,18 +266,18 @@ def listen(port: int | None) -> socket.socket:
     Raises UserError for a port that is in use.
     """
     for wanted in (USUAL_PORT, 0) if port is None else (port,):
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        result = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((HOST, wanted))
-            found.listen()
+            result.bind((HOST, wanted))
+            result.listen()
         except OSError as error:
-            found.close()
+            result.close()
             if port is None and wanted:
                 continue
             why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
             raise UserError(f"--port {wanted}: {why}; allowed: one that is free, or no --port") from None
-        return found
+        return result
     raise AssertionError("any free port is tried last")
 
 

@@ -134,19 +134,19 @@ def with_job(data: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UserError for other keys.
     """
-    found = dict(data)
+    result = dict(data)
     for key, value in job.items():
         if key not in JOB:
             raise UserError(f"{SOURCE}: unknown key {key}{files.suggest(key, JOB) or files.allowed(JOB)}")
-        found = with_value(found, key, value)
-    if not job or not isinstance(found.get("plan", {}), dict):
-        return found
-    found["plan"] = {key: value for key, value in found.get("plan", {}).items() if key not in FOLLOWING}
-    if "cluster.hardware" in job and isinstance(found.get("cluster"), dict):
-        found["cluster"] = {
-            key: value for key, value in found["cluster"].items() if key not in ("nvls", "sharp")
+        result = with_value(result, key, value)
+    if not job or not isinstance(result.get("plan", {}), dict):
+        return result
+    result["plan"] = {key: value for key, value in result.get("plan", {}).items() if key not in FOLLOWING}
+    if "cluster.hardware" in job and isinstance(result.get("cluster"), dict):
+        result["cluster"] = {
+            key: value for key, value in result["cluster"].items() if key not in ("nvls", "sharp")
         }
-    return found
+    return result
 
 
 def read_state(data: Any, allowed: Allowed) -> Scenario:

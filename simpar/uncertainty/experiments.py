@@ -41,10 +41,10 @@ class Decision:
         At most ``most`` options; fewer where further ones gain nothing. A gain is the share of a step by which the
         layout chosen afterwards is expected to be faster than the one that would be chosen now.
         """
-        found: list[tuple[int, float]] = []
+        result: list[tuple[int, float]] = []
         gained = 0.0
         for _ in range(min(most, len(self.options))):
-            chosen = [at for at, _ in found]
+            chosen = [at for at, _ in result]
             gains = {
                 at: self._gain([*chosen, at]) - gained for at in range(len(self.options)) if at not in chosen
             }
@@ -54,8 +54,8 @@ class Decision:
             tells = [at for at, gain in gains.items() if gain >= AS_MUCH * most_gained]
             best = min(tells, key=lambda at: (self.costs[at], -gains[at]))
             gained += gains[best]
-            found.append((best, gained))
-        return found
+            result.append((best, gained))
+        return result
 
     def _gain(self, chosen: Sequence[int]) -> float:
         """The expected gain of measuring some options."""

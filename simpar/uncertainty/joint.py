@@ -98,10 +98,10 @@ def joint_errors(
     parts = sorted({part for each in everything.values() for part in each.shares})
     table = np.array([[each.shares.get(part, 0.0) for part in parts] for each in everything.values()])
     shares = table - table[: len(layouts)].mean(axis=0)
-    found = JointErrors.of(shares, [each.kin for each in everything.values()], layout_spread, common)
+    result = JointErrors.of(shares, [each.kin for each in everything.values()], layout_spread, common)
     if not measured:
-        return found
-    return found.after(
+        return result
+    return result.after(
         [names.index(one.layout) for one in measured], np.array([one.error for one in measured])
     )
 

@@ -124,12 +124,12 @@ class MemoryRisk:
         with those that move, but much more slowly, so the fixed point is iterated: an odd number of ``rounds`` ends
         above the answer, an even one below it.
         """
-        found = room(0.0)
+        result = room(0.0)
         for _ in range(0 if probability == AS_PREDICTED else rounds - 1):
-            found = room(
-                self.needed_bytes(probability, 0.0, parts._replace(moving_bytes=np.maximum(found, 0.0)))
+            result = room(
+                self.needed_bytes(probability, 0.0, parts._replace(moving_bytes=np.maximum(result, 0.0)))
             )
-        return found
+        return result
 
     def fit_probability(self, capacity_bytes: float, needed_bytes: float, parts: Parts) -> float:
         """The probability that a rank fits on its device."""

@@ -45,21 +45,21 @@ class Chosen:
             return self._planned(row)
         if self.stack and not text(row, "stack"):
             row = {**row, "stack": base_name(self.stack, "stacks", "stack") or "simpar"}
-        found = case(row, self._hardware(row))
-        return replace(found, stack=self.stack or self._part(self.stacks, found.stack, "stack"))
+        result = case(row, self._hardware(row))
+        return replace(result, stack=self.stack or self._part(self.stacks, result.stack, "stack"))
 
     def _planned(self, row: Row) -> Case:
         """The simulation input of a row with a plan file."""
-        found = planned(row)
-        base = base_name(found.stack, "stacks", "stack"), base_name(found.hardware, "clusters", "hardware")
-        stack = self.stack or (self._part(self.stacks, base[0], "stack") if self.file else found.stack)
+        result = planned(row)
+        base = base_name(result.stack, "stacks", "stack"), base_name(result.hardware, "clusters", "hardware")
+        stack = self.stack or (self._part(self.stacks, base[0], "stack") if self.file else result.stack)
         hardware = self.hardware or (
-            self._part(self.clusters, base[1], "hardware") if self.file else found.hardware
+            self._part(self.clusters, base[1], "hardware") if self.file else result.hardware
         )
-        own, cluster = load_cluster(found.hardware), load_cluster(hardware)
+        own, cluster = load_cluster(result.hardware), load_cluster(hardware)
         if own.device.name != cluster.device.name:
             raise Unmodelled(f"of another device ({own.device.name}, not {cluster.device.name})")
-        return replace(found, stack=stack, hardware=hardware)
+        return replace(result, stack=stack, hardware=hardware)
 
     def _hardware(self, row: Row) -> tuple[str, int] | None:
         name = self.hardware

@@ -87,12 +87,12 @@ def predict(calls: Sequence[Call]) -> list[float | str]:
 def _seconds(each: Call) -> float | str:
     try:
         cluster = cluster_for(each.profile, each.domains, sharp=each.algorithm == "sharp")
-        found = collective_time_s(
+        result = collective_time_s(
             each.op, each.size_bytes, (each.domains, each.per_domain), cluster, algorithm=each.algorithm
         )
     except UserError as error:
         return str(error)
-    return float(found)
+    return float(result)
 
 
 @lru_cache(maxsize=256)

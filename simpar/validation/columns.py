@@ -101,7 +101,7 @@ def unread(rows: Sequence[Row]) -> dict[str, str]:
     """
     given = [name for name in rows[0] if name]
     free = [name for name in (*RUN_COLUMNS, *PLAN_COLUMNS) if name not in given]
-    found = {
+    result = {
         name: suggest(name, free).removeprefix("; ")
         for name in given
         if not (name in RUN_COLUMNS or name in PLAN_COLUMNS or name in UNREAD or name.split(".")[0] in PARTS)
@@ -109,5 +109,5 @@ def unread(rows: Sequence[Row]) -> dict[str, str]:
     for instead, names in SUPERSEDED.items():
         for name in names:
             if count := sum(bool(text(row, instead) and text(row, name)) for row in rows):
-                found.setdefault(name, f"in {number_of(count, 'row')} that {instead} describes")
-    return found
+                result.setdefault(name, f"in {number_of(count, 'row')} that {instead} describes")
+    return result

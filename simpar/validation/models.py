@@ -115,18 +115,18 @@ def sized(row: Row, released: Mapping[str, Any]) -> dict[str, Any]:
     Latent attention has its own key-value heads. For a mixture the width is that of an expert, unless it equals one of
     the released widths.
     """
-    found, flat = {**released}, dict(_leaves(released))
+    result, flat = {**released}, dict(_leaves(released))
     for column, names in _FIELDS.items():
         if number(row, column) is None or (column == "n_kv_heads" and "kv_lora_rank" in flat):
             continue
         name = next((each for each in names if each in flat), None)
         if name is not None and flat[name] != whole(row, column):
-            found = _replaced(found, name, whole(row, column))
+            result = _replaced(result, name, whole(row, column))
     width = number(row, "ffn_hidden")
     if width is not None and width not in (flat.get(name) for name in _WIDTHS):
         name = next((each for each in _EXPERTS if each in flat), None)
-        found = found if name is None else _replaced(found, name, whole(row, "ffn_hidden"))
-    return found
+        result = result if name is None else _replaced(result, name, whole(row, "ffn_hidden"))
+    return result
 
 
 def _leaves(part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -36,17 +36,17 @@ STAGES = {
 
 def canonical(row: Row) -> Row:
     """The row with columns of a plan's choices under their own names. Raises Unmodelled for two that differ."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for column, value in row.items():
         name = PLAN_COLUMNS.get(column, column)
         if (
             name in PLAN_COLUMNS.values()
-            and text(found, name) not in ("", text(row, column))
+            and text(result, name) not in ("", text(row, column))
             and text(row, column)
         ):
-            raise Unmodelled(f"{column} = {value} and {name} = {found[name]} mean the same; give one")
-        found[name] = value if text(row, column) else found.get(name, "")
-    return found
+            raise Unmodelled(f"{column} = {value} and {name} = {result[name]} mean the same; give one")
+        result[name] = value if text(row, column) else result.get(name, "")
+    return result
 
 
 def plan_of(row: Row, devices: int, per_node: int, stack: str, *, mixture: bool) -> dict[str, Any]:

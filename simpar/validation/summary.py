@@ -148,14 +148,14 @@ def _cells(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
 
 def regret_by_cell(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], float]:
     """By what share the measured time of the row with the best prediction exceeds the best measured time."""
-    found = {}
+    result = {}
     for cell, rows in _cells(outcomes).items():
         pick = min(rows, key=lambda o: o.prediction.step_time_s if o.prediction else float("inf"))
         best = min(o.measured.step_time_s for o in rows if o.measured and o.measured.step_time_s)
         taken = pick.measured.step_time_s if pick.measured else None
         assert taken, "cells hold measured rows only"
-        found[cell] = taken / best - 1
-    return found
+        result[cell] = taken / best - 1
+    return result
 
 
 def kendall_tau(outcomes: Sequence[Outcome]) -> float | None:

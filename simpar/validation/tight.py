@@ -50,15 +50,15 @@ def _least(entry: Case) -> _Tried | None:
     layers, rest = divmod(len(entry.graph.layers), stages)
     if rest:
         return None
-    low, high, found = 0, layers, None
+    low, high, result = 0, layers, None
     while low <= high:
         middle = (low + high) // 2
         tried = _tried(entry, middle, layers, stages)
         if tried is not None and tried[1].fits:
-            found, high = tried, middle - 1
+            result, high = tried, middle - 1
         else:
             low = middle + 1
-    return found
+    return result
 
 
 def _tried(entry: Case, count: int, layers: int, stages: int) -> _Tried | None:

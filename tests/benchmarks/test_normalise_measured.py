@@ -17,7 +17,7 @@ from simpar.validation.table import read_table
 from tests.validation.test_rows import LABELS, WORDS, same
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "tests" / "validate" / "published.csv"
+TABLE = ROOT / "tests" / "validation" / "published.csv"
 
 
 @pytest.fixture

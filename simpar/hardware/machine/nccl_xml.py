@@ -37,24 +37,24 @@ def is_topology(text: str) -> bool:
 def read_topology(text: str, file: str) -> Reading:
     """The facts about a node in a topology file. Raises UserError for other files and for XML that is not plain."""
     root = _parsed(text, file)
-    found = Reading(KIND, file)
+    result = Reading(KIND, file)
     hosts = Counter(cpu.get("host_hash", "") for cpu in root.iter("cpu") for _ in cpu.iter("gpu"))
     devices = list(root.iter("gpu"))
     if not devices or not hosts:
         raise UserError(f"{file}: no gpu below a cpu: is it the file of NCCL_TOPO_DUMP_FILE, or of a graph?")
     if len(set(hosts.values())) > 1:
-        found.unread.append(f"devices_per_node: hosts have {sorted(set(hosts.values()))} GPUs of the job")
+        result.unread.append(f"devices_per_node: hosts have {sorted(set(hosts.values()))} GPUs of the job")
     else:
-        found.say("devices_per_node", next(iter(hosts.values())), MORE)
+        result.say("devices_per_node", next(iter(hosts.values())), MORE)
     if len(hosts) > 1:
-        found.unread.append(
+        result.unread.append(
             f"scale_up.domain: NVLinks join {len(devices)} GPUs of {len(hosts)} hosts of the job; a rack may have more"
         )
-    _device(found, root)
-    _cards(found, root, len(hosts))
-    _links(found, devices)
-    _pcie(found, root)
-    return found
+    _device(result, root)
+    _cards(result, root, len(hosts))
+    _links(result, devices)
+    _pcie(result, root)
+    return result
 
 
 def _parsed(text: str, file: str) -> ElementTree.Element:

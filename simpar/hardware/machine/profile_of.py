@@ -81,10 +81,10 @@ def import_profile(
     if left := _as_base(profile, facts, devices):
         unread.append(f"as {base} has them: {', '.join(left)}")
     data = _document(name, _beside(base, folder), facts, readings)
-    found = Imported(data, facts, tuple(dict.fromkeys(unread)), _num_nodes(readings))
+    result = Imported(data, facts, tuple(dict.fromkeys(unread)), _num_nodes(readings))
     document = resolved(Document(data, f"profile of {', '.join(paths)}", {}), folder, "clusters", "hardware")
     files.parse(ClusterProfile, document)
-    return found
+    return result
 
 
 def _read(paths: Sequence[str], partition: str | None) -> list[Reading]:

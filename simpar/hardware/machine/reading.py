@@ -58,11 +58,11 @@ def joined(readings: Sequence[Reading]) -> tuple[dict[str, Fact], list[str]]:
 
     Raises UserError where two equally sure files disagree on a field.
     """
-    found: dict[str, Fact] = {}
+    result: dict[str, Fact] = {}
     unread = []
     for reading in readings:
         for key, fact in reading.facts.items():
-            other = found.setdefault(key, fact)
+            other = result.setdefault(key, fact)
             if other.value == fact.value:
                 continue
             if other.sure == fact.sure:
@@ -71,6 +71,6 @@ def joined(readings: Sequence[Reading]) -> tuple[dict[str, Fact], list[str]]:
                     "name files of one kind of nodes"
                 )
             kept, left = (other, fact) if other.sure > fact.sure else (fact, other)
-            found[key] = kept
+            result[key] = kept
             unread.append(f"{key} = {left.value} of {left.file}: {kept.file} has {kept.value}")
-    return found, unread
+    return result, unread

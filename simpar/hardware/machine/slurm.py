@@ -49,10 +49,10 @@ def read_nodes(text: str, file: str, partition: str | None = None) -> Reading:
     if not kept:
         names = sorted({name for node in nodes for name in node.get("Partitions", "").split(",") if name})
         raise UserError(f"{file}: partition {partition!r} has no node; allowed: {', '.join(names)}")
-    found = Reading(NODES, file)
+    result = Reading(NODES, file)
     kinds: dict[tuple[str, int], list[Mapping[str, str]]] = defaultdict(list)
     for node in kept:
-        if gpus := _gpus(node, found):
+        if gpus := _gpus(node, result):
             kinds[gpus].append(node)
     if not kinds:
         raise UserError(f"{file}: no node with GPUs (Gres=gpu:...)")
@@ -64,18 +64,18 @@ def read_nodes(text: str, file: str, partition: str | None = None) -> Reading:
             f"{file}: several kinds of nodes: {said}; name one by --partition, and write a mixture of them"
         )
     ((name, count), of) = next(iter(kinds.items()))
-    found.say("devices_per_node", count)
-    found.devices = devices_called(name) if name else ()
-    if name and not found.devices:
-        found.unread.append(f"device: Gres calls it {printable(name)}, which is none that simpar knows")
-    found.nodes = frozenset(node["NodeName"] for node in of)
-    _memory(found, of)
+    result.say("devices_per_node", count)
+    result.devices = devices_called(name) if name else ()
+    if name and not result.devices:
+        result.unread.append(f"device: Gres calls it {printable(name)}, which is none that simpar knows")
+    result.nodes = frozenset(node["NodeName"] for node in of)
+    _memory(result, of)
     if len(of) < len(kept):
-        found.unread.append(f"{len(kept) - len(of)} nodes without GPUs: left out")
+        result.unread.append(f"{len(kept) - len(of)} nodes without GPUs: left out")
     away = sum(re.search(r"DOWN|DRAIN|FAIL|MAINT", node.get("State", "")) is not None for node in of)
     if away:
-        found.unread.append(f"{away} of {len(of)} nodes are down or drained now; they count")
-    return found
+        result.unread.append(f"{away} of {len(of)} nodes are down or drained now; they count")
+    return result
 
 
 def _fields(record: str) -> dict[str, str]:
@@ -135,7 +135,7 @@ def _agrees(word: str, own: Sequence[str]) -> bool:
 
 def read_tree(text: str, file: str, nodes: frozenset[str] | None = None) -> Reading:
     """Nodes below a leaf switch, among ``nodes`` if given. Raises UserError for a line that is not understood."""
-    found = Reading(TREE, file)
+    result = Reading(TREE, file)
     leaves, above, blocks = _tree(text, file)
     kept = {
         name: [host for host in hosts if nodes is None or host in nodes] for name, hosts in leaves.items()
@@ -143,32 +143,34 @@ def read_tree(text: str, file: str, nodes: frozenset[str] | None = None) -> Read
     sizes = Counter(len(hosts) for hosts in kept.values() if hosts)
     named, left = (sum(map(len, of.values())) for of in (leaves, kept))
     if 0 < left < named:
-        found.unread.append(
+        result.unread.append(
             f"{named - left} of {named} nodes below leaf switches are not among the nodes with GPUs that were given: "
             "they do not count"
         )
     if sizes:
         most = max(sizes)
-        found.say("scale_out.nodes_per_leaf", most)
+        result.say("scale_out.nodes_per_leaf", most)
         if len(sizes) > 1:
             said = ", ".join(f"{count} with {size}" for size, count in sorted(sizes.items()))
-            found.unread.append(f"leaf switches differ ({said}): the largest is taken")
-        found.nodes = frozenset(host for hosts in kept.values() for host in hosts)
+            result.unread.append(f"leaf switches differ ({said}): the largest is taken")
+        result.nodes = frozenset(host for hosts in kept.values() for host in hosts)
     if leaves and not sizes:
-        found.unread.append("scale_out.nodes_per_leaf: none of the GPUs' nodes hangs on a switch of the file")
+        result.unread.append(
+            "scale_out.nodes_per_leaf: none of the GPUs' nodes hangs on a switch of the file"
+        )
     if len(above) > 1:
-        found.unread.append(f"{len(above)} switches above the leaves: a profile joins leaves by one spine")
+        result.unread.append(f"{len(above)} switches above the leaves: a profile joins leaves by one spine")
     if len(leaves) > 1:
-        found.unread.append(
+        result.unread.append(
             "scale_out.oversubscription and rails: the file does not say how leaves are joined"
         )
     if blocks:
         size = max(len(hosts) for hosts in blocks.values())
-        found.unread.append(
+        result.unread.append(
             f"scale_up.domain: blocks of {size} nodes; where a block is a rack that NVLinks join, set it to {size} "
             "times the devices of a node"
         )
-    return found
+    return result
 
 
 def _tree(text: str, file: str) -> tuple[dict[str, list[str]], list[str], dict[str, list[str]]]:

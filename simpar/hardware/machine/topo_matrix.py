@@ -37,11 +37,11 @@ def read_matrix(text: str, file: str) -> Reading:
         raise UserError(
             f"{file}: the matrix has {len(devices)} columns of GPUs, and rows of others; is it whole?"
         )
-    found = Reading(KIND, file)
-    found.say("devices_per_node", len(devices))
-    _cards(found, matrix, devices, [name for name in columns if name not in devices])
-    _links(found, matrix, devices)
-    return found
+    result = Reading(KIND, file)
+    result.say("devices_per_node", len(devices))
+    _cards(result, matrix, devices, [name for name in columns if name not in devices])
+    _links(result, matrix, devices)
+    return result
 
 
 def _cells(lines: Sequence[str], file: str) -> tuple[Matrix, list[str]]:

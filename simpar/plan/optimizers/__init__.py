@@ -32,9 +32,9 @@ MOMENTUM = ", ".join(
 
 def in_torch(name: str) -> InTorch:
     """The ``torch.optim`` class of an optimizer in IN_TORCH; plans with another one are refused before they run."""
-    found = OPTIMIZERS[name].in_torch
-    assert found is not None, name
-    return found
+    result = OPTIMIZERS[name].in_torch
+    assert result is not None, name
+    return result
 
 
 def known_optimizer(name: str) -> str:

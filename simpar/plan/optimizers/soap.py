@@ -26,15 +26,15 @@ def _bases(rows: Numbers, columns: Numbers) -> Numbers:
 
 def _work(rows: float, columns: float) -> list[Work]:
     """The work for one matrix in fp32, per side: its part of the turns, its factor, a tenth of turning its basis."""
-    found = []
+    result = []
     for side, other in ((rows, columns), (columns, rows)):
         if side <= LARGEST_SIDE:
-            found.append(Work(((side, other, side),), "fp32", repeated=TURNS))
-            found.append(
+            result.append(Work(((side, other, side),), "fp32", repeated=TURNS))
+            result.append(
                 Work(((side, side, other),), "fp32", decomposition_flop=QR_FLOP * side**3 / TURNED_EVERY)
             )
-            found.append(Work(((side, side, side),), "fp32", pieces=1 / TURNED_EVERY))
-    return found
+            result.append(Work(((side, side, side),), "fp32", pieces=1 / TURNED_EVERY))
+    return result
 
 
 OPTIMIZERS = (

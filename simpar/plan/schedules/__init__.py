@@ -58,8 +58,8 @@ def meant_by(name: str) -> str:
 def known_name(name: str) -> str | None:
     """The table's name for what people write ("1F1B", "ZB_H1", "Interleaved1F1B"), None if unknown."""
     bare = _bare(name)
-    found = (each.name for each in SCHEDULES.values() if bare in (_bare(each.name), *each.names.aliases))
-    return next(found, None)
+    result = (each.name for each in SCHEDULES.values() if bare in (_bare(each.name), *each.names.aliases))
+    return next(result, None)
 
 
 def natural_vpp(name: str) -> int:

@@ -47,10 +47,10 @@ TOO_LARGE = f"more than {MOST_OPS:,} ops a step"
 
 
 def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
-    found = np.ones(rows.count, dtype=bool)
+    result = np.ones(rows.count, dtype=bool)
     for axis, values in layout.items():
-        found &= rows.one_of(axis, *values)
-    return found
+        result &= rows.one_of(axis, *values)
+    return result
 
 
 @dataclass
@@ -87,13 +87,13 @@ class Beside:
             return self.frontier.simulated[row]
         try:
             with at_most(min(self.ops_left, MOST_OPS)):
-                found = self.frontier.simulate(row)
+                result = self.frontier.simulate(row)
         except TooManyOps:
             left = f"more than the {self.ops_left:,} ops that are left of those simulated for this list"
             self.why_not = left if self.ops_left < MOST_OPS else TOO_LARGE
             return None
-        self.ops_left -= found.num_ops
-        return found
+        self.ops_left -= result.num_ops
+        return result
 
     def quickest(self, limit_s: Floats) -> Iterator[tuple[int, Exact]]:
         """Rows that fit when simulated, in the order of their swept bounds, while these are below ``limit_s``.

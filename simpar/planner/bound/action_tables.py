@@ -164,12 +164,12 @@ class Table:
         target = np.clip(np.where(self.code == F, self.stage + 1, self.stage - 1), 0, num - 1)
         distance = (ranks[target] - self.rank) % self.schedule.num_ranks
         stream = (self.rank * 2 + (self.code == F)) * self.schedule.num_ranks + distance
-        found = np.full(len(self.code), -1, dtype=np.int64)
+        result = np.full(len(self.code), -1, dtype=np.int64)
         senders = np.flatnonzero(self.message < 2 * num - 2)
         order = senders[np.argsort(stream[senders], kind="stable")]
         same = stream[order[1:]] == stream[order[:-1]]
-        found[order[1:][same]] = order[:-1][same]
-        return found
+        result[order[1:][same]] = order[:-1][same]
+        return result
 
     @cached_property
     def column(self) -> Ints:
@@ -179,12 +179,12 @@ class Table:
         has.
         """
         num = len(self.schedule.rank_of_stage)
-        found = (self.code * 2 + self.boundary) * num + self.stage
+        result = (self.code * 2 + self.boundary) * num + self.stage
         if len(self.joined):
             first = 2 * len(LETTERS) * num
-            found[self.joined] = first + self._distinct[1]
-            found[self.joined + 1] = first + len(self.pairs) + self.stage[self.joined + 1]
-        return found
+            result[self.joined] = first + self._distinct[1]
+            result[self.joined + 1] = first + len(self.pairs) + self.stage[self.joined + 1]
+        return result
 
     @cached_property
     def _distinct(self) -> tuple[Ints, Ints]:

@@ -83,21 +83,21 @@ class Sweeps:
 
     def of(self, rows: Ints) -> Floats:
         """Lower bounds of the steps of rows in nanoseconds, float64[len(rows)]."""
-        found = np.zeros(len(rows))
+        result = np.zeros(len(rows))
         for charge, table in self._tabled(rows):
-            found[charge.mine] = self._swept(charge, table)
-        return found
+            result[charge.mine] = self._swept(charge, table)
+        return result
 
     def tables_ns(self, rows: Ints) -> Floats:
         """Nanoseconds of the passes and messages of rows in their tables, without data parallelism.
 
         Computed once for all rows of a pipeline in which the same passes run together.
         """
-        found, index = np.zeros(len(rows)), self.bounds.pipelines.index
+        result, index = np.zeros(len(rows)), self.bounds.pipelines.index
         for charge, table in self._tabled(rows):
             pipes, where = np.unique(index[charge.rows], return_inverse=True)
-            found[charge.mine] = self._table_ns(charge.shape, pipes, table)[where]
-        return found
+            result[charge.mine] = self._table_ns(charge.shape, pipes, table)[where]
+        return result
 
     def begun_ns(self, rows: Ints) -> Floats:
         """Bounds from the beginning of a table plus the work each rank has left then; 0 if the schedule has none.
@@ -105,7 +105,7 @@ class Sweeps:
         This costs a fraction of the whole table and suffices for most rows, which fall behind from the first
         microbatches on.
         """
-        found, pipelines = np.zeros(len(rows)), self.bounds.pipelines
+        result, pipelines = np.zeros(len(rows)), self.bounds.pipelines
         for (name, ranks, microbatches, _, costs), same in self._by_table(rows):
             beginnings = declared(name).beginnings
             if beginnings is None:
@@ -114,8 +114,8 @@ class Sweeps:
             for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
                 pipes, where = np.unique(pipelines.index[rows[same[mine]]], return_inverse=True)
                 each = [self._begun_ns(shape, pipes, Table.of(table)) for table in tables]
-                found[same[mine]] = np.min(each, axis=0)[where]
-        return found
+                result[same[mine]] = np.min(each, axis=0)[where]
+        return result
 
     def _begun_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
         """:meth:`begun_ns` for pipelines of one shape and the beginning of one table, float64[len(pipes)]."""

@@ -95,10 +95,10 @@ class BlockCosts(Keys):
 
     def _of(self, value: Callable[[RankView, BlockPolicy], Numbers]) -> Floats:
         """Evaluates a number for every key and kind, float64[keys, kinds]."""
-        found = np.zeros((len(self.row), len(self.kinds)))
+        result = np.zeros((len(self.row), len(self.kinds)))
         for batch, (at, kind) in product(self.all_batches, enumerate(self.kinds)):
-            found[batch.keys, at] = value(batch.view, kind)
-        return found
+            result[batch.keys, at] = value(batch.view, kind)
+        return result
 
     @cached_property
     def experts(self) -> Floats:
@@ -143,7 +143,7 @@ class BlockCosts(Keys):
         rows, usual = self.jobs.rows.some(self.row), self.jobs.problem.base.numerics.optimizer
         code = rows.number([name for name in KEY_AXES if name != "micro_batch"])
         _, first, which = np.unique(code, return_index=True, return_inverse=True)
-        found: dict[str, Floats] = {}
+        result: dict[str, Floats] = {}
         for name in rows.domain.get("optimizer", (usual,)):
             table = np.zeros((len(first), len(self.kinds), 2, 2))
             for at, key in enumerate(first.tolist() if OPTIMIZERS[name].by_matrix else ()):
@@ -153,8 +153,8 @@ class BlockCosts(Keys):
                     matrices = inner_matrices([self.kinds[kind].block], view.tensor)
                     mine = [matrix for matrix in matrices if matrix.expert == bool(expert)]
                     table[at, kind, expert] = matrices_time_s(mine, chosen, view.job.kernels)
-            found[name] = table[which]
-        return found
+            result[name] = table[which]
+        return result
 
     def _passes(
         self, batch: Batch, kinds: Sequence[int], letters: Sequence[str]
@@ -177,7 +177,7 @@ class BlockCosts(Keys):
     def _tables(self) -> dict[str, Table]:
         """Durations of passes by letter, computed for all keys at once."""
         size, slow = (len(self.row), len(self.kinds)), self.jobs.problem.stack.launch.kernel_overhead
-        found = {
+        result = {
             letter: Table(
                 np.zeros(size, dtype=np.int64),
                 np.zeros(size, dtype=np.int64),
@@ -188,13 +188,13 @@ class BlockCosts(Keys):
         }
         for batch in self.all_batches:
             for kind, letter, passes in self._passes(batch, range(len(self.kinds)), tuple(_PHASES)):
-                at, table = (batch.keys, kind), found[letter]
+                at, table = (batch.keys, kind), result[letter]
                 table.plain_ns[at] = passes.took_ns(slice(None), slow)
                 rounded = len(passes.kernels)  # a slow rank rounds other durations
                 table.kernels_ns[at] = np.maximum(0, to_ns(slow * passes.compute_s) - rounded)
                 table.carried_ns[at] = passes.carried_ns(slice(None), slow).T
                 table.drained_s[at] = passes.drained_s
-        return found
+        return result
 
     @cached_property
     def kernels_ns(self) -> dict[str, Ints]:
@@ -209,14 +209,14 @@ class BlockCosts(Keys):
         """
         problem = self.jobs.problem
         slow, streaming = problem.stack.launch.kernel_overhead, streaming_operators(problem.graph)
-        found = {letter: np.zeros((len(self.row), len(self.kinds))) for letter in LETTERS}
+        result = {letter: np.zeros((len(self.row), len(self.kinds))) for letter in LETTERS}
         for batch in self.all_batches:
             for kind, letter, passes in self._passes(batch, range(len(self.kinds)), LETTERS):
                 kernels = [step for step in passes.phase.steps if step.collective is None]
                 asked = np.array([_asked(step, streaming) for step in kernels])
                 asked_ns = NS_PER_S * slow * (asked @ passes.seconds) - asked.sum()  # less rounding
-                found[letter][batch.keys, kind] = np.maximum(asked_ns, 0.0)
-        return found
+                result[letter][batch.keys, kind] = np.maximum(asked_ns, 0.0)
+        return result
 
     def plain_ns(self, keys: Ints, letters: Sequence[str] = LETTERS) -> dict[str, Ints]:
         """Durations of passes by letter with nothing beside them, int64[len(keys), kinds]."""
@@ -247,7 +247,7 @@ class BlockCosts(Keys):
 
     def slowed_ns(self, keys: Ints, letter: str, busy_ns: Floats) -> Ints:
         """Durations of passes with ``busy_ns`` of data-parallel communication beside each, int64[len(keys), kinds]."""
-        found, stack = self.plain_ns(keys, (letter,))[letter], self.jobs.problem.stack
+        result, stack = self.plain_ns(keys, (letter,))[letter], self.jobs.problem.stack
         excess = stack.overlap.compute_slowdown_while_comm - 1.0
         beside = np.flatnonzero(busy_ns.any(axis=0)).tolist() if excess > 0 else []
         for batch, mine, which in self.batches(keys) if beside else ():
@@ -259,8 +259,8 @@ class BlockCosts(Keys):
                     compute_ns = to_ns(passes.compute_s[which]).astype(np.float64)
                     slow = stack.launch.kernel_overhead * slowed_beside(excess, busy, compute_ns)
                     known[same] = passes.took_ns(which, slow)
-                found[mine, kind] = known[same]
-        return found
+                result[mine, kind] = known[same]
+        return result
 
     def kept(self, batch: Batch, letter: str, kinds: Sequence[int]) -> dict[int, Passes]:
         """Passes of a batch through blocks of some kinds, kept because several questions need them."""

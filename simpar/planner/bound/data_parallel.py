@@ -199,16 +199,16 @@ class Configuration:
         The result is float64[2, 2, *size], with the first two axes as in :meth:`slopes_s`; zero if ``of_byte`` is
         empty.
         """
-        found = np.zeros((2, 2, *size))
+        result = np.zeros((2, 2, *size))
         if not of_byte:
-            return found
+            return result
         for each in policy.copies:
-            gathers, reduces = found[int(each.kind == EXPERTS)]
+            gathers, reduces = result[int(each.kind == EXPERTS)]
             if each.gather_group:
                 gathers += each.gathered_bytes * of_byte["all_gather", each.gather_group]
             for group, op, share in each.reduce_ops:
                 reduces += each.gradient_bytes * share * of_byte[op, group]
-        return found
+        return result
 
 
 @dataclass
@@ -327,22 +327,22 @@ def crowded_ranks(mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copi
     beside = beside[index.reshape(groups.shape)]
     beside = np.where(beside < groups.shape[1], beside, cluster.world_size).ravel()
     ranks, place = groups.ravel(), mesh.coordinates(groups.ravel())["pp"]
-    found = []
+    result = []
     for each in range(mesh.pp):
         mine = np.flatnonzero(place == each)
         rank = int(ranks[mine[np.argmin(beside[mine])]])
         through = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in kinds}
-        found.append(Crowded(rank, through))
-    return found
+        result.append(Crowded(rank, through))
+    return result
 
 
 def _uses(sync: Synchronisation) -> list[tuple[str, str]]:
     """The (group, operation) of every data-parallel collective."""
-    found = [(EMBEDDING_GROUP, "all_reduce")] if sync.job.graph.tied_embeddings else []
+    result = [(EMBEDDING_GROUP, "all_reduce")] if sync.job.graph.tied_embeddings else []
     for each in () if sync.single_process else sync.replicas:
-        found += [(group, op) for group, op, _ in sync.reduce_ops(each)]
-        found += [(each.shard_group, "all_gather")] if each.zero else []
-    return found
+        result += [(group, op) for group, op, _ in sync.reduce_ops(each)]
+        result += [(each.shard_group, "all_gather")] if each.zero else []
+    return result
 
 
 def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:

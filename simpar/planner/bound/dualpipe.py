@@ -16,10 +16,10 @@ from simpar.units import Floats, Ints
 
 def kernels_bound_ns(pipelines: Pipelines, which: Ints) -> tuple[Floats, Floats]:
     """Lower bounds of pipelines by kernels, and the kernels of their least busy rank, in nanoseconds."""
-    found, least = np.zeros(len(which)), np.zeros(len(which))
+    result, least = np.zeros(len(which)), np.zeros(len(which))
     for mine, busy in _of_ranks(pipelines, which, pipelines.blocks.kernels_ns):
-        found[mine], least[mine] = busy.max(axis=1), busy.min(axis=1)
-    return found, least
+        result[mine], least[mine] = busy.max(axis=1), busy.min(axis=1)
+    return result, least
 
 
 def asked_bound_ns(pipelines: Pipelines, which: Ints) -> Floats:

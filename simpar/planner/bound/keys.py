@@ -119,10 +119,10 @@ class Keys:
     @cached_property
     def _place(self) -> Ints:
         """The batch of every key and its place in the batch, int64[2, keys]."""
-        found = np.zeros((2, len(self.row)), dtype=np.int64)
+        result = np.zeros((2, len(self.row)), dtype=np.int64)
         for number, batch in enumerate(self.all_batches):
-            found[:, batch.keys] = np.full(len(batch.keys), number), np.arange(len(batch.keys))
-        return found
+            result[:, batch.keys] = np.full(len(batch.keys), number), np.arange(len(batch.keys))
+        return result
 
     def _price(self, batch: Batch, mesh: Mesh, op: str, name: str) -> Price:
         """The price of an operation on the group of rank 0 of a name on a mesh."""

@@ -62,16 +62,16 @@ class OverlappedPasses:
     def _met_ns(self, batch: Batch, both: Sequence[Passes], which: Ints) -> Ints:
         """:meth:`_blocks_ns` for some keys of a batch: merged exactly, or bounded by streams and single passes."""
         exact = self._is_exact(batch, [passes.phase for passes in both])[which]
-        found, least = np.zeros(len(which), dtype=np.int64), which[~exact]
+        result, least = np.zeros(len(which), dtype=np.int64), which[~exact]
         for at, place in zip(np.flatnonzero(exact).tolist(), which[exact].tolist(), strict=True):
             phases = [passes.phase.of(place) for passes in both]
-            found[at] = self._merged_ns(phases, [passes.prices_ns[:, place] for passes in both])
+            result[at] = self._merged_ns(phases, [passes.prices_ns[:, place] for passes in both])
         if len(least):
             slow = self.blocks.jobs.problem.stack.launch.kernel_overhead
             carried = np.sum([passes.carried_ns(least, slow) for passes in both], axis=0)
             alone = both[:1] if any(exchanges(passes.phase) for passes in both) else both
-            found[~exact] = np.max([*carried, *(passes.took_ns(least, slow) for passes in alone)], axis=0)
-        return found
+            result[~exact] = np.max([*carried, *(passes.took_ns(least, slow) for passes in alone)], axis=0)
+        return result
 
     def _merged_ns(self, phases: Sequence[Phase], prices_ns: Sequence[Ints]) -> int:
         """Two blocks of one key merged as in the Program; ``prices_ns`` are the prices of each one's collectives."""
@@ -92,8 +92,8 @@ class OverlappedPasses:
         Otherwise some ranks may find their collectives more expensive and merge in another order.
         """
         uneven = batch.view.uneven_context or batch.view.job.layout.has_sampled_loads
-        found = np.full(len(batch.keys), not uneven)
+        result = np.full(len(batch.keys), not uneven)
         for use in (use for phase in phases for use in phase.collectives):
             for mine, price in self.blocks.priced(batch, use):
-                found[mine] &= price.private
-        return found
+                result[mine] &= price.private
+        return result

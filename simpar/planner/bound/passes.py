@@ -59,18 +59,18 @@ class Passes:
 
         They take longer still if token exchanges beside them occupy multiprocessors.
         """
-        found = np.zeros((len(self.kernels), len(self.issue_ns[which])), dtype=np.int64)
-        found[~self.kernels] = self.prices_ns[:, which]
+        result = np.zeros((len(self.kernels), len(self.issue_ns[which])), dtype=np.int64)
+        result[~self.kernels] = self.prices_ns[:, which]
         seconds = self.seconds[:, which] * slow
-        found[self.kernels] = to_ns(seconds * without_held(self.phase, list(found), list(seconds)))
-        return found
+        result[self.kernels] = to_ns(seconds * without_held(self.phase, list(result), list(seconds)))
+        return result
 
     def carried_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
         """Nanoseconds of the passes of some keys on each of BLOCK_STREAMS, int64[streams, which]."""
-        found = np.zeros((len(BLOCK_STREAMS), len(self.issue_ns[which])), dtype=np.int64)
+        result = np.zeros((len(BLOCK_STREAMS), len(self.issue_ns[which])), dtype=np.int64)
         streams = [BLOCK_STREAMS.index(step.stream) for step in self.phase.steps]
-        np.add.at(found, streams, self.spans_ns(which, slow))
-        return found
+        np.add.at(result, streams, self.spans_ns(which, slow))
+        return result
 
     def took_ns(self, which: Ints | slice, slow: float | Floats) -> Ints:
         """Nanoseconds of the passes of some keys, int64[which]; kernels take ``slow`` times as long."""

@@ -95,7 +95,7 @@ class Pipelines:
 
     def kernels_bound_ns(self) -> tuple[Floats, Floats]:
         """Lower bounds of all pipelines by kernels, and the kernels of their least busy rank, in nanoseconds."""
-        found, everything = np.zeros(len(self.row)), np.arange(len(self.row))
+        result, everything = np.zeros(len(self.row)), np.arange(len(self.row))
         least = np.zeros(len(self.row))
         key = self.key
         for shape, mine in self.by_shape(everything):
@@ -104,10 +104,10 @@ class Pipelines:
             path = path_bound(
                 shape, Stages(passes, passes, passes), Hops.none(shape, len(mine)), self.microbatches(mine)
             )
-            found[mine] = path.behind()
+            result[mine] = path.behind()
             each = weigh(passes.forward + passes.backward, shape.of_rank)
             least[mine] = self.microbatches(mine) * each.min(axis=1)
-        return found, least
+        return result, least
 
     def asked_bound_ns(self) -> Floats:
         """Weighted kernel time (:attr:`BlockCosts.asked_ns`) of the rank with the least, for every pipeline."""
@@ -135,14 +135,14 @@ class Pipelines:
 
     def passes_bound_ns(self, which: Ints) -> Floats:
         """Bounds of some pipelines by their passes and messages."""
-        found = np.zeros(len(which))
+        result = np.zeros(len(which))
         for shape, mine in self.by_shape(which):
             for path in self.paths(shape, which[mine]):
-                found[mine] = np.maximum(found[mine], path.behind())
+                result[mine] = np.maximum(result[mine], path.behind())
                 if "recompute_early" in self.jobs.rows.domain:
                     busy = path.ends + self._ahead(shape, which[mine])
-                    found[mine] = np.maximum(found[mine], busy.max(axis=1))
-        return found
+                    result[mine] = np.maximum(result[mine], busy.max(axis=1))
+        return result
 
     def _ahead(self, shape: Shape, which: Ints) -> Floats:
         """Recomputation ahead of backwards, [n, ranks]: it may hide in bubbles, but each rank does all of it."""

@@ -115,8 +115,8 @@ class Shape:
     def later(self) -> Floats:
         """Which stages follow a stage on its rank, itself included: float64[stages, stages] of zeros and ones."""
         ranks = np.array(self.rank_of_stage)
-        found: Floats = np.triu(ranks[:, None] == ranks).astype(np.float64)
-        return found
+        result: Floats = np.triu(ranks[:, None] == ranks).astype(np.float64)
+        return result
 
 
 @dataclass

@@ -37,10 +37,10 @@ class StepBounds:
 
     def of(self, rows: Ints) -> Floats:
         """Lower bounds of the steps of some rows in nanoseconds, float64[len(rows)]."""
-        found, batch = np.zeros(len(rows)), Batch(self, rows)
+        result, batch = np.zeros(len(rows)), Batch(self, rows)
         for shape, mine in self.pipelines.by_shape(self.pipelines.index[rows]):
-            found[mine] = self._of_shape(RowCharge(batch, shape, mine))
-        return found
+            result[mine] = self._of_shape(RowCharge(batch, shape, mine))
+        return result
 
     def _of_shape(self, charge: RowCharge) -> Floats:
         shape, pipelines = charge.shape, self.pipelines.index[charge.rows]
@@ -213,12 +213,12 @@ class RowCharge:
             return 0.0
         counts = self.shape.of_rank @ self.shape.by_stage
         table = self.bounds.pipelines.blocks.products_s[numerics.optimizer][self.keys[mine]]
-        found = np.zeros((len(mine), len(counts)))
+        result = np.zeros((len(mine), len(counts)))
         for expert, kind in enumerate((DENSE, EXPERTS)):
             whole_s, each_s = table[:, :, expert, 0], table[:, None, :, expert, 1]
             dearest_s = (each_s * (counts > 0)).max(axis=2)
-            found += shared_out_s(weigh(whole_s, counts), dearest_s, parts[kind][mine][:, None])
-        return found
+            result += shared_out_s(weigh(whole_s, counts), dearest_s, parts[kind][mine][:, None])
+        return result
 
     def _on_host_ns(self, configuration: Configuration) -> float:
         """Nanoseconds per parameter that updates of one stage's ranks take of their host's memory bandwidth.
@@ -240,23 +240,23 @@ class RowCharge:
 
     def _behind(self, name: str) -> Floats:
         """Collectives after the last pass of ranks; ``name`` is a method of :class:`Synchronisation`."""
-        found = np.zeros((len(self.mine), self.shape.num_ranks))
+        result = np.zeros((len(self.mine), self.shape.num_ranks))
         none = {kind: np.zeros(1) for kind in self.parameters}
         moves = self.each(name, lambda one: bool(getattr(one.sync, name)(none)))
         for configuration, rows in self.by_configuration() if moves.any() else ():
             if not moves[rows[0]]:
                 continue
             held = {kind: each[rows[:1]] for kind, each in self.parameters.items()}
-            found[rows] = configuration.taken_ns(getattr(configuration.sync, name)(held))
-        return found
+            result[rows] = configuration.taken_ns(getattr(configuration.sync, name)(held))
+        return result
 
     @cached_property
     def update(self) -> Floats:
         """Everything after a rank's last pass except the collectives that ran beside it, [n, ranks]."""
-        found = self.late + self.optimizer
+        result = self.late + self.optimizer
         if self.shape.rank_of_stage[-1]:
-            found[:, [0, self.shape.rank_of_stage[-1]]] += self.embedding[:, None]
-        return found
+            result[:, [0, self.shape.rank_of_stage[-1]]] += self.embedding[:, None]
+        return result
 
     def ended(self, ready: Floats, again: Floats) -> Floats:
         """When the steps of ranks end, [n, ranks].
@@ -324,14 +324,14 @@ class RowCharge:
 
     def _over_passes(self, each: Callable[[str, bool], Floats]) -> Floats:
         """Sums ``each(letter, boundary)``, seconds on links, over a step: 1 boundary pass, m - 1 others."""
-        found, several = (
+        result, several = (
             np.zeros(1),
             self.bounds.pipelines.microbatches(self.bounds.pipelines.index[self.rows]) - 1.0,
         )
         for boundary, times in ((True, np.ones(1)), (False, several)):
             passes = Passes.of({one: each(one, boundary) for one in self.shape.letters})
-            found = found + times[:, None, None] * (passes.forward + passes.backward)
-        return found
+            result = result + times[:, None, None] * (passes.forward + passes.backward)
+        return result
 
     def _crowded(self, letter: str, boundary: bool) -> Floats:
         """Seconds that gathers and reductions of a pass take of the links of crowded ranks, [n, ranks, links]."""
@@ -351,11 +351,11 @@ class RowCharge:
         """Seconds that gathers and reductions of blocks occupy each link of rank 0, [n, len(counts), links]."""
         name = "slopes", letter, boundary
         slopes = self.each(name, lambda one: one.slopes_s(letter, boundary=boundary))[:, :, parts].sum(axis=2)
-        found = np.zeros((len(self.mine), len(counts), slopes.shape[-1]))
+        result = np.zeros((len(self.mine), len(counts), slopes.shape[-1]))
         for at, kind in enumerate((DENSE, EXPERTS)):
             if slopes[:, at].any():
-                found += self._moved(kind, counts)[..., None] * slopes[:, None, at]
-        return found
+                result += self._moved(kind, counts)[..., None] * slopes[:, None, at]
+        return result
 
 
 def some(values: Floats) -> Flags:

@@ -71,9 +71,9 @@ class Ahead:
         frontier, alone = self.frontiers[place], self.workers.jobs == 1
         if alone or self._alone_s < self.workers.patience_s:
             began = perf_counter()
-            found = frontier.simulate(row)
+            result = frontier.simulate(row)
             self._alone_s += perf_counter() - began
-            return found
+            return result
         try:
             pool = self._started()
             self._ask(pool, (place, row))
@@ -82,9 +82,9 @@ class Ahead:
             self.workers, elsewhere = Workers(), None
         if elsewhere is None:
             return frontier.simulate(row)
-        found = replace(elsewhere, problem=frontier.rows.problem)
-        frontier.note(row, found)
-        return found
+        result = replace(elsewhere, problem=frontier.rows.problem)
+        frontier.note(row, result)
+        return result
 
     def _ask(self, pool: Pool[Task, Exact | None], now: Place) -> None:
         """Ask other processes for rows that are likely to be next."""

@@ -147,13 +147,13 @@ class BranchAndBound:
         if not frontier.may_fit(row):
             return None
         try:
-            found = self._measured(frontier, row)
+            result = self._measured(frontier, row)
         except TooManyOps:
             frontier.leave(row)
             return None
-        self.found.append(found)
+        self.found.append(result)
         frontier.settle(row)
-        return found
+        return result
 
     def _measured(self, frontier: Frontier, row: int) -> Exact:
         """The simulated step of a row, possibly from another process."""

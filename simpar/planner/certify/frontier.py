@@ -277,11 +277,11 @@ class Frontier:
     def simulate(self, row: int) -> Exact:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
         # never hold two large Programs beside the one that is being made
-        found = measure(
+        result = measure(
             self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._let_go
         )
-        self.note(row, found)
-        return found
+        self.note(row, result)
+        return result
 
     def first_that(self, allowed: Callable[[Exact], bool], *, on_any_target: bool = False) -> Exact | None:
         """The first of the few shortest rows, by bounds of whole steps, that is ``allowed`` once simulated."""
@@ -291,8 +291,8 @@ class Frontier:
                 return None
             left[row] = False
             with suppress(TooManyOps):
-                if (on_any_target or not refusals(self.rows, row)) and allowed(found := self.simulate(row)):
-                    return found
+                if (on_any_target or not refusals(self.rows, row)) and allowed(result := self.simulate(row)):
+                    return result
         return None
 
     def note(self, row: int, found: Exact) -> None:
@@ -336,10 +336,10 @@ class Frontier:
     def as_large(self, row: int) -> Flags:
         """Rows with at least as many ops per step as a row: at least its microbatches, of passes with as many ops."""
         rows = self.rows
-        found = np.asarray(rows.at("microbatches", ...) >= rows.at("microbatches", row))
+        result = np.asarray(rows.at("microbatches", ...) >= rows.at("microbatches", row))
         for name in names_that_decide(OPS):
-            found &= rows.code[name] == rows.code[name][row]
-        return found
+            result &= rows.code[name] == rows.code[name][row]
+        return result
 
     def settle(self, row: int) -> None:
         """Mark a row as done: it was simulated, or never will be, and its bound no longer counts."""
@@ -399,13 +399,13 @@ class Frontier:
 
     def _squeezed(self, rows: Ints) -> Floats:
         """Nanoseconds of the end ranks of undecided rows' pipelines, with the least cost of dropping activations."""
-        pipelines, found = self.bounds.pipelines, np.zeros(len(rows))
+        pipelines, result = self.bounds.pipelines, np.zeros(len(rows))
         which = pipelines.index[rows]
         for shape, mine in pipelines.by_shape(which):
             extra = pipelines.microbatches(which[mine]) * self.squeeze.extra_ns(rows[mine], shape)
             for path in pipelines.paths(shape, which[mine]):
-                found[mine] = np.maximum(found[mine], (path.ends[:, [0, -1]].T + extra).max(axis=0))
-        return found
+                result[mine] = np.maximum(result[mine], (path.ends[:, [0, -1]].T + extra).max(axis=0))
+        return result
 
     def _steps(self, row: int) -> None:
         if undecided(self.rows, row).any():

@@ -161,9 +161,9 @@ def _smallest(problem: Problem) -> Smallest | None:
                 return None
             one = with_late_axes(rows.some(np.array([row])))
             with at_most(FEW_OPS):
-                found = measure(problem, plan_of(one, 0))
-            if found.fits and found.step_time_s <= (problem.constraints.deadline_s or math.inf):
-                return one, found
+                result = measure(problem, plan_of(one, 0))
+            if result.fits and result.step_time_s <= (problem.constraints.deadline_s or math.inf):
+                return one, result
     except UserError:  # no legal row, or too many ops: no hint
         return None
     return None

@@ -74,12 +74,12 @@ def _decided_by(problem: Problem, refused: Mapping[str, Sequence[Any]]) -> dict[
 def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
     """The values that the space of a problem offers for each of its axes."""
     fixed = fixed_values(problem.constraints.fixed)
-    found = {}
+    result = {}
     axes: tuple[AnyAxis, ...] = (*AXES, *offered(problem))
     for axis in axes:
         usual = domain_of(axis, problem)
-        found[axis.name] = in_order(fixed[axis.name], usual) if axis.name in fixed else tuple(usual)
-    return found
+        result[axis.name] = in_order(fixed[axis.name], usual) if axis.name in fixed else tuple(usual)
+    return result
 
 
 def left_out(problem: Problem, searched: Mapping[str, Sequence[Any]]) -> Iterator[str]:

@@ -54,10 +54,10 @@ class SliceBounds:
 
     def kernels_bound_ns(self, which: Ints) -> tuple[Floats, Floats]:
         """Nanoseconds that pipelines take at least, however sliced, and kernels of their least busy rank."""
-        found, least = np.zeros(len(which)), np.zeros(len(which))
+        result, least = np.zeros(len(which)), np.zeros(len(which))
         for at, pipe in enumerate(which.tolist()):
-            found[at], least[at] = self._kernels_ns(pipe)
-        return found, least
+            result[at], least[at] = self._kernels_ns(pipe)
+        return result, least
 
     def _kernels_ns(self, pipe: int) -> tuple[float, float]:
         shape, key = self.pipelines.shapes[int(self.pipelines.shape[pipe])], int(self.pipelines.key[pipe])

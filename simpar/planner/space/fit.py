@@ -248,14 +248,18 @@ def _layers(problem: Problem, pp: int, vpp: int) -> tuple[int, ...]:
 
 def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:
     """Sizes of some rows as they are costed: of half the pipeline if it has two ends."""
-    found = {name: rows[name][which] for name in COLUMNS} | {"etp": rows["expert_tp"][which]}
+    result = {name: rows[name][which] for name in COLUMNS} | {"etp": rows["expert_tp"][which]}
     two = both_ends(rows)[which]
     if two.any():
-        found["pp"], found["dp"], found["vpp"] = (
-            np.where(two, other, found[name])
-            for name, other in (("pp", found["pp"] // 2), ("dp", 2 * found["dp"]), ("vpp", 2 * found["vpp"]))
+        result["pp"], result["dp"], result["vpp"] = (
+            np.where(two, other, result[name])
+            for name, other in (
+                ("pp", result["pp"] // 2),
+                ("dp", 2 * result["dp"]),
+                ("vpp", 2 * result["vpp"]),
+            )
         )
-    return found
+    return result
 
 
 def _alike(rows: Rows) -> list[Ints]:

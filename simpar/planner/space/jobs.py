@@ -120,5 +120,5 @@ class Jobs:
 
 def column(values: Ints) -> Counts:
     """The common value if all are equal, otherwise the column itself, [n]."""
-    found: Counts = values if (values != values[0]).any() else values[0].item()
-    return found
+    result: Counts = values if (values != values[0]).any() else values[0].item()
+    return result

@@ -68,10 +68,10 @@ def refusals(rows: Rows, row: int) -> list[str]:
 def _counting(rows: Rows, row: int, target: str) -> list[Loss]:
     """Losses of a row that count: for a requested target all, for a framework those of its axes."""
     problem = rows.problem
-    found = losses(problem, counted(rows, row), target)
+    result = losses(problem, counted(rows, row), target)
     if problem.held_to is not None or problem.framework is None:
-        return found
-    return [loss for loss in found if axis_of(loss) in problem.framework.axes]
+        return result
+    return [loss for loss in result if axis_of(loss) in problem.framework.axes]
 
 
 def axis_of(loss: Loss) -> str:

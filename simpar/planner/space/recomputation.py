@@ -77,28 +77,28 @@ class RecomputeBounds:
         float64[2 (bytes, layers), 2 ends, rows]; zero for decided rows.
         """
         rows = self.pipelines.jobs.rows
-        found = np.zeros((2, 2, rows.count))
+        result = np.zeros((2, 2, rows.count))
         waiting = np.flatnonzero(undecided(rows, np.arange(rows.count)))
         if not len(waiting):
-            return found
+            return result
         none, full = (_under(rows.some(waiting), policy) for policy in ("none", "full"))
         beside = np.minimum(none.transient_bytes, full.transient_bytes)
         spare = _most_moving_bytes(rows.problem, none) - beside
         most = np.maximum(none.layers * none.deepest, 1.0)
-        found[0, :, waiting] = (np.maximum(none.activations_bytes - spare, 0.0) / most).T
-        found[1, :, waiting] = none.layers.T
-        return found
+        result[0, :, waiting] = (np.maximum(none.activations_bytes - spare, 0.0) / most).T
+        result[1, :, waiting] = none.layers.T
+        return result
 
     def extra_ns(self, rows: Ints, shape: Shape) -> Floats:
         """Extra nanoseconds per microbatch on the first and last rank, float64[2, len(rows)], for rows of one shape."""
         (dropped, layers), key = self.dropped_bytes[:, :, rows], self.pipelines.blocks.key[rows]
-        found = np.zeros((2, len(rows)))
+        result = np.zeros((2, len(rows)))
         if shape.rank_of_stage[-1] != shape.num_ranks - 1:  # one rank has both ends
-            return found
+            return result
         for one in np.unique(key[dropped.any(axis=0)]).tolist():
             mine = np.flatnonzero(key == one)
-            found[:, mine] = layers[:, mine] * np.interp(dropped[:, mine], *self._hull(one, shape))
-        return found
+            result[:, mine] = layers[:, mine] * np.interp(dropped[:, mine], *self._hull(one, shape))
+        return result
 
     def _hull(self, key: int, shape: Shape) -> tuple[Floats, Floats]:
         """Least nanoseconds as a function of bytes dropped: vertices of the lower hull of all choices of all blocks."""
@@ -129,8 +129,8 @@ def _most_moving_bytes(problem: Problem, held: Least) -> Floats:
     sure = problem.constraints.fit_probability
     parts, stays = Parts(held.static_bytes, 0.0, held.overhead_bytes), held.static_bytes + held.overhead_bytes
     most = problem.cluster.device.memory_bytes - stays
-    found = habits.most_moving_bytes(sure, parts, lambda risk: most - risk, ROUNDS + 1)
-    return np.minimum(found, problem.memory_limit_bytes - stays)
+    result = habits.most_moving_bytes(sure, parts, lambda risk: most - risk, ROUNDS + 1)
+    return np.minimum(result, problem.memory_limit_bytes - stays)
 
 
 def _under(rows: Rows, policy: str) -> Least:

@@ -95,15 +95,15 @@ def fixed_values(fixed: Any) -> dict[str, tuple[Any, ...]]:
 
     The given order is not kept (:func:`in_order`). Raises UserError for an axis that the space does not have.
     """
-    found: dict[str, tuple[Any, ...]] = {}
+    result: dict[str, tuple[Any, ...]] = {}
     for name, value in fixed.items():
         axis = name_of(name)
         if axis not in (*ALL_NAMES, "dp"):
             raise UserError(f"--fix {name}: no axis{suggest(name, ALL_NAMES) or allowed(ALL_NAMES)}")
         items = value.split(",") if isinstance(value, str) else value
         values = items if isinstance(items, list | tuple) else [items]
-        found[axis] = in_order([_typed(axis, item) for item in values])
-    return found
+        result[axis] = in_order([_typed(axis, item) for item in values])
+    return result
 
 
 def in_order(values: Sequence[Any], offered_values: Sequence[Any] = ()) -> tuple[Any, ...]:

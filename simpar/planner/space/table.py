@@ -94,11 +94,11 @@ class Rows:
 
     def some(self, which: Any) -> Rows:
         """A copy with some of the rows."""
-        found = Rows(self.problem)
-        found.domain, found.code, found.count = dict(self.domain), dict(self.code), self.count
-        found.left_out = dict(self.left_out)
-        found.take(which)
-        return found
+        result = Rows(self.problem)
+        result.domain, result.code, result.count = dict(self.domain), dict(self.code), self.count
+        result.left_out = dict(self.left_out)
+        result.take(which)
+        return result
 
     def number(self, names: Sequence[str], last: Any = 0, most: int = 1) -> Ints:
         """One number per combination of values of those axes that are joined, and of ``last`` below ``most``."""
@@ -136,12 +136,12 @@ def numbered(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
 def stride(rows: Rows, axis: str) -> Ints:
     """The distance of neighbours along an axis of the mesh, int64[rows]: the product of the faster axes."""
     orders = [split_order(order) for order in rows.domain["order"]]
-    found = np.ones(rows.count, dtype=np.int64)
+    result = np.ones(rows.count, dtype=np.int64)
     for other in orders[0]:
         faster = np.array([order.index(other) < order.index(axis) for order in orders])
         if faster.any():
-            found *= np.where(faster[rows.code["order"]], rows[other], 1)
-    return found
+            result *= np.where(faster[rows.code["order"]], rows[other], 1)
+    return result
 
 
 def together(number: Ints) -> Iterator[Ints]:

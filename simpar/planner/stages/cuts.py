@@ -67,18 +67,18 @@ def cuts_within(costs: Floats, limit: float, at_most: int) -> Ints | None:
         ways[stage] = allowed[stage] @ ways[stage + 1]
     if ways[0, 0] > at_most:
         return None
-    found = np.zeros((1, 1), dtype=np.int64)
+    result = np.zeros((1, 1), dtype=np.int64)
     for stage in range(stages):
-        row, end = np.nonzero(allowed[stage][found[:, -1]] & (ways[stage + 1] > 0))
-        found = np.concatenate([found[row], end[:, None]], axis=1)
-    return np.diff(found, axis=1)
+        row, end = np.nonzero(allowed[stage][result[:, -1]] & (ways[stage + 1] > 0))
+        result = np.concatenate([result[row], end[:, None]], axis=1)
+    return np.diff(result, axis=1)
 
 
 def moves(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Cuts in which one stage has a block less and another one close to it a block more."""
-    found, stages = [], range(len(cut))
+    result, stages = [], range(len(cut))
     reach = len(cut) if len(cut) <= FEW_STAGES else 2
     for giver, taker in product(stages, stages):
         if cut[giver] > 1 and 0 < abs(giver - taker) <= reach:
-            found.append(tuple(n + (stage == taker) - (stage == giver) for stage, n in enumerate(cut)))
-    return found
+            result.append(tuple(n + (stage == taker) - (stage == giver) for stage, n in enumerate(cut)))
+    return result

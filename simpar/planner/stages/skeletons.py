@@ -106,9 +106,9 @@ class Skeleton:
         It sweeps the schedule's table with the passes of every stage, without messages, contention and what follows the
         last pass. If the table depends on durations, it is not known yet: then the slowest stage bounds.
         """
-        found, table = self._slowest_ns(cuts), self._table
+        result, table = self._slowest_ns(cuts), self._table
         if table is None:
-            return self._step_s(found)
+            return self._step_s(result)
         for begin in range(0, len(cuts), CUTS_AT_ONCE):
             part = slice(begin, begin + CUTS_AT_ONCE)
             none = np.zeros((len(cuts[part]), cuts.shape[1] - 1))
@@ -116,8 +116,8 @@ class Skeleton:
                 passes = zip(LETTERS, (_sums(blocks, cuts[part]) for blocks in column), strict=True)
                 times = {(letter, last): taken for letter, taken in passes for last in (False, True)}
                 finish = finishes_ns(table, times, Hops(none, none, False)).max(axis=0)
-                found[part] = np.maximum(found[part], finish)
-        return self._step_s(found)
+                result[part] = np.maximum(result[part], finish)
+        return self._step_s(result)
 
     @cached_property
     def _table(self) -> Table | None:
@@ -159,11 +159,11 @@ class Pricing:
         part = np.searchsorted(np.cumsum([each.world_size for each in cluster.parts]), ranks, side="right")
         device, slow = cluster.device_of(ranks), self.problem.perturbation.slow_ranks
         first = ranks[mesh.coordinates(ranks)["pp"] == 0]
-        found: dict[tuple[RankHardware, ...], tuple[int, ...]] = {}
+        result: dict[tuple[RankHardware, ...], tuple[int, ...]] = {}
         for column in mesh.at_stage(first[:, None], np.arange(mesh.pp)[None, :]).tolist():
             places = tuple((int(device[r]), int(part[r]), slow.get(r, 1.0)) for r in column)
-            found.setdefault(places, tuple(column))
-        return found
+            result.setdefault(places, tuple(column))
+        return result
 
     def _blocks(self, job: TrainingJob, place: RankHardware, rank: int) -> Mapping[str, Floats]:
         """Nanoseconds of every pass through every kind of block on a rank, with collectives alone on their links."""

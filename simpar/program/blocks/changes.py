@@ -62,7 +62,7 @@ def changes(block: Block, flow: Flow) -> tuple[Change, ...]:
     A tensor changes once for all readers that need it in the same states.
     """
     written, known = dict(flow.outside), set[tuple[str, States]]()
-    found: list[Change] = []
+    result: list[Change] = []
 
     def note(reader: Operator | None, wanted: Sequence[tuple[str, States]]) -> None:
         new = [(n, s) for n, s in dict.fromkeys(wanted) if s != written[n] and (n, s) not in known]
@@ -71,13 +71,13 @@ def changes(block: Block, flow: Flow) -> tuple[Change, ...]:
             size = reduce(np.maximum, [flow.size_bytes(name, reader) for name in names])
             pair = transfers(written[names[0]], states, flow.mesh)
             assert pair is not None, f"{block.name}.{names[0]}: no way from {written[names[0]]} to {states}"
-            found.append(Change(names, reader.name if reader else "", floats(size), *pair, "X" in states))
+            result.append(Change(names, reader.name if reader else "", floats(size), *pair, "X" in states))
 
     for op in block.operators:
         note(op, [(name, flow.reads(op, written[name])) for name in op.inputs if name in written])
         written[op.name] = flow.writes(op)
     note(None, [(name, states) for name, states in flow.ends.items() if states])
-    return tuple(found)
+    return tuple(result)
 
 
 def _together(

@@ -246,13 +246,13 @@ class _Walk:
 
     def _sum_gradients(self, sequence: StepList, op: Operator) -> tuple[int, ...]:
         """Add the sums over ranks of gradients that readers left as partial sums; the first reader does it."""
-        found: list[int] = []
+        result: list[int] = []
         for change in self._read.get(op.name, ()):
             for transfer in change.backward if change.sums_gradient else ():
-                after = (found[-1],) if found else None
+                after = (result[-1],) if result else None
                 step = self._move(f"{op.name}.gradient_reduce", change, transfer)
-                found.append(sequence.add(step, after=after, join=False))
-        return tuple(found)
+                result.append(sequence.add(step, after=after, join=False))
+        return tuple(result)
 
     def _move(self, name: str, change: Change, transfer: Transfer) -> Step:
         use = CollectiveUse(self.view.group((transfer.axis,)), transfer.op, change.moved_bytes(transfer))

@@ -385,13 +385,13 @@ def _buffer_rows(waiting: Ints, freeing: Ints) -> Ints:
 
     A wait is for the ``back``-th last slot before its action that frees the buffer; without one it does not wait.
     """
-    found = [np.zeros((2, 0), dtype=np.int64)]
+    result = [np.zeros((2, 0), dtype=np.int64)]
     for buffer in np.unique(waiting[2]).tolist():
         free = freeing[0, freeing[1] == buffer]
         slot, start, _, back = waiting[:, waiting[2] == buffer]
         at = np.searchsorted(free, start) - back
-        found.append(np.stack([slot[at >= 0], free[at[at >= 0]]]))
-    return np.concatenate(found, axis=1)
+        result.append(np.stack([slot[at >= 0], free[at[at >= 0]]]))
+    return np.concatenate(result, axis=1)
 
 
 def _places(begins: Ints, count: int) -> Any:

@@ -97,12 +97,12 @@ def group_kinds(view: RankView, sync: Synchronisation, schedule: Schedule) -> li
 
 def _ways(schedule: Schedule) -> dict[int, set[str]]:
     """Distances in pipeline ranks (modulo their number) of messages, each with its directions: "ahead", "back"."""
-    found: dict[int, set[str]] = {}
+    result: dict[int, set[str]] = {}
     between = np.diff(schedule.rank_of_stage)
     for way, deltas in (("ahead", between), ("back", -between)):
         for delta in np.unique(deltas % schedule.num_ranks).tolist():
-            found.setdefault(delta, set()).add(way)
-    return found
+            result.setdefault(delta, set()).add(way)
+    return result
 
 
 def _host_kinds(sync: Synchronisation) -> list[GroupKind]:
@@ -268,7 +268,7 @@ class Network:
         """
         quotient, capacity = self.quotient, self._capacity
         shared, port = self._shared, quotient.link_is_port
-        found, first = np.arange(len(quotient.groups)), 0
+        result, first = np.arange(len(quotient.groups)), 0
         moved = [in_first_domain(group.ranks, self.cluster).tobytes() for group in quotient.groups]
         places = {ranks: number for number, ranks in enumerate(dict.fromkeys(moved))}
         for kind, traffic in enumerate(quotient.traffic):
@@ -287,9 +287,9 @@ class Network:
                 table = rows[ends[mine][:, None] + np.arange(length)].reshape(len(mine), -1)
                 table = np.concatenate([place[mine][:, None], table], axis=1)
                 _, where, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
-                found[first + mine] = first + mine[where[which.ravel()]]
+                result[first + mine] = first + mine[where[which.ravel()]]
             first += count
-        return found
+        return result
 
     def flows(self, classes: Ints, use: CollectiveUse) -> Ints:
         """Program entries of a collective of rank classes whose groups are alike: int64[5, classes].

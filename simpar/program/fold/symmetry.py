@@ -49,12 +49,12 @@ def patterns(groups: Ints, *, directed: bool) -> list[Pattern]:
 
 def _alike(index: Ints, first: Ints, columns: Ints, *, directed: bool) -> list[Pattern]:
     """A pattern for each distinct column of ``columns`` int64[n, G], whose first rows are offsets of the members."""
-    found: list[Pattern] = []
+    result: list[Pattern] = []
     while len(index):
         same = (columns == columns[:, :1]).all(axis=0)
-        found.append(Pattern(index[same], first[same], columns[:, 0], directed))
+        result.append(Pattern(index[same], first[same], columns[:, 0], directed))
         index, first, columns = index[~same], first[~same], columns[:, ~same]
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -175,15 +175,15 @@ def find_symmetry(
 
 def _strides(offset: Ints) -> list[int]:
     """For offsets that are a sum of arithmetic progressions, the stride and the length in ranks of each of them."""
-    offset, found, covered = np.sort(offset), [], 1
+    offset, result, covered = np.sort(offset), [], 1
     while covered < len(offset):
         every = offset[::covered]
         stride = int(every[1] - every[0])
         uneven = np.flatnonzero(np.diff(every) != stride)
         many = int(uneven[0]) + 1 if len(uneven) else len(every)
-        found += [stride, stride * many]
+        result += [stride, stride * many]
         covered *= many
-    return found
+    return result
 
 
 def _without_carries(pattern: Pattern, digits: Digits) -> list[Pattern]:

@@ -158,13 +158,13 @@ class _Checkpointing:
     @cached_property
     def stretches(self) -> tuple[_Stretch, ...]:
         """Stretches of all virtual stages in model order."""
-        found = []
+        result = []
         for virtual, pieces in enumerate(self.alone.builder.pieces):
             layers = [piece for piece in pieces if 0 <= piece.layer < len(self.job.graph.layers)]
             for _, group in groupby(layers, key=lambda piece: piece.block.name):
                 same = list(group)
-                found.append(_Stretch(virtual, same[0].layer, same[0].block, len(same)))
-        return tuple(found)
+                result.append(_Stretch(virtual, same[0].layer, same[0].block, len(same)))
+        return tuple(result)
 
     @cached_property
     def alone(self) -> PassesAlone:
@@ -187,15 +187,15 @@ class _Checkpointing:
 
     def choices(self, block: Block, length: int) -> tuple[RecomputeChoice, ...]:
         """All choices for layers of a block: keep it, drop parts, or recompute segments of layers from one input."""
-        found = [self._choice(block, mode) for mode in (*SIMPLE, *module_policies(block))]
-        full = next(choice for choice in found if choice.mode == FULL)
+        result = [self._choice(block, mode) for mode in (*SIMPLE, *module_policies(block))]
+        full = next(choice for choice in result if choice.mode == FULL)
         for layers in range(2, length + 1):
             last = self._activations(block, last_of(layers))
             held = float(last.recomputed_bytes + last.backward_workspace_bytes)
-            found.append(
+            result.append(
                 RecomputeChoice(together(layers), layers, full.saved_bytes, held, layers * full.again_s)
             )
-        return tuple(found)
+        return tuple(result)
 
     def _choice(self, block: Block, mode: str) -> RecomputeChoice:
         sizes = self._activations(block, mode)

@@ -24,7 +24,7 @@ def buckets(
     A bucket closes with the unit that fills it, or with the last unit. DDP's first one is small (``first_bytes``; 0:
     like the others), so that reduction starts early. With ``bucket_bytes`` 0 every bucket is one call.
     """
-    found: list[Bucket] = []
+    result: list[Bucket] = []
     sizes = list(sizes_bytes)
     pending, limit = 0.0, first_bytes or bucket_bytes
     for at, size in enumerate(sizes):
@@ -33,9 +33,9 @@ def buckets(
         if not full or pending <= 0:
             continue
         flat = bucket_bytes > 0 and not per_unit
-        found.append(Bucket(at, pending, max(1, round(pending / bucket_bytes)) if flat else 1))
+        result.append(Bucket(at, pending, max(1, round(pending / bucket_bytes)) if flat else 1))
         pending, limit = 0.0, bucket_bytes
-    return found
+    return result
 
 
 @lru_cache(maxsize=1024)

@@ -236,13 +236,13 @@ def _divided(view: StageBlock, op: Operator) -> dict[str, int]:
     if by == 1:
         return {}
     local = view.local(op)
-    found = {}
+    result = {}
     for name in sized_names(op.columns):
         if name in ("heads", "kv_heads"):
-            found[name] = int(local.dims[name])
+            result[name] = int(local.dims[name])
         elif name:
-            found[name] = int(sliced(name, int(view.dims[name]), by))
-    return found
+            result[name] = int(sliced(name, int(view.dims[name]), by))
+    return result
 
 
 def gathered_stream_bytes(view: StageBlock) -> float:
@@ -304,11 +304,11 @@ class RolesBuilder(ActionBuilder):
         return activations(self._views[piece.block.name], piece.recompute)
 
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
-        found = {each.kind: 0.0 for each in self.sync.replicas}
+        result = {each.kind: 0.0 for each in self.sync.replicas}
         for block in blocks:
             for key, count in self._weights[block.name].items():
-                found[self._kind(*key)] += count
-        return found
+                result[self._kind(*key)] += count
+        return result
 
     @cached_property
     def _weights(self) -> dict[str, dict[tuple[Axes, bool], float]]:
@@ -341,11 +341,11 @@ class RolesBuilder(ActionBuilder):
     @cached_property
     def groups(self) -> dict[str, tuple[Axes, tuple[str, ...]]]:
         """Process groups of the stage by name: their axes and the collectives that they run."""
-        found: dict[str, tuple[Axes, tuple[str, ...]]] = {}
+        result: dict[str, tuple[Axes, tuple[str, ...]]] = {}
 
         def note(group: str, axes: Axes, *ops: str) -> None:
-            axes, known = found.get(group, (axes, ()))
-            found[group] = (axes, tuple(dict.fromkeys([*known, *ops])))
+            axes, known = result.get(group, (axes, ()))
+            result[group] = (axes, tuple(dict.fromkeys([*known, *ops])))
 
         distinct = {(piece.block.name, piece.recompute): piece for piece in self.pieces[self.view.index]}
         for steps in map(self.steps, distinct.values()):
@@ -362,7 +362,7 @@ class RolesBuilder(ActionBuilder):
         for each in self.sync.replicas:
             for group, op, _ in self.sync.reduce_ops(each):
                 note(group, (), op)
-        return found
+        return result
 
     def _gathered_axes(self) -> list[int]:
         """Axes along which pieces from a neighbouring stage are gathered."""

@@ -75,18 +75,18 @@ def flags_of(code: Ints, stage: Ints, *, by_runs: bool) -> Ints:
     ``by_runs``, gradients of a stage are made in runs that end where those of another stage follow; each run has a
     first and a last pass, whatever forwards come between.
     """
-    kind, found = stage * len(LETTERS) + code, np.zeros(len(code), dtype=np.int64)
+    kind, result = stage * len(LETTERS) + code, np.zeros(len(code), dtype=np.int64)
     first, last = (np.unique(column, return_index=True)[1] for column in (kind, kind[::-1]))
-    found[first[code[first] == F]] = BOUNDARY
+    result[first[code[first] == F]] = BOUNDARY
     last = len(code) - 1 - last
-    found[last[code[last] != F]] = BOUNDARY
+    result[last[code[last] != F]] = BOUNDARY
     if by_runs:
         makes = np.flatnonzero((code == B) | (code == W))
         changes = np.flatnonzero(np.diff(stage[makes]))
-        found[makes] = 0
-        found[makes[np.append(changes, -1)]] = BOUNDARY
-        found[makes[np.append(0, changes + 1)]] += OPENS
-    return found
+        result[makes] = 0
+        result[makes[np.append(changes, -1)]] = BOUNDARY
+        result[makes[np.append(0, changes + 1)]] += OPENS
+    return result
 
 
 def virtual_stage_pieces(job: TrainingJob) -> tuple[tuple[Piece, ...], ...]:
@@ -291,8 +291,8 @@ class ActionBuilder(ABC):
             return forward_template(units, segments(kind, sync), sync)
         if not self.job.layout.recompute_early or kind == "weight_gradient":
             return backward_template(kind, units, segments(kind, sync), sync)
-        found = backward_template(kind, live(units), segments(kind, sync), sync)
-        return with_early_recompute(kind, found, units, segments("again", SyncPolicy()))
+        result = backward_template(kind, live(units), segments(kind, sync), sync)
+        return with_early_recompute(kind, result, units, segments("again", SyncPolicy()))
 
     def pair(self, forward: Key, backward: Key, pricing: Pricing) -> Template | None:
         """Template of the forward of one stage and the backward (B or I) of another that run together.
@@ -380,12 +380,12 @@ class ActionBuilder(ABC):
         Where embedding and head are on one rank, a tied table is in the flat buckets once, with the embedding; fully
         sharded units gather it for every use.
         """
-        found = self._by_kind([block])
+        result = self._by_kind([block])
         kind, count = self.tied
         meet = self.rank_of_stage[:1] == self.rank_of_stage[-1:] and not self.sync.per_unit
         if count and meet and block.name == self.job.graph.head.name:
-            found[kind] -= count
-        return found
+            result[kind] -= count
+        return result
 
 
 @dataclass(frozen=True)

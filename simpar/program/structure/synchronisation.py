@@ -322,15 +322,15 @@ class Synchronisation:
         layout = self.job.layout
         if layout.overlap_grad_reduce or self.single_process:
             return []
-        found, bucket = [], self._bucket_bytes
+        result, bucket = [], self._bucket_bytes
         units = float(len(self.job.graph.layers) // layout.mesh.pp)
         for each in (each for each in self.replicas if not each.gathered):
             size = held[each.kind] * self.gradient_bytes
             buckets = np.rint(np.asarray(size) / bucket) if bucket else 1.0
             count = np.maximum(np.ones_like(size), units if self.per_unit else buckets)
             for group, op, part in self.reduce_ops(each):
-                found.append(CollectiveUse(group, op, size * part / count, count))
-        return found
+                result.append(CollectiveUse(group, op, size * part / count, count))
+        return result
 
     def late_gathers(self, held: Mapping[str, Numbers]) -> list[CollectiveUse]:
         """Gathers of all parameters behind the update, one after the other; ``held`` as in :meth:`late_reductions`."""

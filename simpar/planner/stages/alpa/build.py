@@ -115,11 +115,11 @@ class _BlockBuilder:
 
     @cached_property
     def _users(self) -> Mapping[str, list[Operator]]:
-        found: dict[str, list[Operator]] = {}
+        result: dict[str, list[Operator]] = {}
         for op in self.block.operators:
             for name in op.inputs if op.kind != "embedding" else ():
-                found.setdefault(name, []).append(op)
-        return found
+                result.setdefault(name, []).append(op)
+        return result
 
     @cached_property
     def _names(self) -> set[str]:
@@ -256,7 +256,7 @@ class _BlockBuilder:
         if overlap.tensor_backward:
             summed = np.maximum(summed - weight[None, :], 0.0)
             again = np.maximum(again - inputs[None, :], 0.0)
-        found = np.where(known.legal, changes[SERIAL] + summed + again, np.inf)
+        result = np.where(known.legal, changes[SERIAL] + summed + again, np.inf)
 
         def is_summand(tensor: str) -> bool:
             """Whether some choice leaves summands of a tensor of the block."""
@@ -264,18 +264,18 @@ class _BlockBuilder:
 
         if is_summand(name):
             readers = self._users.get(name, ())
-            found[known.summands] /= max((sum(map(is_summand, op.inputs)) for op in readers), default=1)
-        return found
+            result[known.summands] /= max((sum(map(is_summand, op.inputs)) for op in readers), default=1)
+        return result
 
     def _hidden(self, name: str, states: int) -> tuple[Floats, Floats]:
         """For the states read, the most seconds of the first reader's weight and input gradients."""
-        found = (np.zeros(states), np.zeros(states))
+        result = (np.zeros(states), np.zeros(states))
         for op in [op for op in self._users.get(name, []) if op.kind == "matmul"][:1]:
             _, chosen = self._chosen(op)
             needs, whole = chosen.table.reads[chosen.index], np.ones(len(chosen.index))
-            np.maximum.at(found[0], needs, chosen.time.backward_weight_s * whole)
-            np.maximum.at(found[1], needs, chosen.time.backward_input_s * whole)
-        return found
+            np.maximum.at(result[0], needs, chosen.time.backward_weight_s * whole)
+            np.maximum.at(result[1], needs, chosen.time.backward_input_s * whole)
+        return result
 
     def _bytes(self, name: str) -> float:
         """Bytes of a whole tensor: an output, or an input from outside the block."""

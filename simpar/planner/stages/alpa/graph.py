@@ -99,10 +99,10 @@ class ChoiceGraph:
 
     def static_bytes(self, assignment: Sequence[int]) -> dict[str, float]:
         """Bytes of parameters, gradients and states of one block of every kind under an assignment."""
-        found = dict.fromkeys(self.counts, 0.0)
+        result = dict.fromkeys(self.counts, 0.0)
         for term in self.unary:
-            found[term.block] += float(term.metrics[Metric.STATIC, assignment[term.variable]])
-        return found
+            result[term.block] += float(term.metrics[Metric.STATIC, assignment[term.variable]])
+        return result
 
 
 def eliminate(

@@ -84,10 +84,10 @@ class InterOp:
     def _by_length(self) -> Floats:
         """float64[S, Q, length, k]: times of ranges by length, infinite beyond the end."""
         stages, sizes, blocks = self.times.shape[:3]
-        found = np.full((stages, sizes, blocks, blocks), np.inf)
+        result = np.full((stages, sizes, blocks, blocks), np.inf)
         for length in range(1, blocks):
-            found[:, :, length, : blocks - length] = np.diagonal(self.times, offset=length, axis1=2, axis2=3)
-        return found
+            result[:, :, length, : blocks - length] = np.diagonal(self.times, offset=length, axis1=2, axis2=3)
+        return result
 
     @cached_property
     def bounds(self) -> Floats:

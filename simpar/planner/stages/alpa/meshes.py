@@ -28,14 +28,14 @@ def logical_meshes(size: int, cluster: Cluster) -> list[Mesh]:
     Within a domain, where all devices are equally close, a shape and its transpose are the same.
     """
     near = cluster.domain_size
-    found: list[Mesh] = [(size,)]
+    result: list[Mesh] = [(size,)]
     for inner in _powers(min(size // 2, MAX_INNER * 2)):
         if inner == 1 or size % inner or inner > near:
             continue
         if size <= near and inner * inner > size:
             continue
-        found.append((size // inner, inner))
-    return found
+        result.append((size // inner, inner))
+    return result
 
 
 def _powers(most: int) -> list[int]:

@@ -106,24 +106,24 @@ class OperatorCosts:
 
     def metrics(self, chosen: Chosen, *, saved: bool) -> Floats:
         """Metrics of every choice: float64[metrics, choices]; ``saved``: its output is kept for the backward."""
-        found = np.zeros((len(Metric), len(chosen.index)))
+        result = np.zeros((len(Metric), len(chosen.index)))
         time, overhead = chosen.time, self.job.stack.launch.kernel_overhead
         backward = overhead * (time.backward_input_s + time.backward_weight_s)
-        found[Metric.FORWARD] = overhead * time.forward_s
-        found[Metric.PASS] = found[Metric.FORWARD] + backward
+        result[Metric.FORWARD] = overhead * time.forward_s
+        result[Metric.PASS] = result[Metric.FORWARD] + backward
         if saved:
             local = chosen.local
-            found[Metric.SAVED] = local.rows * local.columns * self.job.kernels.activation_bytes
+            result[Metric.SAVED] = local.rows * local.columns * self.job.kernels.activation_bytes
         if chosen.op.weights:
-            self._weights(chosen, (found[Metric.FORWARD], backward), found)
+            self._weights(chosen, (result[Metric.FORWARD], backward), result)
         if chosen.op.kind == "attention":
-            self._keys(chosen, found)
+            self._keys(chosen, result)
         if chosen.op.kind == "loss":
             for axis, at in chosen.along("vocabulary", self.pricer):
                 use = loss_sums("", 1.0)
                 sizes = use.size_bytes * chosen.local.rows * np.ones(len(chosen.index))
-                found[Metric.PASS, at] += use.count * self.pricer.collective_s(use.op, axis, sizes[at])
-        return found
+                result[Metric.PASS, at] += use.count * self.pricer.collective_s(use.op, axis, sizes[at])
+        return result
 
     def _keys(self, chosen: Chosen, found: Floats) -> None:
         """Keys and values of sharded sequences are gathered in both passes, and their gradients scattered."""

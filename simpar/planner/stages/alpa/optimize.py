@@ -219,7 +219,7 @@ class AlpaSearch(StagesSearch):
         self.ranges += table[0].size
         self.feasible += int(np.isfinite(table[0]).sum())
         equal = [[number] for number, size in enumerate(sizes) if world % size == 0]
-        found = []
+        result = []
         for some, wanted in ((list(range(len(sizes))), 2), *((each, 1) for each in equal)):
             mine = [sizes[number] for number in some]
             inter = InterOp(
@@ -227,8 +227,8 @@ class AlpaSearch(StagesSearch):
                 tolerance=TOLERANCE, below_s=below_s,
             )  # fmt: skip
             cuts = [cut for cut in inter.best() if len(cut.stages) in self.values["pp"]]
-            found += [Trial(profile, cut, share) for cut in cuts[:wanted]]
-        return found
+            result += [Trial(profile, cut, share) for cut in cuts[:wanted]]
+        return result
 
     def try_shares(self, trial: Trial) -> None:
         """Simulate a cut under every schedule; if one does not fit, also what a little less memory gives."""

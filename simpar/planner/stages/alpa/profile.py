@@ -240,18 +240,18 @@ def _priced(part: RolesBuilder, piece: Piece, pricing: Pricing) -> Floats:
     def moved_ns(uses: Sequence[CollectiveUse]) -> int:
         return sum(pricing.price(use) for use in uses)
 
-    unit, found = part.unit(piece), np.zeros(WORKSPACE + 1)
+    unit, result = part.unit(piece), np.zeros(WORKSPACE + 1)
     for kind in ("forward", "backward"):
         every, once = (part.sync.policy(kind, boundary=boundary) for boundary in (False, True))
         gathers_ns = moved_ns(every.uses(unit))
-        found[Metric.PASS] += max(part.segment(piece, unit, kind, every, pricing).duration_ns, gathers_ns)
-        found[Metric.SYNC] += moved_ns(once.uses(unit)) - gathers_ns
+        result[Metric.PASS] += max(part.segment(piece, unit, kind, every, pricing).duration_ns, gathers_ns)
+        result[Metric.SYNC] += moved_ns(once.uses(unit)) - gathers_ns
     for node in part.sync.tail(unit.parameters):
-        found[Metric.UPDATE] += pricing.price(node.collective) if node.collective else node.duration_ns
-    found /= NS_PER_S
-    found[Metric.SAVED] = unit.saved_bytes
+        result[Metric.UPDATE] += pricing.price(node.collective) if node.collective else node.duration_ns
+    result /= NS_PER_S
+    result[Metric.SAVED] = unit.saved_bytes
     rows_bytes = gathered_stream_bytes(part.view.block(piece.block)) * part.job.stack.memory.gather_buffers
     gathered_bytes = LOOK_AHEAD * sum(each.arriving(unit) * each.buffer_bytes for each in every.copies)
     backward_bytes = unit.recomputed_bytes + unit.backward_workspace_bytes
-    found[WORKSPACE] = rows_bytes + gathered_bytes + max(unit.forward_workspace_bytes, backward_bytes)
-    return found
+    result[WORKSPACE] = rows_bytes + gathered_bytes + max(unit.forward_workspace_bytes, backward_bytes)
+    return result
