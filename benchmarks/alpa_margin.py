@@ -50,12 +50,7 @@ def _vlm(vision: dict[str, Any], language: dict[str, Any], images: int) -> Model
 
 MODELS = {
     "like layers": (lambda: read(LLAMA, "llama-0.7b"), "a100-pcie-8", 1, 4096),
-    "large vocabulary": (
-        lambda: read({**LLAMA, "vocab_size": 256000}, "llama-0.7b-256k"),
-        "a100-pcie-8",
-        1,
-        4096,
-    ),
+    "large vocabulary": (lambda: read({**LLAMA, "vocab_size": 256000}, "llama-0.7b-256k"), "a100-pcie-8", 1, 4096),
     "alternating windows": (alternating, "rtx-3090-8", 4, 4096),
     "encoder-decoder": (lambda: load_model("mt5-xl"), "rtx-3090-8", 2, 2048),
     "vision tower": (lambda: _vlm(VISION, LLAMA, 4), "rtx-3090-8", 4, 4096),

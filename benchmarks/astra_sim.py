@@ -89,9 +89,7 @@ def replayed_s(binary: Path, made: ExportedTraces) -> float:
 
 def main() -> int:
     """Compare all layouts; 1 where one is too far apart."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=Path, required=True, help="ASTRA-sim with the analytical back end")
     binary = parser.parse_args().binary
     print(f"{'layout':<32}{'simpar':>12}{'ASTRA-sim':>12}{'apart':>9}")

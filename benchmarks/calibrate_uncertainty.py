@@ -51,20 +51,14 @@ LEAST_LAYOUTS = 2  # of a cell that says what a choice comes to
 MOST_UNKNOWN = 0.3  # a source whose memory is farther off counts as one that is so far
 COMMUNICATORS = 0.1  # of stacks whose sizes are those under which layouts ran out of memory as published
 REPORTED_GB = (
-    (
-        1.0 + 0.544,
-        1.0 + 0.4,
-    ),  # all-reduce of 2 A100 (NVIDIA/nccl issue 964), communicators alone as all without "all"
+    (1.0 + 0.544, 1.0 + 0.4),  # all-reduce of 2 A100 (NVIDIA/nccl issue 964), communicators alone as all without "all"
     (1.0 + 0.688, 1.0 + 0.4),  # of 3 and 4 (there)
     (1.6, 1.0 + 0.4),  # one communicator, all that the device shows (NVIDIA/nccl issue 864)
     (6.0, 1.0 + 3 * 0.4),  # three, all (there)
     (4.34, 1.0 + 0.4),  # all-to-all of 8 H100, all but tensors (NVIDIA/nccl issue 1685)
     (1.2 + 7.0, 1.2 + 3 * 0.4),  # Megatron tp 2, pp 2, dp 2 on 8 H100 (verl pull request 6408)
     (1.2 + 9.5, 1.2 + 4 * 0.4),  # the same with experts (there)
-    (
-        1.0 + 2.47,
-        1.0 + 3 * 0.4,
-    ),  # three of RCCL, 1 GiB and 0.65 GiB for each further one (LUMI-AI-Guide issue 111)
+    (1.0 + 2.47, 1.0 + 3 * 0.4),  # three of RCCL, 1 GiB and 0.65 GiB for each further one (LUMI-AI-Guide issue 111)
     (1.0 + 1.0, 1.0 + 2 * 0.4),  # tp and ep of 8 devices in inference (vllm pull request 46234)
 )
 """What lay outside of the allocator, and what stacks say of it: context, and 0.4 GB a kind of groups.
@@ -205,13 +199,8 @@ def memory_errors(runs: Sequence[Run]) -> MemoryErrors:
     """
     failing = {run.source for run in runs if run.fits is False}
     told = [run for run in runs if run.fits is not None and run.source in failing]
-    needed, capacity = (
-        np.array([getattr(r, f"{name}_bytes") for r in told]) for name in ("needed", "capacity")
-    )
-    moving, fits = (
-        np.array([run.parts_bytes.moving_bytes for run in told]),
-        np.array([run.fits for run in told]),
-    )
+    needed, capacity = (np.array([getattr(r, f"{name}_bytes") for r in told]) for name in ("needed", "capacity"))
+    moving, fits = (np.array([run.parts_bytes.moving_bytes for run in told]), np.array([run.fits for run in told]))
 
     def loss(values: Floats) -> float:
         spread = np.exp(values[1]) * moving
@@ -265,9 +254,7 @@ def imbalance() -> tuple[float, float]:
 
 def memory_runs(runs: Sequence[Run]) -> dict[str, int]:
     """How many runs show the memory of each stack: peaks, or layouts that ran out of it."""
-    return dict(
-        sorted(Counter(r.traits.stack for r in runs if r.peak_error is not None or r.fits is False).items())
-    )
+    return dict(sorted(Counter(r.traits.stack for r in runs if r.peak_error is not None or r.fits is False).items()))
 
 
 def decisions(runs: Sequence[Run], table: Table, probability: float) -> str:
@@ -369,9 +356,7 @@ def moved_runs(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.error is not None and run.slopes]
 
 
-def coverage(
-    runs: Sequence[Run], errors: Errors, spread: Floats, table: Table
-) -> list[tuple[str, int, float, float]]:
+def coverage(runs: Sequence[Run], errors: Errors, spread: Floats, table: Table) -> list[tuple[str, int, float, float]]:
     """(Group, runs, share of predictions inside the interval, half an interval in the median): all, then groups."""
     scaled = errors.error / spread
     inside = (scaled >= table.time.low) & (scaled <= table.time.high)
@@ -434,14 +419,10 @@ def draw(groups: Sequence[tuple[str, int, float, float]], path: Path) -> None:
 
     names = [f"{group} ({count} runs)" for group, count, *_ in groups]
     at = np.arange(len(groups))
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(10, 0.22 * len(groups) + 1.2), sharey=True, width_ratios=[3, 2]
-    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 0.22 * len(groups) + 1.2), sharey=True, width_ratios=[3, 2])
     left.axvspan(87, 93, color="0.9", lw=0)
     left.plot([100 * inside for *_, inside, _ in groups], at, "o", color="tab:blue")
-    left.set(
-        xlim=(50, 101), xlabel="measured steps inside the 90 % interval, %", yticks=at, ylim=(len(groups), -1)
-    )
+    left.set(xlim=(50, 101), xlabel="measured steps inside the 90 % interval, %", yticks=at, ylim=(len(groups), -1))
     left.set_yticklabels(names, fontsize=7)
     right.barh(at, [100 * half for *_, half in groups], color="0.6", height=0.6)
     right.set_xlabel("half an interval in the median, %")

@@ -23,16 +23,7 @@ from normalise.tables import read_published
 from numpy.typing import NDArray
 from tables import DATA
 
-from simpar.learning.parameters import (
-    ATTENTION,
-    EXPERTS,
-    SHARDS,
-    Name,
-    names_of,
-    parameter,
-    tuning_of,
-    value_of,
-)
+from simpar.learning.parameters import ATTENTION, EXPERTS, SHARDS, Name, names_of, parameter, tuning_of, value_of
 from simpar.precisions import narrower
 from simpar.program.footprint import footprints
 from simpar.program.perturbation import Perturbation
@@ -43,15 +34,7 @@ from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
 from simpar.validation.cells import Row, Unmodelled, text
 from simpar.validation.devices import named_profile
-from simpar.validation.predict import (
-    NO_TUNING,
-    Prediction,
-    Tuning,
-    changed_stack,
-    cluster_of,
-    predict_time_s,
-    timed,
-)
+from simpar.validation.predict import NO_TUNING, Prediction, Tuning, changed_stack, cluster_of, predict_time_s, timed
 from simpar.validation.rates import has_rate, with_rates
 from simpar.validation.rows import Case, Measured, case, measured
 from simpar.validation.summary import CELL
@@ -78,19 +61,7 @@ FITTED = frozenset(
      "launch.host_time_per_collective_s", *SHARDS, *EXPERTS]
 )  # fmt: skip
 """Parameters of stacks that whole runs tell: those of which a profile says that they are nothing stay nothing."""
-FAMILIES = (
-    "deepseek",
-    "mixtral",
-    "qwen",
-    "nemotron",
-    "gpt.?oss",
-    "gpt",
-    "llama",
-    "mpt",
-    "grok",
-    "kimi",
-    "maxtext",
-)
+FAMILIES = ("deepseek", "mixtral", "qwen", "nemotron", "gpt.?oss", "gpt", "llama", "mpt", "grok", "kimi", "maxtext")
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,7 @@ def main() -> int:
     rows = [_row(each, given.folder) for each in wanted]
     print(f"{'layout':<20}{'predicted':>12}{'measured':>12}{'error':>9}")
     for row in rows:
-        print(
-            f"{row['name']:<20}{row['predicted_s']:>10.3f} s{row['measured_s']:>10.3f} s{row['error']:>9.1%}"
-        )
+        print(f"{row['name']:<20}{row['predicted_s']:>10.3f} s{row['measured_s']:>10.3f} s{row['error']:>9.1%}")
     summary = _summary(rows)
     print("  ".join(f"{name} {value:.3f}" for name, value in summary.items()))
     if given.json:
@@ -93,9 +91,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _simpar(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "simpar", *arguments], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "simpar", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"simpar {' '.join(arguments)}\n{done.stderr}")
 

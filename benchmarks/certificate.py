@@ -36,26 +36,8 @@ STACKS = (
     "megatron", "nemo", "torchtitan", "fsdp", "deepspeed", "nanotron", "ddp", "simpar", "megatron-22",
     "megatron-deepspeed", "llama3", "automodel", "nemo-24", "torchtitan-eager", "maxtext", "llm-foundry",
 )  # fmt: skip
-VPP = {
-    "interleaved": (2, 3),
-    "breadth-first": (2,),
-    "zb-v": (2,),
-    "v-half": (2,),
-    "v-min": (2,),
-    "dualpipev": (2,),
-}
-SCHEDULES = (
-    "1f1b",
-    "gpipe",
-    "interleaved",
-    "breadth-first",
-    "zb-h1",
-    "zb-h2",
-    "zb-v",
-    "v-half",
-    "v-min",
-    "dualpipev",
-)
+VPP = {"interleaved": (2, 3), "breadth-first": (2,), "zb-v": (2,), "v-half": (2,), "v-min": (2,), "dualpipev": (2,)}
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
 MOST_PLANS = 160
 NOTHING = float("inf")
 AS_PREDICTED, WANTED = 0.5, 0.95  # probabilities of fitting: without a margin, and what searches want
@@ -80,21 +62,13 @@ class Case:
         """Whether a simulated plan fits, as probably as asked for, and leaves the headroom asked for."""
         memory, sure = result.memory, result.to_dict()["fit_probability"]
         probable = self.fit_probability == AS_PREDICTED or sure >= self.fit_probability
-        return (
-            result.fits
-            and probable
-            and memory.peak_reserved_bytes <= (1 - self.headroom) * memory.capacity_bytes
-        )
+        return result.fits and probable and memory.peak_reserved_bytes <= (1 - self.headroom) * memory.capacity_bytes
 
     def describe(self) -> str:
         """One line to find the case again."""
         size = f"{self.cluster.device.memory_bytes / 2**30:.3f} GiB"
-        where = (
-            f"{self.cluster.nodes} x {self.cluster.profile.name} ({size}), links {dict(self.cluster.scaling)}"
-        )
-        return (
-            f"seed {self.seed}: {where}, {self.stack}, slow {dict(self.perturbation.slow_ranks)}, {self.axes}"
-        )
+        where = f"{self.cluster.nodes} x {self.cluster.profile.name} ({size}), links {dict(self.cluster.scaling)}"
+        return f"seed {self.seed}: {where}, {self.stack}, slow {dict(self.perturbation.slow_ranks)}, {self.axes}"
 
 
 @dataclass(frozen=True)
@@ -117,9 +91,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     workers = Workers(options.jobs, Workers.usual().backend)
-    cases = workers.stream(
-        partial(checked, end=time.time() + options.seconds), range(options.first, options.last)
-    )
+    cases = workers.stream(partial(checked, end=time.time() + options.seconds), range(options.first, options.last))
     count: Counter[str] = Counter()
     for verdict, note in cases:
         count[verdict] += 1
@@ -150,11 +122,7 @@ def checked(seed: int, end: float = NOTHING, most: int = MOST_PLANS) -> tuple[st
         )  # fmt: skip
     except simpar.Infeasible as error:
         return ("empty", "") if best is None else ("infeasible", f"{error}; fits: {best}; {case.describe()}")
-    if (
-        best is not None
-        and found.certified_optimal
-        and found.best.step_time_s > best.step_time_s * (1 + MATCH)
-    ):
+    if best is not None and found.certified_optimal and found.best.step_time_s > best.step_time_s * (1 + MATCH):
         loss = found.best.step_time_s / best.step_time_s - 1
         return "beaten", f"{loss:.3%} by {best.keys} ({best.step_time_s} s); {case.describe()}"
     if not found.certified_optimal:
@@ -205,9 +173,7 @@ def _falls(points: list[dict[str, Any]]) -> bool:
 
 def simulated(case: Case, plan: simpar.Plan, cluster: Any) -> simpar.Result:
     """A plan of a case by the public function."""
-    return simpar.simulate(
-        case.model, cluster, plan, case.training, stack=case.stack, perturbation=case.perturbation
-    )
+    return simpar.simulate(case.model, cluster, plan, case.training, stack=case.stack, perturbation=case.perturbation)
 
 
 def drawn(seed: int, most: int = MOST_PLANS) -> Case:
@@ -239,11 +205,7 @@ def _config(rng: random.Random) -> dict[str, Any]:
         "max_position_embeddings": 65536, "hidden_act": "silu", "rms_norm_eps": 1e-5,
     }  # fmt: skip
     if rng.random() < 0.35:
-        kind = {
-            "architectures": ["MixtralForCausalLM"],
-            "model_type": "mixtral",
-            "intermediate_size": 2 * hidden,
-        }
+        kind = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": 2 * hidden}
         return common | kind | {"num_local_experts": 8, "num_experts_per_tok": 2}
     kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 4 * hidden}
     return common | kind | {"tie_word_embeddings": rng.random() < 0.4}
@@ -329,9 +291,7 @@ def tightened(case: Case, plans: list[Simulated]) -> Case:
     if not needs or rng.random() < 0.25:
         return case
     limit = needs[int(rng.choice([0.1, 0.3, 0.6, 0.9]) * (len(needs) - 1))] * 1.0001
-    device = case.cluster.device.model_copy(
-        update={"memory_bytes": min(limit, case.cluster.device.memory_bytes)}
-    )
+    device = case.cluster.device.model_copy(update={"memory_bytes": min(limit, case.cluster.device.memory_bytes)})
     return replace(case, cluster=case.cluster.with_device(device))
 
 

@@ -73,9 +73,7 @@ def arguments_of(exported: Exported) -> list[str]:
 def main() -> int:
     """Check every target that has a checker here."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--megatron", help="folder with the unpacked wheels of megatron-core and megatron-bridge"
-    )
+    parser.add_argument("--megatron", help="folder with the unpacked wheels of megatron-core and megatron-bridge")
     parser.add_argument("--tables", action="store_true", help="write the tables of option names")
     parser.add_argument("--only", help="one target")
     parser.add_argument("--verbose", action="store_true", help="say what simpar refuses, and why")
@@ -111,9 +109,7 @@ def _check(name: str, tool: Callable[[Exported], None], *, verbose: bool) -> int
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the tool does, it is a finding
             bad += 1
             print(f"{name}: {label}: {type(error).__name__}: {str(error).splitlines()[:1]}")
-    print(
-        f"{name} ({load_target(name).version}): {read} exports read, {refused} refused by simpar, {bad} faults"
-    )
+    print(f"{name} ({load_target(name).version}): {read} exports read, {refused} refused by simpar, {bad} faults")
     return bad
 
 

@@ -73,10 +73,7 @@ def main() -> None:
     """Print a line a source."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "tables",
-        nargs="+",
-        metavar="TABLE.csv",
-        help="published tables, or columns as docs/measured.md has them",
+        "tables", nargs="+", metavar="TABLE.csv", help="published tables, or columns as docs/measured.md has them"
     )
     paths = parser.parse_args().tables
     found = [one for path in paths for one in checks(read_published(path))]
@@ -84,9 +81,7 @@ def main() -> None:
     for source in sorted({one.source for one in found}):
         mine = [one for one in found if one.source == source]
         right = sum(one.fits == one.measured_fits for one in mine) / len(mine)
-        columns = (
-            _errors(getattr(one, name) for one in mine) for name in ("static", "reserved", "allocated")
-        )
+        columns = (_errors(getattr(one, name) for one in mine) for name in ("static", "reserved", "allocated"))
         print(f"{source[:36]:36s} {len(mine):4d}  {'   '.join(columns)}  {right:6.1%}")
 
 

@@ -50,9 +50,7 @@ assert not failed
 
 def main() -> int:
     """Build, install, run, compare."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=RESOLUTIONS, help="one environment")
     parser.add_argument("--keep", metavar="FOLDER", help="where sdist and wheel are left")
     asked = parser.parse_args()

@@ -34,16 +34,7 @@ TUNED = {"h100_sxm": "h100-sxm-80gb", "h200_sxm": "h200-sxm"}
 """Devices whose 8-bit products are compared."""
 ALIKE = (0.9, 1.15)
 """Time of a skewed run on one rank over that of a balanced one where their kernels are tuned alike."""
-SHAPE = (
-    "system",
-    "moe_dtype",
-    "num_tokens",
-    "hidden_size",
-    "inter_size",
-    "topk",
-    "num_experts",
-    "moe_tp_size",
-)
+SHAPE = ("system", "moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
 
 
 def main() -> None:
@@ -70,9 +61,7 @@ def main() -> None:
             model = KernelModel(load_device(TUNED[named["system"]]), "fp8", sustained=False)
             took_s = model.gemm_time_s(per_expert, 2 * inner, width, batch=count)
             took_s = took_s + model.gemm_time_s(per_expert, width, inner, batch=count)
-            products[named["system"], 4 ** round(np.log(per_expert) / np.log(4))].append(
-                rows * MS / float(took_s)
-            )
+            products[named["system"], 4 ** round(np.log(per_expert) / np.log(4))].append(rows * MS / float(took_s))
         if int(named["num_tokens"]) < LEAST_TOKENS:
             continue
         routing = Routing(int(named["topk"]), int(named["num_experts"]))
@@ -85,9 +74,7 @@ def main() -> None:
                 if ranks <= routing.topk and (time := found.get((skewed, ranks))):
                     load = fullest_load(routing, choice, ranks)
                     ratio = time / found["balanced", ranks] if ("balanced", ranks) in found else np.nan
-                    loads[named["moe_dtype"], exponent, ranks].append(
-                        ((time - tokens) / (rows / ranks), load, ratio)
-                    )
+                    loads[named["moe_dtype"], exponent, ranks].append(((time - tokens) / (rows / ranks), load, ratio))
     for (dtype, exponent, ranks), each in sorted(loads.items()):
         measured, law, ratio = np.nanmedian(np.array(each), axis=0)
         print(

@@ -57,9 +57,7 @@ def _one(command: list[str], environment: dict[str, str]) -> float:
 
 def main() -> None:
     """Print a line for every launch."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
     repeat = parser.parse_args().repeat
     print(f"{'simpar --help':32} {cpu_s(['--help'], repeat):.2f} s")

@@ -49,12 +49,7 @@ def write_trace(path: Path, megabytes: int) -> int:
 def _kernel(number: int, clock: float) -> list[dict[str, object]]:
     """An operator, its launch, the kernel, and every hundredth time an all-reduce."""
     shapes = [[4096, 8192], [8192, 8192], []]
-    op = {
-        "External id": number,
-        "Record function id": 0,
-        "Input Dims": shapes,
-        "Input type": ["c10::BFloat16"] * 2,
-    }
+    op = {"External id": number, "Record function id": 0, "Input Dims": shapes, "Input type": ["c10::BFloat16"] * 2}
     kernel = {"device": 0, "stream": 7, "correlation": number, "External id": number, "registers per thread": 168,
               "shared memory": 232448, "blocks per SM": 1.2, "grid": [132, 1, 1], "block": [384, 1, 1]}  # fmt: skip
     name = KERNELS[number % len(KERNELS)]

@@ -93,7 +93,7 @@ FITS = (
     Fit("gb300-nvl72", NODE + SWITCH + SEND, (("gb200-nvl72", ALL),)),
     Fit("mi300x-8", ("port_efficiency", "nic_efficiency"), (("hgx-a100-80gb", ALL), ("hgx-h100", NETWORK))),
     Fit("mi355x-8", (*PORT, "exchange_nic_efficiency"), (("mi300x-8", ALL),)),
-)  # fmt: skip
+)
 # no peer-to-peer between these cards: every byte crosses host memory twice, and is as slow between sockets
 STAGED = {"port_efficiency": 0.42, "host_bridge_share": 0.36}
 DERIVED = (
@@ -236,9 +236,7 @@ def errors(problem: Problem, values: Mapping[str, float]) -> np.ndarray:
 
 def report(results: Mapping[str, Mapping[str, float]], cases: Sequence[Case], *, verbose: bool) -> None:
     """Print the error table: rows by profile, source, op and world size, then profile and grand totals."""
-    print(
-        f"{'profile':14} {'source':32} {'op':15} {'ranks':>6} {'rows':>5} {'>=1MB':>7} {'p90':>6} {'<1MB':>7}"
-    )
+    print(f"{'profile':14} {'source':32} {'op':15} {'ranks':>6} {'rows':>5} {'>=1MB':>7} {'p90':>6} {'<1MB':>7}")
     totals: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for profile, values in results.items():
         cells: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
@@ -260,11 +258,7 @@ def report(results: Mapping[str, Mapping[str, float]], cases: Sequence[Case], *,
 def _columns(found: Sequence[tuple[float, float]]) -> str:
     large = [abs(error) for size, error in found if size >= 1e6]
     small = [abs(error) for size, error in found if size < 1e6]
-    middle = (
-        f"{100 * np.median(large):6.1f}% {100 * np.quantile(large, 0.9):5.0f}%"
-        if large
-        else f"{'-':>7} {'-':>6}"
-    )
+    middle = f"{100 * np.median(large):6.1f}% {100 * np.quantile(large, 0.9):5.0f}%" if large else f"{'-':>7} {'-':>6}"
     return f"{len(found):5d} {middle} " + (f"{100 * np.median(small):6.1f}%" if small else f"{'-':>7}")
 
 
@@ -296,17 +290,11 @@ def write(profile: str, known: Mapping[str, Mapping[str, float]], origin: str | 
     yaml.width = 4096
     yaml.indent(mapping=2, sequence=4, offset=2)
     data = yaml.load(path.read_text(encoding="utf-8"))
-    base = (
-        known[data["like"]]
-        if "like" in data
-        else {name: default for name, (default, _) in PARAMETERS.items()}
-    )
+    base = known[data["like"]] if "like" in data else {name: default for name, (default, _) in PARAMETERS.items()}
     own = {name: value for name, value in known[profile].items() if value != base[name]}
     data.pop("collectives", None)
     if own:
-        place = next(
-            (list(data).index(key) for key in ("jobs", "provenance", "sources") if key in data), len(data)
-        )
+        place = next((list(data).index(key) for key in ("jobs", "provenance", "sources") if key in data), len(data))
         data.insert(place, "collectives", own)
     # what fit_runs.py says of it stays
     _, mark, runs = str(data.pop("provenance", "")).partition("; in training")
@@ -323,9 +311,7 @@ def write(profile: str, known: Mapping[str, Mapping[str, float]], origin: str | 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, print, write; 1 if ``--check`` finds a difference."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="?", type=Path, default=DATA / "collectives.csv")
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     parser.add_argument("--verbose", action="store_true", help="print every row")

@@ -49,9 +49,7 @@ class Points:
     seconds: NDArray[np.float64]
     combines: NDArray[np.bool_]
 
-    def log_errors(
-        self, near: float, far: tuple[float, float], nic: float, port: float
-    ) -> NDArray[np.float64]:
+    def log_errors(self, near: float, far: tuple[float, float], nic: float, port: float) -> NDArray[np.float64]:
         """Logarithms of predicted over measured; rates in GB/s, shares of NICs and ports."""
         ranks = 8 * self.nodes
         by_rank = np.array([count * ROUTING.holds(1 / count) for count in ranks])
@@ -80,9 +78,7 @@ def read() -> list[Points]:
                 taken_us = float(row[f"{what}_transmit_us"])
                 point = float(row[f"{what}_sms"]), nodes, tokens * width, taken_us * US, what == "combine"
                 found[row["system"]].append(point)
-    columns = {
-        device: [np.array(each) for each in zip(*points, strict=True)] for device, points in found.items()
-    }
+    columns = {device: [np.array(each) for each in zip(*points, strict=True)] for device, points in found.items()}
     return [Points(device, *each[:4], each[4].astype(bool)) for device, each in sorted(columns.items())]
 
 
@@ -105,9 +101,7 @@ def main() -> None:
     print(f"share of NICs {nic:.3f}")
     for point, port, each in zip(points, ports, errors(fit.x), strict=True):
         middle, most = np.quantile(np.abs(np.expm1(each)) * 100, [0.5, 0.9])
-        print(
-            f"{point.device}: {len(each)} times, share of ports {port:.3f}, error {middle:.1f} %, p90 {most:.1f}"
-        )
+        print(f"{point.device}: {len(each)} times, share of ports {port:.3f}, error {middle:.1f} %, p90 {most:.1f}")
 
 
 if __name__ == "__main__":

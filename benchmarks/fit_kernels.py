@@ -124,9 +124,7 @@ def _database_product(row: Mapping[str, str]) -> Kernel | None:
 
 def _database_attention(row: Mapping[str, str]) -> Kernel | None:
     shared = int(row["num_heads"]) / int(row["num_key_value_heads"])
-    own = not row["kernel_source"].endswith(
-        ("triton_attn", "fa4")
-    )  # what these devices run for other dtypes or dims
+    own = not row["kernel_source"].endswith(("triton_attn", "fa4"))  # what these devices run for other dtypes or dims
     time_s = float(row["latency"]) * MS
     if row["kv_cache_dtype"] != "bfloat16" or not own or shared < SHARED_HEADS:
         return None
@@ -176,9 +174,7 @@ def fit_device(device: Device, kernels: Sequence[Kernel]) -> tuple[dict[str, flo
     by_dim = [k for k in flash if k.source == DATABASE]
     many = [k for k in by_dim if np.prod(k.shape[:3]) >= MANY_BLOCKS * QUERY_ROWS * device.num_sms]
     own = others(flash)
-    if (
-        own != by_dim
-    ):  # its FlashAttention-3 is what training runs; short sequences show its inference library
+    if own != by_dim:  # its FlashAttention-3 is what training runs; short sequences show its inference library
         own += [k for k in by_dim if k.op.startswith("flash_attention_3") and k.shape[1] >= LEAST_SEQ]
     rows = {
         "bf16": others([k for k in kernels if k.op in ("gemm", "wgrad") and k.dtype == "bf16"]),
@@ -291,11 +287,7 @@ def main() -> None:
         for name, sibling in SIBLINGS.items():
             if sibling not in fitted:
                 continue
-            write(
-                name,
-                fitted[sibling],
-                f"kernels derived from {sibling}: same architecture, same shares of peak",
-            )
+            write(name, fitted[sibling], f"kernels derived from {sibling}: same architecture, same shares of peak")
         named = {
             name: {f"kernels.{key}": ends for key, ends in values.items()}
             for name, values in intervals.items()
@@ -314,9 +306,7 @@ def write(name: str, values: Mapping[str, Any], note: str) -> None:
     document = parser.load(path.read_text())
     kept = dict(document.get("kernels") or {})
     ours = {*GEMM, *ATTENTION, *DIMS, *TAILS, *FLASH2, "gemm_efficiency_fp8"}
-    base = (
-        load_profile(document["like"], "devices", "device")[0].data["kernels"] if "like" in document else {}
-    )
+    base = load_profile(document["like"], "devices", "device")[0].data["kernels"] if "like" in document else {}
     own = {key: value for key, value in values.items() if value != base.get(key)}
     document["kernels"] = {**own, **{k: v for k, v in kept.items() if k not in ours}}
     told = str(document.get("provenance", "")).partition("; sustained clock")

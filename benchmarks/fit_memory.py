@@ -179,9 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs="*", metavar="TABLE.csv", help="columns as docs/measured.md has them")
     parser.add_argument("--stacks", nargs="+", help="only these (default: all)")
-    parser.add_argument(
-        "--rows", type=Path, help="what runs held: written after gathering, read without a table"
-    )
+    parser.add_argument("--rows", type=Path, help="what runs held: written after gathering, read without a table")
     args = parser.parse_args()
     if args.tables:
         runs = list(read(args.tables, args.stacks))

@@ -109,9 +109,7 @@ class Node:
 
 def main() -> None:
     """Fit, print errors, and write the numbers if asked to."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("power", type=Path, nargs="?", default=DATA / "mlperf_power.csv")
     parser.add_argument("runs", type=Path, nargs="?", default=DATA / "measured_mlperf_dev.csv")
     parser.add_argument("--write", action="store_true", help="put the numbers into simpar/cost/power.py")
@@ -207,9 +205,7 @@ def fit(nodes: Sequence[Node]) -> dict[str, float]:
 
     def residuals(values: np.ndarray) -> list[float]:
         put(dict(zip(PRIORS, values.tolist(), strict=True)))
-        drawn = [
-            (value - mean) / spread for value, (mean, spread) in zip(values, PRIORS.values(), strict=True)
-        ]
+        drawn = [(value - mean) / spread for value, (mean, spread) in zip(values, PRIORS.values(), strict=True)]
         return [np.log(node.predicted_w() / node.measured_w) / ERROR for node in nodes] + drawn
 
     solved = least_squares(residuals, [mean for mean, _ in PRIORS.values()], diff_step=1e-3)

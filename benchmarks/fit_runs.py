@@ -71,9 +71,7 @@ def improved(pool: Pool, found: Fitted) -> Pool:
     for step in STEPS:
         values = np.exp((1 - step) * np.log(pool.values) + step * np.log(found.values))
         tried = pool.at(values, predicted_errors(pool.runs, pool.names, values))
-        print(
-            f"step {step}: {tried.loss(found.spreads):.1f} after {pool.loss(found.spreads):.1f}", flush=True
-        )
+        print(f"step {step}: {tried.loss(found.spreads):.1f} after {pool.loss(found.spreads):.1f}", flush=True)
         if tried.loss(found.spreads) < pool.loss(found.spreads):
             return tried
     return pool
@@ -96,9 +94,7 @@ def report(pool: Pool, found: Fitted) -> None:
     """Parameters, spreads, how many numbers there are, and errors by source."""
     for (kind, part, key), value in zip(pool.names, pool.values.tolist(), strict=True):
         print(f"{kind:8s} {part:22s} {key:45s} {value:.4g}")
-    for effect, departs, value in zip(
-        pool.effects, pool.departs.tolist(), found.effects.tolist(), strict=True
-    ):
+    for effect, departs, value in zip(pool.effects, pool.departs.tolist(), found.effects.tolist(), strict=True):
         if not departs:
             print(f"general  {effect:50s} {np.exp(value):.4g}")
     print("spreads of departures:", {key: round(value, 3) for key, value in found.spreads.items()})
@@ -132,9 +128,7 @@ def write(pool: Pool) -> None:
     for (kind, part, key), value in zip(pool.names, pool.values.tolist(), strict=True):
         parts.setdefault((kind, part), {})[key] = value
     for (kind, part), values in parts.items():
-        mine = [
-            at for at, run in enumerate(pool.runs) if any(name[:2] == (kind, part) for name in run.slopes)
-        ]
+        mine = [at for at, run in enumerate(pool.runs) if any(name[:2] == (kind, part) for name in run.slopes)]
         sources = sorted({pool.runs[at].source for at in mine})
         note = (
             f"fitted to {len(mine)} runs ({'; '.join(sources)}), drawn to what others are like; median absolute error "
@@ -152,17 +146,10 @@ def write_alike(pool: Pool, found: Fitted) -> None:
         _update(ROOT / "hardware_profiles" / "stacks" / f"{stack}.yaml", "stack", values, note)
     for device in files.bundled("devices"):
         parts = list(effects_of(("device", device, CLOCKS[1])))
-        if (
-            "device",
-            device,
-            CLOCKS[0],
-        ) in pool.names or f"{CLOCKS[0]} of {architecture(device)}" not in known:
+        if ("device", device, CLOCKS[0]) in pool.names or f"{CLOCKS[0]} of {architecture(device)}" not in known:
             continue
         wide = [part for part in parts if CLOCKS[1] not in part[0]]
-        clocks = [
-            np.exp(sum(known.get(effect, 0.0) * factor for _, effect, factor in some))
-            for some in (wide, parts)
-        ]
+        clocks = [np.exp(sum(known.get(effect, 0.0) * factor for _, effect, factor in some)) for some in (wide, parts)]
         values = {key: min(1.0, float(clock)) for key, clock in zip(CLOCKS, clocks, strict=False)}
         note = f"by its power and what others of {architecture(device)} show"
         if alike := like_measured(device, dict(zip(pool.names, pool.values.tolist(), strict=True))):
@@ -185,9 +172,7 @@ def write_sure(pool: Pool, found: Fitted) -> None:
     """Intervals of the values, in the units of parameters: seconds, shares and factors."""
     of_kind: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     widths = np.exp(NINE_IN_TEN * found.deviations)
-    for (kind, part, key), value, width in zip(
-        pool.names, pool.values.tolist(), widths.tolist(), strict=True
-    ):
+    for (kind, part, key), value, width in zip(pool.names, pool.values.tolist(), widths.tolist(), strict=True):
         name = f"kernels.{key}" if kind == "device" else key
         of_kind.setdefault(f"{kind}s", {}).setdefault(part, {})[name] = (value / width, value * width)
     for kind, intervals in of_kind.items():

@@ -69,9 +69,7 @@ class Cast:
 def read_casts(folder: Path) -> list[Cast]:
     """Of every size that the folder has in 8 bits and in bf16."""
     found = json.loads((folder / "sizes.json").read_text())
-    pairs = [
-        (found[name.removesuffix(EIGHT_BITS)], found[name]) for name in found if name.endswith(EIGHT_BITS)
-    ]
+    pairs = [(found[name.removesuffix(EIGHT_BITS)], found[name]) for name in found if name.endswith(EIGHT_BITS)]
     more = [
         (narrow, {key: narrow["traced"][key] - wide["traced"][key] for key in narrow["traced"]})
         for wide, narrow in pairs
@@ -83,9 +81,7 @@ def fitted(kernels: Samples, others: list[Samples], device: Any, casts: list[Cas
     """The runtime's stack with the numbers of kernels timed alone, of whole steps, and of casts."""
     stack = load_stack("simpar")
     numerics = stack.numerics.model_copy(update={"sum_bytes": 0.0})
-    machine = Machine(
-        device, stack.model_copy(update={"numerics": numerics, "passes": {}}), kernels.request.dtype
-    )
+    machine = Machine(device, stack.model_copy(update={"numerics": numerics, "passes": {}}), kernels.request.dtype)
     for part in (fit.passes, fit.updates, fit.gradients):
         machine, _ = part(kernels, machine)
     every = [each for one in (kernels, *others) for each in one.of("step")]
@@ -106,15 +102,11 @@ def with_casts(machine: Machine, request: Request, casts: list[Cast]) -> Stack:
         tried = Machine(machine.device, machine.stack.model_copy(update={"numerics": numerics}), "fp8")
         (times,) = tried.operator_times(walked)
         products = [
-            times[op.name]
-            for op in walked.walks[0][0].operators
-            if op.kind == "matmul" and op.name != "lm_head"
+            times[op.name] for op in walked.walks[0][0].operators if op.kind == "matmul" and op.name != "lm_head"
         ]
         layers = len(walk.graph().layers) * training["global_batch"] // plan["micro_batch"]
         count = sum(float(time.forward_kernels + time.backward_kernels) for time in products)
-        seconds = sum(
-            float(time.forward_s + time.backward_input_s + time.backward_weight_s) for time in products
-        )
+        seconds = sum(float(time.forward_s + time.backward_input_s + time.backward_weight_s) for time in products)
         return layers * count, layers * seconds * machine.stack.launch.kernel_overhead
 
     def change(each: Cast, one: TensorCast, other: TensorCast, of: int) -> float:
@@ -126,9 +118,7 @@ def with_casts(machine: Machine, request: Request, casts: list[Cast]) -> Stack:
         each.launches / change(each, none, TensorCast(kernels=1.0, element_bytes=least), 0) for each in casts
     )
     launched, byte = (TensorCast(kernels=kernels, element_bytes=size) for size in (least, 1.0))
-    size = median(
-        (each.seconds - change(each, none, launched, 1)) / change(each, launched, byte, 1) for each in casts
-    )
+    size = median((each.seconds - change(each, none, launched, 1)) / change(each, launched, byte, 1) for each in casts)
     cast = TensorCast(kernels=float(f"{kernels:.3g}"), element_bytes=float(f"{size:.3g}"))
     numerics = machine.stack.numerics.model_copy(update={"tensor_cast": cast})
     return machine.stack.model_copy(update={"numerics": numerics})
@@ -149,9 +139,7 @@ def as_profile(stack: Stack) -> dict[str, Any]:
             "sum_bytes": float(f"{stack.numerics.sum_bytes:.3g}"),
             "tensor_cast": cast.model_dump() if (cast := stack.numerics.tensor_cast) else None,
         },
-        "passes": {
-            kind: [float(f"{each:.3g}") for each in both] for kind, both in sorted(stack.passes.items())
-        },
+        "passes": {kind: [float(f"{each:.3g}") for each in both] for kind, both in sorted(stack.passes.items())},
     }
 
 

@@ -28,9 +28,7 @@ from simpar.plan.schedules import SCHEDULES
 from simpar.program.perturbation import Perturbation
 from simpar.report.result import Result
 
-MODELS = (
-    "gpt2", "tiny-llama", "small-llama", "llama-3.2-1b", "llama-3-8b", "mixtral-8x7b", "gpt3-13b", "qwen2.5-7b",
-)  # fmt: skip
+MODELS = ("gpt2", "tiny-llama", "small-llama", "llama-3.2-1b", "llama-3-8b", "mixtral-8x7b", "gpt3-13b", "qwen2.5-7b")
 OTHERS = (
     "nemotron-nano-2-9b",
     "nemotron-3-nano",
@@ -67,10 +65,7 @@ def drawn(seed: int) -> dict[str, Any]:
         "model": pick.choice(MODELS),
         "cluster": cluster,
         "plan": plan,
-        "training": {
-            "seq_len": pick.choice((128, 512, 1024, 4096)),
-            "global_batch": pick.choice((8, 32, 64, 96, 128)),
-        },
+        "training": {"seq_len": pick.choice((128, 512, 1024, 4096)), "global_batch": pick.choice((8, 32, 64, 96, 128))},
         "stack": pick.choice((None, *sorted(bundled("stacks")))),
         "perturbation": perturbation,
     }
@@ -110,12 +105,8 @@ def cluster_of(chosen: Mapping[str, Any], better: float = 1.0) -> Cluster:
             update={"nic_bandwidth": out.nic_bandwidth * scale.get("nic", 1.0) * better}
         )
     host = profile.host
-    changed["host"] = host.model_copy(
-        update={"pcie_bandwidth": host.pcie_bandwidth * scale.get("host", 1.0) * better}
-    )
-    device = found.device.model_copy(
-        update={"memory_bytes": found.device.memory_bytes * scale.get("memory", 1.0)}
-    )
+    changed["host"] = host.model_copy(update={"pcie_bandwidth": host.pcie_bandwidth * scale.get("host", 1.0) * better})
+    device = found.device.model_copy(update={"memory_bytes": found.device.memory_bytes * scale.get("memory", 1.0)})
     return load_cluster(profile.model_copy(update={**changed, "device": device}), chosen["nodes"])
 
 
@@ -168,9 +159,7 @@ def disagreements(case: Mapping[str, Any], result: Result) -> list[str]:
     if small and not case["perturbation"].get("jitter_sigma"):
         times = {engine: run(case, engine=engine).step_time_s for engine in ("reference", "event")}
         times |= _swept(case)
-        found += [
-            f"engine {name}: {other} s, auto {step_s} s" for name, other in times.items() if other != step_s
-        ]
+        found += [f"engine {name}: {other} s, auto {step_s} s" for name, other in times.items() if other != step_s]
         if result.setup.fold["ranks"] <= 16 and (other := run(case, fold=False).step_time_s) != step_s:
             found.append(f"every rank on its own: {other} s, folded {step_s} s")
         if (other := run(case, better=1.5).step_time_s) > step_s * 1.001:
@@ -226,9 +215,7 @@ def main() -> int:
         parser.add_argument(flag, type=int, default=default)
     asked = parser.parse_args()
     counts = fuzz(asked.first, asked.last, asked.seconds)
-    print(
-        ", ".join(f"{counts[kind]} {kind}" for kind in ("result", "refused", "invalid", "crash", "findings"))
-    )
+    print(", ".join(f"{counts[kind]} {kind}" for kind in ("result", "refused", "invalid", "crash", "findings")))
     return int(counts["findings"] > 0)
 
 

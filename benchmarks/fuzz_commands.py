@@ -158,9 +158,7 @@ def search_case(pick: random.Random, folder: Path) -> tuple[list[str], list[str]
         again = said("simulate", str(plan), *_perturbation(data, arguments), "--json", "-")
         problems += answer(again)
         if not again.code:
-            problems += _same(
-                "the plan written", again.data["step_time_s"], data["candidates"][0]["step_time_s"]
-            )
+            problems += _same("the plan written", again.data["step_time_s"], data["candidates"][0]["step_time_s"])
     return arguments, problems + _repeated(data, folder)
 
 
@@ -248,10 +246,7 @@ def settings_of(document: Mapping[str, Any], before: str = "") -> list[str]:
     found = []
     for key, value in document.items():
         name = f"{before}{key}"
-        if isinstance(value, Mapping) and name not in (
-            "perturbation.slow_ranks",
-            "perturbation.degraded_links",
-        ):
+        if isinstance(value, Mapping) and name not in ("perturbation.slow_ranks", "perturbation.degraded_links"):
             found += settings_of(value, f"{name}.")
         elif isinstance(value, Mapping):
             found += [word for part, each in value.items() for word in ("--set", f"{name}.{part}={each}")]
@@ -276,9 +271,7 @@ def file_case(pick: random.Random, folder: Path) -> tuple[list[str], list[str]]:
         problems.append(f"file ends with {first.code} ({first.err}), flags with {second.code} ({second.err})")
     if first.code or second.code:
         return flags + extra, problems
-    problems += [
-        f"flags say {key} = {b!r}, the file {a!r}" for key, a, b in _differences(first.data, second.data)
-    ]
+    problems += [f"flags say {key} = {b!r}, the file {a!r}" for key, a, b in _differences(first.data, second.data)]
     result = folder / "result.json"
     result.write_text(first.out)
     again = said("simulate", str(result), *extra, "--json", "-")
@@ -288,9 +281,7 @@ def file_case(pick: random.Random, folder: Path) -> tuple[list[str], list[str]]:
     if not document.get("perturbation", {}).get("jitter") and engine in ("reference", "event", "sweep"):
         auto = said("simulate", str(path), "--json", "-")
         problems += _same(f"engine {engine}", first.data["step_time_s"], auto.data["step_time_s"])
-    nested = _written(
-        document | {"plan": Plan(**document["plan"]).model_dump(mode="json", exclude_unset=True)}, folder
-    )
+    nested = _written(document | {"plan": Plan(**document["plan"]).model_dump(mode="json", exclude_unset=True)}, folder)
     whole = said("simulate", str(nested), *extra, "--json", "-")
     problems += answer(whole)
     if not whole.code:
@@ -318,9 +309,7 @@ def _differences(one: Any, other: Any, name: str = "") -> list[tuple[str, Any, A
 def broken_case(pick: random.Random, folder: Path) -> tuple[list[str], list[str]]:
     """One or two leaves of a scenario are something else: refused in one line, or an answer in finite numbers."""
     document = scenario(pick)
-    document.setdefault(
-        "perturbation", {"slow_ranks": {1: 2.0}, "jitter": {"sigma": 0.1, "seed": 1, "seeds": 2}}
-    )
+    document.setdefault("perturbation", {"slow_ranks": {1: 2.0}, "jitter": {"sigma": 0.1, "seed": 1, "seeds": 2}})
     leaves = _leaves(document)
     changed = document
     for _ in range(pick.choice((1, 1, 2))):
@@ -368,16 +357,7 @@ def mixed_case(pick: random.Random, folder: Path) -> tuple[list[str], list[str]]
             problems += _same("reference", other.data["step_time_s"], first.data["step_time_s"])
     if pick.random() < 0.3:
         found = said(
-            "search",
-            str(path),
-            "--space",
-            "uneven",
-            "--fix",
-            "tp=1,2",
-            "--fix",
-            "micro_batch=1",
-            "--json",
-            "-",
+            "search", str(path), "--space", "uneven", "--fix", "tp=1,2", "--fix", "micro_batch=1", "--json", "-"
         )
         problems += answer(found)
         if not found.code:

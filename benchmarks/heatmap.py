@@ -37,16 +37,10 @@ def search_all(models: list[str], nodes: list[int], jobs: int) -> dict[str, Any]
         graph = simpar.Model(name)
         for count in nodes:
             problem = make_problem(
-                graph,
-                simpar.Cluster(HARDWARE, nodes=count),
-                TRAINING,
-                objective="time",
-                constraints=ANY_PLAN,
+                graph, simpar.Cluster(HARDWARE, nodes=count), TRAINING, objective="time", constraints=ANY_PLAN
             )
             cells.append(Cell({"model": name, "nodes": count}, problem))
-    found = sweep(
-        cells, workers=Workers(jobs), done=lambda count: print(f"{count} of {len(cells)}", flush=True)
-    )
+    found = sweep(cells, workers=Workers(jobs), done=lambda count: print(f"{count} of {len(cells)}", flush=True))
     title = f"{HARDWARE}, {TRAINING.global_batch} x {TRAINING.seq_len} tokens"
     return {"axes": ["model", "nodes"], "cells": found, "title": title, "grid_schema_version": 1}
 

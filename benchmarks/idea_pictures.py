@@ -99,10 +99,7 @@ def _draw_streams(axes: Axes, step: Program, timing: Timing) -> None:
                 )  # fmt: skip
     axes.set_yticks(list(rows.values()), [_stream_title(step, number) for number in rows], fontsize=8)
     for number, row in rows.items():
-        if (
-            row + 1 in rows.values()
-            and step.stream_class[number] != step.stream_class[shown[len(shown) - 2 - row]]
-        ):
+        if row + 1 in rows.values() and step.stream_class[number] != step.stream_class[shown[len(shown) - 2 - row]]:
             axes.axhline(row + 0.5, color="#999999", lw=0.8)
     axes.set_ylim(-0.6, len(shown) - 0.4)
     clean(axes)
@@ -169,19 +166,9 @@ def folding() -> Figure:
     gpus = [8 * nodes for nodes in sizes]
     axes = panels[3]
     axes.plot(gpus, gpus, color=BUBBLE, marker="o", label="GPUs")
+    axes.plot(gpus, [each.quotient.num_classes for each in slow], color=COMM, marker="s", label="classes, one GPU slow")
     axes.plot(
-        gpus,
-        [each.quotient.num_classes for each in slow],
-        color=COMM,
-        marker="s",
-        label="classes, one GPU slow",
-    )
-    axes.plot(
-        gpus,
-        [each.quotient.num_classes for each in found],
-        color=FORWARD,
-        marker="^",
-        label="classes, all alike",
+        gpus, [each.quotient.num_classes for each in found], color=FORWARD, marker="^", label="classes, all alike"
     )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
@@ -230,9 +217,7 @@ def _draw_classes(axes: Axes, lowered: Lowered, title: str) -> None:
 def _square(x: float, y: float, colour: str) -> Any:
     from matplotlib.patches import FancyBboxPatch
 
-    return FancyBboxPatch(
-        (x - 0.4, y - 0.4), 0.8, 0.8, boxstyle="round,pad=0,rounding_size=0.12", color=colour, lw=0
-    )
+    return FancyBboxPatch((x - 0.4, y - 0.4), 0.8, 0.8, boxstyle="round,pad=0,rounding_size=0.12", color=colour, lw=0)
 
 
 LEVELS = {
@@ -271,18 +256,14 @@ def _draw_bounds(axes: Axes, frontier: Frontier, kernels_s: Floats, best_s: floa
     bound_s, level = frontier.bound_s[order], frontier.level[order]
     place = np.arange(1, len(order) + 1)
     style = {"ls": "", "marker": ".", "mew": 0, "rasterized": True}
-    axes.plot(
-        place, kernels_s[order], ms=4, color=BUBBLE, alpha=0.6, label="first bound: kernels alone", **style
-    )
+    axes.plot(place, kernels_s[order], ms=4, color=BUBBLE, alpha=0.6, label="first bound: kernels alone", **style)
     for each, (name, colour) in LEVELS.items():
         mine = level == each
         if mine.any():
             axes.plot(place[mine], bound_s[mine], ms=7, color=colour, label=f"last bound: {name}", **style)
     where = {row: at for at, row in zip(place.tolist(), order.tolist(), strict=True)}
     for does, marker, name in ((True, "o", "simulated, fits"), (False, "X", "simulated, does not fit")):
-        mine = [
-            (where[row], each.step_time_s) for row, each in frontier.simulated.items() if each.fits is does
-        ]
+        mine = [(where[row], each.step_time_s) for row, each in frontier.simulated.items() if each.fits is does]
         if mine:
             axes.plot(*zip(*mine, strict=True), marker, ms=9, color=COMM, mec="white", label=name, zorder=5)
     axes.axhline(best_s, color=UPDATE, lw=1.2)
@@ -295,21 +276,13 @@ def _draw_bounds(axes: Axes, frontier: Frontier, kernels_s: Floats, best_s: floa
     clean(axes)
 
 
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "program": program,
-    "folding": folding,
-    "certificate": certificate,
-}
+PICTURES: dict[str, Callable[[], Figure]] = {"program": program, "folding": folding, "certificate": certificate}
 
 
 def main() -> None:
     """Draw what is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"some of {', '.join(PICTURES)}; default all"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(PICTURES)}; default all")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     asked = parser.parse_args()
     for name in asked.names or PICTURES:

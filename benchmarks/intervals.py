@@ -18,9 +18,7 @@ STEP = 1e-3
 RIDGE = 1e-9  # where no row tells anything, the interval is all that is possible
 
 
-def deviations(
-    residuals: Callable[[Floats], Floats], point: Floats, groups: Sequence[object], far: float
-) -> Floats:
+def deviations(residuals: Callable[[Floats], Floats], point: Floats, groups: Sequence[object], far: float) -> Floats:
     """Standard deviations of the coordinates of a robust least-squares fit (soft L1 from ``far`` on).
 
     The larger of two: as if every row erred on its own, and as if rows of a group erred together (the sandwich of
@@ -28,11 +26,7 @@ def deviations(
     """
     left = residuals(point)
     table = np.stack(
-        [
-            (residuals(point + step) - residuals(point - step)) / (2 * STEP)
-            for step in STEP * np.eye(len(point))
-        ],
-        axis=1,
+        [(residuals(point + step) - residuals(point - step)) / (2 * STEP) for step in STEP * np.eye(len(point))], axis=1
     )
     weight = 1.0 / np.sqrt(1.0 + (left / far) ** 2)
     sure = np.linalg.inv((table * weight[:, None]).T @ table + RIDGE * np.eye(len(point)))
@@ -55,7 +49,5 @@ def write_intervals(kind: str, found: Mapping[str, Mapping[str, tuple[float, flo
     for profile, values in found.items():
         ours = {name: [float(f"{end:.3g}") for end in ends] for name, ends in values.items()}
         kept[profile] = {**kept.get(profile, {}), **ours}
-    known[kind] = {
-        profile: dict(sorted(values.items())) for profile, values in sorted(kept.items()) if values
-    }
+    known[kind] = {profile: dict(sorted(values.items())) for profile, values in sorted(kept.items()) if values}
     files.write_atomic(path, json.dumps(dict(sorted(known.items())), indent=1) + "\n")

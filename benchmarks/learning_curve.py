@@ -124,9 +124,7 @@ class Everything:
         self.sources = np.array([run.source for run in runs])
         self.traits = [run.traits for run in runs]
         self.scored: list[Scored] = []
-        values = {
-            name: value for run in runs for name, value in zip(run.prior.names, run.prior.values, strict=True)
-        }
+        values = {name: value for run in runs for name, value in zip(run.prior.names, run.prior.values, strict=True)}
         self.names: tuple[Name, ...] = tuple(sorted(values))
         place = {name: at for at, name in enumerate(self.names)}
         self.values = np.array([values[name] for name in self.names])
@@ -181,9 +179,7 @@ class Everything:
             return {}
         most = max(found)
         others = [one for one in shipped().evidence if one.source != source]
-        before = [
-            StepTimeError.of(support_of(self.traits[at], others), shipped().time) for at in mine.tolist()
-        ]
+        before = [StepTimeError.of(support_of(self.traits[at], others), shipped().time) for at in mine.tolist()]
         for _ in range(DRAWS):
             order = generator.permutation(len(mine))
             for count in found:
@@ -258,8 +254,7 @@ def print_intervals(scored: Sequence[Scored]) -> None:
         some = [one for one in scored if one.given == count and one.own]
         share, half = by_source(some), halves(some, learned)
         held = np.array(
-            [abs(one.error) <= width for one, width in zip(some, half.tolist(), strict=True)],
-            dtype=np.float64,
+            [abs(one.error) <= width for one, width in zip(some, half.tolist(), strict=True)], dtype=np.float64
         )
         was = np.array([one.before.low <= one.error <= one.before.high for one in some], dtype=np.float64)
         before = np.median([one.before.half_width for one in some])
@@ -299,9 +294,7 @@ def main() -> None:
     for most in GIVEN[2:]:
         some = {source: curve for source, curve in curves.items() if most in curve}
         medians = {
-            count: float(np.median([curve[count] for curve in some.values()]))
-            for count in GIVEN
-            if count <= most
+            count: float(np.median([curve[count] for curve in some.values()])) for count in GIVEN if count <= most
         }
         worse = sum(curve[most] > curve[0] for curve in some.values())
         before, after = np.array([least[source] for source in some]).T
@@ -309,8 +302,7 @@ def main() -> None:
         print(
             f"{len(some)} sources with {most} and more to give: ",
             {c: f"{v:.1%}" for c, v in medians.items()},
-            f"worse with {most}: {worse}; all others given {np.median(after):.1%}, "
-            f"worse: {np.sum(after > before)}",
+            f"worse with {most}: {worse}; all others given {np.median(after):.1%}, worse: {np.sum(after > before)}",
         )
     print_intervals(every.scored)
     if arguments.json:

@@ -68,8 +68,6 @@ class LeftOut:
 
     def _figures(self, errors: Floats, mine: Bools) -> tuple[float, float, float]:
         """Median, 90th percentile, and mean over sources of their medians, in percent."""
-        by_source = [
-            np.median(errors[mine & (self.source == source)]) for source in sorted(set(self.source[mine]))
-        ]
+        by_source = [np.median(errors[mine & (self.source == source)]) for source in sorted(set(self.source[mine]))]
         middle, most = np.quantile(errors[mine], [0.5, 0.9])
         return 100 * float(middle), 100 * float(most), 100 * float(np.mean(by_source))

@@ -25,16 +25,7 @@ OPPOSITES = {
     ast.NotEq: ("!=", "=="), ast.And: ("and", "or"), ast.Or: ("or", "and"),
 }  # fmt: skip
 """By kind of node: how the operator is written, and what is put in its place."""
-COPIED = (
-    "simpar",
-    "tests",
-    "benchmarks",
-    "docs",
-    "hardware_profiles",
-    "scenarios",
-    "pyproject.toml",
-    "README.md",
-)
+COPIED = ("simpar", "tests", "benchmarks", "docs", "hardware_profiles", "scenarios", "pyproject.toml", "README.md")
 
 
 def mutants(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -75,9 +66,7 @@ def passes(root: Path, tests: list[str]) -> bool:
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
-        ended = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, timeout=600, check=False
-        )
+        ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, timeout=600, check=False)
     except subprocess.TimeoutExpired:
         return False
     return ended.returncode == 0
@@ -85,26 +74,20 @@ def passes(root: Path, tests: list[str]) -> bool:
 
 def main() -> None:
     """Print the survivors of a random sample, and how many there are."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("code", type=Path, nargs="+", help="files or folders to change")
     parser.add_argument("--tests", nargs="+", required=True, help="tests to run against each change")
     parser.add_argument("--number", type=int, default=40, help="changes to try; all, if there are fewer")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     given = parser.parse_args()
-    paths = [
-        path for each in given.code for path in ([each] if each.is_file() else sorted(each.rglob("*.py")))
-    ]
+    paths = [path for each in given.code for path in ([each] if each.is_file() else sorted(each.rglob("*.py")))]
     every = [(path, *mutant) for path in paths for mutant in mutants(path)]
     chosen, survivors = random.Random(given.seed).sample(every, min(given.number, len(every))), 0
     with tempfile.TemporaryDirectory() as folder:
         for name in COPIED:
             (shutil.copytree if Path(name).is_dir() else shutil.copy)(name, Path(folder) / name)
         if not passes(Path(folder), given.tests):
-            raise SystemExit(
-                f"{' '.join(given.tests)}: tests fail, or are not there, before anything is changed"
-            )
+            raise SystemExit(f"{' '.join(given.tests)}: tests fail, or are not there, before anything is changed")
         for path, what, changed in chosen:
             copy = Path(folder) / path
             copy.write_bytes(changed)

@@ -83,9 +83,7 @@ def _spreads(moved: Sequence[Run], fold: Fold) -> list[float]:
     return [found[moved[at].traits] for at in fold.left_out]
 
 
-def groups_of(
-    pairs: Sequence[Pair], by: str, starts: Sequence[float]
-) -> list[tuple[float, int, float, float]]:
+def groups_of(pairs: Sequence[Pair], by: str, starts: Sequence[float]) -> list[tuple[float, int, float, float]]:
     """(Where it begins, pairs, how often the predicted faster one was to be, and was, the faster one) by group."""
     found = []
     for start, end in zip(starts, (*starts[1:], np.inf), strict=True):
@@ -113,11 +111,7 @@ def draw(groups: Sequence[tuple[float, int, float, float]], path: Path) -> None:
     names = [*(f"below\n{end}" for end in ends), f"above\n{ends[-1]}"]
     ticks = [f"{names[DIFFERENCES.index(start)]}\n({count})" for start, count, *_ in groups]
     axes.set_xticks(at, ticks, fontsize=8)
-    axes.set(
-        ylim=(50, 101),
-        xlabel="predicted difference of two layouts (pairs)",
-        ylabel="shorter one is faster, %",
-    )
+    axes.set(ylim=(50, 101), xlabel="predicted difference of two layouts (pairs)", ylabel="shorter one is faster, %")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     figure.tight_layout()

@@ -55,9 +55,7 @@ def main() -> int:
     rows = [row for name in given.only for row in PARTS[name].rows(here)]
     text = table(rows, here.provenance)
     (here.folder / "table.md").write_text(text)
-    write_json(
-        here.folder / "table.json", {"provenance": here.provenance, "rows": [asdict(row) for row in rows]}
-    )
+    write_json(here.folder / "table.json", {"provenance": here.provenance, "rows": [asdict(row) for row in rows]})
     print(text)
     return 0 if all(row.sound for row in rows) else 1
 

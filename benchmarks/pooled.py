@@ -184,9 +184,7 @@ class Pool:
         self.adds = np.array([name[2].endswith(("_s", "_us")) for name in self.names])
         self.errors = np.array([run.error for run in runs], dtype=np.float64)
         counts = Counter(run.source for run in runs)
-        self.weight = np.array(
-            [min(1.0, MOST_RUNS.get(r.source, USUAL_RUNS) / counts[r.source]) for r in runs]
-        )
+        self.weight = np.array([min(1.0, MOST_RUNS.get(r.source, USUAL_RUNS) / counts[r.source]) for r in runs])
         parts = [list(effects_of(name)) for name in self.names]
         keys = {effect: key for found in parts for key, effect, _ in found}
         self.effects, self.keys = list(keys), list(keys.values())

@@ -55,9 +55,7 @@ def photograph(result: Result, path: Path) -> None:
         if top is None or bottom is None:
             raise RuntimeError("the page lacks one of its sections")
         height = bottom["y"] + bottom["height"] - top["y"]
-        page.screenshot(
-            path=path, full_page=True, clip={"x": 0, "y": top["y"], "width": 1180, "height": height + 12}
-        )
+        page.screenshot(path=path, full_page=True, clip={"x": 0, "y": top["y"], "width": 1180, "height": height + 12})
         started.close()
     print("docs/images/page.png")
 

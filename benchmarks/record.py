@@ -79,9 +79,7 @@ def simulated(number: int, seed: int) -> tuple[str, dict[str, Any]]:
     }  # fmt: skip
     if keys["pp"] > 1:
         keys["schedule"] = rng.choice(SCHEDULES)
-        keys["vpp"] = (
-            2 if keys["schedule"] in ("interleaved", "breadth-first", "zb-v", "v-half", "dualpipev") else 1
-        )
+        keys["vpp"] = 2 if keys["schedule"] in ("interleaved", "breadth-first", "zb-v", "v-half", "dualpipev") else 1
     options = {
         "cp": [2], "ep": [2, 4], "hsdp": [2], "overlap_grad_reduce": [False, True], "sequence_parallel": [False, True],
         "overlap_param_gather": [False, True], "tp_overlap": [True], "bucket_bytes": ["25 MB"],

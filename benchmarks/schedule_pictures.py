@@ -60,8 +60,7 @@ class Timed:
     def own_bubble(self) -> float:
         """The same within a rank's own first start and last end: what a step without a barrier costs."""
         shares = [
-            1
-            - covered(self.start[rows], self.end[rows]) / float(self.end[rows].max() - self.start[rows].min())
+            1 - covered(self.start[rows], self.end[rows]) / float(self.end[rows].max() - self.start[rows].min())
             for rows in self._ranks()
         ]
         return float(np.mean(shares))
@@ -155,9 +154,7 @@ def draw(panel: Axes, entry: Timed) -> None:
             late = entry.end[at + i] if rank.overlap[i] else late
             low, tall = (row - 0.42, 0.84) if not pair else (row - 0.42 + 0.42 * (code != F), 0.42)
             bar = (float(entry.start[at + i]), float(entry.end[at + i] - entry.start[at + i]))
-            panel.broken_barh(
-                [bar], (low, tall), facecolors=lighter(COLOUR[code], chunk), edgecolors="white", lw=0.4
-            )
+            panel.broken_barh([bar], (low, tall), facecolors=lighter(COLOUR[code], chunk), edgecolors="white", lw=0.4)
         at += len(rank)
     panel.set_ylim(len(entry.schedule.ranks) - 0.5, -0.5)
     panel.set_yticks([])
@@ -187,10 +184,7 @@ def tradeoff() -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"{ranks} ranks, {microbatches} microbatches", fontsize=10, color=INK, loc="left")
     figure.legend(
-        loc="outside right upper",
-        frameon=False,
-        fontsize=9,
-        title="bubble (within a rank's own span), activations",
+        loc="outside right upper", frameon=False, fontsize=9, title="bubble (within a rank's own span), activations"
     )
     return figure
 

@@ -35,10 +35,7 @@ def read_files() -> dict[str, dict[str, Any]]:
     from simpar.cli.about import SCHEMAS, json_schema
 
     versions = {"plan": formats.PLAN.version}
-    return {
-        name: {"version": versions.get(name), "keys": _merged(_of_schema(json_schema(name)))}
-        for name in SCHEMAS
-    }
+    return {name: {"version": versions.get(name), "keys": _merged(_of_schema(json_schema(name)))} for name in SCHEMAS}
 
 
 def answers(result: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -64,9 +61,7 @@ def examples() -> tuple[dict[str, Any], dict[str, Any]]:
 def breaks(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """What of the new keys breaks those who keep to the old ones."""
     found = [f"{key}: is gone" for key in old if key not in new]
-    found += [
-        f"{key}: {old[key]} became {new[key]}" for key in old if key in new and not _keeps(old[key], new[key])
-    ]
+    found += [f"{key}: {old[key]} became {new[key]}" for key in old if key in new and not _keeps(old[key], new[key])]
     added = (key for key in new if key not in old and new[key].endswith(REQUIRED))
     return found + [f"{key}: is new and required" for key in added if _parent(key) in {*old, ""}]
 
@@ -134,9 +129,7 @@ def _types(node: Mapping[str, Any], defs: Mapping[str, Any]) -> set[str]:
     if "const" in node or "enum" in node:
         return {_type(value) for value in node.get("enum", [node.get("const")])}
     given = node.get("type", "any")
-    return {
-        "number" if kind == "integer" else kind for kind in ([given] if isinstance(given, str) else given)
-    }
+    return {"number" if kind == "integer" else kind for kind in ([given] if isinstance(given, str) else given)}
 
 
 def _of_data(data: Any, at: str = "") -> Iterator[tuple[str, str]]:
@@ -164,9 +157,7 @@ def recorded(name: str) -> dict[str, Any]:
 
 def main() -> int:
     """Compare, and write unless something breaks."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where something differs")
     parser.add_argument("--break", dest="broken", action="append", default=[], metavar="NAME")
     asked = parser.parse_args()

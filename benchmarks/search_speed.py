@@ -34,20 +34,17 @@ class Case:
 
 CASES = {
     "gpt3-175b-4096-a100": Case(
-        "--model gpt3-175b --hardware dgx-a100-80gb --nodes 512 --seq-len 2048 --global-batch 1536 "
-        "--portable any",
+        "--model gpt3-175b --hardware dgx-a100-80gb --nodes 512 --seq-len 2048 --global-batch 1536 --portable any",
         10,
         500,
     ),
     "llama-405b-16384-h100": Case(
-        "--model llama-3.1-405b --hardware dgx-h100 --nodes 2048 --seq-len 8192 --global-batch 2048 "
-        "--portable any",
+        "--model llama-3.1-405b --hardware dgx-h100 --nodes 2048 --seq-len 8192 --global-batch 2048 --portable any",
         20,
         500,
     ),
     "alpa-80-layers-64-gpus": Case(
-        "--space alpa --model llama-3-70b --hardware dgx-a100-80gb --nodes 8 --seq-len 4096 --global-batch 512",
-        10,
+        "--space alpa --model llama-3-70b --hardware dgx-a100-80gb --nodes 8 --seq-len 4096 --global-batch 512", 10
     ),
 }
 
@@ -110,9 +107,7 @@ def measure(name: str, case: Case) -> None:
 def main() -> None:
     """Measure the named cases, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"one of: {', '.join(CASES)}; all where none is given"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(CASES)}; all where none is given")
     for name in parser.parse_args().names or CASES:
         measure(name, CASES[name])
 

@@ -60,9 +60,7 @@ def main() -> None:
         runs.append(json.loads(done.stdout.splitlines()[-1]))
     least = {name: min(run[name] for run in runs) for name in runs[0]}
     print(f"{least['parameters'] / 1e9:.2f} billion parameters, sequences of {given.seq_len} tokens")
-    print(
-        f"imports {least['imports_s']:.1f} s, all {least['all_s']:.1f} s of a processor; allowed {MOST_S:.0f} s"
-    )
+    print(f"imports {least['imports_s']:.1f} s, all {least['all_s']:.1f} s of a processor; allowed {MOST_S:.0f} s")
     sys.exit(least["all_s"] > MOST_S)
 
 

@@ -69,7 +69,7 @@ WHY = (  # source, pattern of the run's label, sign of the error (0: either), re
     ("Bridge", "Qwen3_30B", -1, "micro-batches of one sequence, whose experts wait for the host"),
     ("Bridge", "GPT OSS", -1, "bf16 is predicted 16 % too fast; some releases are slower than those before and after"),
     ("torchtitan B200", "", -1, "power limit below 1,000 W, which the table does not print"),
-)  # fmt: skip
+)
 Point = tuple[float, float, float, float]
 """Measured, predicted, and the two ends of the 90 % interval."""
 RATIOS = {"time": (0.5, 2.2), "memory": (0.5, 2.2)}
@@ -79,9 +79,7 @@ RATIOS = {"time": (0.5, 2.2), "memory": (0.5, 2.2)}
 def main() -> None:
     """Predict every row of every table and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "tables", nargs="*", type=Path, metavar="TABLE.csv", help="default: the development tables"
-    )
+    parser.add_argument("tables", nargs="*", type=Path, metavar="TABLE.csv", help="default: the development tables")
     parser.add_argument("--rows", type=Path, help="file that keeps sensitivities between runs")
     arguments = parser.parse_args()
     paths = arguments.tables or [DATA / name for name in TABLES]
@@ -148,14 +146,10 @@ def _peers(outcomes: Sequence[Outcome]) -> list[str]:
         "| source | rows | step time: theirs | simpar | memory: theirs | simpar |",
         "|---|---|---|---|---|---|",
     ]
-    keys = (
-        "peer_time_ape_mean", "ours_on_peer_time_ape_mean", "peer_memory_ape_mean", "ours_on_peer_memory_ape_mean",
-    )  # fmt: skip
+    keys = ("peer_time_ape_mean", "ours_on_peer_time_ape_mean", "peer_memory_ape_mean", "ours_on_peer_memory_ape_mean")
     for name, figures in found.items():
         lines.append(
-            "| "
-            + " | ".join([name, f"{figures['peer_rows']:.0f}", *(_cell(figures[k]) for k in keys)])
-            + " |"
+            "| " + " | ".join([name, f"{figures['peer_rows']:.0f}", *(_cell(figures[k]) for k in keys)]) + " |"
         )
     return [*lines, ""]
 
@@ -178,14 +172,7 @@ def _worst(outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in known[:WORST]:
         seconds = outcome.measured.step_time_s if outcome.measured else None
         error = 100 * (outcome.time_error or 0)
-        cells = (
-            outcome.row,
-            outcome.source,
-            outcome.label,
-            f"{seconds:.3g}",
-            f"{error:+.0f}",
-            _why(outcome, error),
-        )
+        cells = (outcome.row, outcome.source, outcome.label, f"{seconds:.3g}", f"{error:+.0f}", _why(outcome, error))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
 
@@ -207,11 +194,7 @@ def _point(outcome: Outcome, what: str) -> Point | None:
     if run is None or found is None or found.certainty is None or outcome.suspect:
         return None
     if what == "time":
-        return (
-            (run.step_time_s, found.step_time_s, *found.certainty.step_time_interval_s)
-            if run.step_time_s
-            else None
-        )
+        return (run.step_time_s, found.step_time_s, *found.certainty.step_time_interval_s) if run.step_time_s else None
     if not run.peak_memory_bytes or run.peak_counts != "reserved":
         return None
     low, high = found.certainty.reserved_memory_interval_bytes
@@ -245,9 +228,7 @@ def _scatter(outcomes: Sequence[Outcome], what: str, path: Path) -> None:
     ends = np.array([everything[:, :2].min() * 0.8, everything[:, :2].max() * 1.25])
     axes.plot(ends, ends, color="0.3", linewidth=0.8, zorder=3)
     below.axhline(1.0, color="0.3", linewidth=0.8, zorder=3)
-    colours = [
-        colour for colour in mpl.color_sequences["tab10"] if len(set(colour)) > 1
-    ]  # grey is for all others
+    colours = [colour for colour in mpl.color_sequences["tab10"] if len(set(colour)) > 1]  # grey is for all others
     for (name, found), colour in zip(groups.items(), [*colours[: len(largest)], "0.6"], strict=False):
         measured, predicted, low, high = found.T
         out = (measured < low) | (measured > high)
@@ -257,9 +238,7 @@ def _scatter(outcomes: Sequence[Outcome], what: str, path: Path) -> None:
                     measured[which], (low / scale)[which], (high / scale)[which],
                     color=colour, alpha=alpha, linewidth=0.6, zorder=1 + alpha, rasterized=True,
                 )  # fmt: skip
-            panel.scatter(
-                measured, predicted / scale, s=5, alpha=0.6, color=colour, lw=0, zorder=2, label=name
-            )
+            panel.scatter(measured, predicted / scale, s=5, alpha=0.6, color=colour, lw=0, zorder=2, label=name)
     unit = "step time, s" if what == "time" else "peak memory, GiB"
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel=f"predicted {unit}")
     below.set(yscale="log", ylim=RATIOS[what], ylabel="predicted / measured", xlabel=f"measured {unit}")

@@ -72,9 +72,7 @@ def generate(example: str) -> None:
     (GENERATED / "api.md").write_text("\n".join(_api()))
     (GENERATED / "changelog.md").write_text((ROOT / "CHANGELOG.md").read_text())
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        (GENERATED / f"{path.stem}.md").write_text(
-            _notebook(path, run="outputs" in globals().get("tags", ()))
-        )
+        (GENERATED / f"{path.stem}.md").write_text(_notebook(path, run="outputs" in globals().get("tags", ())))
     _example(GENERATED / "extra" / "example.html", example)
 
 

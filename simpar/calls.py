@@ -31,9 +31,7 @@ class Strict(BaseModel):
     def __init__(self, *unnamed: Any, **data: Any) -> None:
         name = type(self).__name__
         if unnamed:
-            raise BadCall(
-                f"{name}: takes its values by name, as in {name}({next(iter(type(self).model_fields))}=...)"
-            )
+            raise BadCall(f"{name}: takes its values by name, as in {name}({next(iter(type(self).model_fields))}=...)")
         try:
             super().__init__(**data)
         except ValidationError as error:
@@ -53,8 +51,7 @@ def refuses_unknown_keywords(function: Callable[Parameters, Returned]) -> Callab
         for name in keywords:
             if name not in known:
                 raise BadCall(
-                    f"{called}() got an unexpected keyword argument {name!r}"
-                    f"{suggest(name, known) or allowed(known)}"
+                    f"{called}() got an unexpected keyword argument {name!r}{suggest(name, known) or allowed(known)}"
                 )
         return function(*arguments, **keywords)
 

@@ -216,11 +216,7 @@ def short(value: Any) -> str:
 
 
 def parse(
-    model: type[Model],
-    document: Document | Mapping[str, Any],
-    *,
-    source: str = "input",
-    also: Iterable[str] = (),
+    model: type[Model], document: Document | Mapping[str, Any], *, source: str = "input", also: Iterable[str] = ()
 ) -> Model:
     """Validate data against a pydantic model; ``also`` are further keys that files may have.
 

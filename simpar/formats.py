@@ -61,10 +61,8 @@ HOW_MANY = Format(
 CHECK = Format("check_schema_version", 1, "simpar check --json", "a checked launch", "simpar simulate {}")
 SWEEP = Format(
     "schema_version", 1, "simpar simulate --over --json", "a grid of simulations", mark="sweep", is_scenario=False
-)  # fmt: skip
-EXPLANATION = Format(
-    "schema_version", 1, "simpar explain --json", "an explained run", mark="logged", is_scenario=False
-)  # fmt: skip
+)
+EXPLANATION = Format("schema_version", 1, "simpar explain --json", "an explained run", mark="logged", is_scenario=False)
 """simpar itself does not read files of these two kinds back."""
 PLAN = Format("version", 1, "simpar search -o", "a plan")
 """Hand-written plans may leave the version out; :class:`simpar.plan.plan.Record` checks it itself, as a text."""
@@ -74,9 +72,7 @@ ANSWERS = (RESULT, SEARCH, GRID, HOW_MANY, CHECK)
 
 def kind_of(data: Mapping[str, Any]) -> Format | None:
     """The kind of answer that data are, by their keys; None for anything else."""
-    named = [
-        each for each in (SWEEP, EXPLANATION, *ANSWERS) if {each.key, each.mark or each.key} <= data.keys()
-    ]
+    named = [each for each in (SWEEP, EXPLANATION, *ANSWERS) if {each.key, each.mark or each.key} <= data.keys()]
     return named[0] if named else None
 
 

@@ -74,9 +74,7 @@ def as_model(model: Any, seq_len: int) -> ModelGraph:
 
 def as_cluster(cluster: Any) -> clusters.Cluster:
     """A cluster, or a profile's name or file for the nodes that it has alone. Raises UserError."""
-    return taken(
-        cluster, clusters.Cluster, "cluster", dict.fromkeys((ClusterProfile, str, Path), load_cluster)
-    )
+    return taken(cluster, clusters.Cluster, "cluster", dict.fromkeys((ClusterProfile, str, Path), load_cluster))
 
 
 def as_plan(plan: Any) -> Plan:

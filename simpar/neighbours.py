@@ -52,9 +52,7 @@ class _Tried:
     plan: dict[str, Any] | None = None
 
 
-def advise(
-    result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None
-) -> Result:
+def advise(result: Result, inputs: Mapping[str, Any], progress: Callable[[str], None] | None = None) -> Result:
     """The result with its simulated neighbours, best first, in ``why.trials``, and hints from the best of them.
 
     ``inputs`` are the arguments of :func:`simpar.simulate`; ``progress`` gets the name of every trial before it runs.

@@ -126,9 +126,7 @@ PRECISIONS = {
             # apply the scales, and those of both operands change along the contraction. They take 1.47 to 1.52 ms
             # where the forward product takes 0.90 to 0.94, a factor 1.04 of it because they add into fp32
             # [deepseek-ai/profile-data, output projection of 4,096 tokens].
-            scales=BlockScales(
-                128, DTYPE_BYTES["fp32"], in_tensor_cores=False, cast_rate=0.6, weight_gradient=1.54
-            ),
+            scales=BlockScales(128, DTYPE_BYTES["fp32"], in_tensor_cores=False, cast_rate=0.6, weight_gradient=1.54),
             in_its_place="fp8",
         ),
         Precision(

@@ -92,12 +92,7 @@ def _with_device(document: Document, folder: Path) -> Document:
 
 
 def _inherited(
-    document: Document,
-    folder: Path,
-    wanted: tuple[str, str],
-    heirs: tuple[str, ...],
-    *,
-    own_device: bool = False,
+    document: Document, folder: Path, wanted: tuple[str, str], heirs: tuple[str, ...], *, own_device: bool = False
 ) -> Document:
     """The document laid over the one that it is like; files that it names are relative to its folder.
 

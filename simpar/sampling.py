@@ -77,8 +77,7 @@ def _steps_ns(jitter: Jitter, drawn: Perturbation, engine: str) -> tuple[str, ND
     name, run = _runner(engine, program, drawn.seeds)
     steps = [run(program.ops).makespan_ns]
     steps += [
-        run(jitter.ops(drawn.jitter_sigma, seed)).makespan_ns
-        for seed in range(drawn.seed, drawn.seed + drawn.seeds)
+        run(jitter.ops(drawn.jitter_sigma, seed)).makespan_ns for seed in range(drawn.seed, drawn.seed + drawn.seeds)
     ]
     return name, np.array(steps, dtype=np.int64)
 

@@ -40,9 +40,7 @@ class ClusterChoice(Strict):
     )
     nodes: Count | None = Field(None, description="number of nodes; default 1, or those of the groups")
     nvls: bool | None = Field(None, description="reduce in the scale-up switch (default: from the profile)")
-    sharp: bool | None = Field(
-        None, description="reduce in the network's switches (default: from the profile)"
-    )
+    sharp: bool | None = Field(None, description="reduce in the network's switches (default: from the profile)")
     price_per_device_hour: UsdPerHour | None = Field(
         None, description="what a device costs an hour (default: from the profile)"
     )
@@ -76,20 +74,14 @@ class Jitter(Strict):
 class Perturbations(Strict):
     """What makes ranks and links differ from the nominal cluster."""
 
-    slow_ranks: dict[Rank, SlowFactor] = Field(
-        default_factory=dict, description="rank: factor on its kernel times"
-    )
-    degraded_links: dict[str, Fraction] = Field(
-        default_factory=dict, description="link: share of capacity left"
-    )
+    slow_ranks: dict[Rank, SlowFactor] = Field(default_factory=dict, description="rank: factor on its kernel times")
+    degraded_links: dict[str, Fraction] = Field(default_factory=dict, description="link: share of capacity left")
     jitter: Jitter | None = None
 
     def of_ranks(self) -> Perturbation:
         """Slow ranks and jitter as :func:`simpar.simulate` takes them."""
         jitter = self.jitter or Jitter(sigma=0)
-        return Perturbation(
-            slow_ranks=self.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed, seeds=jitter.seeds
-        )
+        return Perturbation(slow_ranks=self.slow_ranks, jitter_sigma=jitter.sigma, seed=jitter.seed, seeds=jitter.seeds)
 
 
 class Published(Strict):
@@ -147,9 +139,7 @@ class Scenario(Strict):
 
         if isinstance(self.model, str):
             return load_model(self.model, seq_len=self.training.seq_len)
-        return read_config(
-            self.model, name=str(self.model.get("name", self.model.get("model_type", "inline")))
-        )
+        return read_config(self.model, name=str(self.model.get("name", self.model.get("model_type", "inline"))))
 
     def build_cluster(self) -> Cluster:
         """The cluster with its degraded links. Raises UserError."""
@@ -207,11 +197,7 @@ def read_as(
         data = with_value(data, key, value)
     required = (
         *(REMEDY if needs is None else needs),
-        *(
-            key
-            for key in PARTS
-            if _has(data, key.rpartition(".")[0]) and not _has(data, INSTEAD.get(key, ""))
-        ),
+        *(key for key in PARTS if _has(data, key.rpartition(".")[0]) and not _has(data, INSTEAD.get(key, ""))),
     )
     carrying = document.carrying(data, laid_over)
     try:
@@ -311,9 +297,7 @@ def find_scenario(name: str | Path) -> Path:
         if str(name).lower() not in catalogue():
             raise
         rest = " ".join(remedy for key, remedy in REMEDY.items() if key != "model")
-        raise UserError(
-            f"{name}: is a model, not a scenario: use --model {str(name).lower()} {rest}"
-        ) from None
+        raise UserError(f"{name}: is a model, not a scenario: use --model {str(name).lower()} {rest}") from None
 
 
 def _chosen(data: dict[str, Any], source: str) -> dict[str, Any]:
@@ -351,8 +335,7 @@ def _simulated(data: dict[str, Any]) -> dict[str, Any]:
     candidates = data.get("candidates")
     best = candidates[0] if isinstance(candidates, list) and candidates else data
     plan, cluster = (
-        part if isinstance(part, dict) else {}
-        for part in (best.get("asked") or best.get("plan"), data.get("cluster"))
+        part if isinstance(part, dict) else {} for part in (best.get("asked") or best.get("plan"), data.get("cluster"))
     )
     nodes = {"nodes": best["nodes"]} if "nodes" in best else {}
     found = _wrapped(plan) | {"cluster": chosen_cluster(cluster) | nodes}
@@ -362,8 +345,7 @@ def _simulated(data: dict[str, Any]) -> dict[str, Any]:
 def chosen_perturbation(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The perturbation of a recorded ``cluster``, ``perturbation`` and ``engine``, as a scenario writes it."""
     cluster, ran, engine = (
-        part if isinstance(part := recorded.get(name), dict) else {}
-        for name in ("cluster", "perturbation", "engine")
+        part if isinstance(part := recorded.get(name), dict) else {} for name in ("cluster", "perturbation", "engine")
     )
     found = {"slow_ranks": ran.get("slow_ranks"), "degraded_links": cluster.get("degraded")}
     seed = engine.get("seed", 0)
@@ -382,9 +364,7 @@ def chosen_cluster(recorded: Mapping[str, Any]) -> dict[str, Any]:
         return result
     units = {"bandwidth": "B/s", "latency": "s"}
     between = {
-        name: f"{value!r} {units[name]}"
-        for name, value in recorded.get("between", {}).items()
-        if value is not None
+        name: f"{value!r} {units[name]}" for name, value in recorded.get("between", {}).items() if value is not None
     }
     hardware = {"name": recorded["hardware"], "groups": recorded["groups"], "between": between}
     return {"hardware": hardware, "nodes": recorded["nodes"]}
@@ -413,9 +393,7 @@ def _hardware_beside(hardware: Any, folder: Path) -> Any:
     if not isinstance(hardware, dict) or not isinstance(hardware.get("groups"), list):
         return hardware
     groups = [
-        group | {"hardware": _hardware_beside(group.get("hardware"), folder)}
-        if isinstance(group, dict)
-        else group
+        group | {"hardware": _hardware_beside(group.get("hardware"), folder)} if isinstance(group, dict) else group
         for group in hardware["groups"]
     ]
     return hardware | {"groups": groups}

@@ -83,9 +83,7 @@ def require(data: Mapping[str, Any], source: str, needs: Iterable[str]) -> None:
     missing = [key for key in needs if not _has(data, key)]
     if missing:
         flags = " ".join((REMEDY | PARTS)[key] for key in missing)
-        file = (
-            ", or a scenario file" if source == files.COMMAND_LINE and not PARTS.keys() & set(missing) else ""
-        )
+        file = ", or a scenario file" if source == files.COMMAND_LINE and not PARTS.keys() & set(missing) else ""
         raise UserError(f"{source}: {', '.join(missing)} missing: give {flags}{file}")
 
 

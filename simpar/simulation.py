@@ -133,9 +133,7 @@ def stack_for(plan: Plan, stack: Stack | str | None = None) -> Stack:
 
     It is the given one, else the plan's, else the default.
     """
-    return executed(
-        stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK), plan
-    )
+    return executed(stack if isinstance(stack, Stack) else load_stack(stack or plan.stack or DEFAULT_STACK), plan)
 
 
 def make_job(
@@ -182,10 +180,7 @@ def job_of_layout(
     named = {"model": graph.name, "training": training.model_dump(), "stack": habits.name}
     first, *others = (
         KernelModel(
-            device,
-            layout.precision,
-            habits.fusion.attention,
-            attention_rate=habits.fusion.rate_on(device.name),
+            device, layout.precision, habits.fusion.attention, attention_rate=habits.fusion.rate_on(device.name)
         )
         for device in cluster.devices
     )

@@ -118,13 +118,9 @@ def _traces(source: Source, *, lossy: bool, unfit: Mapping[str, Any]) -> Files:
     """One simulated step as the execution traces of all ranks; ``unfit`` are options that traces do not take."""
     for name, value in unfit.items():
         if value:
-            raise UserError(
-                f"--{name.replace('_', '-')}: not with --to chakra, which writes a step as it is simulated"
-            )
+            raise UserError(f"--{name.replace('_', '-')}: not with --to chakra, which writes a step as it is simulated")
     if source.cluster is None:
-        raise UserError(
-            "--hardware is missing: the plan names no cluster for its ranks, and a trace has their times"
-        )
+        raise UserError("--hardware is missing: the plan names no cluster for its ranks, and a trace has their times")
     job = make_job(source.graph, source.cluster, source.plan, source.training, source.stack)
     made = export_traces(job, source.cluster, lossy=lossy)
     return Files(TRACES, made.files, made.lost, (made.said, *made.notes))
@@ -190,9 +186,7 @@ class Foretelling:
         stack, cluster = self.source.stack, self.source.cluster
         is_same = stack is None or stack == load_stack(str(runs.stack))
         if cluster is None:
-            words = (
-                f"Not predicted for stack {runs.stack}: {NO_CLUSTER} for its ranks (--hardware NAME does)."
-            )
+            words = f"Not predicted for stack {runs.stack}: {NO_CLUSTER} for its ranks (--hardware NAME does)."
             return Foretold(True, "" if is_same else words, "")
         there = self._run(runs)
         is_sure, predicted = self._is_sure(there), step_and_memory(there)
@@ -242,9 +236,7 @@ class Foretelling:
         """The text for a plan; predictions of a search belong to another plan and are dropped."""
         how = "--nearest exports it" if is_sure else "--nearest --force exports it anyway"
         own = self.source.plan
-        plan = plan.model_copy(
-            update={"stack": own.stack, "predicted": None if own.predicted is None else {}}
-        )
+        plan = plan.model_copy(update={"stack": own.stack, "predicted": None if own.predicted is None else {}})
         noted = f"Not the plan but the nearest that can be said: {said}."
         return NearPlan(is_sure, noted, predicted, plan, f"; the nearest that it can: {said} ({how})")
 

@@ -37,16 +37,12 @@ _ALLOWED = (
 MOST_LINK_BYTES_PER_S = 500e12
 """Upper limit for a single link. Integers of :mod:`simpar.program.ir.flow` hold it and still resolve slow links."""
 
-DTYPE_BYTES = {
-    "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5,
-}  # fmt: skip
+DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0, "int4": 0.5}
 
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
 _UNITS: dict[str, dict[str, float]] = {
-    "bytes": {
-        **{f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()},
-    },
+    "bytes": {**{f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()}},
     "seconds": {"s": 1.0, "ms": MS, "us": US, "µs": US, "ns": NS, "min": 60.0, "h": HOUR_S, "d": DAY_S},
     "bytes_per_s": {
         **{f"{p}B/s": f for p, f in {**_DECIMAL, **_BINARY}.items()},
@@ -102,16 +98,10 @@ def dimension_of(metadata: Iterable[Any]) -> str | None:
 
 def with_unit(value: float, dimension: str, digits: int = 6) -> str:
     """A quantity as files write it, with ``digits`` significant digits: "18.2 GB/s" for 1.82e10 ``bytes_per_s``."""
-    units = {
-        unit: factor for unit, factor in _UNITS[dimension].items() if "b" not in unit and "i" not in unit
-    }
+    units = {unit: factor for unit, factor in _UNITS[dimension].items() if "b" not in unit and "i" not in unit}
     fitting = {unit: factor for unit, factor in units.items() if factor <= abs(value)} or units
     choose = max if fitting is not units else min
-    unit = (
-        choose(fitting, key=lambda name: fitting[name])
-        if value
-        else next(u for u, f in units.items() if f == 1)
-    )
+    unit = choose(fitting, key=lambda name: fitting[name]) if value else next(u for u, f in units.items() if f == 1)
     return f"{value / units[unit]:.{digits}g} {unit}"
 
 
@@ -206,12 +196,7 @@ def to_seconds(ns: Any) -> Any:
 
 def format_bytes(size: float) -> str:
     """Bytes in GiB (TiB from 10 TiB on, a smaller binary unit below 0.1 GiB), 3 significant digits."""
-    for unit, factor, least in (
-        ("TiB", TIB, 10 * TIB),
-        ("GiB", GIB, GIB / 10),
-        ("MiB", MIB, MIB),
-        ("KiB", KIB, KIB),
-    ):
+    for unit, factor, least in (("TiB", TIB, 10 * TIB), ("GiB", GIB, GIB / 10), ("MiB", MIB, MIB), ("KiB", KIB, KIB)):
         if abs(size) >= least:
             return f"{format_figure(size / factor)} {unit}"
     return f"{size:.0f} B"

@@ -110,11 +110,7 @@ def sweep(
                 progress(choice)
             try:
                 result = simulate(
-                    **loaded.inputs(),
-                    engine=engine,
-                    seed=seed,
-                    flops_convention=flops_convention,
-                    with_timeline=False,
+                    **loaded.inputs(), engine=engine, seed=seed, flops_convention=flops_convention, with_timeline=False
                 )
                 rows.append(Swept(choice, result))
             except UserError as error:
@@ -132,8 +128,7 @@ def _values(key: str, given: Any) -> list[Any]:
 def _settings(choice: Mapping[str, Any]) -> list[str]:
     """A combination as texts "dotted.key=value"."""
     return [
-        f"{scenario_key(key)}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in choice.items()
+        f"{scenario_key(key)}={value if isinstance(value, str) else json.dumps(value)}" for key, value in choice.items()
     ]
 
 
@@ -177,9 +172,7 @@ def check(
     >>> checked.is_sure, checked.best is not None
     (True, True)
     """
-    words = (
-        [str(launch)] if isinstance(launch, str | Path) else taken(launch, list, "launch", {Sequence: list})
-    )
+    words = [str(launch)] if isinstance(launch, str | Path) else taken(launch, list, "launch", {Sequence: list})
     run = WholeRun(tokens, price_per_gpu_hour, reliability)
     facts = Facts(hardware, nodes, model, seq_len, global_batch, stack, fits_with, run)
     return check_launch(given_words(words, framework), facts)

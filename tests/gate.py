@@ -18,9 +18,7 @@ def some(cases: Iterable[Any], gate: Iterable[Any] | int, *, tuples: bool = Fals
     named = listed[:gate] if isinstance(gate, int) else list(gate)
     assert all(each in listed for each in named), "a case that is named is one of them"
     slow = pytest.mark.slow
-    return [
-        pytest.param(*(each if tuples else [each]), marks=() if each in named else slow) for each in listed
-    ]
+    return [pytest.param(*(each if tuples else [each]), marks=() if each in named else slow) for each in listed]
 
 
 def assert_law(law: Callable[..., None], examples: int, **drawn: Any) -> None:

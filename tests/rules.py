@@ -81,9 +81,7 @@ def _verify_amounts(program: Program) -> None:
         raise ProgramError(f"link {routes.link_names[link]} has no capacity")
     share = solo_rates(routes.coefficient, routes.capacity_bytes_per_s[routes.links.item])
     for entry in np.flatnonzero(share < 1)[:1]:
-        raise ProgramError(
-            f"link {routes.link_names[routes.links.item[entry]]} is too slow for its coefficients"
-        )
+        raise ProgramError(f"link {routes.link_names[routes.links.item[entry]]} is too slow for its coefficients")
     _check(bool((routes.coefficient > 0).all()), "a route has a coefficient that is not positive")
     _check(bool((program.multiplicity > 0).all()), "a class stands for no rank")
 

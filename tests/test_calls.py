@@ -17,9 +17,7 @@ def test_a_misspelt_keyword_of_simulate_is_refused(keyword: str) -> None:
     """With the function's own name, and the nearest keyword."""
     meant = {"pertubation": "perturbation", "engin": "engine", "sed": "seed", "stak": "stack"}
     nearest = meant.get(keyword, "with_timeline")
-    with pytest.raises(
-        TypeError, match=rf"^simulate\(\) .* '{keyword}'; did you mean '{nearest}'\?$"
-    ) as refused:
+    with pytest.raises(TypeError, match=rf"^simulate\(\) .* '{keyword}'; did you mean '{nearest}'\?$") as refused:
         simpar.simulate(*SHAPE, TRAINING, **{keyword: 1})
     assert isinstance(refused.value, simpar.UserError)
 

@@ -26,9 +26,7 @@ memory_bytes: 80 GiB
 memory_bandwidth: 2 TB/s
 num_sms: 100
 """
-FIXTURE = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None
-)
+FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 
 
 def written(tmp_path: Path, text: str | bytes, name: str = "device.yaml") -> Path:
@@ -72,7 +70,7 @@ def test_good_file(tmp_path: Path) -> None:
         ("name: x->%YAML 1.1\n---\nname: yes", r"device.yaml:3: name = 'yes' is no YAML 1.2 bool"),
         ('name: x->"na\\nme": x', r"unknown key na\\nme"),
     ],
-)  # fmt: skip
+)
 def test_bad_content_names_file_line_and_rule(tmp_path: Path, change: str, message: str) -> None:
     """One line: file, line, key, value, what is allowed."""
     old, new = change.split("->")
@@ -94,10 +92,7 @@ def test_several_problems_are_a_line_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "allowed"),
     [
-        (
-            "cluster: dgx-h100",
-            "cluster = 'dgx-h100': is not a mapping; allowed: {hardware: dgx-h100, nodes: ..., ",
-        ),
+        ("cluster: dgx-h100", "cluster = 'dgx-h100': is not a mapping; allowed: {hardware: dgx-h100, nodes: ..., "),
         ("plan: x", "plan = 'x': is not a mapping; allowed: {tp: ..., cp: ..., dp: ..., pp: ..., ...}"),
         ("training: [1]", "training = [1]: is not a mapping; allowed: {seq_len: ..., global_batch: ..., "),
     ],
@@ -114,16 +109,14 @@ def test_a_value_in_place_of_a_section_is_told_the_section(line: str, allowed: s
 def test_suggestions_reach_into_optional_sections(tmp_path: Path) -> None:
     """A misspelt key of an optional section is suggested from that section's keys."""
     text = Path(bundled("clusters")["hgx-h100"]).read_text().replace("nics_per_node", "nics_pernode")
-    with pytest.raises(
-        UserError, match=r":\d+: unknown key scale_out.nics_pernode; did you mean 'nics_per_node'"
-    ):
+    with pytest.raises(UserError, match=r":\d+: unknown key scale_out.nics_pernode; did you mean 'nics_per_node'"):
         parse(ClusterProfile, load(written(tmp_path, text)))
 
 
 @pytest.mark.parametrize(
     "content",
     [b"", b"# only words\n", b"\x00\x01", b"\xff\xfe\x00", b"x" * (9 << 20), b"{", b"[" * 500, b"- a\n  b: 1\n :"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("name", ["f.yaml", "f.json"])
 def test_unreadable_files(tmp_path: Path, content: bytes, name: str) -> None:
     """Empty, binary, huge, broken and deeply nested files are one line that names the file."""

@@ -57,9 +57,7 @@ def test_a_plan_of_another_version_is_refused_in_one_line(tmp_path, capsys):
     """With exit code 2."""
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"version": "99", "mesh": {"tp": 2}}))
-    with pytest.raises(
-        UserError, match="version = '99': plans of another version cannot be read; allowed: '1'"
-    ):
+    with pytest.raises(UserError, match="version = '99': plans of another version cannot be read; allowed: '1'"):
         Plan.load(path)
     assert run(["simulate", str(path), "--model", "gpt2"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
@@ -69,9 +67,7 @@ def test_what_holds_no_answer_is_said_by_the_key_that_is_missing(tmp_path):
     """And by the command that writes it."""
     path = tmp_path / "other.json"
     path.write_text("{}")
-    with pytest.raises(
-        UserError, match="has no search_schema_version; wants what `simpar search --json` writes"
-    ):
+    with pytest.raises(UserError, match="has no search_schema_version; wants what `simpar search --json` writes"):
         SearchResult.load(path)
     assert load_grid(path) is None
 
@@ -79,21 +75,9 @@ def test_what_holds_no_answer_is_said_by_the_key_that_is_missing(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "more", "said"),
     [
-        (
-            formats.GRID,
-            {"axes": [], "cells": []},
-            "is a grid of searches (`simpar search --over --json`), which `",
-        ),
-        (
-            formats.SWEEP,
-            {"sweep": []},
-            "is a grid of simulations (`simpar simulate --over --json`), which no",
-        ),
-        (
-            formats.EXPLANATION,
-            {"logged": []},
-            "is an explained run (`simpar explain --json`), which no command reads",
-        ),
+        (formats.GRID, {"axes": [], "cells": []}, "is a grid of searches (`simpar search --over --json`), which `"),
+        (formats.SWEEP, {"sweep": []}, "is a grid of simulations (`simpar simulate --over --json`), which no"),
+        (formats.EXPLANATION, {"logged": []}, "is an explained run (`simpar explain --json`), which no command reads"),
     ],
 )
 def test_an_answer_of_another_kind_is_told_by_name(kind, more, said, tmp_path, capsys):

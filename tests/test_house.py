@@ -20,16 +20,11 @@ GRAMMAR = re.compile(r"^(every|layers|modules|full):|(full|none|selective)\*")
 SCALES_AS_WRITTEN = {"1e-9", "1e-6", "1e-3", "1e3", "1e6", "1e9", "1e12", "1e15"}
 SCALES = {repr(float(text)) for text in SCALES_AS_WRITTEN}
 POWERS = {"10 ** 3", "10 ** 6", "10 ** 9", "10 ** 12", "2 ** 10", "2 ** 20", "2 ** 30", "2 ** 40"}
-BINARY = {
-    "1024",
-    "1024.0",
-}  # only where something is multiplied or divided by it: it is a size of tensors, too
+BINARY = {"1024", "1024.0"}  # only where something is multiplied or divided by it: it is a size of tensors, too
 SHARED_CLASS_NAMES, FILES_NAMING_PP, USES_OF_FOUND = 90, 75, 1663
 """Ceilings, to be lowered with every change that renames: class names defined in several files, files that spell out an
 axis of the mesh outside of declarations, runtime and exports, uses of a name that says nothing."""
-SHARED_GLOSSARY_WORDS = {
-    "collective", "layout", "node", "rank", "segment", "step", "target", "waiting",
-}  # fmt: skip
+SHARED_GLOSSARY_WORDS = {"collective", "layout", "node", "rank", "segment", "step", "target", "waiting"}
 """Words of the glossary after which several classes are called, until these are renamed."""
 MIRRORED = ("planner", "tracing")
 """Rooms of which every module has a test module of its own; others are tested by what they do together."""
@@ -136,9 +131,7 @@ def test_unit_literals_live_in_units():
     for path in PACKAGE:
         for node in nodes(path) if path.name != "units.py" else ():
             text = ast.unparse(node) if isinstance(node, ast.Constant | ast.BinOp) else ""
-            scaled = (
-                isinstance(node, ast.BinOp) and {ast.unparse(node.left), ast.unparse(node.right)} & BINARY
-            )
+            scaled = isinstance(node, ast.BinOp) and {ast.unparse(node.left), ast.unparse(node.right)} & BINARY
             written = ast.get_source_segment(path.read_text(), node) if text in SCALES else ""
             if scaled or text in POWERS or (written or "").lower() in SCALES_AS_WRITTEN:
                 found.append(f"{where(path, node.lineno)} {text}")
@@ -186,11 +179,7 @@ def test_every_module_of_a_mirrored_room_has_its_tests():
             if path.name != "__init__.py"
         ]
         assert len(homes) > 1, room
-        found = {
-            home: [f for f in functions(home) if f.name.startswith("test_")]
-            for home in homes
-            if home.exists()
-        }
+        found = {home: [f for f in functions(home) if f.name.startswith("test_")] for home in homes if home.exists()}
         assert [str(home.relative_to(ROOT)) for home in homes if not found.get(home)] == []
 
 
@@ -199,9 +188,7 @@ def test_nothing_is_left_undone():
     found = []
     for path in PACKAGE:
         text = path.read_text()
-        found += [
-            f"{path.name}: {word}" for word in ("TODO", "FIXME", "XXX", "NotImplementedError") if word in text
-        ]
+        found += [f"{path.name}: {word}" for word in ("TODO", "FIXME", "XXX", "NotImplementedError") if word in text]
         found += [where(path, n.lineno) for n in nodes(path) if isinstance(n, ast.Global)]
     assert [place for place in found if place != "files.py: NotImplementedError"] == []
 
@@ -219,11 +206,7 @@ def test_no_machine_paths():
     found = []
     for name in listed.split():
         path = ROOT / name
-        if (
-            path.suffix in (".py", ".md", ".yaml", ".toml", ".json", "")
-            and path.is_file()
-            and path != Path(__file__)
-        ):
+        if path.suffix in (".py", ".md", ".yaml", ".toml", ".json", "") and path.is_file() and path != Path(__file__):
             found += [name] if pattern.search(path.read_text(encoding="utf-8", errors="ignore")) else []
     assert found == []
 
@@ -259,9 +242,7 @@ def test_nothing_downstream_knows_the_name_of_a_schedule_an_optimizer_or_a_preci
     for path in PACKAGE:
         texts = () if any(home in (path, *path.parents) for home in homes) else set(texts_of(path))
         for text in texts - {"naive"} if texts else ():
-            found += [
-                f"{path.name}: {word}" for word in set(re.findall(r"[a-z0-9][a-z0-9_-]*", text)) & names
-            ]
+            found += [f"{path.name}: {word}" for word in set(re.findall(r"[a-z0-9][a-z0-9_-]*", text)) & names]
     assert found == []
 
 
@@ -328,9 +309,7 @@ def test_every_python_that_is_supported_is_tried():
         text = (ROOT / name).read_text()
         pythons = re.findall(r'"(3\.\d+)"', re.search(r"(?:python|PYTHON): (\[.*\])", text)[1])
         assert f">={pythons[0]}" == oldest
-        assert pythons == [
-            f"3.{minor}" for minor in range(int(pythons[0][2:]), int(pythons[0][2:]) + len(pythons))
-        ]
+        assert pythons == [f"3.{minor}" for minor in range(int(pythons[0][2:]), int(pythons[0][2:]) + len(pythons))]
         assert ".ci/run" in text
 
 
@@ -401,9 +380,7 @@ def test_the_readme_python_runs(tmp_path, monkeypatch):
     """The Python block of README runs as it stands."""
     monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```python\n(.*?)```", readme(), flags=re.DOTALL):
-        done = subprocess.run(
-            [sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "MFU" in done.stdout
 

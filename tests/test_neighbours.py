@@ -79,13 +79,7 @@ def test_the_best_that_fits_comes_first(advised):
 
 @pytest.mark.parametrize(
     "plan",
-    some(
-        [
-            {"plan.pp": 1, "plan.recompute": "full"},
-            {"plan.pp": 1, "plan.tp": 2, "plan.sequence_parallel": True},
-        ],
-        1,
-    ),
+    some([{"plan.pp": 1, "plan.recompute": "full"}, {"plan.pp": 1, "plan.tp": 2, "plan.sequence_parallel": True}], 1),
 )
 def test_no_plan_is_listed_twice(plan, monkeypatch):
     """Changes that resolve to one plan are one trial: optimal that keeps all is none, one rank has no shards."""
@@ -96,9 +90,7 @@ def test_no_plan_is_listed_twice(plan, monkeypatch):
     ]
     monkeypatch.setattr("simpar.neighbours._pairs", lambda *_: pairs)
     made = []
-    monkeypatch.setattr(
-        "simpar.neighbours.simulate", lambda **inputs: made.append(simulate(**inputs)) or made[-1]
-    )
+    monkeypatch.setattr("simpar.neighbours.simulate", lambda **inputs: made.append(simulate(**inputs)) or made[-1])
     inputs = load_scenario(None, FLAGS | plan).inputs()
     trials = advise(simulate(**inputs), inputs).why.trials
     resolved = [found.setup.plan for found in made]
@@ -120,9 +112,7 @@ def test_impossible_layouts_keep_their_reason(few):
 
 def test_pairs_join_two_changes(advised):
     """Where two changes help, their pair is simulated as well."""
-    assert any(
-        trial.change.count("--") >= 2 and "--schedule" not in trial.change for trial in advised.why.trials
-    )
+    assert any(trial.change.count("--") >= 2 and "--schedule" not in trial.change for trial in advised.why.trials)
 
 
 def test_a_saved_result_gives_the_same_advice(inputs, few):
@@ -140,9 +130,7 @@ def test_a_result_holds_what_made_ranks_differ(inputs):
     perturbed = Perturbation(slow_ranks={2: 1.5}, jitter_sigma=0.05, seed=7)
     saved = Result.from_json(simulate(**{**inputs, "perturbation": perturbed}).to_json())
     assert saved.setup.engine["seed"] == 7
-    assert saved.setup.perturbation == {
-        "slow_ranks": {"2": 1.5}, "jitter_sigma": 0.05, "jitter_seeds": 1,
-    }  # fmt: skip
+    assert saved.setup.perturbation == {"slow_ranks": {"2": 1.5}, "jitter_sigma": 0.05, "jitter_seeds": 1}
     assert inputs_of(saved)["perturbation"] == perturbed
 
 
@@ -179,9 +167,7 @@ def test_the_command_takes_every_hint(base, tmp_path):
     trials = {trial.change: trial for trial in advised.why.trials}
     tried = [trials[hint.split(": ")[0]] for hint in advised.why.hints]
     for trial, hint in zip(tried, advised.why.hints, strict=True):
-        assert (
-            cli.run(["simulate", *base.split(), *trial.change.split(), "--require-fit", "--json", again]) == 0
-        )
+        assert cli.run(["simulate", *base.split(), *trial.change.split(), "--require-fit", "--json", again]) == 0
         made = Result.load(again)
         assert made.step_time_s == trial.step_time_s
         assert made.memory.peak_reserved_bytes == trial.peak_reserved_bytes
@@ -217,20 +203,14 @@ def test_every_flag_is_one_of_the_command():
 
 def test_flags_read_as_they_are_typed():
     """Underscores become dashes and switches lose their value; what has no flag is set."""
-    assert as_flags({"offload_optimizer": "cpu", "dp": None}) == (
-        "--set plan.offload_optimizer=cpu --set plan.dp=null"
-    )
+    assert as_flags({"offload_optimizer": "cpu", "dp": None}) == ("--set plan.offload_optimizer=cpu --set plan.dp=null")
     change = {"micro_batch": 2, "sequence_parallel": False, "schedule": "zb-v"}
     assert as_flags(change) == "--micro-batch 2 --no-sequence-parallel --schedule zb-v"
 
 
 @pytest.mark.parametrize(
     ("flags", "sure"),
-    some(
-        [({"zero": 2, "micro_batch": 2}, (0.5, 0.95)), ({"zero": 1, "micro_batch": 2}, (0.0, 0.5))],
-        1,
-        tuples=True,
-    ),
+    some([({"zero": 2, "micro_batch": 2}, (0.5, 0.95)), ({"zero": 1, "micro_batch": 2}, (0.0, 0.5))], 1, tuples=True),
 )
 def test_hints_fit_as_surely_as_is_wanted(flags, sure):
     """Where a layout is crowded or too large every hint is a trial that fits with 95 %, and says how sure it is."""
@@ -297,10 +277,7 @@ def test_hints_are_what_the_framework_of_the_stack_runs(case):
     def lost(found):
         """Fields that each target of the stack loses of a plan that was simulated."""
         return [
-            {
-                loss.field
-                for loss in losses(Plan.model_validate(found.setup.plan), graph, scenario.training, name)
-            }
+            {loss.field for loss in losses(Plan.model_validate(found.setup.plan), graph, scenario.training, name)}
             for name in names
         ]
 
@@ -313,7 +290,5 @@ def test_hints_are_what_the_framework_of_the_stack_runs(case):
         can_run = not names or any(not more - before for more, before in zip(lost(typed), own, strict=True))
         assert can_run == ("not with" not in hint), hint
         if "not with" in hint:
-            others = [
-                t for t in advised.why.trials if t.fits and not t.not_with and t.step_time_s < 0.98 * goal_s
-            ]
+            others = [t for t in advised.why.trials if t.fits and not t.not_with and t.step_time_s < 0.98 * goal_s]
             assert not [t for t in others if (t.fit_probability or 1.0) >= 0.95]

@@ -46,13 +46,7 @@ def fit_runtime():
 
 def known(provenance, folder, **found):
     """A folder filled on a machine with GPUs."""
-    said = {
-        "devices": "1 x NVIDIA H200",
-        "device": "NVIDIA H200",
-        "count": "1",
-        "torch": "2.11",
-        **provenance,
-    }
+    said = {"devices": "1 x NVIDIA H200", "device": "NVIDIA H200", "count": "1", "torch": "2.11", **provenance}
     (folder / "provenance.json").write_text(json.dumps(said))
     for name, value in found.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
@@ -143,10 +137,7 @@ def test_what_was_measured_elsewhere_is_predicted_here(script, tmp_path, monkeyp
 
 
 MEASURED = SCRIPT.parent / "measured" / "h200"
-HOST_BOUND = (
-    "small, short",
-    "middle, eight microbatches",
-)  # kernels wait for a host, each machine's is another
+HOST_BOUND = ("small, short", "middle, eight microbatches")  # kernels wait for a host, each machine's is another
 
 
 def test_steps_on_an_h200_were_predicted(script, tmp_path):

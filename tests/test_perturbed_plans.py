@@ -14,10 +14,7 @@ from simpar.translate import Foretelling
 
 PERTURBED = {"slow_ranks": {"1": 1.5}, "degraded_links": {"port_tx[0]": 0.25}}
 SAID = ["--set", "perturbation.slow_ranks.1=1.5", "--set", "perturbation.degraded_links.port_tx[0]=0.25"]
-FEW = [
-    "--model=tiny-llama",
-    *(f"--fix={axis}" for axis in ("tp=2", "pp=1", "cp=1", "micro_batch=2", "recompute=none")),
-]
+FEW = ["--model=tiny-llama", *(f"--fix={axis}" for axis in ("tp=2", "pp=1", "cp=1", "micro_batch=2", "recompute=none"))]
 NAMES = ("plan.json", "answer.json", "result.json", "scenario.json")
 
 

@@ -28,14 +28,7 @@ def test_a_precision_is_declared_whole(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "operand"),
-    [
-        ("bf16", 2),
-        ("fp32", 4),
-        ("fp8", 1),
-        ("fp8_blockwise", 132 / 128),
-        ("mxfp8", 33 / 32),
-        ("nvfp4", 9 / 16),
-    ],
+    [("bf16", 2), ("fp32", 4), ("fp8", 1), ("fp8_blockwise", 132 / 128), ("mxfp8", 33 / 32), ("nvfp4", 9 / 16)],
 )
 def test_operands_have_their_share_of_scales(name: str, operand: float) -> None:
     """Blocks share a scale; of a tensor it is nothing. Only what is cast moves bytes for it."""
@@ -59,7 +52,5 @@ def test_an_unknown_precision_is_told_what_there_is() -> None:
 def test_schema_and_docs_name_all_of_them() -> None:
     """The schema of plans, and the table of search axes."""
     assert Plan.model_json_schema()["properties"]["precision"]["enum"] == [*PRECISIONS]
-    row = next(
-        line for line in (DOCS / "search_axes.md").read_text().splitlines() if "| `precision` |" in line
-    )
+    row = next(line for line in (DOCS / "search_axes.md").read_text().splitlines() if "| `precision` |" in line)
     assert re.findall(r"\w+", row.split("|")[2]) == [*PRECISIONS]

@@ -67,9 +67,7 @@ def test_a_mistake_in_a_part_is_found_at_its_line(tmp_path):
     path = tmp_path / "ours.yaml"
     learned(path)
     path.write_text(
-        path.read_text()
-        .replace("    data_parallel:", "    data_paralel:")
-        .replace("    launch:", "    lunch:")
+        path.read_text().replace("    data_parallel:", "    data_paralel:").replace("    launch:", "    lunch:")
     )
     with pytest.raises(UserError, match=r"ours.yaml:\d+: unknown key lunch; did you mean 'launch'"):
         load_stack(str(path))

@@ -31,9 +31,7 @@ def test_choices_are_listed_by_their_declarations_alone():
             listed = getattr(node, "elts", None) if isinstance(node, ast.Tuple | ast.List | ast.Set) else None
             if isinstance(node, ast.Dict) and id(node) not in inside:
                 listed = node.keys
-            named = {
-                item.value for item in listed or () if isinstance(item, ast.Constant) and item.value in names
-            }
+            named = {item.value for item in listed or () if isinstance(item, ast.Constant) and item.value in names}
             if len(named) > 2:
                 found.append(where(path, node.lineno))
     assert len(found) <= MOST_LISTS, found
@@ -60,11 +58,7 @@ def test_rooms_are_entered_by_their_doors():
         for room, module in imported_modules(path):
             if room != own[0]:
                 entered[room].add(module)
-    rooms = {
-        path.parent.name
-        for path in PACKAGE
-        if path.name == "__init__.py" and path.parents[1].name == "simpar"
-    }
+    rooms = {path.parent.name for path in PACKAGE if path.name == "__init__.py" and path.parents[1].name == "simpar"}
     doors = {room: set(import_module(f"simpar.{room}").OPEN) for room in rooms}
     assert {room: sorted(entered[room] - doors[room]) for room in rooms if entered[room] - doors[room]} == {}
     assert {room: sorted(doors[room] - entered[room]) for room in rooms if doors[room] - entered[room]} == {}

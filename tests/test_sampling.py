@@ -73,9 +73,7 @@ def test_the_interval_is_students() -> None:
 def test_engines_give_the_same_distribution() -> None:
     """Whatever engine draws the samples."""
     pytest.importorskip("numba")
-    ours, theirs = (
-        simulate(seeds=3, pp=2, tp=2, dp=2, engine=name).jitter for name in ("event", "reference")
-    )
+    ours, theirs = (simulate(seeds=3, pp=2, tp=2, dp=2, engine=name).jitter for name in ("event", "reference"))
     assert ours is not None
     assert theirs is not None
     assert ours.model_copy(update={"engine": ""}) == theirs.model_copy(update={"engine": ""})
@@ -98,9 +96,7 @@ def test_where_sharing_takes_too_long_links_are_private(monkeypatch: pytest.Monk
 def test_too_many_ops_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line with what there is and what is allowed."""
     monkeypatch.setattr(sampling, "MOST_OPS", 10)
-    with pytest.raises(
-        UserError, match=r"perturbation.jitter: \d+ ops on 8 devices: allowed 10: give fewer nodes"
-    ):
+    with pytest.raises(UserError, match=r"perturbation.jitter: \d+ ops on 8 devices: allowed 10: give fewer nodes"):
         simulate(dp=8)
 
 

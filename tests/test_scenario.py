@@ -145,9 +145,7 @@ def test_perturbations_reach_the_program():
 def test_degraded_links_reach_the_cluster():
     """A degraded link has a share of its capacity."""
     nominal = load_scenario(None, FLAGS).build_cluster()
-    degraded = load_scenario(
-        None, FLAGS | {"perturbation.degraded_links": {"nic_tx[0]": 0.5}}
-    ).build_cluster()
+    degraded = load_scenario(None, FLAGS | {"perturbation.degraded_links": {"nic_tx[0]": 0.5}}).build_cluster()
     ratio = degraded.link_capacity_bytes_per_s / nominal.link_capacity_bytes_per_s
     assert sorted(set(ratio.tolist())) == [0.5, 1.0]
 
@@ -220,10 +218,7 @@ def test_a_key_outside_its_section_is_told_its_place(line, key, tmp_path):
 def test_a_saved_result_is_drawn_from_its_own_seed(tmp_path):
     """Jitter comes back with its seed, and what else is drawn from one without any jitter."""
     for sigma in (0.1, 0.0):
-        saved, options = (
-            tmp_path / f"{sigma}.json",
-            {"perturbation.jitter": {"sigma": sigma, "seed": 7, "seeds": 2}},
-        )
+        saved, options = (tmp_path / f"{sigma}.json", {"perturbation.jitter": {"sigma": sigma, "seed": 7, "seeds": 2}})
         first = simulate(**load_scenario("gpt2-laptop", options).inputs())
         first.save(saved)
         again = load_scenario(saved)
@@ -251,7 +246,5 @@ def test_an_unknown_device_says_where_it_stands(tmp_path):
     """In the profile that names it."""
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nlike: hgx-h100\ndevice: h10-sxm\n")
-    with pytest.raises(
-        UserError, match=rf"^{path}:3: device = h10-sxm: unknown device 'h10-sxm'; did you mean"
-    ):
+    with pytest.raises(UserError, match=rf"^{path}:3: device = h10-sxm: unknown device 'h10-sxm'; did you mean"):
         load_scenario(None, FLAGS | {"cluster.hardware": str(path)}).build_cluster()

@@ -147,10 +147,7 @@ def test_the_order_is_that_of_the_commit(repository: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (
-            ["--touched", "nowhere"],
-            "--touched nowhere: fatal: bad revision 'nowhere'; allowed: a revision of this",
-        ),
+        (["--touched", "nowhere"], "--touched nowhere: fatal: bad revision 'nowhere'; allowed: a revision of this"),
         (["--touched", "HEAD", "-m", "slow"], "--touched with -m 'slow': allowed: without -m"),
     ],
 )

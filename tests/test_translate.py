@@ -22,9 +22,7 @@ def test_an_export_is_that_of_the_command_line(tmp_path: Path) -> None:
         made = simpar.export_plan(plan, "megatron", hardware="dgx-h100")
         made.save(folder := tmp_path / str(at))
         assert {path.name for path in folder.iterdir()} == made.files.keys()
-        assert all(
-            (folder / name).read_bytes() == (tmp_path / "cli" / name).read_bytes() for name in made.files
-        )
+        assert all((folder / name).read_bytes() == (tmp_path / "cli" / name).read_bytes() for name in made.files)
         assert (folder / "local.sh").stat().st_mode & 0o111
 
 
@@ -40,9 +38,7 @@ def test_traces_are_an_export_too(tmp_path: Path) -> None:
 def test_what_a_target_cannot_express_is_refused_with_the_nearest_plan() -> None:
     """Which is exported where it is asked for; what is lost is listed where that is asked for."""
     plan = PLAN.with_values(recompute="layers:none*6,full*6")
-    with pytest.raises(
-        simpar.UserError, match=r"megatron cannot express recompute .*the nearest that it can: "
-    ):
+    with pytest.raises(simpar.UserError, match=r"megatron cannot express recompute .*the nearest that it can: "):
         simpar.export_plan(plan, "megatron", hardware="dgx-h100")
     near = simpar.export_plan(plan, "megatron", hardware="dgx-h100", nearest=True)
     assert near.lost == ()

@@ -45,9 +45,7 @@ def test_known_quantities(text: str, dimension: str, value: float) -> None:
     assert parse_quantity(text, dimension) == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "text", ["80", "80 gb", "GiB", "nan B", "1e400 B", "80 GiB/s", "", "80 80 GiB", "80 GFLOP"]
-)
+@pytest.mark.parametrize("text", ["80", "80 gb", "GiB", "nan B", "1e400 B", "80 GiB/s", "", "80 80 GiB", "80 GFLOP"])
 def test_other_texts_are_refused(text: str) -> None:
     """A number without unit, an unknown unit, an infinite number: ValueError."""
     with pytest.raises(ValueError, match=r"needs a number|finite"):

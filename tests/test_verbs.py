@@ -84,9 +84,7 @@ def test_results_are_compared_as_objects_and_as_files(tmp_path: Path) -> None:
     assert found.to_frame().loc["step_time_s"].tolist() == [a.step_time_s, b.step_time_s]
     assert simpar.compare("gpt2-laptop", "gpt2-laptop").asked == {}
     whole = simpar.compare(a, b, tokens="1B")
-    assert whole.figures["days"].a == pytest.approx(
-        a.step_time_s * 1e9 / (64 * 1024) / 86400, rel=1e-4
-    )  # whole steps
+    assert whole.figures["days"].a == pytest.approx(a.step_time_s * 1e9 / (64 * 1024) / 86400, rel=1e-4)  # whole steps
     with pytest.raises(simpar.UserError, match="result = 3: is of type int; allowed: "):
         simpar.compare(3, a)
 

@@ -26,10 +26,7 @@ AT_A_TIME = 8
 def changed_files(base: str, root: Path) -> list[str]:
     """Paths of what differs from a revision, files that git does not know included. Raises UsageError."""
     found: list[str] = []
-    for command in (
-        ["diff", "--name-only", "--no-renames", base, "--"],
-        ["ls-files", "-o", "--exclude-standard"],
-    ):
+    for command in (["diff", "--name-only", "--no-renames", base, "--"], ["ls-files", "-o", "--exclude-standard"]):
         done = subprocess.run(["git", *command], cwd=root, capture_output=True, text=True, check=False)
         if done.returncode:
             said = done.stderr.strip().splitlines() or ["git failed"]
@@ -73,9 +70,7 @@ def _imported(file: Path) -> Iterator[str]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The revision, and the budget."""
     group = parser.getgroup("touched", "slow cases of what changed")
-    group.addoption(
-        "--touched", metavar="BASE", help="run slow cases of tests of what changed since this revision"
-    )
+    group.addoption("--touched", metavar="BASE", help="run slow cases of tests of what changed since this revision")
     group.addoption(
         "--touched-budget", metavar="S", type=float, default=120.0,
         help="seconds in which each process runs such cases (default: 120)",
@@ -93,10 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not (known := getattr(config, "workerinput", {}).get("touched")):
         head = ["git", "rev-parse", "HEAD"]
         files = sorted(touched_tests(changed_files(base, config.rootpath), config.rootpath))
-        known = (
-            files,
-            subprocess.run(head, cwd=config.rootpath, capture_output=True, text=True, check=True).stdout,
-        )
+        known = (files, subprocess.run(head, cwd=config.rootpath, capture_output=True, text=True, check=True).stdout)
     config.pluginmanager.register(Touched(*known, config.option.touched_budget))
 
 

@@ -12,9 +12,7 @@ from simpar.units import KILO
 def check_trace(data: Mapping[str, Any]) -> list[str]:
     """Problems that would make a viewer drop or misread events, one sentence each; empty for a good trace."""
     slices = [event for event in data["traceEvents"] if event["ph"] == "X"]
-    named = {
-        (e["pid"], e["tid"]) for e in data["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"
-    }
+    named = {(e["pid"], e["tid"]) for e in data["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"}
     problems = [f"thread {thread} has no name" for thread in sorted({_thread(e) for e in slices} - named)]
     problems += list(_overlaps(slices))
     return [*problems, *_loose_arrows(data, slices)]

@@ -48,9 +48,5 @@ def table() -> str:
                 names.append(f"fsdp_config.{name}")
             if name.startswith("parallelism_config_"):
                 names.append(f"parallelism_config.{name}")
-    lines = [
-        "# Options by dotted name.",
-        "version: Accelerate 1.15.0, ClusterConfig and accelerate launch",
-        "options:",
-    ]
+    lines = ["# Options by dotted name.", "version: Accelerate 1.15.0, ClusterConfig and accelerate launch", "options:"]
     return "\n".join([*lines, *(f"  {name}: value" for name in names)]) + "\n"

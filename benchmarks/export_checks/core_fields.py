@@ -83,7 +83,5 @@ def said(config: Any, beside: Any, *, latent: bool) -> dict[str, Any]:
 
 def compare(graph: ModelGraph, found: Mapping[str, Any]) -> None:
     """Raise AssertionError naming every field that the tool has otherwise."""
-    wrong = {
-        name: (found.get(name), value) for name, value in expected(graph).items() if found.get(name) != value
-    }
+    wrong = {name: (found.get(name), value) for name, value in expected(graph).items() if found.get(name) != value}
     assert not wrong, "; ".join(f"{name} {here} for {there}" for name, (here, there) in wrong.items())

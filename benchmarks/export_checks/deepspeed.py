@@ -57,16 +57,10 @@ def table() -> str:
     top = ("TRAIN_BATCH_SIZE", "TRAIN_MICRO_BATCH_SIZE_PER_GPU", "GRADIENT_ACCUMULATION_STEPS", "STEPS_PER_PRINT",
            "GRADIENT_CLIPPING", "ZERO_ALLOW_UNTESTED_OPTIMIZER")  # fmt: skip
     names = [getattr(constants, name) for name in top]
-    names += [
-        f"{constants.DATA_TYPES}.{constants.GRAD_ACCUM_DTYPE}",
-        f"{constants.OPTIMIZER}.{constants.TYPE}",
-    ]
+    names += [f"{constants.DATA_TYPES}.{constants.GRAD_ACCUM_DTYPE}", f"{constants.OPTIMIZER}.{constants.TYPE}"]
     names += [f"{constants.OPTIMIZER}.{constants.OPTIMIZER_PARAMS}.{key}" for key in
               ("lr", "betas", "weight_decay", "momentum")]  # fmt: skip
     for section, model in sections.items():
         names += [f"{section}.{field.alias or name}" for name, field in model.model_fields.items()]
-    lines = [
-        "# Options by dotted name.",
-        "version: DeepSpeed 0.19.8, runtime/constants.py and config classes",
-    ]
+    lines = ["# Options by dotted name.", "version: DeepSpeed 0.19.8, runtime/constants.py and config classes"]
     return "\n".join([*lines, "options:", *(f"  {name}: value" for name in names)]) + "\n"

@@ -35,9 +35,7 @@ def arguments_module() -> Any:
     module.torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
     module.torch.cuda.current_device = lambda: 0
     module.is_te_min_version = lambda *_, **__: True
-    importlib.import_module("megatron.core.transformer.transformer_config").is_te_min_version = (
-        lambda *_, **__: True
-    )
+    importlib.import_module("megatron.core.transformer.transformer_config").is_te_min_version = lambda *_, **__: True
     return module
 
 

@@ -96,11 +96,7 @@ def table() -> str:
     """Fields of the config classes."""
     module = configs()
     provider = importlib.import_module("megatron.bridge.models.gpt_provider").GPTModelProvider
-    lines = [
-        "# Options by dotted name.",
-        "version: megatron-bridge 0.6.2 with megatron-core 0.19.2",
-        "options:",
-    ]
+    lines = ["# Options by dotted name.", "version: megatron-bridge 0.6.2 with megatron-core 0.19.2", "options:"]
     for section, name in CLASSES.items():
         kind = provider if name == "GPTModelProvider" else getattr(module, name)
         lines += [f"  {section}.{field.name}: value" for field in dataclasses.fields(kind)]

@@ -54,11 +54,7 @@ def check(exported: Exported) -> None:
 
 def table() -> str:
     """Fields of the executors."""
-    lines = [
-        "# Options by executor and field.",
-        "version: nemo-run 0.11.1",
-        "options:",
-    ]
+    lines = ["# Options by executor and field.", "version: nemo-run 0.11.1", "options:"]
     for name, kind in EXECUTORS.items():
         fields = dataclasses.fields(getattr(nemo_run(), kind))
         lines += [f"  {name}.{field.name}: value" for field in fields if field.init]

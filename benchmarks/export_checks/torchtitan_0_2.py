@@ -50,11 +50,7 @@ def check(exported: Exported) -> None:
 
 def table() -> str:
     """Fields of JobConfig."""
-    lines = [
-        "# Options by dotted name.",
-        "version: torchtitan 0.2.2, torchtitan/config/job_config.py",
-        "options:",
-    ]
+    lines = ["# Options by dotted name.", "version: torchtitan 0.2.2, torchtitan/config/job_config.py", "options:"]
     for line in _run(TABLE).splitlines():
         if "\t" not in line:
             continue

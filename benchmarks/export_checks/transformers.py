@@ -54,7 +54,5 @@ def table() -> str:
 
 def written(version: str, options: list[str]) -> str:
     """A table of options that take any value."""
-    head = (
-        f"# Options that the parser of {version} takes, read off its classes.\nversion: {version}\noptions:\n"
-    )
+    head = f"# Options that the parser of {version} takes, read off its classes.\nversion: {version}\noptions:\n"
     return head + "".join(f"  {name}: value\n" for name in sorted(set(options)))

@@ -29,7 +29,5 @@ def table() -> str:
     """Fields of the three dataclasses."""
     from trl import ModelConfig, ScriptArguments, SFTConfig
 
-    own = [
-        field.name for kind in (ScriptArguments, SFTConfig, ModelConfig) for field in dataclasses.fields(kind)
-    ]
+    own = [field.name for kind in (ScriptArguments, SFTConfig, ModelConfig) for field in dataclasses.fields(kind)]
     return written("TRL 1.16.0", [*names(), *own])

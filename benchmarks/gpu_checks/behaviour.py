@@ -77,23 +77,15 @@ def rows(here: Here) -> Iterator[Row]:
         else:
             losses = {name: run["losses"] for name, run in each.items()}
             for name, what in (("again", "the same run again"), ("resumed", "a run that was resumed")):
-                error = max(
-                    abs(a / b - 1) for a, b in zip(losses[name][-HALF:], losses["whole"][-HALF:], strict=True)
-                )
+                error = max(abs(a / b - 1) for a, b in zip(losses[name][-HALF:], losses["whole"][-HALF:], strict=True))
                 yield Row(
-                    "behaviour",
-                    f"losses of {what}",
-                    error=error,
-                    sound=error <= CLOSE,
-                    note="largest difference",
+                    "behaviour", f"losses of {what}", error=error, sound=error <= CLOSE, note="largest difference"
                 )
             peaks = each["first"]["peak_memory_bytes"], each["whole"]["peak_memory_bytes"]
             yield Row("behaviour", "peak of a run that saves", *peaks, peaks[0] / peaks[1] - 1, "bytes")
     if "traces" in found:
         each = found["traces"]
-        kinds = [
-            word for word in ("trace-", "memory-") if any(name.startswith(word) for name in each["files"])
-        ]
+        kinds = [word for word in ("trace-", "memory-") if any(name.startswith(word) for name in each["files"])]
         wanted = 1 if here.dry else 2
         note = each["said"] or ", ".join(each["files"])
         yield Row("behaviour", "files of traces", sound=len(kinds) == wanted and not each["said"], note=note)

@@ -189,13 +189,10 @@ def _errors(what: str, scenario: Path, profile: Path, found: Mapping[str, Any]) 
     except UserError as error:
         yield Row("steps", what, sound=False, note=str(error))
         return
-    for name, unit, figure in (
-        ("step time", "s", "step_time_s"),
-        ("peak", "bytes", "peak_memory_bytes"),
-    ):
+    for name, unit, figure in (("step time", "s", "step_time_s"), ("peak", "bytes", "peak_memory_bytes")):
         yield Row(
             "steps", f"{what}: {name}", found[figure], predicted[figure], predicted[figure] / found[figure] - 1, unit
-        )  # fmt: skip
+        )
 
 
 def prediction(scenario: Mapping[str, Any], profile: Path) -> dict[str, float]:
@@ -213,10 +210,7 @@ def prediction(scenario: Mapping[str, Any], profile: Path) -> dict[str, float]:
         read(scenario["model"], "measured"), load_cluster(str(profile)), Plan.model_validate(plan),
         Training.model_validate(scenario["training"]),
     )  # fmt: skip
-    return {
-        "step_time_s": result.speed.step_time_s,
-        "peak_memory_bytes": result.memory.peak_memory_bytes,
-    }
+    return {"step_time_s": result.speed.step_time_s, "peak_memory_bytes": result.memory.peak_memory_bytes}
 
 
 def table(rows: Sequence[Row], provenance: Mapping[str, str]) -> str:
@@ -226,14 +220,7 @@ def table(rows: Sequence[Row], provenance: Mapping[str, str]) -> str:
     for row in rows:
         shown = [_written(value, row.unit) for value in (row.measured, row.against)]
         error = "" if row.error is None else f"{row.error:+.2%}"
-        cells = [
-            row.part,
-            row.what,
-            *shown,
-            error,
-            "yes" if row.sound else "**no**",
-            row.note.replace("|", "/"),
-        ]
+        cells = [row.part, row.what, *shown, error, "yes" if row.sound else "**no**", row.note.replace("|", "/")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

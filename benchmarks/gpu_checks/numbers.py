@@ -35,8 +35,7 @@ def _bands(here: Here) -> Iterator[Row]:
     torch.manual_seed(0)
     dtype = torch.float32 if here.dry else torch.bfloat16
     query, key, value, gradient = (
-        torch.randn(2, each, length, dim, device=here.device).to(dtype)
-        for each in (heads, kv_heads, kv_heads, heads)
+        torch.randn(2, each, length, dim, device=here.device).to(dtype) for each in (heads, kv_heads, kv_heads, heads)
     )
     run, before = Run(length, 1, length), Run(0, 1, length)
     cases = {
@@ -68,10 +67,7 @@ def _shared_heads(here: Here) -> Row:
 
     heads, kv_heads, length, dim = here.size.attention
     dtype = torch.float32 if here.dry else torch.bfloat16
-    qkv = [
-        torch.randn(1, length, each * dim, device=here.device).to(dtype)
-        for each in (heads, kv_heads, kv_heads)
-    ]
+    qkv = [torch.randn(1, length, each * dim, device=here.device).to(dtype) for each in (heads, kv_heads, kv_heads)]
     found = Attention(Mask(causal=True), dim, Place(), Details())(qkv)
     split = [x.float().unflatten(-1, (-1, dim)).transpose(1, 2) for x in qkv]
     copied = [split[0], *(x.repeat_interleave(heads // kv_heads, dim=1) for x in split[1:])]
@@ -110,8 +106,7 @@ def _initial(here: Here) -> Row:
 def _close(what: str, pairs: Sequence[tuple[Any, Any]], here: Here) -> Row:
     """The largest difference of any pair over the largest number there, and whether rounding explains it."""
     error = max(
-        float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
-        for ours, theirs in pairs
+        float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max()) for ours, theirs in pairs
     )
     limit = 0.0001 if here.dry else 0.02
     return Row("numbers", what, error=error, sound=error <= limit, note=f"allowed {limit:g} of the largest")

@@ -58,14 +58,9 @@ def attentions(here: Here) -> Iterator[Case]:
     if here.dry:
         return
     tokens = [
-        (seq, batch)
-        for seq in (512, 1024, 2048, 4096, 8192, 16_384)
-        for batch in (1, 4)
-        if seq * batch <= 16_384
+        (seq, batch) for seq in (512, 1024, 2048, 4096, 8192, 16_384) for batch in (1, 4) if seq * batch <= 16_384
     ]
-    for (seq, batch), (heads, dim), kernel in every(
-        tokens, [(8, 128), (32, 128), (32, 64)], ("flash", "cudnn")
-    ):
+    for (seq, batch), (heads, dim), kernel in every(tokens, [(8, 128), (32, 128), (32, 64)], ("flash", "cudnn")):
         for direction in ("fwd", "bwd"):
             op = "flash_attention_2" if kernel == "flash" else "cudnn_attention"
             yield {
@@ -121,9 +116,7 @@ def _attention(case: Case) -> Callable[[], Any]:
     torch.manual_seed(0)
     shape = (case["batch"], case["n_heads"], case["seq_len"], case["head_dim"])
     backward = case["direction"] == "bwd"
-    q, k, v = (
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=backward) for _ in range(3)
-    )
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=backward) for _ in range(3))
     kernel = SDPBackend.FLASH_ATTENTION if case["op"] == "flash_attention_2" else SDPBackend.CUDNN_ATTENTION
 
     def forward() -> Any:

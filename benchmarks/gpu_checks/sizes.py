@@ -91,9 +91,7 @@ def scenarios(here: Here) -> dict[str, dict[str, Any]]:
     return {name: _scenario(name, *case) for name, case in cases().items()}
 
 
-def _scenario(
-    name: str, model: dict[str, Any], seq_len: int, batch: int, plan: dict[str, Any]
-) -> dict[str, Any]:
+def _scenario(name: str, model: dict[str, Any], seq_len: int, batch: int, plan: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": {"name": slug(name), **model},
         "training": {"seq_len": seq_len, "global_batch": batch},
@@ -167,9 +165,7 @@ def _measured(scenario: dict[str, Any], device: Any, here: Here) -> dict[str, An
     return {
         "step_time_s": median(each["step_time_s"] for each in counted),
         "steps_s": [each["step_time_s"] for each in counted],
-        "phases_s": {
-            phase: median(each["phases_s"][phase] for each in counted) for phase in counted[0]["phases_s"]
-        },
+        "phases_s": {phase: median(each["phases_s"][phase] for each in counted) for phase in counted[0]["phases_s"]},
         "losses": [each["loss"] for each in steps],
         "traced": traced(trace),
         **peak,
@@ -178,9 +174,7 @@ def _measured(scenario: dict[str, Any], device: Any, here: Here) -> dict[str, An
 
 def traced(trace: Path) -> dict[str, float]:
     """Kernels that the host launched in a traced step, and device seconds of products and of all other kernels."""
-    events = [
-        each for each in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] if "dur" in each
-    ]
+    events = [each for each in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] if "dur" in each]
     launches = [each for each in events if each["cat"] == "cuda_runtime" and "Launch" in each["name"]]
     kernels = [each for each in events if each["cat"] == "kernel"]
     products_us = sum(each["dur"] for each in kernels if PRODUCTS.search(each["name"]))

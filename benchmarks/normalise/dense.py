@@ -13,9 +13,7 @@ from simpar.validation.models import GPT_VOCABULARY, STYLE
 from .labels import paper_release
 from .released import unsized
 
-_GATED = re.compile(
-    r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan|palm", re.IGNORECASE
-)
+_GATED = re.compile(r"llama|qwen|mistral|gemma|deepseek|olmo|granite|internlm|yi-|baichuan|palm", re.IGNORECASE)
 _PLAIN = re.compile(r"gpt|megatron|bloom|opt|neox|nlg|turing|bert|t5", re.IGNORECASE)
 _VOCABULARIES = (
     (re.compile(r"llama[- _]?(v)?3|llama3", re.IGNORECASE), 128256),
@@ -54,12 +52,9 @@ def decoder_columns(row: Row) -> dict[str, str]:
         "model.positions": "0" if not gated and "mpt" in name.lower() else str(sequence(row)) * (not gated),
         "model.dropout": "true" if not gated and unfused(row) else "",
     }  # fmt: skip
-    kinds = {
-        each: getattr(style, each) for each in sorted(STYLE) if getattr(style, each) != getattr(usual, each)
-    }
+    kinds = {each: getattr(style, each) for each in sorted(STYLE) if getattr(style, each) != getattr(usual, each)}
     return columns | {
-        f"model.{each}": value if isinstance(value, str) else json.dumps(value)
-        for each, value in kinds.items()
+        f"model.{each}": value if isinstance(value, str) else json.dumps(value) for each, value in kinds.items()
     }
 
 
@@ -83,9 +78,7 @@ def _vocabulary(name: str) -> int:
 
 def _style(row: Row, name: str, *, gated: bool) -> Style:
     tied = text(row, "tied_embeddings").lower()
-    if (
-        "palm" in name.lower()
-    ):  # one norm for both branches [Chowdhery et al. 2022, arXiv 2204.02311, section 2]
+    if "palm" in name.lower():  # one norm for both branches [Chowdhery et al. 2022, arXiv 2204.02311, section 2]
         return Style(tied=True, parallel=True, norms=1)
     if gated:
         bias = bool(re.search("qwen(1.5|2)", name, re.IGNORECASE))
@@ -95,13 +88,7 @@ def _style(row: Row, name: str, *, gated: bool) -> Style:
     if re.search("nemotron", name, re.IGNORECASE):
         return Style(norm="layer", gated=False, tied=False)
     return Style(
-        norm="layer",
-        gated=False,
-        tied=tied != "false",
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        rotary=False,
+        norm="layer", gated=False, tied=tied != "false", qkv_bias=True, output_bias=True, mlp_bias=True, rotary=False
     )
 
 

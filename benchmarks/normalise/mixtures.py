@@ -12,9 +12,7 @@ from .labels import is_primus
 from .released import config, entry, recipe_words
 from .words import dense_layers
 
-_OWN_LAYERS = re.compile(
-    r"deepseek.?v4|jamba|mamba|hybrid|next|linear|gshard|switch|bert|t5|gpt", re.IGNORECASE
-)
+_OWN_LAYERS = re.compile(r"deepseek.?v4|jamba|mamba|hybrid|next|linear|gshard|switch|bert|t5|gpt", re.IGNORECASE)
 """Names of mixtures whose layers cannot be described by sizes alone."""
 
 
@@ -49,9 +47,7 @@ def _refuse_unsized(row: Row) -> None:
 
 def _predicts_further(row: Row) -> bool:
     """Whether a run had prediction layers: Megatron-Bridge's recipes of DeepSeek-V3 do by default, others do not."""
-    return (
-        "megatron-bridge" in text(row, "source").lower() and "w/o mtp" not in text(row, "model_name").lower()
-    )
+    return "megatron-bridge" in text(row, "source").lower() and "w/o mtp" not in text(row, "model_name").lower()
 
 
 def overlap_words(row: Row) -> str:

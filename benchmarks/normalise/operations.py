@@ -26,11 +26,7 @@ def normalised_kernel(row: Row) -> Row:
     words, dtype = text(row, "direction"), text(row, "dtype").lower()
     cells = {
         "device": "b200-sxm-throttled" if throttled(row) and device else device or "",
-        "dtype": "fp8"
-        if re.search("fp8|float8", dtype)
-        else "bf16"
-        if re.search("(bf|fp|float)16", dtype)
-        else dtype,
+        "dtype": "fp8" if re.search("fp8|float8", dtype) else "bf16" if re.search("(bf|fp|float)16", dtype) else dtype,
         "in_step": str("inside a training step" in text(row, "statistic")).lower(),
         "v_head_dim": value_dim[1] if value_dim else "",
     }
@@ -40,9 +36,7 @@ def normalised_kernel(row: Row) -> Row:
         cells["causal"] = "true" if whole or text(row, "causal").lower() in ("true", "1") else "false"
         cells["direction"] = next((each for each in ("fwd+bwd", "bwd") if each in words), "fwd")
     if not device:
-        cells["not_modelled"] = (
-            f"no profile for {text(row, 'gpu_type')}" if name else "gpu_type not published"
-        )
+        cells["not_modelled"] = f"no profile for {text(row, 'gpu_type')}" if name else "gpu_type not published"
     elif "best over" in text(row, "statistic"):
         cells["not_modelled"] = "the best of many shapes"
     return {**row, **cells}

@@ -14,24 +14,11 @@ from simpar.validation.row_plan import MEGATRONS
 
 from .dense import is_mixture, unfused
 from .labels import is_primus
-from .mixtures import (
-    expert_plan,
-    most_ep,
-    overlap_words,
-    usual_ep,
-)
+from .mixtures import expert_plan, most_ep, overlap_words, usual_ep
 from .stacks import copies_of_batch, is_nemo, stack_of
-from .words import (
-    adapters,
-    forward_again,
-    gradient_dtypes,
-    is_of_contest,
-)
+from .words import adapters, forward_again, gradient_dtypes, is_of_contest
 
-OFF, ON = (
-    frozenset(["no", "off", "false", "0", "disabled", "-", "n/a"]),
-    frozenset(["yes", "on", "true", "1"]),
-)
+OFF, ON = (frozenset(["no", "off", "false", "0", "disabled", "-", "n/a"]), frozenset(["yes", "on", "true", "1"]))
 
 
 _OFFLOADED = re.compile(r"activation cpu offload (\d+) layers")
@@ -132,9 +119,7 @@ def open_settings(row: Row) -> tuple[str, ...]:
     parallelism.
     """
     stages, cp = whole(row, "pp", 1), whole(row, "cp", 1)
-    free = (
-        ["cp_method"] if is_of_contest(row) and cp > 1 and "cp all-to-all" not in overlap_words(row) else []
-    )
+    free = ["cp_method"] if is_of_contest(row) and cp > 1 and "cp all-to-all" not in overlap_words(row) else []
     if _micro_batch(row, whole(row, "n_gpus") // (whole(row, "tp", 1) * stages * cp)):
         return tuple(free)
     if is_mixture(row):
@@ -201,12 +186,7 @@ def _recompute(row: Row) -> str:
         return _first_layers(row, max(1, round(share_again * whole(row, "n_layers") / _stages(row))))
     if "offload" in words or re.search(r"of \d+ layers|remateri", words):
         raise Unmodelled("partial recompute or offload")
-    named = set(re.findall(r"[a-z_]+", words.partition("selective")[2])) - {
-        "modules",
-        "op",
-        "attention",
-        "core",
-    }
+    named = set(re.findall(r"[a-z_]+", words.partition("selective")[2])) - {"modules", "op", "attention", "core"}
     modules = [name for name in MODULES if name in named]
     if named and len(modules) < len(named):
         raise Unmodelled("recompute of chosen modules")

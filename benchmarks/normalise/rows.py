@@ -191,9 +191,7 @@ def _measured(row: Row) -> dict[str, str]:
     if peer := _PEER.search(text(row, "notes")):
         cells["peer_pred_tflops_per_gpu"] = peer[1]
     if layer := _LAYER.search(notes):
-        cells["layer_forward_s"], cells["layer_backward_s"] = (
-            repr(float(each) * MS) for each in layer.groups()
-        )
+        cells["layer_forward_s"], cells["layer_backward_s"] = (repr(float(each) * MS) for each in layer.groups())
     if (unit := memory_unit(row)) != GIB:
         for name in ("peak_mem_gib", "static_mem_gib", "peer_pred_mem_gib"):
             if text(row, name):

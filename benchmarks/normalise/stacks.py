@@ -40,9 +40,7 @@ def stack_of(row: Row) -> tuple[str, dict[str, object]]:
     if name in ("megatron", "nemo") and "deepspeed" in text(row, "zero_stage_or_fsdp").lower():
         name = "deepspeed-21"
     elif name in ("megatron", "nemo", "nemo-24") and unfused(row):
-        early = re.search(
-            r"sc21|2104\.04473|202[01]", f"{text(row, 'source')} {text(row, 'citation')}".lower()
-        )
+        early = re.search(r"sc21|2104\.04473|202[01]", f"{text(row, 'source')} {text(row, 'citation')}".lower())
         name = "megatron-sc21" if early else "megatron-22"
     changes: dict[str, object] = {}
     if name == "torchtitan" and re.search("2024", f"{text(row, 'citation')} {text(row, 'attention_kernel')}"):
@@ -158,9 +156,7 @@ def fused_experts(
     """
     graphs = changes.get("launch.graphs")
     captured = isinstance(graphs, tuple) and "step" in graphs
-    products = [
-        op for block in graph.blocks.values() for op in block.operators if op.kind == "grouped_matmul"
-    ]
+    products = [op for block in graph.blocks.values() for op in block.operators if op.kind == "grouped_matmul"]
     if not captured or plan["precision"] != "mxfp8" or any(len(op.weights) > 1 for op in products):
         return {}
     return load_stack(stack).variants.get("fused_experts", {})
@@ -194,9 +190,7 @@ _CALENDAR = re.compile(r"(?:container release|tags?|release|summary|@)[ :=]*v?(2
 
 def released(row: Row) -> float | None:
     """The release date of a row's software in years (2025.25 is April 2025); None if it is not known."""
-    named = _CALENDAR.search(
-        " ".join(text(row, name) for name in ("source", "stack", "notes", "citation")).lower()
-    )
+    named = _CALENDAR.search(" ".join(text(row, name) for name in ("source", "stack", "notes", "citation")).lower())
     return 2000 + int(named[1]) + (int(named[2]) - 1) / 12 if named else None
 
 

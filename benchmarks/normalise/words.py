@@ -37,9 +37,7 @@ def gradient_dtypes(row: Row, *, one_buffer: bool) -> dict[str, object]:
     With ``one_buffer`` a stack reduces the accumulation buffer, so a word for one holds for both.
     """
     words = " ".join(text(row, name) for name in ("precision", "overlap_notes", "notes")).lower()
-    found = {
-        name: _dtype(words, any_of) for name, any_of in (("grad_dtype", _ADDED), ("reduce_dtype", _REDUCED))
-    }
+    found = {name: _dtype(words, any_of) for name, any_of in (("grad_dtype", _ADDED), ("reduce_dtype", _REDUCED))}
     if one_buffer:
         both = found["grad_dtype"] or found["reduce_dtype"]
         found = {name: dtype or both for name, dtype in found.items()}
@@ -86,9 +84,7 @@ def dense_layers(row: Row, released: int, *, layers: int, of: int) -> int:
     words = f"{text(row, 'model_name')} {text(row, 'notes')}".lower()
     if re.search(r"no dense layer|all(?: layers)?(?: are)? moe\b|moe layers only|only moe layers", words):
         return 0
-    said = re.search(
-        r"first_k_dense(?:_replace)? ?[=:]? ?(\d+)|\b(\d+) dense (?:first )?(?:layers?|\+)", words
-    )
+    said = re.search(r"first_k_dense(?:_replace)? ?[=:]? ?(\d+)|\b(\d+) dense (?:first )?(?:layers?|\+)", words)
     if said:
         return int(said[1] or said[2])
     return max(1, round(released * layers / of)) if released and layers < of else released

@@ -93,9 +93,7 @@ class Config:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < MAX_SIZE:
-                raise UserError(
-                    f"{self.source}: {name} = {value!r}: allowed: a positive integer below {MAX_SIZE}"
-                )
+                raise UserError(f"{self.source}: {name} = {value!r}: allowed: a positive integer below {MAX_SIZE}")
             return value
         if default is None:
             raise UserError(f"{self.source}: {names[0]} is missing")

@@ -208,8 +208,4 @@ class Details:
     def said(self) -> str:
         """One line about the fields that are not understood; empty if all are."""
         names = ", ".join(self.unread)
-        return (
-            f"Fields of the model's config that are not understood and play no part: {names}."
-            if names
-            else ""
-        )
+        return f"Fields of the model's config that are not understood and play no part: {names}." if names else ""

@@ -48,8 +48,7 @@ def _with_types(block: Block) -> Block:
     """The embedding block with segment types; positions and types are added in one pass."""
     types = Weight("token_type_embedding.weight", term("token_types", "hidden"), "embedding")
     ops = tuple(
-        replace(op, weights=(*op.weights, types)) if op.name == "position_embedding" else op
-        for op in block.operators
+        replace(op, weights=(*op.weights, types)) if op.name == "position_embedding" else op for op in block.operators
     )
     return replace(block, operators=ops)
 
@@ -67,9 +66,7 @@ def _joined(name: str, branch: str, residual: str, *, dropout: bool) -> list[Ope
     ops = []
     if dropout and not branch.endswith("dropout"):
         branch_drop = f"{name}_dropout"
-        ops.append(
-            Operator(branch_drop, "dropout", TOKENS, HIDDEN, "sequence", inputs=(branch,), saves=("mask",))
-        )
+        ops.append(Operator(branch_drop, "dropout", TOKENS, HIDDEN, "sequence", inputs=(branch,), saves=("mask",)))
         branch = branch_drop
     ops.append(add(f"{name}_residual", residual, branch))
     ops.append(norm(f"{name}_norm", f"{name}_residual", STYLE))
@@ -80,13 +77,7 @@ def _head() -> tuple[Operator, ...]:
     """The transform of masked-language heads, the output projection with its bias, and the loss."""
     transform = matmul("transform", INPUT, HIDDEN, HIDDEN, product(HIDDEN, HIDDEN), bias=True)
     act = Operator(
-        "transform_activation",
-        "activation",
-        TOKENS,
-        HIDDEN,
-        "tensor",
-        inputs=("transform",),
-        saves=("transform",),
+        "transform_activation", "activation", TOKENS, HIDDEN, "tensor", inputs=("transform",), saves=("transform",)
     )
     after = norm("transform_norm", "transform_activation", STYLE)
     weight = term("hidden", "vocab")

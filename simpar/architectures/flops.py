@@ -101,9 +101,7 @@ def _tuning_flop(graph: ModelGraph, seq_len: int, matmuls: float, convention: st
     return matmuls + backward + attention * (1.0 + 2.0 * share)
 
 
-def hardware_flop_per_token(
-    graph: ModelGraph, seq_len: int, recompute: str, convention: str = "full"
-) -> float:
+def hardware_flop_per_token(graph: ModelGraph, seq_len: int, recompute: str, convention: str = "full") -> float:
     """Model FLOP per token plus recomputation: another forward of the layers (full) or of attention (selective).
 
     ``modules:A+B`` recomputes the operators of some modules; choices by layer, ``every:C`` among them, count by their

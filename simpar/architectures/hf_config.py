@@ -32,9 +32,7 @@ def read(config: Mapping[str, Any], name: str = "model") -> ModelGraph:
     if kind in UNMODELLED:
         raise UserError(f"{name}: model_type = {kind!r}: {UNMODELLED[kind]} are not modelled")
     if family is None:
-        raise UserError(
-            f"{name}: model_type = {kind!r} is not known{suggest(kind, DECLARED) or allowed(DECLARED)}"
-        )
+        raise UserError(f"{name}: model_type = {kind!r} is not known{suggest(kind, DECLARED) or allowed(DECLARED)}")
     fields = Config(config, name)
     graph = family.read(fields, name, read) if family.nested else family.read(fields, name)
     return replace(graph, details=details(fields, graph, family))

@@ -79,9 +79,7 @@ def _positions(config: Config, usual: Positions, head_dim: int) -> Positions:
     fraction = config.number("partial_rotary_factor", "rotary_pct", default=usual.rope.fraction)
     beside = config.flag("rope_interleave", default=usual.rope.interleaved)
     plain = replace(usual.rope, theta=theta, fraction=fraction, interleaved=beside)
-    near = replace(
-        plain, theta=config.number("rope_local_base_freq", default=_near(usual, theta)), scaling={}
-    )
+    near = replace(plain, theta=config.number("rope_local_base_freq", default=_near(usual, theta)), scaling={})
     by_layer = {name: value for name, value in given.items() if isinstance(value, Mapping)}
     rope = _rope(by_layer.get("full_attention", {}) if by_layer else given, plain)
     windowed = _rope(by_layer.get("sliding_attention", {}), near)
@@ -103,10 +101,7 @@ def _near(usual: Positions, theta: float) -> float:
 def _rope(given: Mapping[str, Any], plain: Rope) -> Rope:
     """Rotary positions from one mapping of the config, with defaults from ``plain``."""
     fields = {name: value for name, value in given.items() if value is not None}
-    theta, fraction = (
-        fields.pop("rope_theta", plain.theta),
-        fields.pop("partial_rotary_factor", plain.fraction),
-    )
+    theta, fraction = (fields.pop("rope_theta", plain.theta), fields.pop("partial_rotary_factor", plain.fraction))
     if "type" in fields:  # the name before rope_type
         fields.setdefault("rope_type", fields.pop("type"))
     scaled = fields.get("rope_type", "default") != "default"
@@ -134,9 +129,7 @@ def _drops(graph: ModelGraph) -> bool:
     return any(op.kind == "dropout" for block in blocks for op in block.operators)
 
 
-def _scales(
-    config: Config, graph: ModelGraph, usual: Details, temperature: float, *, by_root: bool
-) -> Scales:
+def _scales(config: Config, graph: ModelGraph, usual: Details, temperature: float, *, by_root: bool) -> Scales:
     """Factors on embeddings, residual branches, logits and scores; ``temperature`` is that of scaled positions."""
     attention = config.optional("attention_multiplier", default=usual.scales.attention)
     if scalar := config.optional("query_pre_attn_scalar"):

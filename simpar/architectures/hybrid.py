@@ -12,18 +12,7 @@ from dataclasses import replace
 from simpar.architectures.graph import INPUT, PRODUCTS, Block, ModelGraph, Operator
 from simpar.architectures.mamba import Mamba, mamba
 from simpar.architectures.mixture import mixture, outputs
-from simpar.architectures.transformer import (
-    Layer,
-    Shape,
-    Style,
-    add,
-    attention,
-    embedding,
-    head,
-    mlp,
-    norm,
-    prediction,
-)
+from simpar.architectures.transformer import Layer, Shape, Style, add, attention, embedding, head, mlp, norm, prediction
 from simpar.precisions import narrower
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -44,8 +33,7 @@ def hybrid(name: str, pattern: str, shape: Shape, state: Mamba, style: Style, *,
     blocks = {kind: _block(kind.removesuffix("_wide"), shape, style) for kind in dict.fromkeys(layers)}
     if wide:
         blocks = {
-            kind: _kept(replace(block, name=kind), everything=kind.endswith("_wide"))
-            for kind, block in blocks.items()
+            kind: _kept(replace(block, name=kind), everything=kind.endswith("_wide")) for kind, block in blocks.items()
         }
     return ModelGraph(
         name=name, dims=shape.dims | state.dims, blocks=blocks, layers=layers,
@@ -73,10 +61,7 @@ def predicting(graph: ModelGraph, shape: Shape, style: Style, passes: int, disti
     """
     operators = prediction(style, Layer(rotary=False, experts=True), shape)
     wide = dict.fromkeys(narrower(16), "bf16")
-    own = Block(
-        "prediction",
-        tuple(replace(op, kept_in=wide) if op.kind in PRODUCTS else op for op in operators),
-    )
+    own = Block("prediction", tuple(replace(op, kept_in=wide) if op.kind in PRODUCTS else op for op in operators))
     again = Block("prediction_again", tuple(replace(op, weights=()) for op in own.operators))
     further = [own] * distinct + [again] * (passes - distinct)
     return replace(

@@ -45,12 +45,7 @@ class Mamba:
 
 
 def mamba(
-    source: str,
-    *,
-    bias: bool = False,
-    out_bias: bool | None = None,
-    conv_bias: bool = True,
-    normed: bool = True,
+    source: str, *, bias: bool = False, out_bias: bool | None = None, conv_bias: bool = True, normed: bool = True
 ) -> list[Operator]:
     """Operators of one mixer that reads ``source``; the last is the output projection.
 
@@ -58,10 +53,7 @@ def mamba(
     """
     out_bias = bias if out_bias is None else out_bias
     kernel = tuple((times, (*names, "conv")) for times, names in MIXED)
-    convolution = [
-        Weight("conv.weight", kernel),
-        *([Weight("conv.bias", MIXED, "vector")] if conv_bias else []),
-    ]
+    convolution = [Weight("conv.weight", kernel), *([Weight("conv.bias", MIXED, "vector")] if conv_bias else [])]
     heads = [Weight(f"scan.{name}", term("mamba_heads"), "vector") for name in ("decay", "skip", "step_bias")]
     mixer_norm = Operator(
         "mixer_norm", "norm", TOKENS, INNER, "tensor", weights=(Weight("mixer_norm.weight", INNER, "vector"),),

@@ -115,9 +115,7 @@ def _experts(source: str, sizes: Mixture) -> list[Operator]:
         up.append(Weight("expert_up.bias", term("experts", "expert_ffn", times=sizes.columns), "expert"))
         down.append(Weight("expert_down.bias", term("experts", hidden), "expert"))
     wide = term("expert_ffn", times=sizes.columns)
-    clamp = Operator(
-        "expert_clamp", "clamp", ROUTED, wide, "expert", inputs=("expert_up",), saves=("expert_up",)
-    )
+    clamp = Operator("expert_clamp", "clamp", ROUTED, wide, "expert", inputs=("expert_up",), saves=("expert_up",))
     activated = "expert_clamp" if sizes.clamped else "expert_up"
     return [
         Operator("dispatch", "dispatch", ROUTED, sizes.width, "expert", inputs=(source, "router")),

@@ -57,24 +57,13 @@ def shape_of(
             f"{config.source}: num_key_value_heads = {kv_heads} does not divide num_attention_heads = {heads}"
         )
     if not head_dim and hidden % heads:
-        raise UserError(
-            f"{config.source}: num_attention_heads = {heads} does not divide hidden_size = {hidden}"
-        )
+        raise UserError(f"{config.source}: num_attention_heads = {heads} does not divide hidden_size = {hidden}")
     return Shape(
-        config.size("vocab_size"),
-        hidden,
-        ffn,
-        layers,
-        heads,
-        kv_heads,
-        head_dim or hidden // heads,
-        positions,
+        config.size("vocab_size"), hidden, ffn, layers, heads, kv_heads, head_dim or hidden // heads, positions
     )
 
 
-def llama_shape(
-    config: Config, *, kv_heads: int = 0, head_dim: int = 0, ffn: str = "intermediate_size"
-) -> Shape:
+def llama_shape(config: Config, *, kv_heads: int = 0, head_dim: int = 0, ffn: str = "intermediate_size") -> Shape:
     """The shape in a config with Llama's field names, with the family's defaults and its field for the FFN's width.
 
     Raises UserError.
@@ -112,9 +101,7 @@ def style_of(config: Config, usual: Style = LLAMA_STYLE, biases: Biases = NO_FIE
     """
     style = replace(usual, tied=config.tied(default=usual.tied))
     for field, decided in biases.items():
-        changed: dict[str, Any] = dict.fromkeys(
-            decided, config.flag(field, default=getattr(style, decided[0]))
-        )
+        changed: dict[str, Any] = dict.fromkeys(decided, config.flag(field, default=getattr(style, decided[0])))
         style = replace(style, **changed)
     return style
 
@@ -151,9 +138,7 @@ def windows_in(config: Config, layers: int, usual: Sequence[bool], *, default: i
     if config.data.get("sliding_window", 0) is None:
         return (None,) * layers
     if listed is not None and (not isinstance(listed, list) or len(listed) != layers):
-        raise UserError(
-            f"{config.source}: layer_types = {listed!r}: allowed: one for each of {layers} layers"
-        )
+        raise UserError(f"{config.source}: layer_types = {listed!r}: allowed: one for each of {layers} layers")
     has = usual if listed is None else ["sliding" in str(kind) for kind in listed]
     window = config.size("sliding_window", default=default) if any(has) else None
     return tuple(window if each else None for each in has)

@@ -67,13 +67,11 @@ def encoder_decoder(
         name=name,
         dims=dims,
         blocks=blocks,
-        layers=(
-            *("encoder_layer",) * shape.layers, "decoder_embedding", *("decoder_layer",) * decoder_layers
-        ),
+        layers=(*("encoder_layer",) * shape.layers, "decoder_embedding", *("decoder_layer",) * decoder_layers),
         embedding=_with_buckets(embedding(shape, style, dropout=False)),
         head=replace(head(style), scope=scope),
         tied_embeddings=style.tied,
-    )  # fmt: skip
+    )
 
 
 MEMORY_STREAM: Size = product(MEMORY, HIDDEN)
@@ -179,13 +177,7 @@ def _connector(tokens: tuple[Operator, ...]) -> tuple[Operator, ...]:
     visual, source, inner = term("batch", "visual"), term("visual_hidden"), term("ffn")
     up = matmul("project_up", INPUT, source, inner, product(source, inner), bias=True)
     act = Operator(
-        "project_activation",
-        "activation",
-        visual,
-        inner,
-        "tensor",
-        inputs=("project_up",),
-        saves=("project_up",),
+        "project_activation", "activation", visual, inner, "tensor", inputs=("project_up",), saves=("project_up",)
     )
     down = matmul("project_down", "project_activation", inner, HIDDEN, product(inner, HIDDEN), bias=True)
     joined = add("join", tokens[-1].name, "project_down")

@@ -107,10 +107,7 @@ def build(
     Layers of one kind share one block.
     """
     kinds = layers or (Layer(experts=shape.mixture is not None),) * shape.layers
-    blocks = {
-        kind.name: layer(kind.name, style, kind, parts=shape, dropout=dropout)
-        for kind in dict.fromkeys(kinds)
-    }
+    blocks = {kind.name: layer(kind.name, style, kind, parts=shape, dropout=dropout) for kind in dict.fromkeys(kinds)}
     return ModelGraph(
         name=name,
         dims=shape.dims,
@@ -190,14 +187,7 @@ def _qk_norm(style: Style, source: str) -> Operator:
     if style.extra.get("qk_norm_bias"):
         weights.append(Weight("qk_norm.bias", sizes[style.qk_norm], "vector"))
     return Operator(
-        "qk_norm",
-        "norm",
-        TOKENS,
-        QKV,
-        "tensor",
-        weights=tuple(weights),
-        inputs=(source,),
-        saves=(source, "stats"),
+        "qk_norm", "norm", TOKENS, QKV, "tensor", weights=tuple(weights), inputs=(source,), saves=(source, "stats")
     )
 
 
@@ -209,14 +199,7 @@ def mlp(source: str, style: Style) -> list[Operator]:
     learnt = int(style.extra.get("activation_parameters", 0))
     weights = (Weight("activation.weight", term(times=learnt), "vector"),) if learnt else ()
     act = Operator(
-        "activation",
-        kind,
-        TOKENS,
-        term("ffn"),
-        "tensor",
-        weights=weights,
-        inputs=("mlp_up",),
-        saves=("mlp_up",),
+        "activation", kind, TOKENS, term("ffn"), "tensor", weights=weights, inputs=("mlp_up",), saves=("mlp_up",)
     )
     down = matmul("mlp_down", "activation", term("ffn"), HIDDEN, product(term("ffn"), HIDDEN), style.mlp_bias)
     return [up, act, down]
@@ -240,9 +223,7 @@ def layer(name: str, style: Style, kind: Layer, *, parts: Shape | None = None, d
     return Block(name, tuple(_serial_layer(INPUT, style, kind, parts, dropout=dropout)))
 
 
-def _serial_layer(
-    source: str, style: Style, kind: Layer, parts: Shape | None, *, dropout: bool
-) -> list[Operator]:
+def _serial_layer(source: str, style: Style, kind: Layer, parts: Shape | None, *, dropout: bool) -> list[Operator]:
     """Attention, then an MLP or experts, each with its residual."""
     latent, experts = (parts.latent, parts.mixture) if parts else (None, None)
     post = style.norms == 4 or style.extra.get("post_norm_only", False)
@@ -312,9 +293,7 @@ def _parallel_layer(style: Style, kind: Layer, dropout: bool) -> list[Operator]:
 def embedding(shape: Shape, style: Style, dropout: bool) -> Block:
     """The embedding block: token table, positions, norm and dropout, as the style has them."""
     table = Weight("token_embedding.weight", term("vocab", "hidden"), "embedding")
-    ops = [
-        Operator("token_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table,), inputs=(INPUT,))
-    ]
+    ops = [Operator("token_embedding", "embedding", TOKENS, HIDDEN, "tensor", weights=(table,), inputs=(INPUT,))]
     if shape.positions:
         positions = Weight("position_embedding.weight", term("positions", "hidden"), "embedding")
         ops.append(

@@ -43,9 +43,7 @@ def tuned(
     if any(block.scope or block.passes for block in graph.blocks.values()):
         raise UserError(f"plan.tuning: {graph.name} has two towers; allowed: decoders")
     if frozen_layers >= len(graph.layers):
-        raise UserError(
-            f"plan.frozen_layers = {frozen_layers}: the model has {len(graph.layers)}; allowed: fewer"
-        )
+        raise UserError(f"plan.frozen_layers = {frozen_layers}: the model has {len(graph.layers)}; allowed: fewer")
     if rank is None and not frozen_layers:
         return graph
     stored = STORED_BYTES[frozen_dtype]

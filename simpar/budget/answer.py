@@ -64,9 +64,7 @@ class HowMany:
         """The best row by the objective among those within both limits; None if there is none."""
         both = [row for row in self.planned if self.meets_deadline(row) and self.keeps_budget(row)]
         days = self.wanted.objective == "days"
-        return min(
-            both, key=lambda row: (row.days, row.dollars) if days else (row.dollars, row.days), default=None
-        )
+        return min(both, key=lambda row: (row.days, row.dollars) if days else (row.dollars, row.days), default=None)
 
     @property
     def surely(self) -> Row | None:
@@ -152,29 +150,19 @@ class HowMany:
         limits = [f"{wanted.deadline_days:g} days"] if wanted.deadline_days is not None else []
         limits += [f"{figure(wanted.budget_usd)} dollars"] if wanted.budget_usd is not None else []
         counts = ", ".join(str(row.nodes) for row in self.rows)
-        who = (
-            f"none of {counts} nodes keeps"
-            if len(self.rows) > 1
-            else f"{self.rows[0].node_words} cannot keep"
-        )
+        who = f"none of {counts} nodes keeps" if len(self.rows) > 1 else f"{self.rows[0].node_words} cannot keep"
         return f"{who} to {' and '.join(limits)}; {'; '.join(self._nearest())}"
 
     def _nearest(self) -> Iterator[str]:
         """The least relaxation of each limit, with the other limit kept if possible."""
         wanted, cheapest, quickest = self.wanted, self.cheapest, self.quickest
         if wanted.deadline_days is not None and (cheapest is None or quickest is not None):
-            row = (
-                quickest if cheapest is not None and quickest else min(self.planned, key=lambda one: one.days)
-            )
+            row = quickest if cheapest is not None and quickest else min(self.planned, key=lambda one: one.days)
             which = "the quickest" if cheapest is None else "the quickest within the budget"
             days = _up(row.days)
             yield f"{which} takes {days} days on {row.node_words}: try --deadline {days}d{self._more_nodes(row)}"
         if wanted.budget_usd is not None and (quickest is None or cheapest is not None):
-            row = (
-                cheapest
-                if quickest is not None and cheapest
-                else min(self.planned, key=lambda one: one.dollars)
-            )
+            row = cheapest if quickest is not None and cheapest else min(self.planned, key=lambda one: one.dollars)
             which = "the cheapest" if quickest is None else "the cheapest by the deadline"
             cost = figure(row.dollars)
             yield f"{which} costs {cost} dollars on {row.node_words}: try --budget {math.ceil(row.dollars)}"
@@ -190,11 +178,7 @@ class HowMany:
 
 
 def how_many(
-    problem: Problem,
-    wanted: Wanted,
-    *,
-    node_counts: Sequence[int] | None = None,
-    search: Search | None = None,
+    problem: Problem, wanted: Wanted, *, node_counts: Sequence[int] | None = None, search: Search | None = None
 ) -> HowMany:
     """Days and dollars of the best plan on every number of nodes, against the limits.
 

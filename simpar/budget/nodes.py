@@ -110,13 +110,9 @@ def rows_of(problem: Problem, counts: Sequence[int], how: Search) -> Iterator[Ro
     """The best plan on each number of nodes, in order; ends early if the user stops it. Raises UserError."""
     cluster = problem.cluster
     if problem.training.tokens is None:
-        raise UserError(
-            "training.tokens is missing: give --tokens, such as 15T; days and dollars are of a whole run"
-        )
+        raise UserError("training.tokens is missing: give --tokens, such as 15T; days and dollars are of a whole run")
     if cluster.is_mixed:
-        raise UserError(
-            f"hardware {cluster.profile.name}: has several kinds of nodes; allowed: nodes of one kind"
-        )
+        raise UserError(f"hardware {cluster.profile.name}: has several kinds of nodes; allowed: nodes of one kind")
 
     for nodes in counts:
         here = replace(problem, cluster=replace(cluster, nodes=nodes), objective="time")

@@ -77,9 +77,7 @@ def both_words(row: Row) -> str:
     if row.run is None:
         return ""
     cost = row.run.cost_usd
-    return f"{amount(row.run.days)} days" + (
-        ", at no known price" if cost is None else f" for {amount(cost)} dollars"
-    )
+    return f"{amount(row.run.days)} days" + (", at no known price" if cost is None else f" for {amount(cost)} dollars")
 
 
 def _cells(found: HowMany, row: Row) -> list[str]:

@@ -32,9 +32,7 @@ class Wanted:
     def of(objective: str, deadline: str | None, budget: str | None) -> Wanted:
         """Parse a goal from text such as "60d" and "2M". Raises UserError."""
         return Wanted(
-            objective,
-            None if deadline is None else _days(deadline),
-            None if budget is None else _dollars(budget),
+            objective, None if deadline is None else _days(deadline), None if budget is None else _dollars(budget)
         )
 
 

@@ -240,10 +240,7 @@ def passes(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
     middle = {key: rounded(np.median(values)) for key, values in ratios.items()}
     kinds = sorted({kind for kind, _ in middle})
     # autograd passes the gradient of a sum on unchanged; where a stream branches, it adds two gradients
-    ways = {
-        kind: (middle[kind, "forward"], middle[kind, "forward" if kind == "add" else "backward"])
-        for kind in kinds
-    }
+    ways = {kind: (middle[kind, "forward"], middle[kind, "forward" if kind == "add" else "backward"]) for kind in kinds}
     machine = replace(machine, stack=machine.stack.model_copy(update={"passes": ways}))
     predicted = machine.predicted(samples, counted)
     return machine, [Quality.of("memory-bound operators", predicted, [each.seconds for each in counted])]
@@ -255,9 +252,7 @@ def updates(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]
 
     def seconds(passes: float) -> Floats:
         stack = _with_launch(machine, optimizer_passes=passes).stack
-        return np.array(
-            [float(optimizer_time_s(each.shape[0], DecidedNumerics(), kernels, stack)) for each in found]
-        )
+        return np.array([float(optimizer_time_s(each.shape[0], DecidedNumerics(), kernels, stack)) for each in found])
 
     least = np.finfo(float).tiny
     beyond = np.array([each.seconds for each in found]) - seconds(least)
@@ -337,12 +332,7 @@ def _slowed(found: Sequence[Sample], machine: Machine, simulated: Callable[[Mach
     """Factor on kernels and time per step; a step is linear in both."""
     measured = np.array([each.seconds for each in found])
     one, two = (
-        np.array(
-            [
-                simulated(_with_launch(machine, kernel_overhead=f, step_overhead_s=0.0), e.shape[0])
-                for e in found
-            ]
-        )
+        np.array([simulated(_with_launch(machine, kernel_overhead=f, step_overhead_s=0.0), e.shape[0]) for e in found])
         for f in (1.0, 2.0)
     )
     kernels, rest = two - one, 2 * one - two  # step = factor kernels + rest + time per step

@@ -65,8 +65,7 @@ def updates(request: Request, watch: Stopwatch) -> Iterator[Sample]:
     for count in request.parameters:
         side = SIDES[watch.device.type]
         matrices = [
-            torch.nn.Parameter(torch.randn(side, side, device=watch.device))
-            for _ in range(max(count // side**2, 1))
+            torch.nn.Parameter(torch.randn(side, side, device=watch.device)) for _ in range(max(count // side**2, 1))
         ]
         optimizer = torch.optim.AdamW(matrices, betas=BETAS, eps=EPS, fused=True)
         for matrix in matrices:
@@ -138,9 +137,7 @@ def _leaf(value: Any) -> Any:
     return value.detach().requires_grad_(value.is_floating_point())
 
 
-def _both_ways(
-    forward: Any, wanted: list[Tensor], name: str, number: int, watch: Stopwatch
-) -> Iterator[Sample]:
+def _both_ways(forward: Any, wanted: list[Tensor], name: str, number: int, watch: Stopwatch) -> Iterator[Sample]:
     """Forward, and backward to all wanted tensors. One repetition of backward keeps the saved tensors."""
     yield _sample(watch.time(forward), kind="operator", name=name, shape=(number,), direction="forward")
     outputs = forward()

@@ -25,9 +25,7 @@ def calibrate(request: Request, known: Facts) -> Profiles:
     workers = Workers(WORKER, request.save(), Path(request.folder), request.machine)
     ranks = start(workers, request.ranks)
     device = {key: value for key, value in ranks[0].items() if key in ("memory_bytes", "num_sms", "l2_bytes")}
-    return build(
-        Samples(request, gathered(ranks)), Facts(known.name, known.description, known.memory_bytes, device)
-    )
+    return build(Samples(request, gathered(ranks)), Facts(known.name, known.description, known.memory_bytes, device))
 
 
 def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Request:
@@ -42,9 +40,7 @@ def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Re
         raise UserError(f"--device {device}: allowed: cpu, cuda")
     ranks = ranks or (found if device == "cuda" else cores)
     if device == "cuda" and found < ranks:
-        raise UserError(
-            f"--device cuda: {ranks} ranks, {found} CUDA devices; allowed: cpu, or one device a rank"
-        )
+        raise UserError(f"--device cuda: {ranks} ranks, {found} CUDA devices; allowed: cpu, or one device a rank")
     machine = Machine.model_validate({"device": device, "threads": max(1, cores // ranks)})
     return (quick if is_quick else standard)(ranks, machine, tempfile.mkdtemp(prefix="simpar-calibrate-"))
 
@@ -52,9 +48,7 @@ def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Re
 def known_facts(request: Request, name: str, date: str | None) -> Facts:
     """Facts that the system gives without measuring. ``date`` is omitted if not given: same input, same text."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    words = (
-        f"{_processor()}, {usable_cores()} cores, torch {metadata.version('torch')}, {request.machine.device}"
-    )
+    words = f"{_processor()}, {usable_cores()} cores, torch {metadata.version('torch')}, {request.machine.device}"
     return Facts(name, f"{words}, {date}" if date else words, float(memory), {})
 
 

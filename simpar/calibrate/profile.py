@@ -105,9 +105,7 @@ def _stack(samples: Samples, known: Facts) -> Stack:
     is_cpu = samples.request.machine.device == "cpu"
     # operators are timed without gradient sums; on a CPU these are part of the factor on whole steps
     numerics = stack.numerics.model_copy(update={"sum_bytes": 0.0})
-    launch = stack.launch.model_copy(
-        update={"host_time_per_kernel_s": 0.0 if is_cpu else rounded(issue[0].seconds)}
-    )
+    launch = stack.launch.model_copy(update={"host_time_per_kernel_s": 0.0 if is_cpu else rounded(issue[0].seconds)})
     update: dict[str, Any] = {"name": known.name, "launch": launch, "numerics": numerics}
     update["sources"] = (known.description,)
     if is_cpu:
@@ -127,9 +125,7 @@ def _cluster(samples: Samples, known: Facts, device: Device) -> ClusterProfile:
         name=known.name,
         device=device,
         devices_per_node=samples.request.ranks,
-        scale_up=ScaleUp(
-            kind="shared_memory" if is_cpu else "nvswitch", bandwidth=rounded(2 * best), latency=US
-        ),
+        scale_up=ScaleUp(kind="shared_memory" if is_cpu else "nvswitch", bandwidth=rounded(2 * best), latency=US),
         host=Host(
             memory_bytes=known.memory_bytes,
             memory_bandwidth=device.memory_bandwidth,
@@ -163,9 +159,7 @@ def step_s(samples: Samples, machine: Machine, number: int) -> float:
 def _provenance(samples: Samples, quality: Sequence[Quality]) -> str:
     """What was measured, and the errors of the fits."""
     request = samples.request
-    parts = "; ".join(
-        f"{each.part} {each.median:.1%} median, {each.p90:.1%} p90 of {each.count}" for each in quality
-    )
+    parts = "; ".join(f"{each.part} {each.median:.1%} median, {each.p90:.1%} p90 of {each.count}" for each in quality)
     return (
         f"measured by simpar calibrate: {len(samples.every)} samples on {request.ranks} rank(s) of "
         f"{request.machine.threads} thread(s); absolute error of the fits: {parts}"

@@ -90,12 +90,7 @@ class Stopwatch:
         return replace(self, device=torch.device("cpu")).time(work)
 
     def _laps(
-        self,
-        work: Callable[[], Any],
-        goes_on: Callable[[int], bool],
-        *,
-        room: Any = None,
-        busy_s: float = 0.0,
+        self, work: Callable[[], Any], goes_on: Callable[[int], bool], *, room: Any = None, busy_s: float = 0.0
     ) -> list[float]:
         """Seconds of every repetition; before each, ``room`` is overwritten and the device kept busy, not counted."""
         if self.device.type != "cuda":

@@ -99,9 +99,7 @@ def _session(request: Request, wanted: Steps, device: Any) -> Session:
     """A run of one rank that shares nothing with the others."""
     training = Training(seq_len=wanted.seq_len, global_batch=wanted.batch)
     micro_batch = wanted.batch // wanted.microbatches
-    plan = Plan.model_validate(
-        {"dp": 1, "micro_batch": micro_batch, "precision": request.dtype, "stack": STACK}
-    )
+    plan = Plan.model_validate({"dp": 1, "micro_batch": micro_batch, "precision": request.dtype, "stack": STACK})
     job = Job(
         plan=plan, model={**wanted.model, "name": "calibration"}, training=training, steps=1, folder=request.folder,
         machine=request.machine,

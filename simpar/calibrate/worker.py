@@ -32,9 +32,7 @@ def measure(request: Request) -> dict[str, Any]:
     from simpar.calibrate.together import collectives, steps
     from simpar.calibrate.wrappers import wrappers
 
-    warnings.filterwarnings(
-        "ignore", category=FutureWarning
-    )  # newer names of collectives, which older torch lacks
+    warnings.filterwarnings("ignore", category=FutureWarning)  # newer names of collectives, which older torch lacks
     torch.set_num_threads(request.machine.threads)
     with joined(request.machine, Path(request.folder)) as device:
         rank, watch = int(os.environ["RANK"]), Stopwatch(device, request.window_s)

@@ -71,9 +71,7 @@ def network_text(found: tuple[Dimension, ...]) -> str:
         "bandwidth": [each.link_gib_per_s for each in found],
         "latency": [each.link_ns for each in found],
     }
-    return "".join(
-        f"{key}: [ {', '.join(str(value) for value in values)} ]\n" for key, values in rows.items()
-    )
+    return "".join(f"{key}: [ {', '.join(str(value) for value in values)} ]\n" for key, values in rows.items())
 
 
 def system_text(cluster: Cluster, num_dimensions: int) -> str:

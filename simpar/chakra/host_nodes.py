@@ -138,9 +138,7 @@ def _node(row: Json) -> HostNode:
     names = list(_names(schema))
     arguments = {name: (value, tensors) for name, value, tensors in zip(names, values, inputs, strict=False)}
     if not names:
-        arguments = {
-            str(at): (value, tensors) for at, (value, tensors) in enumerate(zip(values, inputs, strict=True))
-        }
+        arguments = {str(at): (value, tensors) for at, (value, tensors) in enumerate(zip(values, inputs, strict=True))}
     _, results = _side(row["outputs"])
     return HostNode(
         id=_int(row["id"]),
@@ -158,8 +156,7 @@ def _side(side: Json) -> tuple[list[Json], list[tuple[Tensor, ...]]]:
     """(Values of an operator's inputs or outputs, tensors in each of them)."""
     values, shapes, types = (_list(_mapping(side)[key]) for key in ("values", "shapes", "types"))
     tensors = [
-        tuple(_tensors(value, shape, str(kind)))
-        for value, shape, kind in zip(values, shapes, types, strict=True)
+        tuple(_tensors(value, shape, str(kind))) for value, shape, kind in zip(values, shapes, types, strict=True)
     ]
     return values, tensors
 
@@ -215,9 +212,7 @@ def _groups(nodes: Sequence[HostNode], world: int, source: str) -> Mapping[str, 
                     ranks = tuple(map(_int, _list(row["ranks"]))) or tuple(range(_int(row["group_size"])))
                     result[str(row["pg_name"])] = ranks
             except (ValueError, TypeError, KeyError) as error:
-                raise UserError(
-                    f"{source}: {GROUPS_NODE}: {type(error).__name__} {str(error)[:60]}"
-                ) from None
+                raise UserError(f"{source}: {GROUPS_NODE}: {type(error).__name__} {str(error)[:60]}") from None
     for name, ranks in result.items():
         outside = [rank for rank in ranks if not 0 <= rank < world]
         if outside:

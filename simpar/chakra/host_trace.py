@@ -66,13 +66,9 @@ _NAMESPACES = ("c10d::", "_c10d_functional::")
 def read_host_traces(paths: Sequence[Path], device: Device) -> Recording:
     """The recording of traces in the order of their ranks, on a device. Raises UserError."""
     world = len(paths)
-    ranks = [
-        _Rank(read_host_trace(path, world), rank, world, device).events() for rank, path in enumerate(paths)
-    ]
+    ranks = [_Rank(read_host_trace(path, world), rank, world, device).events() for rank, path in enumerate(paths)]
     if not any(ranks):
-        raise UserError(
-            f"{paths[0]}: has no operators; allowed: a trace between start and stop of its observer"
-        )
+        raise UserError(f"{paths[0]}: has no operators; allowed: a trace between start and stop of its observer")
     notes = ("times of kernels are predicted from shapes; the host is not simulated",)
     return Recording(tuple(ranks), notes)
 
@@ -108,9 +104,7 @@ class _Rank:
                     waiting.append((node, True))
                 waiting += [(each, False) for each in reversed(self.trace.children.get(node.id, ()))]
         if seen < len(nodes):
-            raise UserError(
-                f"{self.trace.source}: ctrl_deps: some nodes call each other; allowed: a tree of calls"
-            )
+            raise UserError(f"{self.trace.source}: ctrl_deps: some nodes call each other; allowed: a tree of calls")
         return tuple(self.found)
 
     def _take(self, node: HostNode) -> bool:
@@ -194,9 +188,7 @@ class _Rank:
         groups, everybody = self.trace.groups, tuple(range(self.world))
         if isinstance(said, str):
             if said not in groups:
-                raise UserError(
-                    f"{self.trace.source}: node {node.id} {node.name}: process group {said!r} is not said"
-                )
+                raise UserError(f"{self.trace.source}: node {node.id} {node.name}: process group {said!r} is not said")
             return said, groups[said]
         if all(ranks == everybody for ranks in groups.values()):
             return "", everybody

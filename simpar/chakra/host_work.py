@@ -122,9 +122,7 @@ class Work:
             a, b = (node.tensors(name)[0] for name in names)
             rows, columns, depth, batch = sizes(a.shape, b.shape)
         except (KeyError, IndexError, ValueError):
-            raise UserError(
-                f"{self.source}: node {node.id} {node.name}: has no shapes of two matrices"
-            ) from None
+            raise UserError(f"{self.source}: node {node.id} {node.name}: has no shapes of two matrices") from None
         return int(to_ns(self._precise(node, a).gemm_time_s(rows, columns, depth, batch=batch)))
 
     def _attention(self, node: HostNode) -> int:
@@ -133,9 +131,7 @@ class Work:
             batch, heads, queries, dim = query.shape
             keys = key.shape[2]
         except (KeyError, IndexError, ValueError):
-            raise UserError(
-                f"{self.source}: node {node.id} {node.name}: has no shapes of query and key"
-            ) from None
+            raise UserError(f"{self.source}: node {node.id} {node.name}: has no shapes of query and key") from None
         seen = (keys + 1) / 2 if node.value("is_causal") is True else float(keys)
         model, shape = self._precise(node, query), (batch, queries, heads, dim)
         took = model.attention_time_s(shape, context=keys, seen=seen, backward="backward" in node.name)

@@ -38,18 +38,14 @@ def by_rank(paths: list[Path]) -> list[Path]:
     for path in paths:
         number = _NUMBERED.search(path.name.removesuffix(".gz").rpartition(".")[0])
         if number is None:
-            raise UserError(
-                f"{path}: says no rank; allowed: names that end with it, such as trace.0.et or step-0.json"
-            )
+            raise UserError(f"{path}: says no rank; allowed: names that end with it, such as trace.0.et or step-0.json")
         rank = int(number[1])
         if rank in found:
             raise UserError(f"{path}: rank {rank} is also {found[rank]}; allowed: one file a rank")
         found[rank] = path
     missing = [rank for rank in range(len(found)) if rank not in found]
     if missing:
-        raise UserError(
-            f"rank {missing[0]} is missing among {len(found)} traces (their names end with the rank)"
-        )
+        raise UserError(f"rank {missing[0]} is missing among {len(found)} traces (their names end with the rank)")
     return [found[rank] for rank in range(len(found))]
 
 
@@ -130,14 +126,10 @@ def _event(node: Node, rank: int, groups: Groups, after: tuple[int, ...]) -> Eve
         ends = node.number("comm_src", rank), node.number("comm_dst", rank)
         sent = node.kind == SEND
         if ends[0 if sent else 1] != rank:
-            raise WireError(
-                f"node {node.id} {node.name}: a message of ranks {ends[0]} and {ends[1]} in rank {rank}"
-            )
+            raise WireError(f"node {node.id} {node.name}: a message of ranks {ends[0]} and {ends[1]} in rank {rank}")
         message = Message(*ends, node.number("comm_tag"), node.number("comm_size"), sent)
         return Event(node.name, "", after, duration_ns if sent else 0, message)
-    raise WireError(
-        f"node {node.id} {node.name}: type {node.kind} is not replayed; allowed: compute, communication"
-    )
+    raise WireError(f"node {node.id} {node.name}: type {node.kind} is not replayed; allowed: compute, communication")
 
 
 def _collective(node: Node, rank: int, groups: Groups) -> Collective:

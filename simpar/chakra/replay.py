@@ -71,11 +71,7 @@ def on_profile(cluster: Cluster) -> Price:
             op, size = ("all_reduce", BARRIER_BYTES) if operation == "barrier" else (operation, size_bytes)
             if op not in OPS:
                 raise UserError(f"{operation}: no profile has a price for it{allowed(OPS)}")
-            cost = (
-                collective(op, np.array([members]), cluster, size_bytes=float(size))
-                if len(members) > 1
-                else None
-            )
+            cost = collective(op, np.array([members]), cluster, size_bytes=float(size)) if len(members) > 1 else None
             known[key] = int(to_ns(cost.solo_time_s(float(size), cluster))) if cost else 0
         return known[key]
 
@@ -176,9 +172,7 @@ class _Shared:
         if self.price is not None:
             return self.price(operation, members, size_bytes)
         if event.duration_ns is None:
-            raise UserError(
-                f"{event.name}: the traces do not say how long communication takes; give --hardware NAME"
-            )
+            raise UserError(f"{event.name}: the traces do not say how long communication takes; give --hardware NAME")
         return event.duration_ns
 
     def _count(self, operation: str, size_bytes: int, took_ns: int) -> None:

@@ -27,9 +27,7 @@ def replay_files(
     """
     paths, kind = _paths(names)
     if kind == TORCH and hardware is None:
-        raise UserError(
-            "--hardware is missing: traces of torch have no times; give a cluster on which they are priced"
-        )
+        raise UserError("--hardware is missing: traces of torch have no times; give a cluster on which they are priced")
     cluster = None if hardware is None else _cluster(hardware, nodes, len(paths))
     if kind == CHAKRA:
         recording = read_chakra(paths)
@@ -52,9 +50,7 @@ def _paths(names: Sequence[str]) -> tuple[list[Path], str]:
     kinds = {Path(path.name.removesuffix(".gz")).suffix for path in given}
     if len(kinds) > 1 or not kinds <= {CHAKRA, TORCH}:
         wrong = next(path for path in given if Path(path.name.removesuffix(".gz")).suffix != CHAKRA)
-        raise UserError(
-            f"{wrong}: allowed: *.et of Chakra, or *.json of torch's ExecutionTraceObserver, of one kind"
-        )
+        raise UserError(f"{wrong}: allowed: *.et of Chakra, or *.json of torch's ExecutionTraceObserver, of one kind")
     for path in given:
         if not path.is_file():
             raise UserError(f"{path}: there is no such file")

@@ -18,16 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from simpar.chakra.calls import MESSAGE, PERMUTE, Call, calls_of, group_names
-from simpar.chakra.messages import (
-    COLLECTIVE,
-    COLLECTIVES,
-    COMPUTE,
-    RECEIVE,
-    SEND,
-    Attribute,
-    Node,
-    RankTrace,
-)
+from simpar.chakra.messages import COLLECTIVE, COLLECTIVES, COMPUTE, RECEIVE, SEND, Attribute, Node, RankTrace
 from simpar.errors import UserError
 from simpar.program.blocks.phases import COMPUTE as COMPUTE_STREAM
 from simpar.program.ir.program import Label, Timing
@@ -96,11 +87,7 @@ class _Step:
     """Columns of a Program as lists, its communication calls, and tags of messages."""
 
     def __init__(
-        self,
-        lowered: Lowered,
-        timing: Timing,
-        calls: Mapping[int, Call],
-        groups: Mapping[tuple[int, ...], str],
+        self, lowered: Lowered, timing: Timing, calls: Mapping[int, Call], groups: Mapping[tuple[int, ...], str]
     ) -> None:
         program = lowered.program
         self.lowered, self.calls, self.groups = lowered, calls, groups

@@ -114,17 +114,13 @@ def _notes(job: TrainingJob, cluster: Cluster, step: StepTraces) -> Iterator[str
     yield from unsaid(cluster)
 
 
-def _page(
-    job: TrainingJob, cluster: Cluster, step_time_s: float, lost: tuple[str, ...], notes: tuple[str, ...]
-) -> str:
+def _page(job: TrainingJob, cluster: Cluster, step_time_s: float, lost: tuple[str, ...], notes: tuple[str, ...]) -> str:
     """The text on how to run the files, and on what they do not express."""
     mesh = job.layout.mesh
     network = NETWORK if dimensions(cluster) else "YOUR_NETWORK.yml"
     layout = f"tp {mesh.tp}, cp {mesh.cp}, dp {mesh.dp}, pp {mesh.pp}, ep {mesh.ep}"
     devices = f"{cluster.world_size} x {cluster.devices[0].name}"
-    files = (
-        f"`{PREFIX}.RANK.et` are nodes of mlcommons/chakra (protocol buffers, each with its length before it)"
-    )
+    files = f"`{PREFIX}.RANK.et` are nodes of mlcommons/chakra (protocol buffers, each with its length before it)"
     lines = [
         f"# {job.graph.name} as execution traces",
         "",

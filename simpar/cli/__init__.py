@@ -73,9 +73,7 @@ app.registered_commands.sort(key=lambda command: ORDER.index(command.name or com
 
 
 @app.callback(invoke_without_command=True)
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
         typer.echo(f"simpar {_version()}")
         raise typer.Exit

@@ -67,9 +67,7 @@ def _that_may_be_like(whole: dict[str, Any]) -> dict[str, Any]:
 
 
 @app.command(epilog="Example: simpar doctor")
-def doctor(
-    json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
-) -> None:
+def doctor(json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None) -> None:
     """Show the versions of simpar and of the packages that it uses."""
     from simpar.report.terminal import print_names
 

@@ -14,21 +14,14 @@ from simpar.cli.app import JSON_HELP, OUR_FAULT, app, console, json_out, working
 
 @app.command(epilog="Example: simpar calibrate -o here.yaml --ranks 2")
 def calibrate(
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Profile to write; the stack is written beside it")
-    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="Profile to write; the stack is written beside it")],
     ranks: Annotated[
         int | None,
-        typer.Option(
-            help="Ranks that share this machine (default: one per CUDA device, else per core)", min=1
-        ),
+        typer.Option(help="Ranks that share this machine (default: one per CUDA device, else per core)", min=1),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda (default: cuda if there is a device)")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if there is a device)")] = None,
     quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Measure only a few sizes, in seconds; the numbers are not reliable"),
+        bool, typer.Option("--quick", help="Measure only a few sizes, in seconds; the numbers are not reliable")
     ] = False,
     date: Annotated[str | None, typer.Option(help="Date of the measurement, noted in the profile")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,

@@ -15,16 +15,9 @@ CHECK_FLAGS = (
     Flag("--global-batch", "", int, "Sequences per optimizer step, if the command does not say"),
     Flag("--stack", "", str, "Software stack (default: the framework's)"),
     *RUN_FLAGS,
-    Flag(
-        "--reliability", "", str, "Profile of failure rates, for a run of --tokens (simpar list reliability)"
-    ),
+    Flag("--reliability", "", str, "Profile of failure rates, for a run of --tokens (simpar list reliability)"),
     Flag("--from", "", str, "Framework, if the text alone does not reveal it"),
-    Flag(
-        "--fits-with",
-        "",
-        float,
-        "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)",
-    ),
+    Flag("--fits-with", "", float, "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)"),
     Flag("--output,-o", "", str, "Write the text with the best neighbour's flags"),
     Flag("--json", "", str, JSON_HELP),
 )

@@ -24,9 +24,7 @@ def compare(
         str | None, typer.Option("--tokens", help="Tokens of the whole run, for both, such as 15T")
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
-    csv: Annotated[
-        str | None, typer.Option("--csv", help="Write the figures of both as CSV, in SI units")
-    ] = None,
+    csv: Annotated[str | None, typer.Option("--csv", help="Write the figures of both as CSV, in SI units")] = None,
 ) -> None:
     """Show two results side by side and explain the difference."""
     from simpar import verbs

@@ -14,12 +14,7 @@ EXPLAIN_FLAGS = (
     Flag("--plan", "", str, "Plan, scenario file or shipped scenario of the run, for the prediction"),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
-    Flag(
-        "--html",
-        "",
-        str,
-        "Write a page with measured and predicted timeline, parts of the step, changes and ranks",
-    ),
+    Flag("--html", "", str, "Write a page with measured and predicted timeline, parts of the step, changes and ranks"),
     Flag("--steps", "", int, "Optimizer steps in a trace without step marks (default: 1)"),
     Flag("--kernel-classes", "", str, "File with patterns for the names of your kernels (docs/explain.md)"),
     Flag("--no-changes", "", bool, "Do not simulate what single changes would gain"),

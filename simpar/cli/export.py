@@ -30,9 +30,7 @@ EXPORT_FLAGS = (
     Flag("--nodes", "", int, "Number of nodes, if the plan leaves dp open"),
     Flag("--gpus-per-node", "", int, "Devices per node (default: 8)"),
     Flag("--hardware", "", str, "Cluster for the prediction, if the plan names none"),
-    Flag(
-        "--stack", "", str, "Stack for which the plan was made, if the plan names none or the stack is a file"
-    ),
+    Flag("--stack", "", str, "Stack for which the plan was made, if the plan names none or the stack is a file"),
     Flag("--json", "", str, JSON_HELP),
 )
 

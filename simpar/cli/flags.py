@@ -67,10 +67,7 @@ PERTURBATION_FLAGS = (
         "Standard deviation of log-normal noise on kernel times, independent for every rank, such as 0.03",
     ),
     Flag(
-        "--seeds",
-        "perturbation.jitter.seeds",
-        int,
-        "Number of steps to simulate under jitter, each with its own seed",
+        "--seeds", "perturbation.jitter.seeds", int, "Number of steps to simulate under jitter, each with its own seed"
     ),
 )
 
@@ -178,12 +175,7 @@ def with_parameters(
 
 
 def with_flags(
-    flags: tuple[Flag, ...],
-    argument: str,
-    *,
-    metavar: str = "[SCENARIO]",
-    many: bool = False,
-    plan: bool = False,
+    flags: tuple[Flag, ...], argument: str, *, metavar: str = "[SCENARIO]", many: bool = False, plan: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command taking ``(scenario, **values)`` one optional flag for each entry of the table.
 
@@ -216,9 +208,7 @@ def parameter(flag: Flag) -> inspect.Parameter:
     """The flag as an optional keyword of a command."""
     switch = flag.kind is bool and not flag.key  # a scenario key has a third state: left open
     kind, default = (bool, False) if switch else (flag.kind | None, None)
-    option = typer.Option(
-        *flag.spelling.split(","), help=flag.help, autocompletion=_completion(flag.spelling)
-    )
+    option = typer.Option(*flag.spelling.split(","), help=flag.help, autocompletion=_completion(flag.spelling))
     return inspect.Parameter(
         flag.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )

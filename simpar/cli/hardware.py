@@ -27,10 +27,7 @@ app.add_typer(group)
 @group.command(epilog="Example: simpar hardware show ours.yaml")
 def show(
     profile: Annotated[
-        str,
-        typer.Argument(
-            help="A shipped name or a file", metavar="PROFILE", autocompletion=names_of("hardware")
-        ),
+        str, typer.Argument(help="A shipped name or a file", metavar="PROFILE", autocompletion=names_of("hardware"))
     ],
     device: Annotated[bool, typer.Option("--device", help="Show the device of the profile instead")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
@@ -61,18 +58,14 @@ def _device(document: Document, source: str) -> Document:
 
     result = document.data.get("device")
     if result is None:
-        raise UserError(
-            f"{source}: --device: has groups of several kinds of nodes, show one of their profiles"
-        )
+        raise UserError(f"{source}: --device: has groups of several kinds of nodes, show one of their profiles")
     if isinstance(result, dict):
         return Document(result, source, {})
     beside = Path(source).parent / result if Path(result).suffix else result
     return load_profile(beside, "devices", "device")[0]
 
 
-@group.command(
-    "import", epilog="Example: simpar hardware import topo.txt nodes.txt --like dgx-h100 -o ours.yaml"
-)
+@group.command("import", epilog="Example: simpar hardware import topo.txt nodes.txt --like dgx-h100 -o ours.yaml")
 def import_profile(
     file: Annotated[
         list[str],
@@ -90,12 +83,8 @@ def import_profile(
             autocompletion=names_of("hardware"),
         ),
     ] = None,
-    partition: Annotated[
-        str | None, typer.Option("--partition", help="Slurm partition, if there are several")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name of the profile (default: that of its file)")
-    ] = None,
+    partition: Annotated[str | None, typer.Option("--partition", help="Slurm partition, if there are several")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the profile (default: that of its file)")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
     """Make a profile from what a cluster reports about itself.

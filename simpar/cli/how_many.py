@@ -36,9 +36,7 @@ def how_many_devices(
     for name in UNUSED:
         if values[name] is not None:
             flag = name.replace("_", "-")
-            raise UserError(
-                f"--{flag}: is of one number of nodes; allowed: without --objective {values['objective']}"
-            )
+            raise UserError(f"--{flag}: is of one number of nodes; allowed: without --objective {values['objective']}")
     wanted = Wanted.of(values["objective"], values["deadline"], values["budget"])
     with Console(stderr=True).status("searching ...") as status:
         how = Search(values["space"], lambda: progress(status), loaded.operation)
@@ -61,11 +59,6 @@ def _counts(over: list[str] | None) -> list[int] | None:
         return None
     axis, _, listed = over[0].partition("=")
     items = [item.strip() for item in listed.split(",") if item.strip()]
-    if (
-        len(over) > 1
-        or axis.strip() != "nodes"
-        or not items
-        or not all(i.isdigit() and int(i) for i in items)
-    ):
+    if len(over) > 1 or axis.strip() != "nodes" or not items or not all(i.isdigit() and int(i) for i in items):
         raise UserError(f"--over {' '.join(over)}: allowed with days and dollars: nodes=8,16,32")
     return [int(item) for item in items]

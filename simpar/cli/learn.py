@@ -19,12 +19,9 @@ MOST_LISTED = 12  # parameters
 @app.command(epilog="Example: simpar learn runs.csv --stack nemo --hardware dgx-h100 -o ours.yaml")
 def learn(
     runs: Annotated[
-        list[str],
-        typer.Argument(help="Tables of measured runs, or folders of simpar run", metavar="RUNS.csv"),
+        list[str], typer.Argument(help="Tables of measured runs, or folders of simpar run", metavar="RUNS.csv")
     ],
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="File to write: --stack and --hardware take it")
-    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write: --stack and --hardware take it")],
     stack: Annotated[
         str | None, typer.Option(help="Stack profile of all runs (default: the one that each row names)")
     ] = None,
@@ -57,9 +54,7 @@ def _print_memory(found: Mapping[str, Any], screen: Console) -> None:
     """Errors of peaks, and how far off the stack's hidden memory may be."""
     screen.print(f"\n{'error of peak memory, %':<58}{'before':>11}{'after':>11}{'left out':>9}", style="bold")
     rows = [
-        (each["label"], each["memory_error_percent"])
-        for each in found["runs_detail"]
-        if "memory_error_percent" in each
+        (each["label"], each["memory_error_percent"]) for each in found["runs_detail"] if "memory_error_percent" in each
     ]
     for label, errors in rows:
         row = f"{label[:57]:<58}{errors['before']:>+11.1f}{errors['after']:>+11.1f}"
@@ -79,9 +74,7 @@ def _print(found: Mapping[str, Any], screen: Console) -> None:
     counts = f"{runs} of {layouts}, {_counted(len(models), 'models')}: "
     screen.print(counts + ", ".join(models), style="bold", soft_wrap=True)
     if len(models) > 1:
-        screen.print(
-            "what is learnt is of the stack and the cluster: runs of several models tell it together"
-        )
+        screen.print("what is learnt is of the stack and the cluster: runs of several models tell it together")
     if noise is not None:
         screen.print(f"repeats of a layout scatter by {noise:.1f} %")
     for line in found["remarks"]:
@@ -99,18 +92,14 @@ def _print(found: Mapping[str, Any], screen: Console) -> None:
     row = f"{'median of absolute errors':<58}{middle['before']:>11.1f}{middle['after']:>11.1f}"
     screen.print(f"{row}{middle['left_out']:>9.1f}")
     width = found["half_interval_percent"]
-    screen.print(
-        f"90 % of layouts like these are within {width['before']:.0f} % before, {width['after']:.0f} % now"
-    )
+    screen.print(f"90 % of layouts like these are within {width['before']:.0f} % before, {width['after']:.0f} % now")
     if found["layouts"] > 1 and middle["left_out"] >= middle["before"]:
         screen.print("runs that were left out are predicted no better than before: measure more layouts")
     if found["memory"]:
         _print_memory(found, screen)
     unexplained = [each["label"] for each in found["runs_detail"] if not each["explained"]]
     if unexplained:
-        screen.print(
-            f"not explained (more than 5 % off after learning): {'; '.join(unexplained)}", soft_wrap=True
-        )
+        screen.print(f"not explained (more than 5 % off after learning): {'; '.join(unexplained)}", soft_wrap=True)
 
 
 def _counted(count: int, what: str) -> str:

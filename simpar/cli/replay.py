@@ -30,8 +30,7 @@ def replay(
         ),
     ] = None,
     nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=1, help="Number of nodes (default: as many as the ranks fill)"),
+        int | None, typer.Option("--nodes", min=1, help="Number of nodes (default: as many as the ranks fill)")
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:
@@ -55,8 +54,6 @@ def _tell(found: Replay, events: int, notes: tuple[str, ...]) -> None:
     if found.communication:
         out.print("\ncommunication, each call once and alone")
     for name, (calls, size, seconds) in sorted(found.communication.items()):
-        out.print(
-            f"  {name:<15}{calls:>8,} x {format_bytes(size):>10} together {format_seconds(seconds):>10}"
-        )
+        out.print(f"  {name:<15}{calls:>8,} x {format_bytes(size):>10} together {format_seconds(seconds):>10}")
     for note in notes:
         out.print(f"note: {note}", soft_wrap=True, markup=False)

@@ -21,33 +21,16 @@ RUN_FLAGS = (
     Flag("--json", "", str, JSON_HELP),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--learning-rate", "learning.learning_rate", float, "Learning rate (default: 1e-4)"),
-    Flag(
-        "--lr-schedule",
-        "learning.schedule",
-        str,
-        "Learning rate after the warm-up: constant, cosine, linear or wsd",
-    ),
-    Flag(
-        "--lr-warmup", "learning.warmup_steps", int, "Steps over which the learning rate rises (default: 0)"
-    ),
-    Flag(
-        "--lr-decay",
-        "learning.decay_steps",
-        int,
-        "Last steps, in which wsd lowers the rate (default: a tenth)",
-    ),
+    Flag("--lr-schedule", "learning.schedule", str, "Learning rate after the warm-up: constant, cosine, linear or wsd"),
+    Flag("--lr-warmup", "learning.warmup_steps", int, "Steps over which the learning rate rises (default: 0)"),
+    Flag("--lr-decay", "learning.decay_steps", int, "Last steps, in which wsd lowers the rate (default: a tenth)"),
     Flag(
         "--lr-steps",
         "learning.schedule_steps",
         int,
         "Steps of the whole schedule, resumed runs included (default: --steps)",
     ),
-    Flag(
-        "--min-learning-rate",
-        "learning.least_rate",
-        float,
-        "Learning rate at the end of the schedule (default: 0)",
-    ),
+    Flag("--min-learning-rate", "learning.least_rate", float, "Learning rate at the end of the schedule (default: 0)"),
     Flag("--weight-decay", "learning.weight_decay", float, "Weight decay of the optimizer (default: 0)"),
     Flag("--clip-norm", "learning.clip_norm", float, "Clip the gradient to this norm"),
     Flag("--seed", "learning.seed", int, "Seed of initial weights, data order and dropout"),
@@ -59,12 +42,7 @@ RUN_FLAGS = (
         int,
         "Steps to trace with Kineto, one file per rank (default: 1 with --trace)",
     ),
-    Flag(
-        "--eval-every",
-        "measuring.evaluate_every",
-        int,
-        "Steps between evaluations on held-out data (default: none)",
-    ),
+    Flag("--eval-every", "measuring.evaluate_every", int, "Steps between evaluations on held-out data (default: none)"),
     Flag("--eval-batches", "measuring.evaluate_batches", int, "Global batches of an evaluation (default: 1)"),
     Flag("--held-out", "measuring.held_out", str, "File to evaluate on, in the format of --tokens or --text"),
     Flag("--tensorboard/--no-tensorboard", "measuring.tensorboard", bool, "Also log for TensorBoard"),
@@ -80,19 +58,9 @@ RUN_FLAGS = (
     Flag("--text", "", str, "Train on a text file"),
     Flag("--tokenizer", "data.tokenizer", str, "For --text: bytes, or a tokenizer.json"),
     Flag("--device", "machine.device", str, "cpu or cuda (default: cuda if there are enough devices)"),
-    Flag(
-        "--compile/--no-compile",
-        "machine.compile",
-        bool,
-        "Compile every layer with torch.compile (default: no)",
-    ),
+    Flag("--compile/--no-compile", "machine.compile", bool, "Compile every layer with torch.compile (default: no)"),
     Flag("--threads", "machine.threads", int, "Threads of each rank (default: cores / ranks)"),
-    Flag(
-        "--timeout",
-        "machine.timeout_s",
-        float,
-        "Seconds after which a rank that does not respond counts as dead",
-    ),
+    Flag("--timeout", "machine.timeout_s", float, "Seconds after which a rank that does not respond counts as dead"),
     Flag("--port", "machine.port", int, "Port on which rank 0 listens (default: a free one, on localhost)"),
     Flag("--init-from", "weights.init_from", str, "Folder of Hugging Face weights to start from"),
     Flag("--save-to", "weights.save_to", str, "New folder for the trained weights, in Hugging Face format"),
@@ -103,18 +71,10 @@ RUN_FLAGS = (
         "Folder to which checkpoints are saved, and from which the run continues",
     ),
     Flag(
-        "--checkpoint-every",
-        "checkpoints.every",
-        int,
-        "Steps between checkpoints (one is always written at the end)",
+        "--checkpoint-every", "checkpoints.every", int, "Steps between checkpoints (one is always written at the end)"
     ),
     Flag("--keep", "checkpoints.keep", int, "Number of newest checkpoints to keep (default: 2)"),
-    Flag(
-        "--resume/--no-resume",
-        "checkpoints.resume",
-        bool,
-        "Continue from the newest checkpoint (default: yes)",
-    ),
+    Flag("--resume/--no-resume", "checkpoints.resume", bool, "Continue from the newest checkpoint (default: yes)"),
     Flag(
         "--background/--no-background",
         "checkpoints.background",
@@ -136,9 +96,7 @@ RUN_FLAGS = (
 def _parameters() -> list[inspect.Parameter]:
     """The plan and steps as arguments, then every flag as an option."""
     by_name = inspect.Parameter.KEYWORD_ONLY
-    plan = Annotated[
-        str, typer.Argument(help="A plan, scenario file or shipped scenario", metavar="PLAN.json")
-    ]
+    plan = Annotated[str, typer.Argument(help="A plan, scenario file or shipped scenario", metavar="PLAN.json")]
     steps = Annotated[int, typer.Option("--steps", help="Optimizer steps", min=1)]
     first = inspect.Parameter("plan", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=plan)
     count = inspect.Parameter("steps", by_name, annotation=steps)
@@ -200,9 +158,7 @@ def _job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"--tokens {values['tokens']} and --text {values['text']}: allowed: one of them")
     for kind in ("tokens", "text"):
         if values[kind] is not None:
-            fields = with_value(
-                with_value(fields, "data.kind", kind), "data.path", str(Path(values[kind]).resolve())
-            )
+            fields = with_value(with_value(fields, "data.kind", kind), "data.path", str(Path(values[kind]).resolve()))
     if values["held_out"] is not None:
         fields = with_value(fields, "measuring.held_out", str(Path(values["held_out"]).resolve()))
     if "checkpoints" in fields:
@@ -251,9 +207,7 @@ def _print_interrupted(report: Mapping[str, Any], folder: Path) -> None:
     if losses:
         screen.print(f"loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last", soft_wrap=True)
     kept = report["checkpoint"]
-    screen.print(
-        f"the same command goes on from {kept}" if kept else "no checkpoint was written", soft_wrap=True
-    )
+    screen.print(f"the same command goes on from {kept}" if kept else "no checkpoint was written", soft_wrap=True)
     screen.print(f"wrote {folder}", soft_wrap=True)
 
 
@@ -263,9 +217,7 @@ def _print(report: Mapping[str, Any], folder: Path) -> None:
 
     screen, found = console(), report["measured"]
     losses = found["losses"]
-    screen.print(
-        f"{report['model']}: {layout(report['plan'])}; {report['ranks']} ranks", style="bold", soft_wrap=True
-    )
+    screen.print(f"{report['model']}: {layout(report['plan'])}; {report['ranks']} ranks", style="bold", soft_wrap=True)
     for name, predicted, measured, error in table(report):
         screen.print(f"{name:<16}{predicted:>14}{measured:>14}{error:>10}", soft_wrap=True)
     if losses:

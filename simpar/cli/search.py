@@ -43,12 +43,7 @@ SEARCH_FLAGS = (
         str,
         "Longest step allowed, such as 5 s; with objective days or dollars: longest run, such as 60d",
     ),
-    Flag(
-        "--budget",
-        "",
-        str,
-        "With objective days or dollars: most US dollars that the run may cost, such as 2M",
-    ),
+    Flag("--budget", "", str, "With objective days or dollars: most US dollars that the run may cost, such as 2M"),
     Flag("--top", "", int, "Number of candidates to show (default: 5)"),
     Flag(
         "--fix",
@@ -88,18 +83,8 @@ SEARCH_FLAGS = (
         "Number of processes; -1: one per core (default: one per core, at most 8, for a single search on Linux; else "
         "1). The answer does not depend on it",
     ),
-    Flag(
-        "--backend",
-        "",
-        str,
-        "Whose processes: local (default), or dask, those of a cluster",
-    ),
-    Flag(
-        "--time-limit",
-        "",
-        str,
-        "Stop after this time with the best plan so far and its gap: 60 (s), 10min, 2 h",
-    ),
+    Flag("--backend", "", str, "Whose processes: local (default), or dask, those of a cluster"),
+    Flag("--time-limit", "", str, "Stop after this time with the best plan so far and its gap: 60 (s), 10min, 2 h"),
     Flag("--output,-o", "", str, "Write the best plan as plan.json"),
     Flag(
         "--suggest",
@@ -115,12 +100,7 @@ SEARCH_FLAGS = (
     ),
     Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
     Flag("--json", "", str, JSON_HELP),
-    Flag(
-        "--csv",
-        "",
-        str,
-        "Write the candidates, the cells of --over, or the numbers of nodes as CSV, in SI units",
-    ),
+    Flag("--csv", "", str, "Write the candidates, the cells of --over, or the numbers of nodes as CSV, in SI units"),
 )
 FLAGS = (*RUN_FLAGS, *FAILURE_FLAGS)
 PLAN = "plan."
@@ -200,9 +180,7 @@ def _is_of_run(values: Mapping[str, Any]) -> bool:
     if wanted is not None:
         choose(wanted, (*OBJECTIVES, *OF_RUNS), "objective")
     if values["budget"] is not None and wanted not in OF_RUNS:
-        raise UserError(
-            f"--budget {values['budget']}: is of a whole run; allowed: with --objective days or dollars"
-        )
+        raise UserError(f"--budget {values['budget']}: is of a whole run; allowed: with --objective days or dollars")
     return wanted in OF_RUNS
 
 
@@ -249,10 +227,7 @@ def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Sce
         lines.append("- nothing else that may be run tells more")
     named = loaded.cluster.hardware
     if not isinstance(named, str):
-        return [
-            *lines,
-            f"fill in iteration_time_s of {table}, then learn from it with the file of the hardware",
-        ]
+        return [*lines, f"fill in iteration_time_s of {table}, then learn from it with the file of the hardware"]
     runs, stack, hardware = learned_from(loaded.stack or str(chosen[0].plan.stack), named)
     lines.append(
         f"fill in iteration_time_s of {table}, then: simpar learn {' '.join([*runs, str(table)])} --stack {stack} "
@@ -261,9 +236,7 @@ def _suggested(chosen: Sequence[Suggestion], table: Path, most: int, loaded: Sce
     return lines
 
 
-def _problem(
-    scenario: str | None, values: Mapping[str, Any], flags: Mapping[str, Any]
-) -> tuple[Problem, Scenario]:
+def _problem(scenario: str | None, values: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Problem, Scenario]:
     """The problem from flags and a scenario, and the scenario that they make."""
     from simpar.planner.problem import BY_REGRET, make_problem
     from simpar.scenario import load_scenario
@@ -355,9 +328,7 @@ def _fixed(flags: Mapping[str, Any], settings: list[str], fixes: list[str]) -> d
 
     given = {**flags, **dict(map(parse_setting, settings))}
     found = {key.removeprefix(PLAN): value for key, value in given.items() if key.startswith(PLAN)}
-    fixed = {
-        name: value for name, value in found.items() if name in (*AXIS_NAMES, "dp") and value is not None
-    }
+    fixed = {name: value for name, value in found.items() if name in (*AXIS_NAMES, "dp") and value is not None}
     for text in fixes:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
@@ -389,9 +360,7 @@ def _constraints(values: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
         raise UserError(f"--deadline {deadline}: needs a number and a unit, such as 5 s or 800 ms") from None
     if values["objective"] == "devices" and deadline_s is None:
         raise UserError('--objective devices: needs --deadline, such as --deadline "5 s"')
-    schedules = (
-        None if names is None else tuple(choose(n.strip(), SCHEDULES, "schedule") for n in names.split(","))
-    )
+    schedules = None if names is None else tuple(choose(n.strip(), SCHEDULES, "schedule") for n in names.split(","))
     if values["portable"] is not None:
         choose(values["portable"], (*TARGETS, ANY), "target")
     return Constraints(
@@ -424,13 +393,9 @@ def _time_limit_s(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        seconds = (
-            float(text) if text.strip().replace(".", "", 1).isdigit() else parse_quantity(text, "seconds")
-        )
+        seconds = float(text) if text.strip().replace(".", "", 1).isdigit() else parse_quantity(text, "seconds")
     except ValueError:
-        raise UserError(
-            f"--time-limit {text}: allowed: seconds, or a number with a unit, such as 10min"
-        ) from None
+        raise UserError(f"--time-limit {text}: allowed: seconds, or a number with a unit, such as 10min") from None
     if not 0 < seconds < float("inf"):
         raise UserError(f"--time-limit {text}: allowed: above 0 s")
     return seconds

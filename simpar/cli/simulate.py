@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, working
-from simpar.cli.flags import (
-    OPERATION_FLAGS,
-    PERTURBATION_FLAGS,
-    RUN_FLAGS,
-    Flag,
-    values_by_key,
-    with_flags,
-)
+from simpar.cli.flags import OPERATION_FLAGS, PERTURBATION_FLAGS, RUN_FLAGS, Flag, values_by_key, with_flags
 
 if TYPE_CHECKING:
     from simpar.operate.outcome import Outcome
@@ -72,9 +65,7 @@ def simulate(scenario: str | None, **values: Any) -> int:
     _refuse_chunks_alone(loaded.plan, flags)
     from simpar.simulation import simulate as run_step  # heavy: only once the input is known to be good
 
-    options = {
-        name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
-    }
+    options = {name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None}
     inputs = loaded.inputs()
     with working("simulating") as status:
         result = run_step(**inputs, **options).with_published(loaded.published)
@@ -101,9 +92,7 @@ def _advised(result: Result, inputs: Mapping[str, Any], status: Any) -> Result:
     return advise(result, inputs, lambda change: status.update(f"trying {change} ..."))
 
 
-def _operated(
-    result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed: int
-) -> tuple[Result, Outcome | None]:
+def _operated(result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed: int) -> tuple[Result, Outcome | None]:
     """The result, with failures in its whole run if a reliability is known, and the campaign of --days."""
     from simpar.operate.whole_run import operated_run
 
@@ -125,9 +114,7 @@ def _write_outputs(result: Result, values: Mapping[str, Any], campaign: Outcome 
     from simpar.report.trace import write_trace
 
     if values["trace"] and result.timeline is not None:
-        write_trace(
-            result.timeline, values["trace"], metadata={"simpar_version": result.setup.simpar_version}
-        )
+        write_trace(result.timeline, values["trace"], metadata={"simpar_version": result.setup.simpar_version})
     for name, kind in (("timeline", "timeline"), ("memory_plot", "memory")):
         if values[name]:
             with working(f"drawing {kind}"):

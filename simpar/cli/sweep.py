@@ -28,14 +28,10 @@ def swept(scenario: str | None, flags: Mapping[str, Any], values: Mapping[str, A
         if values.get(name):
             flag = name.replace("_", "-")
             raise UserError(f"--{flag}: shows one run, --over makes several: allowed: one of the two")
-    options = {
-        name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None
-    }
+    options = {name: values[name] for name in ("engine", "flops_convention", "seed") if values[name] is not None}
     over = dict(map(parse, values["over"]))
     if len(over) < len(values["over"]):
-        raise UserError(
-            f"--over {' --over '.join(values['over'])}: a key is given twice; give all its values at once"
-        )
+        raise UserError(f"--over {' --over '.join(values['over'])}: a key is given twice; give all its values at once")
     with working("simulating") as status:
         result = verbs.sweep(
             scenario,

@@ -15,8 +15,7 @@ def validate(
         str, typer.Argument(help="Measured runs, kernels or collectives, one per row", metavar="TABLE.csv")
     ],
     using: Annotated[
-        str | None,
-        typer.Option(help="Predict with the profiles in a file of simpar learn", metavar="OURS.yaml"),
+        str | None, typer.Option(help="Predict with the profiles in a file of simpar learn", metavar="OURS.yaml")
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=JSON_HELP)] = None,
 ) -> None:

@@ -109,11 +109,7 @@ class _Sizes:
             )
             return BlockActivations(total - dropped, dropped, forward, backward)
         if recompute == "selective":
-            kept = (
-                self._chosen()
-                if self.stack.memory.selective == "operators"
-                else total - self._core_attention()
-            )
+            kept = self._chosen() if self.stack.memory.selective == "operators" else total - self._core_attention()
             kept = np.minimum(kept, total)
             return BlockActivations(kept, total - kept, np.maximum(forward, self._scores()), backward)
         return BlockActivations(total, 0.0 * total, forward, backward)
@@ -246,9 +242,7 @@ class _Sizes:
             return []
         local = self.dims.of(op)
         each = [evaluate((size,), local) for size in op.columns]
-        parts = [
-            part for part, (times, _) in zip(each, op.columns, strict=True) for part in [part / times] * times
-        ]
+        parts = [part for part, (times, _) in zip(each, op.columns, strict=True) for part in [part / times] * times]
         rows = evaluate(op.rows, local) * self.width
         sequence = self.dims.sequence["seq"] / self.dims.tensor["seq"] if is_row_parallel(op) else 1.0
         return [rows * part * sequence for part in parts]
@@ -266,9 +260,7 @@ class _Sizes:
             norms = sum(1 for op in self.block.operators if op.kind == "norm" and op.region == "sequence")
             total = total + norms * rows * sequence["hidden"] * _FLOAT
         if habits.eager_copies or habits.gate == "all":
-            total = total + sum(
-                self._output(op) for op in self.block.operators if op.kind == "gated_activation"
-            )
+            total = total + sum(self._output(op) for op in self.block.operators if op.kind == "gated_activation")
         return total
 
     def _experts(self) -> Numbers:
@@ -345,6 +337,4 @@ class _Sizes:
     def _discarding(self) -> Numbers:
         """Workspace of a forward that keeps its input alone: the residual, and one operator's input and output."""
         inner = (op for op in self.block.operators if op.kind != "loss")
-        return self.boundary + _largest(
-            self._output(op) + self._input(op) + self._exchanged(op) for op in inner
-        )
+        return self.boundary + _largest(self._output(op) + self._input(op) + self._exchanged(op) for op in inner)

@@ -45,9 +45,7 @@ class LayerRun:
     choices: tuple[RecomputeChoice, ...]
 
 
-def choose(
-    runs: Sequence[LayerRun], in_flight: Floats, budget_bytes: float
-) -> list[list[tuple[RecomputeChoice, int]]]:
+def choose(runs: Sequence[LayerRun], in_flight: Floats, budget_bytes: float) -> list[list[tuple[RecomputeChoice, int]]]:
     """The fastest choices within a memory budget: for every run a list of (choice, how often it is taken).
 
     ``in_flight`` float64[moments, runs] says how many microbatches of every run are in flight at the moments that may
@@ -109,10 +107,7 @@ def _within(
     scale = max(saved_limit, 1.0)
     saved = (in_flight @ of_run) * np.array([choice.saved_bytes for _, choice in columns]) / scale
     seconds = np.array([choice.again_s for _, choice in columns])
-    constraints = [
-        LinearConstraint(layers, lengths, lengths),
-        LinearConstraint(saved, -np.inf, saved_limit / scale),
-    ]
+    constraints = [LinearConstraint(layers, lengths, lengths), LinearConstraint(saved, -np.inf, saved_limit / scale)]
     with _silent():
         solution = milp(
             seconds / (seconds.max(initial=0.0) or 1.0),

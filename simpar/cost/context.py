@@ -97,9 +97,7 @@ def block_times_s(
     return times
 
 
-def _seen_in_block(
-    attention: Attention, rows: Numbers, context: Numbers, split: ContextSplit, block: int
-) -> float:
+def _seen_in_block(attention: Attention, rows: Numbers, context: Numbers, split: ContextSplit, block: int) -> float:
     """Keys of one ring block that a query sees on average."""
     if not attention.causal or attention.is_bounded or split.balance != "contiguous":
         return float(attention.mean_keys(context)) / split.blocks

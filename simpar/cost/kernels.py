@@ -16,9 +16,7 @@ from simpar.hardware.device import Device
 from simpar.precisions import PRECISIONS, Precision
 from simpar.units import DTYPE_BYTES, US, Floats, Numbers
 
-_TILES = np.array(
-    [(256, 128, 0), (128, 256, 0), (128, 128, 1), (128, 64, 2), (64, 64, 3)], dtype=np.float64
-).T
+_TILES = np.array([(256, 128, 0), (128, 256, 0), (128, 128, 1), (128, 64, 2), (64, 64, 3)], dtype=np.float64).T
 """Tiles that a multiprocessor computes at a time: rows, columns, and how often they halve the largest tile."""
 
 QUERY_ROWS = 128
@@ -128,9 +126,7 @@ class KernelModel:
         rates, known = self.device.peak_flop_per_s, PRECISIONS[dtype]
         rate = next(iter(known.rates), dtype)
         if rate not in rates or (known.needs and known.needs not in rates):
-            raise UserError(
-                f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}"
-            )
+            raise UserError(f"device {self.device.name}: no {dtype} arithmetic; allowed precision: {', '.join(rates)}")
         return rates[rate]
 
     def rate(self, dtype: str) -> float:

@@ -42,8 +42,7 @@ def host_memory(layout: Layout, stack: Stack, share: float, activations_bytes: f
         gradients_bytes=away * _WIDE,
         parameters_bytes=parameters * (layout.offload_parameters == "cpu"),
         activations_bytes=activations_bytes,
-        nvme_bytes=states * (layout.offload_optimizer == "nvme")
-        + parameters * (layout.offload_parameters == "nvme"),
+        nvme_bytes=states * (layout.offload_optimizer == "nvme") + parameters * (layout.offload_parameters == "nvme"),
     )
 
 

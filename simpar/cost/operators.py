@@ -107,8 +107,7 @@ def _memory_bound(
 ) -> OperatorTime:
     """Time of an operator without weight gradients from its (forward, backward) bytes and kernels."""
     forward_s, backward_s = (
-        sizes.kernels.memory_time_s(moved, kernels=number)
-        for moved, number in zip(moved_bytes, kernels, strict=True)
+        sizes.kernels.memory_time_s(moved, kernels=number) for moved, number in zip(moved_bytes, kernels, strict=True)
     )
     return OperatorTime(op.name, forward_s, backward_s, 0.0, *kernels)
 
@@ -158,9 +157,7 @@ def _matmul(op: Operator, sizes: Sizes) -> OperatorTime:
         kernels.gemm_time_s(m, k, n) + gradient_s + swizzled_s + widen_s + turn_s,
         0.0
         if frozen
-        else products.weight_gradient * kernels.gemm_time_s(k, n, m, accumulate=fused)
-        + swizzled_s
-        + columns_s,
+        else products.weight_gradient * kernels.gemm_time_s(k, n, m, accumulate=fused) + swizzled_s + columns_s,
         casts + 1 + swizzles,
         casts + (1 + swizzles if frozen else 2 * (1 + swizzles) + later) + bool(np.any(turn_s)),
     )

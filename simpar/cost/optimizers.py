@@ -67,12 +67,7 @@ def _weight_bytes(op: Operator, weight: Weight, dims: Dims, numerics: DecidedNum
 
 def _is_inner(op: Operator, weight: Weight) -> bool:
     """Whether a matrix optimizer updates a weight: it does for products inside layers, routers excepted."""
-    return (
-        weight.trainable
-        and weight.kind in ("matrix", "expert")
-        and op.name != "lm_head"
-        and op.kind != "router"
-    )
+    return weight.trainable and weight.kind in ("matrix", "expert") and op.name != "lm_head" and op.kind != "router"
 
 
 def _factor_bytes(op: Operator, weight: Weight, dims: Dims) -> Numbers:
@@ -106,9 +101,7 @@ def inner_matrices(blocks: Iterable[Block], dims: Dims) -> list[Matrix]:
     return [Matrix(rows, columns, count, expert) for (rows, columns, expert), count in counts.items()]
 
 
-def optimizer_time_s(
-    num_parameters: Numbers, numerics: DecidedNumerics, kernels: KernelModel, stack: Stack
-) -> Numbers:
+def optimizer_time_s(num_parameters: Numbers, numerics: DecidedNumerics, kernels: KernelModel, stack: Stack) -> Numbers:
     """Seconds of the update of ``num_parameters`` (this rank's share), products of matrix optimizers left out.
 
     Per parameter, the gradient is read, normed and zeroed (3 x 4 bytes), the master weight read and written (8), the
@@ -136,9 +129,7 @@ def products_time_s(
     return total
 
 
-def matrices_time_s(
-    matrices: Sequence[Matrix], numerics: DecidedNumerics, kernels: KernelModel
-) -> tuple[float, float]:
+def matrices_time_s(matrices: Sequence[Matrix], numerics: DecidedNumerics, kernels: KernelModel) -> tuple[float, float]:
     """Seconds of the products (of all matrices, of the most expensive one); zeros for other optimizers."""
     by_matrix = OPTIMIZERS[numerics.optimizer].by_matrix
     if by_matrix is None:

@@ -67,9 +67,7 @@ def local_operator(op: Operator, dims: Dims, by: Mapping[str, Numbers]) -> Local
         rows=term("own_rows"),
         columns=term("own_columns"),
         contraction=term("own_contraction") if op.contraction else (),
-        weights=tuple(
-            replace(weight, size=term(name)) for weight, name in zip(op.weights, parts, strict=True)
-        ),
+        weights=tuple(replace(weight, size=term(name)) for weight, name in zip(op.weights, parts, strict=True)),
     )
     return LocalOperator(named, {**dims, **own, **parts})
 

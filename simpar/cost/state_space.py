@@ -48,9 +48,7 @@ class _Pass:
 
 
 FORWARD = _Pass("scan_forward_efficiency", 2, 1, 3, 4, wide_states=2, narrow_states=2, scores=2, kernels=5)
-BACKWARD = _Pass(
-    "scan_backward_efficiency", 5, 3, 11, 12, wide_states=2, narrow_states=8, scores=6, kernels=13
-)
+BACKWARD = _Pass("scan_backward_efficiency", 5, 3, 11, 12, wide_states=2, narrow_states=8, scores=6, kernels=13)
 
 
 def scan_time_s(dims: Dims, kernels: KernelModel, counts: _Pass) -> Numbers:

@@ -116,16 +116,12 @@ def stages_of(measured: Measured, result: Result) -> list[int]:
     mesh = result.plan.mesh
     count = len(result.overview.stages)
     at = mesh.coordinates([each.rank for each in measured.ranks])["pp"].tolist()
-    return [
-        stage if stage < count else 2 * count - 1 - stage for stage in at
-    ]  # DualPipe's two directions are alike
+    return [stage if stage < count else 2 * count - 1 - stage for stage in at]  # DualPipe's two directions are alike
 
 
 def kernel_classes(graph: ModelGraph) -> dict[str, str]:
     """The class of the kernels of every operator of a model, and of its gradient sums, by name."""
-    operators = [
-        op for block in (graph.embedding, *graph.blocks.values(), graph.head) for op in block.operators
-    ]
+    operators = [op for block in (graph.embedding, *graph.blocks.values(), graph.head) for op in block.operators]
     found = {op.name: CLASS_OF_KIND.get(op.kind, "elementwise") for op in operators}
     return found | {f"{name}.{end}": kind for name in found for end, kind in CLASS_OF_SUM.items()}
 
@@ -224,15 +220,7 @@ def _group_sizes(plan: Plan) -> dict[str, set[int]]:
     dp, copies = mesh.replicas, plan.data_parallel.hsdp
     etp = int(mesh.etp or (1 if mesh.ep > 1 else mesh.tp))
     experts = dp * mesh.cp * mesh.tp // (mesh.ep * etp)
-    wide = {
-        dp,
-        dp * mesh.cp,
-        dp // copies,
-        dp * mesh.cp // copies,
-        copies,
-        experts,
-        max(experts // copies, 1),
-    }
+    wide = {dp, dp * mesh.cp, dp // copies, dp * mesh.cp // copies, copies, experts, max(experts // copies, 1)}
     return {
         "tp": {mesh.tp, etp, mesh.tp * mesh.cp}, "cp": {mesh.cp, mesh.tp * mesh.cp}, "pp": {mesh.pp, 2},
         "ep": {mesh.ep, etp, mesh.ep * etp, *wide}, "dp": wide,

@@ -61,9 +61,7 @@ class Explanation:
             **({} if self.measured is None else _traced(self.measured)),
             "predicted": None if self.against is None else _predicted(self.against, self.traced),
             "log": None if self.log is None else asdict(self.log),
-            "logged": [
-                dict(zip(("figure", "measured", "predicted"), row, strict=True)) for row in self.logged
-            ],
+            "logged": [dict(zip(("figure", "measured", "predicted"), row, strict=True)) for row in self.logged],
             "flight_recorder": None if self.flight is None else asdict(self.flight),
             "changes": None if self.changes is None else _changes(self.changes),
         }
@@ -86,8 +84,7 @@ def _traced(found: Measured) -> dict[str, Any]:
         "classes_s": found.mean_s("classes_s"),
         "ranks": [_rank(each) for each in found.ranks],
         "collectives": [
-            vars(each) | {"calls": each.calls / found.ranks[0].steps}
-            for each in collective_uses(found.traffic)
+            vars(each) | {"calls": each.calls / found.ranks[0].steps} for each in collective_uses(found.traffic)
         ],
         "skewed": [vars(each) for each in found.skewed],
         "stragglers": [vars(each) for each in found.stragglers],
@@ -181,13 +178,9 @@ def explain(
     scenario = plan if isinstance(plan, Scenario) or plan is None else load_scenario(plan)
     measured = tuple(file for path in measured for file in files_of(path))
     classes, kinds = load_classes(kernel_classes), {path: kind_of(path) for path in measured}
-    traces, flights, logs = (
-        [path for path in measured if kinds[path] == kind] for kind in (TRACE, FLIGHT, LOG)
-    )
+    traces, flights, logs = ([path for path in measured if kinds[path] == kind] for kind in (TRACE, FLIGHT, LOG))
     if len(logs) > 1:
-        raise UserError(
-            f"{logs[1]}: is a log, as {logs[0]} is; one log of a run, that of its first or last rank"
-        )
+        raise UserError(f"{logs[1]}: is a log, as {logs[0]} is; one log of a run, that of its first or last rank")
     result = Explanation(
         measure(traces, classes, steps) if traces else None,
         log=read_log(logs[0]) if logs else None,

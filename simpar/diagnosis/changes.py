@@ -112,9 +112,7 @@ def find_changes(seen: Seen, scenario: Scenario, before: Result, progress: Progr
     learned = _fit(seen, scenario, before)
     if learned is None:
         mixed = isinstance(scenario.cluster.hardware, MixedProfile)
-        why = (
-            "is a mixture of nodes" if mixed else "is written out in the plan: name its file with --hardware"
-        )
+        why = "is a mixture of nodes" if mixed else "is written out in the plan: name its file with --hardware"
         remarks.append(f"the predictions are not fitted to the run: its hardware {why}")
     else:
         inputs = fitted_inputs(inputs, learned.tuning, _stack_of(scenario, before))
@@ -123,9 +121,7 @@ def find_changes(seen: Seen, scenario: Scenario, before: Result, progress: Progr
         perturbation = inputs["perturbation"]
         inputs = {
             **inputs,
-            "perturbation": perturbation.model_copy(
-                update={"slow_ranks": {**perturbation.slow_ranks, **slow}}
-            ),
+            "perturbation": perturbation.model_copy(update={"slow_ranks": {**perturbation.slow_ranks, **slow}}),
         }
     base = simulate(**{**inputs, "with_timeline": False})
     trial = _Trial(seen.step_time_s, base, hear)
@@ -206,9 +202,7 @@ class _Trial:
             return Gain(name, refused=str(error).splitlines()[-1].strip())
         ratio = found.step_time_s / self.base.step_time_s
         errors = self._errors(found)
-        low, high = (
-            float(self.measured_s * (1 - ratio * exp(np.quantile(errors, at)))) for at in NINE_OF_TEN[::-1]
-        )
+        low, high = (float(self.measured_s * (1 - ratio * exp(np.quantile(errors, at)))) for at in NINE_OF_TEN[::-1])
         gain_s = self.measured_s * (1 - ratio)
         sure = None if found.certainty is None else found.certainty.fit_probability
         return Gain(name, gain_s, (low, high), self.measured_s - gain_s, found.fits, sure)
@@ -280,9 +274,7 @@ def _fit(seen: Seen, scenario: Scenario, result: Result) -> Learned | None:
         for name, seconds in seen.parts_s.items()
         if seconds > LEAST_SHARE * seen.step_time_s and predicted[name] > LEAST_SHARE * result.step_time_s
     ]
-    quantity = Quantity(
-        lambda run: run.time_s, lambda run, tuning: parts(run.case, tuning)[run.label], names_of
-    )
+    quantity = Quantity(lambda run: run.time_s, lambda run, tuning: parts(run.case, tuning)[run.label], names_of)
     return learn(told, quantity=quantity) if told else None
 
 
@@ -294,9 +286,7 @@ def _measured_parts(measured: Measured) -> dict[str, float]:
 
     return {
         "kernels": median(lambda causes: causes.get("compute", 0.0) + causes.get("optimizer", 0.0)),
-        "transfers": median(
-            lambda causes: sum(s for name, s in causes.items() if name.startswith("exposed_"))
-        ),
+        "transfers": median(lambda causes: sum(s for name, s in causes.items() if name.startswith("exposed_"))),
         "host": median(lambda causes: causes.get("host", 0.0)),
     }
 

@@ -52,9 +52,7 @@ class _File(Strict):
 
     @field_validator("groups")
     @classmethod
-    def _readable(
-        cls, groups: dict[CommunicationKind, tuple[str, ...]]
-    ) -> dict[CommunicationKind, tuple[str, ...]]:
+    def _readable(cls, groups: dict[CommunicationKind, tuple[str, ...]]) -> dict[CommunicationKind, tuple[str, ...]]:
         return {axis: _checked(patterns) for axis, patterns in groups.items()}
 
 

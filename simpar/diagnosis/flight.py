@@ -120,9 +120,7 @@ def explain_flights(paths: Sequence[str | Path], classes: Classes) -> FlightRun:
     last: dict[int, int] = defaultdict(int)
     uses = tuple(_uses(list(meetings.values()), last))
     stuck = tuple(_stuck(meetings, ranks))
-    return FlightRun(
-        ranks, uses, stuck, dict(sorted(last.items(), key=lambda item: -item[1])), tuple(remarks)
-    )
+    return FlightRun(ranks, uses, stuck, dict(sorted(last.items(), key=lambda item: -item[1])), tuple(remarks))
 
 
 def read_flight(path: str | Path, classes: Classes) -> Dump:
@@ -135,9 +133,7 @@ def read_flight(path: str | Path, classes: Classes) -> Dump:
     for name, about in data["pg_config"].items():
         if isinstance(about, dict):
             ranks = about.get("ranks") or ()
-            listed = (
-                json.loads(ranks) if isinstance(ranks, str) and re.fullmatch(r"[\[\], \d]*", ranks) else ranks
-            )
+            listed = json.loads(ranks) if isinstance(ranks, str) and re.fullmatch(r"[\[\], \d]*", ranks) else ranks
             groups[str(about.get("name", name))] = (
                 str(about.get("desc") or ""),
                 tuple(int(rank) for rank in listed) if isinstance(listed, list | tuple) else (),
@@ -153,9 +149,7 @@ def read_flight(path: str | Path, classes: Classes) -> Dump:
     try:
         read = tuple(_entry(each, groups, classes) for each in entries)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(
-            f"{path}: an entry is malformed ({error!r}): not a dump of NCCL's flight recorder"
-        ) from None
+        raise UserError(f"{path}: an entry is malformed ({error!r}): not a dump of NCCL's flight recorder") from None
     return Dump(str(path), rank, read)
 
 
@@ -172,21 +166,11 @@ def _data(path: str | Path) -> Mapping[str, Any]:
         with Path(path).open("rb") as stream:
             content = stream.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise UserError(
-                f"{path}: larger than {MOST_BYTES // GIB} GiB: not a dump of NCCL's flight recorder"
-            )
+            raise UserError(f"{path}: larger than {MOST_BYTES // GIB} GiB: not a dump of NCCL's flight recorder")
         data = _Plain(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        IndexError,
-        KeyError,
-        AttributeError,
-        MemoryError,
-    ) as error:
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else "cut short"
         raise UserError(f"{path}: is not a valid dump of NCCL's flight recorder ({reason})") from None
     if not isinstance(data, dict):
@@ -194,12 +178,8 @@ def _data(path: str | Path) -> Mapping[str, Any]:
     return data
 
 
-def _entry(
-    each: Mapping[str, Any], groups: Mapping[str, tuple[str, tuple[int, ...]]], classes: Classes
-) -> Entry:
-    name, *rest = (
-        each["process_group"] if isinstance(each["process_group"], list | tuple) else (each["process_group"],)
-    )
+def _entry(each: Mapping[str, Any], groups: Mapping[str, tuple[str, tuple[int, ...]]], classes: Classes) -> Entry:
+    name, *rest = each["process_group"] if isinstance(each["process_group"], list | tuple) else (each["process_group"],)
     described, members = groups.get(str(name), ("", ()))
     kind = collective_kind(str(each["profiling_name"]).removeprefix("nccl:")) or str(each["profiling_name"])
     sizes = max(_bytes(each, "input"), _bytes(each, "output"))
@@ -219,9 +199,7 @@ def _bytes(each: Mapping[str, Any], side: str) -> float:
     """Bytes of the tensors of one side."""
     dtypes = each.get(f"{side}_dtypes") or ()
     sizes = each.get(f"{side}_sizes") or ()
-    return float(
-        sum(prod(size) * BYTES.get(str(dtype).lower(), 0) for size, dtype in zip(sizes, dtypes, strict=False))
-    )
+    return float(sum(prod(size) * BYTES.get(str(dtype).lower(), 0) for size, dtype in zip(sizes, dtypes, strict=False)))
 
 
 def _uses(meetings: Sequence[Mapping[int, Entry]], last: dict[int, int]) -> Iterator[GroupUse]:
@@ -232,9 +210,7 @@ def _uses(meetings: Sequence[Mapping[int, Entry]], last: dict[int, int]) -> Iter
     for (axis, kind), found in sorted(kinds.items()):
         costs, waits = [], []
         for meeting in found:
-            times = {
-                rank: entry.duration_s for rank, entry in meeting.items() if entry.duration_s is not None
-            }
+            times = {rank: entry.duration_s for rank, entry in meeting.items() if entry.duration_s is not None}
             if not times:
                 continue
             least = min(times.values())

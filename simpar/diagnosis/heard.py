@@ -47,9 +47,7 @@ def print_flight(found: FlightRun, screen: Console) -> None:
         table.add(use.axis, use.kind, str(use.calls), format_bytes(use.size_bytes), *times)
     screen.print(table)
     for rank, count in list(found.last.items())[:MOST_NAMED]:
-        screen.print(
-            f"rank {rank} came last to {count} collectives that took others twice as long", soft_wrap=True
-        )
+        screen.print(f"rank {rank} came last to {count} collectives that took others twice as long", soft_wrap=True)
     for each in found.stuck[:MOST_NAMED]:
         screen.print(_stuck(each), soft_wrap=True)
     for line in found.remarks:

@@ -21,9 +21,7 @@ from simpar.errors import UserError
 from simpar.units import KILO, Ints
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-HOST_CALL = (
-    "cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver",
-)  # fmt: skip
+HOST_CALL = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver")
 HOST_OP = ("cpu_op",)
 SPAN = ("user_annotation", "gpu_user_annotation")
 STEP = "ProfilerStep#"
@@ -128,9 +126,7 @@ class RankTrace:
         rows = np.flatnonzero(np.isin(spans.name, marks))
         rows = rows[np.argsort(spans.start_ns[rows], kind="stable")]
         begin, end = spans.start_ns[rows].tolist(), spans.finish_ns[rows].tolist()
-        return [
-            (self.names[at], b, e) for at, b, e in zip(spans.name[rows].tolist(), begin, end, strict=True)
-        ]
+        return [(self.names[at], b, e) for at, b, e in zip(spans.name[rows].tolist(), begin, end, strict=True)]
 
 
 class _Table:
@@ -189,9 +185,7 @@ class _Reader:
                     f"{self.path}: an event has no good ts, dur, name or args: {str(event)[:120]}"
                 ) from None
         if len(names) > MOST_NAMES:
-            raise UserError(
-                f"{self.path}: more than {MOST_NAMES} different names: its events are named one by one"
-            )
+            raise UserError(f"{self.path}: more than {MOST_NAMES} different names: its events are named one by one")
 
     def _instant(self, event: Event) -> None:
         """The memory state that the profiler recorded at one moment."""
@@ -224,9 +218,7 @@ def read_kineto(path: str | Path) -> RankTrace:
 
 
 def _whole(value: object) -> int:
-    return (
-        value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2 * MOST_NS else -1
-    )
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2 * MOST_NS else -1
 
 
 _IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|^(\d{1,9})\.", re.IGNORECASE)

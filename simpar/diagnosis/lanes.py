@@ -72,9 +72,7 @@ class Lane:
         """Time by owner."""
         mine = self.pieces.owner >= 0
         found = np.bincount(
-            self.pieces.owner[mine],
-            weights=self.pieces.length_ns[mine].astype(np.float64),
-            minlength=len(self.owners),
+            self.pieces.owner[mine], weights=self.pieces.length_ns[mine].astype(np.float64), minlength=len(self.owners)
         )
         return {name: round(ns) for name, ns in zip(self.owners, found.tolist(), strict=True) if ns}
 
@@ -178,9 +176,7 @@ def claim(begin: Ints, end: Ints, owner: Ints, window: Window) -> Pieces:
     return Pieces(edges[first], stops, found[first])
 
 
-def lane_of(
-    trace: RankTrace, window: Window, classes: Classes, exposed: Sequence[tuple[str, Ints, Ints]]
-) -> Lane:
+def lane_of(trace: RankTrace, window: Window, classes: Classes, exposed: Sequence[tuple[str, Ints, Ints]]) -> Lane:
     """The step of a rank, claimed; ``exposed`` are the axis, begins and ends in ns of its communication."""
     kinds = classes.of(trace.names)
     own = {entry.name: at for at, entry in enumerate(dict.fromkeys(_computing(kinds, classes)))}
@@ -243,9 +239,5 @@ def _idle_ns(trace: RankTrace, pieces: Pieces) -> dict[str, int]:
     behind = np.where(call >= 0, np.clip(call, begin, end) - begin, 0)
     rest = end - begin - behind
     short = (rest <= QUEUED_GAP_NS) & (call >= 0)
-    found = {
-        BEHIND: int(behind.sum()),
-        QUEUED: int(rest[short].sum()),
-        UNEXPLAINED: int(rest[~short].sum()),
-    }
+    found = {BEHIND: int(behind.sum()), QUEUED: int(rest[short].sum()), UNEXPLAINED: int(rest[~short].sum())}
     return {reason: ns for reason, ns in found.items() if ns}

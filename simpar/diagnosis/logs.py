@@ -209,9 +209,7 @@ def _value(text: str) -> float:
         return 0.0
 
 
-def _run(
-    path: str, framework: str, steps: Mapping[int, Mapping[str, float]], peaks: Mapping[str, float]
-) -> LogRun:
+def _run(path: str, framework: str, steps: Mapping[int, Mapping[str, float]], peaks: Mapping[str, float]) -> LogRun:
     numbers = sorted(steps)
     used = numbers[max(1, round(WARM_UP * len(numbers))) :] or numbers
     figures: dict[str, float] = {}

@@ -58,7 +58,5 @@ def as_it_ran(
 def with_overlap_named(changes: Changes) -> Changes:
     """The changes of a run as it ran, with the overlap named as the plan's, and the reason for it."""
     setting = as_flags({"overlap_grad_reduce": True})
-    gains = tuple(
-        replace(each, change=OVERLAPPED) if each.change == setting else each for each in changes.gains
-    )
+    gains = tuple(replace(each, change=OVERLAPPED) if each.change == setting else each for each in changes.gains)
     return replace(changes, gains=gains, remarks=(LOST, *changes.remarks))

@@ -112,10 +112,7 @@ class Measured:
     def mean_s(self, of: str = "causes_s") -> dict[str, float]:
         """Causes or classes in s, the mean over ranks."""
         names = dict.fromkeys(name for each in self.ranks for name in getattr(each, of))
-        return {
-            name: sum(getattr(each, of).get(name, 0.0) for each in self.ranks) / len(self.ranks)
-            for name in names
-        }
+        return {name: sum(getattr(each, of).get(name, 0.0) for each in self.ranks) / len(self.ranks) for name in names}
 
 
 @dataclass(frozen=True)

@@ -122,10 +122,7 @@ def _quickest(
         if not any(ranks[rank].posted[row] for rank, row in places):
             continue
         begins = _begins(ranks, offset_ns, places)
-        ends = [
-            begin + int(ranks[rank].duration_ns[row])
-            for begin, (rank, row) in zip(begins, places, strict=True)
-        ]
+        ends = [begin + int(ranks[rank].duration_ns[row]) for begin, (rank, row) in zip(begins, places, strict=True)]
         rank, row = places[0]
         pair = (ranks[rank].key[row] or ())[:3]
         if (took := min(ends) - max(begins)) > 0:  # otherwise it was sent before it was asked for
@@ -137,21 +134,17 @@ def _begins(ranks: Sequence[Traffic], offset_ns: Sequence[int], places: Sequence
     return [int(ranks[rank].start_ns[row]) - offset_ns[rank] for rank, row in places]
 
 
-def _skewed(
-    ranks: Sequence[Traffic], waited_ns: int, cost_ns: int, last: int, place: tuple[int, int]
-) -> Skewed:
+def _skewed(ranks: Sequence[Traffic], waited_ns: int, cost_ns: int, last: int, place: tuple[int, int]) -> Skewed:
     rank, row = place
     key = ranks[rank].key[row]
     assert key is not None, "matched by it"
     _, kind, members, step, number = key
     return Skewed(
         ranks[rank].axis[row], kind, members, step.strip(), number, last, cost_ns / NS_PER_S, waited_ns / NS_PER_S
-    )  # fmt: skip
+    )
 
 
-def _clocks(
-    ranks: Sequence[Traffic], met: Sequence[Sequence[tuple[int, int]]]
-) -> tuple[tuple[int, ...], int]:
+def _clocks(ranks: Sequence[Traffic], met: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[int, ...], int]:
     """How far each clock is ahead of the first rank's, via ranks that meet, and the remaining differences.
 
     Ranks of one host that is also their device share a clock.

@@ -50,9 +50,7 @@ def print_explanation(found: Explanation, screen: Console) -> None:
     if found.flight is not None:
         print_flight(found.flight, screen)
     if found.against is None and not found.logged:
-        screen.print(
-            "with --plan PLAN (or flags): where this parts from what is predicted, and what would change it"
-        )
+        screen.print("with --plan PLAN (or flags): where this parts from what is predicted, and what would change it")
     if found.changes is not None:
         _print_changes(found.changes, screen)
 
@@ -132,18 +130,14 @@ def _beside(found: Measured, against: Against) -> Table:
 
 def _parting(found: Measured, against: Against) -> Iterator[str]:
     """Where most of the difference is, and the memory of both."""
-    most = [each for each in against.differences(found) if abs(each.more_s) > found.step_time_s / 100][
-        :MOST_PARTS
-    ]
+    most = [each for each in against.differences(found) if abs(each.more_s) > found.step_time_s / 100][:MOST_PARTS]
     words = [
         f"{words_of(each.part)} {format_seconds(abs(each.more_s))} {'longer' if each.more_s > 0 else 'shorter'}"
         for each in most
     ]
     off = found.step_time_s / against.result.step_time_s - 1
     sure = against.result.certainty
-    inside = (
-        sure is not None and sure.step_time_interval_s[0] <= found.step_time_s <= sure.step_time_interval_s[1]
-    )
+    inside = sure is not None and sure.step_time_interval_s[0] <= found.step_time_s <= sure.step_time_interval_s[1]
     expected = "" if sure is None else f" ({'inside' if inside else 'outside'} the 90 % interval)"
     yield f"measured {off:+.1%} against predicted{expected}: {', '.join(words) or 'no part differs by 1 % of the step'}"
     yield f"MFU {against.mfu(found):.1%} measured, {against.result.speed.mfu:.1%} predicted"
@@ -159,9 +153,7 @@ def _print_changes(found: Changes, screen: Console) -> None:
         f"{format_seconds(fitted.after_s)} after",
         soft_wrap=True,
     )
-    columns: list[Column | str] = [
-        text("change", least=20), "gain", Column("90 % interval", spare=1), "fits",
-    ]  # fmt: skip
+    columns: list[Column | str] = [text("change", least=20), "gain", Column("90 % interval", spare=1), "fits"]
     rows = []
     worth = [each for each in found.gains if not each.refused and (each.gain_s or 0.0) > 0]
     for each in worth[:MOST_CHANGES]:

@@ -23,9 +23,7 @@ MOST_PIECES = 6000
 def shown_ranks(measured: Measured) -> list[int]:
     """Indices of the ranks to draw: those that others wait for, and others evenly chosen, in order."""
     count = len(measured.ranks)
-    late = [
-        at for at, each in enumerate(measured.ranks) if any(s.rank == each.rank for s in measured.stragglers)
-    ]
+    late = [at for at, each in enumerate(measured.ranks) if any(s.rank == each.rank for s in measured.stragglers)]
     even = np.linspace(0, count - 1, min(count, MOST_ROWS)).astype(np.int64).tolist()
     return sorted([*dict.fromkeys([*late, *even])][:MOST_ROWS])
 
@@ -39,9 +37,7 @@ def measured_series(measured: Measured, colour_of: Callable[[str], str]) -> dict
     origin = min(begins)
     owners = dict.fromkeys(name for rank in at for name in _computing(measured.lanes[rank]))
     used = [name for name in owners if any(name in measured.lanes[rank].owned_ns() for rank in at)]
-    axes = [
-        axis for axis in (*COMMUNICATION, UNNAMED) if any(axis in measured.traffic[rank].axes for rank in at)
-    ]
+    axes = [axis for axis in (*COMMUNICATION, UNNAMED) if any(axis in measured.traffic[rank].axes for rank in at)]
     kinds = [{"name": name, "colour": colour_of(name), "lane": 0} for name in used]
     kinds += [{"name": f"{axis} communication", "colour": KIND_COLOUR["dp"], "lane": 2} for axis in axes]
     stages = [
@@ -64,9 +60,7 @@ def _computing(lane: Lane) -> list[str]:
     return [name for name in lane.owners if not name.startswith("exposed_")]
 
 
-def _row(
-    measured: Measured, at: int, names: tuple[list[str], list[str]], span: tuple[int, int]
-) -> dict[str, Any]:
+def _row(measured: Measured, at: int, names: tuple[list[str], list[str]], span: tuple[int, int]) -> dict[str, Any]:
     """Blocks and idle pieces of one rank within ``span`` (ns of the page)."""
     lane, traffic = measured.lanes[at], measured.traffic[at]
     used, axes = names
@@ -126,10 +120,7 @@ def _causes(lane: Lane, traffic: Traffic, owner: Ints, at_ns: Ints) -> Ints:
             continue
         axis = name.removeprefix("exposed_")
         rows = traffic.of_axis(axis)
-        begin, end = (
-            np.sort(traffic.finish_ns[rows] - traffic.cost_ns[rows]),
-            np.sort(traffic.finish_ns[rows]),
-        )
+        begin, end = (np.sort(traffic.finish_ns[rows] - traffic.cost_ns[rows]), np.sort(traffic.finish_ns[rows]))
         moving = np.searchsorted(begin, at_ns, side="right") > np.searchsorted(end, at_ns, side="right")
         waits = IDLE_CAUSES.index("bubble" if axis == "pp" else "waiting")
         result[owner == number] = np.where(moving, IDLE_CAUSES.index("exposed"), waits)[owner == number]

@@ -64,10 +64,7 @@ class Traffic:
 
 def traffic_of(trace: RankTrace, window: Window, classes: Classes) -> Traffic:
     """Communication of a rank within its window."""
-    found = sorted(
-        _on_cpu(trace, classes) if trace.on_cpu else _on_device(trace, classes),
-        key=lambda each: each[0],
-    )
+    found = sorted(_on_cpu(trace, classes) if trace.on_cpu else _on_device(trace, classes), key=lambda each: each[0])
     found = [each for each in found if window.begin_ns <= each[0] < window.end_ns]
     found, supposed = _on_the_one_group(found, trace.header.world_size)
     count: Counter[Key] = Counter()
@@ -146,9 +143,7 @@ def _on_cpu(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
     """Gloo's spans; every group has its own threads, so the most frequent caller on a thread names its axis."""
     spans, ops = trace.spans, trace.ops
     is_gloo = np.array([name.startswith(GLOO) for name in trace.names], dtype=bool)
-    is_call = np.array(
-        [name.startswith(("c10d::", "_c10d_functional::")) for name in trace.names], dtype=bool
-    )
+    is_call = np.array([name.startswith(("c10d::", "_c10d_functional::")) for name in trace.names], dtype=bool)
     calls = np.flatnonzero(is_call[ops.name])
     calls = calls[np.argsort(ops.start_ns[calls], kind="stable")]
     rows = np.flatnonzero(is_gloo[spans.name])
@@ -211,9 +206,7 @@ def _peers(trace: RankTrace, name: str, at_ns: int, stages: tuple[int, ...]) -> 
     return (stages[here], other) if "send" in name else (other, stages[here])
 
 
-def _members_by_axis(
-    trace: RankTrace, classes: Classes, messages: bool
-) -> tuple[dict[str, tuple[int, ...]], str, str]:
+def _members_by_axis(trace: RankTrace, classes: Classes, messages: bool) -> tuple[dict[str, tuple[int, ...]], str, str]:
     """Members of the single group of each axis, the axis of unidentified calls, and that of messages.
 
     An axis of all ranks is not listed, because torch gives it the default group, which has no axis's name. Unidentified
@@ -298,13 +291,7 @@ def collective_uses(ranks: Sequence[Traffic]) -> list[CollectiveUse]:
     """All collectives by axis and kind, the longest total time first."""
     rows: dict[tuple[str, str, int | None], list[tuple[float, float]]] = defaultdict(list)
     for traffic in ranks:
-        columns = (
-            traffic.axis,
-            traffic.kind,
-            traffic.key,
-            traffic.size_bytes.tolist(),
-            traffic.cost_ns.tolist(),
-        )
+        columns = (traffic.axis, traffic.kind, traffic.key, traffic.size_bytes.tolist(), traffic.cost_ns.tolist())
         for axis, kind, key, size, cost in zip(*columns, strict=True):
             rows[axis, kind, len(key[2]) or None if key else None].append((size, cost / NS_PER_S))
     result = []
@@ -314,9 +301,7 @@ def collective_uses(ranks: Sequence[Traffic]) -> list[CollectiveUse]:
         if kind in ON_LINKS and members and members > 1 and (known := (sizes > 0) & (costs > 0)).any():
             rate = float(np.median(sizes[known] / costs[known])) * bus_factor(kind, members)
         calls = len(each) / len(ranks)
-        result.append(
-            CollectiveUse(axis, kind, members, calls, float(np.median(sizes)), float(np.median(costs)), rate)
-        )
+        result.append(CollectiveUse(axis, kind, members, calls, float(np.median(sizes)), float(np.median(costs)), rate))
     return sorted(result, key=lambda each: -each.calls * each.cost_s)
 
 

@@ -46,11 +46,7 @@ class Runner:
         self.pointer, self.waiting = (np.zeros(len(program) + extra, dtype=np.int32) for extra in (1, 0))
         self.follower = np.empty(len(waits.item) + len(streams.item), dtype=np.int32)
         self.order.follow(
-            (waits.pointer, waits.item),
-            (streams.pointer, streams.item),
-            self.pointer,
-            self.follower,
-            self.waiting,
+            (waits.pointer, waits.item), (streams.pointer, streams.item), self.pointer, self.follower, self.waiting
         )
         self.ops = np.empty(len(program), self.kernel.OP)
         self.rate = to_rate(program.routes.capacity_bytes_per_s)

@@ -48,9 +48,7 @@ class FlowTable:
         )
 
 
-def max_min_rates(
-    routes: Mapping[int, Route], caps: Mapping[int, int], link_rate: Sequence[int]
-) -> dict[int, int]:
+def max_min_rates(routes: Mapping[int, Route], caps: Mapping[int, int], link_rate: Sequence[int]) -> dict[int, int]:
     """Rates of flows by id; `routes` and `caps` by flow id, `link_rate` by link.
 
     The smallest fair share over all links and caps goes to every flow that it binds; these leave with their
@@ -69,9 +67,7 @@ def max_min_rates(
         share = {link: left[link] // total for link, total in load.items() if total}
         fair = min([*share.values(), *(caps[flow] for flow in active)])
         tight = {link for link, value in share.items() if value == fair}
-        for flow in [
-            f for f, route in active.items() if caps[f] == fair or any(e[0] in tight for e in route)
-        ]:
+        for flow in [f for f, route in active.items() if caps[f] == fair or any(e[0] in tight for e in route)]:
             rates[flow] = fair
             for link, coefficient in active.pop(flow):
                 left[link] -= fair * coefficient

@@ -9,13 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from simpar.errors import UserError
-from simpar.program.ir.program import (
-    Program,
-    ProgramError,
-    Timing,
-    longest_path_ns,
-    solo_durations_ns,
-)
+from simpar.program.ir.program import Program, ProgramError, Timing, longest_path_ns, solo_durations_ns
 
 
 class SharedLinkError(ProgramError, UserError):

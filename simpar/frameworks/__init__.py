@@ -30,9 +30,7 @@ from simpar.plan.uniform_stages import as_uniform
 from simpar.precisions import in_place_of
 from simpar.stacks.stack import DEFAULT_STACK, Stack
 
-OPEN = (
-    "framework", "match", "megatron_arguments", "nearest", "recipes", "shell", "source", "subject", "target",
-)  # fmt: skip
+OPEN = ("framework", "match", "megatron_arguments", "nearest", "recipes", "shell", "source", "subject", "target")
 """The modules that other rooms may import; all others are inner."""
 
 TARGETS = {
@@ -151,10 +149,7 @@ def losses(
     """
     found = load_target(target)
     plan, unknown = expressible(_one_layout(plan, model), found)
-    return (
-        *unknown,
-        *_losses(found, subject(plan, model, training, found.habits(plan), devices_per_node, own)),
-    )
+    return (*unknown, *_losses(found, subject(plan, model, training, found.habits(plan), devices_per_node, own)))
 
 
 def _one_layout(plan: Plan, model: ModelGraph) -> Plan:
@@ -185,9 +180,7 @@ def _of_data(training: Training) -> Iterator[Loss]:
     """Document lengths, which are a property of the data that a target is given, not one of its options."""
     if (documents := training.documents) is not None:
         told = f"{documents.packing} of {documents.lengths or f'lognormal around {documents.mean} tokens'}"
-        yield Loss(
-            "training.documents", told, "targets train on whole sequences; lengths are those of the data"
-        )
+        yield Loss("training.documents", told, "targets train on whole sequences; lengths are those of the data")
 
 
 def expressible(plan: Plan, target: Target) -> tuple[Plan, tuple[Loss, ...]]:

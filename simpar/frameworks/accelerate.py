@@ -69,9 +69,7 @@ _POD = f"""exec accelerate launch --config_file {CONFIG} --machine_rank "$RANK" 
 def losses(s: Subject) -> Iterator[Loss]:
     """Losses: what Accelerate has no option for."""
     yield from hugging_face.losses(s)
-    yield from rules.no_axis(
-        s, "tp", "tensor parallelism starts from a checkpoint that is loaded shard by shard"
-    )
+    yield from rules.no_axis(s, "tp", "tensor parallelism starts from a checkpoint that is loaded shard by shard")
     yield from rules.context_parallel(s, rules.ROTATIONS, ("zigzag",), hybrid=False)
     data = s.plan.data_parallel
     if data.zero == 1:
@@ -127,9 +125,7 @@ def _sharding(s: Subject) -> Options:
     if mesh.cp > 1:
         method = s.plan.context_parallel.cp_method or "all_gather"
         result["parallelism_config.parallelism_config_cp_backend"] = "torch"
-        result["parallelism_config.parallelism_config_cp_comm_strategy"] = rules.ROTATIONS.get(
-            method, "allgather"
-        )
+        result["parallelism_config.parallelism_config_cp_comm_strategy"] = rules.ROTATIONS.get(method, "allgather")
     return result
 
 

@@ -65,9 +65,7 @@ def _fsdp(given: Given) -> dict[str, Any]:
     if isinstance(strategy, int) and 1 <= strategy <= len(NUMBERED):
         strategy = NUMBERED[strategy - 1]
     if strategy is not None and strategy not in SHARDING:
-        raise UserError(
-            f"{given.source}: {prefix}sharding_strategy = {strategy}: allowed: {', '.join(SHARDING)}"
-        )
+        raise UserError(f"{given.source}: {prefix}sharding_strategy = {strategy}: allowed: {', '.join(SHARDING)}")
     axis = "parallelism_config.parallelism_config_{}_size"
     sizes = {name: given.whole(axis.format(name), 0) or 1 for name in AXES}
     hybrid = strategy is not None and strategy.startswith("HYBRID")  # shards within a machine

@@ -23,9 +23,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from trainer_arguments.sharded_losses(s)
     if s.plan.numerics.master_weights:
         precision = s.plan.numerics.precision
-        yield Loss(
-            "master_weights", True, f"{precision} loads parameters of {precision}, with no copy in fp32"
-        )
+        yield Loss("master_weights", True, f"{precision} loads parameters of {precision}, with no copy in fp32")
     if s.chose("bucket_bytes") and not s.plan.data_parallel.zero:
         yield Loss("bucket_bytes", s.plan.data_parallel.bucket_bytes, "buckets are as DDP makes them")
 
@@ -55,10 +53,7 @@ def options(s: Subject) -> Options:
         "attn_implementation": "sdpa" if numerics.precision == "fp32" else "flash_attention_2",
     }
     if (widened := QUANTISED.get(s.graph.name)) is not None:
-        result |= {
-            "model_quantization_config": widened,
-            "model_quantization_config_kwargs": {"dequantize": True},
-        }
+        result |= {"model_quantization_config": widened, "model_quantization_config_kwargs": {"dequantize": True}}
     if data.zero < 2:
         return result
     return result | {

@@ -93,15 +93,13 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "--cross-entropy-loss-fusion": {"model.cross_entropy_loss_fusion": True},
     "--no-gradient-accumulation-fusion": {"model.gradient_accumulation_fusion": False},
     "--use-tp-pp-dp-mapping": {"dist.use_tp_pp_dp_mapping": True},
-    "--use-distributed-optimizer": {
-        "ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": True,
-    },
+    "--use-distributed-optimizer": {"ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": True},
     "--use-precision-aware-optimizer": {"optimizer.use_precision_aware_optimizer": True},
     "--optimizer-cpu-offload": {"optimizer.optimizer_cpu_offload": True},
     "--use-megatron-fsdp": {"ddp.use_megatron_fsdp": True, "dist.use_megatron_fsdp": True},
     "--overlap-grad-reduce": {"ddp.overlap_grad_reduce": True},
     "--overlap-param-gather": {"ddp.overlap_param_gather": True, "optimizer.overlap_param_gather": True},
-}  # fmt: skip
+}
 REDUCES_IN_FP32 = {"bf16": True, "fp16": False}
 """Whether gradients are reduced in fp32 by Bridge's precisions of a half (``training/mixed_precision.py``); what the
 precision says goes over the replicas' own config."""

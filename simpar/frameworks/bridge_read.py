@@ -63,9 +63,7 @@ def read(text: str, name: str) -> Imported:
     path, recipe = split_name(name)
     recipes = Recipes(text, path)
     _, config = recipes.made(recipe, _is_config)
-    fields = {
-        moved: value for key, value in config.flat() if (moved := _moved(key)) not in ("model", "trainer")
-    }
+    fields = {moved: value for key, value in config.flat() if (moved := _moved(key)) not in ("model", "trainer")}
     untold: set[str] = set()
     if config.called.endswith("_pretrain_common"):
         fields = COMMON | fields
@@ -113,9 +111,7 @@ def _flags(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
             value = f"$({value.text if isinstance(value, Unknown) else value.called})"
         if field == "model.pipeline_model_parallel_layout" and isinstance(value, list):
             value = "|".join("".join(LETTERS.get(str(part), "?") for part in stage) for stage in value)
-        if value is not None and not (
-            field.endswith("sharding_strategy") and not given.get("ddp.use_megatron_fsdp")
-        ):
+        if value is not None and not (field.endswith("sharding_strategy") and not given.get("ddp.use_megatron_fsdp")):
             yield flag, [str(each) for each in value] if isinstance(value, list) else [str(value)]
     for flag, wanted in SWITCHES.items():
         if any(given.get(field) == value for field, value in wanted.items() if field in given):
@@ -163,10 +159,7 @@ def _precision(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
         if form := value(bits):
             yield f"--{bits}-format", [str(form)]
             yield f"--{bits}-recipe", [str(value(f"{bits}_recipe") or recipe)]
-    said = (
-        value("grad_reduce_in_fp32"),
-        given.get("ddp.grad_reduce_in_fp32"),
-    )  # the first overrides the second
+    said = (value("grad_reduce_in_fp32"), given.get("ddp.grad_reduce_in_fp32"))  # the first overrides the second
     if next((each for each in said if each is not None), None) is False:
         yield "--grad-reduce-in-bf16", []
 
@@ -177,9 +170,7 @@ def _name_of_precision(given: Given, made: Any) -> str | None:
     usual = given.values_.get("mixed_precision")  # the recipe's precision, if fields of it were set
     found = usual if made is None or (isinstance(made, Made) and not made.called) else made
     if isinstance(found, Unknown):
-        raise UserError(
-            f"{given.source}:{found.line}: mixed_precision = {found.text[:40]}: allowed: a value, no code"
-        )
+        raise UserError(f"{given.source}:{found.line}: mixed_precision = {found.text[:40]}: allowed: a value, no code")
     if not isinstance(found, Made):
         return None if found is None else str(found)
     if found.args and isinstance(found.args[0], str):

@@ -27,34 +27,22 @@ BIASES = (frozenset({"qkv", "output", "mlp"}), frozenset({"qkv"}), frozenset[str
 def megatron_core_losses(style: Architecture, family: str) -> Iterator[Loss]:
     """What Megatron-Core's GPTModel cannot build of a model by options; ``family`` is the config's model_type."""
     if style.experts and family not in MIXTURES:
-        yield Loss(
-            "model",
-            f"experts of {family or 'an unknown family'}",
-            f"the exporter knows {', '.join(MIXTURES)}",
-        )
+        yield Loss("model", f"experts of {family or 'an unknown family'}", f"the exporter knows {', '.join(MIXTURES)}")
     for name in sorted(set(style.beyond) - BUILT):
         yield Loss("model", name, "the exporter does not know how this target builds it")
     if style.norm in ("none", "weight"):
         without = "weights" if style.norm == "none" else "biases"
         yield Loss("model", f"norms without {without}", "norms are LayerNorm or RMSNorm")
     if style.residual != "pre":
-        yield Loss(
-            "model", f"{style.residual} residual", "norms stand before attention and MLP, one after the other"
-        )
+        yield Loss("model", f"{style.residual} residual", "norms stand before attention and MLP, one after the other")
     if style.gated and style.activation != "silu" and family != CLAMPED:
-        yield Loss(
-            "model", f"gated {style.activation}", f"the gated activation is SwiGLU, or that of {CLAMPED}"
-        )
+        yield Loss("model", f"gated {style.activation}", f"the gated activation is SwiGLU, or that of {CLAMPED}")
     if not style.gated and style.activation != "gelu":
         yield Loss("model", style.activation, "the plain activation is GELU")
     if style.positions == "none":
         yield Loss("model", "no rotary or learned positions", "positions are rotary or learned")
     if style.biases not in BIASES:
-        yield Loss(
-            "model",
-            f"biases of {', '.join(sorted(style.biases))}",
-            "biases are everywhere, on QKV, or nowhere",
-        )
+        yield Loss("model", f"biases of {', '.join(sorted(style.biases))}", "biases are everywhere, on QKV, or nowhere")
     if style.qk_norm == "full":
         yield Loss("model", "norm over all heads of Q and K", "Q and K are normalised head by head")
     if len(set(style.windows)) > 1 and period(style.windows) is None:

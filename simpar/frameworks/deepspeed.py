@@ -49,9 +49,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_axis(s, "cp", "Ulysses is set up in code, no option")
     data = s.plan.data_parallel
     if data.hsdp > 1:
-        yield Loss(
-            "hsdp", data.hsdp, "states are sharded over all ranks; hpZ keeps a second copy of parameters only"
-        )
+        yield Loss("hsdp", data.hsdp, "states are sharded over all ranks; hpZ keeps a second copy of parameters only")
     if s.chose("kind") and data.kind == "fsdp" and data.zero == 2:
         yield Loss("kind", "fsdp", "stage 2 keeps whole parameters on every rank")
     if s.chose("overlap_grad_reduce") and not data.zero:
@@ -100,11 +98,7 @@ def _offload_losses(s: Subject) -> Iterator[Loss]:
     if offload.offload_delayed:
         yield Loss("offload_delayed", True, "updates are not delayed")
     if offload.offload_activations:
-        yield Loss(
-            "offload_activations",
-            offload.offload_activations,
-            "torch's checkpointing is what the script uses",
-        )
+        yield Loss("offload_activations", offload.offload_activations, "torch's checkpointing is what the script uses")
 
 
 def options(s: Subject) -> Options:
@@ -144,9 +138,7 @@ def options(s: Subject) -> Options:
 
 def _optimizer(s: Subject) -> Options:
     name = s.plan.numerics.optimizer
-    found: Options = {
-        "optimizer.type": OF_TORCH[name], "optimizer.params.lr": placeholders.LEARNING_RATE,
-    }  # fmt: skip
+    found: Options = {"optimizer.type": OF_TORCH[name], "optimizer.params.lr": placeholders.LEARNING_RATE}
     if (momentum := placeholders.momentum(name)) is None:
         return found | {
             "optimizer.params.betas": list(placeholders.BETAS),

@@ -33,9 +33,7 @@ def read(text: str, name: str) -> Imported:
         raise UserError(f"{name}: no DeepSpeed config, such as one with zero_optimization")
     given, auto = without_auto(data, name)
     if STAGE in auto:
-        raise UserError(
-            f"{name}: {STAGE} = 'auto': who starts DeepSpeed says it; allowed: {', '.join(STAGES)}"
-        )
+        raise UserError(f"{name}: {STAGE} = 'auto': who starts DeepSpeed says it; allowed: {', '.join(STAGES)}")
     batch, dp = _batch(given)
     micro = given.whole("train_micro_batch_size_per_gpu")
     values = {
@@ -74,11 +72,7 @@ def _batch(given: Given) -> tuple[int | None, int | None]:
 def _local(given: Given, auto: list[str]) -> int | None:
     """Sequences of a rank's step, if the config does not give the global batch."""
     micro = given.whole("train_micro_batch_size_per_gpu")
-    if (
-        not micro
-        or "train_batch_size" in given
-        or {"train_batch_size", "gradient_accumulation_steps"} & set(auto)
-    ):
+    if not micro or "train_batch_size" in given or {"train_batch_size", "gradient_accumulation_steps"} & set(auto):
         return None
     return micro * (given.whole("gradient_accumulation_steps") or 1)
 
@@ -160,8 +154,4 @@ def _numerics(given: Given, auto: list[str]) -> dict[str, Any]:
     if kind not in optimizers:
         raise UserError(f"{given.source}: optimizer.type = {kind!r}: allowed: {', '.join(optimizers)}")
     grads = names.get(str(given.get("data_types.grad_accum_dtype")))
-    return {
-        "precision": half,
-        "grad_dtype": None if half == "fp32" else grads,
-        "optimizer": optimizers[kind],
-    }
+    return {"precision": half, "grad_dtype": None if half == "fp32" else grads, "optimizer": optimizers[kind]}

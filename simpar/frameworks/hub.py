@@ -30,9 +30,7 @@ HUB = {
     "glm-4.5-air": "zai-org/GLM-4.5-Air",
     "olmo-2-7b": "allenai/OLMo-2-1124-7B", "olmoe-1b-7b": "allenai/OLMoE-1B-7B-0924",
 }  # fmt: skip
-QUANTISED = {
-    "gpt-oss-20b": "Mxfp4Config", "gpt-oss-120b": "Mxfp4Config", "deepseek-v3": "FineGrainedFP8Config",
-}  # fmt: skip
+QUANTISED = {"gpt-oss-20b": "Mxfp4Config", "gpt-oss-120b": "Mxfp4Config", "deepseek-v3": "FineGrainedFP8Config"}
 """Models whose weights on the hub have fewer than 16 bits, with the transformers config that widens them.
 
 Trainers refuse to train them as they are.

@@ -63,9 +63,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_axis(s, "ep", "expert parallelism is code of the model here, no option")
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
     if s.plan.tensor_parallel.sequence_parallel and s.plan.mesh.tp > 1:
-        yield Loss(
-            "sequence_parallel", True, "tensor parallelism keeps whole sequences: --no-sequence-parallel"
-        )
+        yield Loss("sequence_parallel", True, "tensor parallelism keeps whole sequences: --no-sequence-parallel")
     if s.plan.memory.recompute not in ("none", "full"):
         yield Loss("recompute", s.plan.memory.recompute, "layers are recomputed whole, all or none")
     yield from rules.chosen(

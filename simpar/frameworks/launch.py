@@ -105,9 +105,7 @@ def job(s: Subject, start: str = _TORCHRUN) -> dict[str, str]:
     return {"pytorchjob.yaml": "\n".join([*comment(s), _JOB.format(**given) + "".join(nodes)])}
 
 
-def launchers(
-    s: Subject, command: Iterable[str], environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def launchers(s: Subject, command: Iterable[str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """``command.sh`` (environment and command), ``slurm.sh``, ``pytorchjob.yaml``, and ``local.sh`` for one node.
 
     The words of ``command`` are used unquoted: quote user input with :func:`words`.
@@ -156,9 +154,7 @@ def recorded(facts: Mapping[str, Any]) -> str:
     return ", ".join(result)
 
 
-def readme(
-    s: Subject, target: Target, files: Iterable[str], lost: Iterable[Loss], notes: Iterable[str]
-) -> str:
+def readme(s: Subject, target: Target, files: Iterable[str], lost: Iterable[Loss], notes: Iterable[str]) -> str:
     """The page beside the files: version, how to start it with which launcher, losses, and notes."""
     there = [text for name, text in STARTS.items() if name in set(files)]
     start = f"{'; '.join(there)}." if there else ""

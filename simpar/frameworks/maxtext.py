@@ -59,25 +59,15 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from rules.no_single_process(s)
     yield from rules.only_rank_orders(s, "tp-cp-dp-pp")
     for axis in ("pp", "cp"):
-        yield from rules.no_axis(
-            s, axis, "the exporter knows the mesh axes data, fsdp, expert and tensor for it"
-        )
+        yield from rules.no_axis(s, axis, "the exporter knows the mesh axes data, fsdp, expert and tensor for it")
     yield from _axes_that_do_not_fit(s)
     if data.zero in (1, 2):
-        yield Loss(
-            "zero", data.zero, "states and parameters are sharded together (fsdp), or nothing: zero 0 or 3"
-        )
+        yield Loss("zero", data.zero, "states and parameters are sharded together (fsdp), or nothing: zero 0 or 3")
     if s.plan.memory.recompute not in REMAT:
-        yield Loss(
-            "recompute",
-            s.plan.memory.recompute,
-            f"remat_policy is full, or minimal: {MINIMAL}",
-        )
+        yield Loss("recompute", s.plan.memory.recompute, f"remat_policy is full, or minimal: {MINIMAL}")
     offload = s.plan.offload
     if offload.is_used:
-        yield Loss(
-            "offload_optimizer", offload.offload_optimizer, "the exporter keeps all in the device's memory"
-        )
+        yield Loss("offload_optimizer", offload.offload_optimizer, "the exporter keeps all in the device's memory")
     by_compiler = "the compiler decides what is sent when"
     yield from rules.chosen(
         s,
@@ -121,11 +111,7 @@ def _axes_that_do_not_fit(s: Subject) -> Iterator[Loss]:
         field, size = ("tp", mesh.tp) if mesh.tp > 1 else ("hsdp", s.plan.data_parallel.hsdp)
         yield Loss(field, size, f"a node is a slice of GPUs: {slices(s)} of them hold shards in equal parts")
     elif (shards // far) % mesh.ep:
-        yield Loss(
-            "ep",
-            mesh.ep,
-            f"experts are spread inside of a slice, over a divisor of its {shards // far} shards",
-        )
+        yield Loss("ep", mesh.ep, f"experts are spread inside of a slice, over a divisor of its {shards // far} shards")
 
 
 def options(s: Subject) -> Options:
@@ -164,10 +150,7 @@ def options(s: Subject) -> Options:
 def written(s: Subject, given: Options) -> Mapping[str, str]:
     """The config and the launchers; JAX has one process per host."""
     shape = {"nodes": s.nodes, "devices": s.devices_per_node}
-    found = {
-        CONFIG: yaml_file(s, given),
-        "slurm.sh": _SLURM.format(**shape),
-    }
+    found = {CONFIG: yaml_file(s, given), "slurm.sh": _SLURM.format(**shape)}
     return found | ({"local.sh": _LOCAL.format(**shape)} if s.nodes == 1 else {})
 
 

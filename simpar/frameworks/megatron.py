@@ -11,13 +11,7 @@ from simpar.frameworks import placeholders, rules
 from simpar.frameworks.architecture import Architecture, architecture
 from simpar.frameworks.decoder import megatron_core_losses, period
 from simpar.frameworks.launch import launchers, words
-from simpar.frameworks.megatron_details import (
-    detail_arguments,
-    detail_losses,
-    position_type,
-    router_arguments,
-    sinks,
-)
+from simpar.frameworks.megatron_details import detail_arguments, detail_losses, position_type, router_arguments, sinks
 from simpar.frameworks.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.frameworks.megatron_read import read
 from simpar.frameworks.subject import Loss, Subject
@@ -29,11 +23,7 @@ ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
 CP_TYPES = {"ring": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "sgd_momentum": "sgd"}
-FP8_RECIPES = {
-    "fp8": ("hybrid", "delayed"),
-    "fp8_blockwise": ("e4m3", "blockwise"),
-    "mxfp8": ("e4m3", "mxfp8"),
-}
+FP8_RECIPES = {"fp8": ("hybrid", "delayed"), "fp8_blockwise": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
 NUMERICS = Numerics(OPTIMIZERS, ("bf16", "fp16", "fp32", *FP8_RECIPES))
 
 
@@ -84,9 +74,7 @@ def _recomputed(s: Subject) -> Iterator[Loss]:
         yield Loss("recompute", kind, "the first N layers of every stage are recomputed; here N differs")
     further = range(len(s.graph.layers) - predictions(s), len(s.graph.layers))
     if recompute.period(kind) and any(recompute.is_full(recompute.of_layer(kind, each)) for each in further):
-        yield Loss(
-            "recompute", kind, "layers that predict further tokens are recomputed with all others or not"
-        )
+        yield Loss("recompute", kind, "layers that predict further tokens are recomputed with all others or not")
     chosen = set(module_names(kind))
     if s.plan.numerics.precision == "fp8" and chosen & UNSCALED:
         yield Loss("recompute", kind, f"delayed scaling of fp8 recomputes no {' or '.join(sorted(UNSCALED))}")
@@ -193,10 +181,7 @@ def _experts(s: Subject, style: Architecture) -> Options:
         pattern = ",".join(str(int(has)) for has in main)
         found["--moe-layer-freq"] = f"([{pattern}])"
     if choice.capacity_factor:
-        found |= {
-            "--moe-expert-capacity-factor": choice.capacity_factor,
-            "--moe-pad-expert-input-to-capacity": FLAG,
-        }
+        found |= {"--moe-expert-capacity-factor": choice.capacity_factor, "--moe-pad-expert-input-to-capacity": FLAG}
     if once:
         found["--moe-flex-dispatcher-backend"] = s.plan.execution.dispatcher or "deepep"
     if choice.ep_overlap and mesh.ep > 1:
@@ -229,9 +214,7 @@ def _layout(s: Subject) -> Options:
     switches = {
         "--sequence-parallel": tensor.sequence_parallel,
         "--tp-comm-overlap": tensor.overlap and tensor.sequence_parallel and mesh.tp > 1,
-        "--use-tp-pp-dp-mapping": mesh.order.index("pp") < mesh.order.index("dp")
-        and mesh.pp > 1
-        and s.dp > 1,
+        "--use-tp-pp-dp-mapping": mesh.order.index("pp") < mesh.order.index("dp") and mesh.pp > 1 and s.dp > 1,
     }
     return found | {name: FLAG for name, on in switches.items() if on} | _context(s)
 
@@ -302,17 +285,9 @@ def _recompute(s: Subject) -> Options:
     if modules := _modules(s):
         return {"--recompute-granularity": "selective", "--recompute-modules": modules}
     if kind == "full":
-        return {
-            "--recompute-granularity": "full",
-            "--recompute-method": "uniform",
-            "--recompute-num-layers": 1,
-        }
+        return {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1}
     first = s.recomputed_per_stage
-    return {
-        "--recompute-granularity": "full",
-        "--recompute-method": "block",
-        "--recompute-num-layers": first or 1,
-    }
+    return {"--recompute-granularity": "full", "--recompute-method": "block", "--recompute-num-layers": first or 1}
 
 
 def _modules(s: Subject) -> list[str]:
@@ -379,9 +354,7 @@ def notes(s: Subject) -> Iterator[str]:
     yield "Mock data and a null tokenizer: replace `--mock-data` and `--tokenizer-type` with your own."
     yield "Learning rate and number of iterations are placeholders: a plan does not say them."
     if recompute.period(s.plan.memory.recompute):
-        yield (
-            f"{s.plan.memory.recompute} becomes `block`: as many layers a stage are recomputed, but the first ones."
-        )
+        yield (f"{s.plan.memory.recompute} becomes `block`: as many layers a stage are recomputed, but the first ones.")
     if s.plan.numerics.precision == "fp8":
         yield "fp8 is the hybrid format with delayed scaling; `--fp8-recipe` has others."
 

@@ -73,9 +73,7 @@ class Arguments:
         if not values:
             raise UserError(f"{self.source}: {self.name(flag)} has no value")
         if UNKNOWN.search(values[0]):
-            raise UserError(
-                f"{self.source}: {self.name(flag)} = {values[0]}: a value that the file does not say"
-            )
+            raise UserError(f"{self.source}: {self.name(flag)} = {values[0]}: a value that the file does not say")
         return values[0]
 
     def number(self, flag: str) -> int | None:

@@ -71,11 +71,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     yield from megatron.losses(s)
     positions = s.graph.dims.get("positions")
     if positions and positions > s.training.seq_len:
-        yield Loss(
-            "seq_len",
-            s.training.seq_len,
-            f"the table of learned positions has as many rows; here {positions}",
-        )
+        yield Loss("seq_len", s.training.seq_len, f"the table of learned positions has as many rows; here {positions}")
 
 
 def is_by_name(s: Subject) -> bool:
@@ -104,9 +100,7 @@ def options(s: Subject) -> Options:
             False  # Megatron-Core has one or the other; DeepSeek-V3 uses this one
         )
     if not is_by_name(s):
-        found["model.share_embeddings_and_output_weights"] = (
-            "--untie-embeddings-and-output-weights" not in arguments
-        )
+        found["model.share_embeddings_and_output_weights"] = "--untie-embeddings-and-output-weights" not in arguments
     if "--swiglu" in arguments:
         found |= {"model.gated_linear_unit": True, "model.activation_func": Code("functional.silu")}
     if "--quick-geglu" in arguments:
@@ -152,9 +146,7 @@ def _fixed(s: Subject) -> Options:
 
 def _sorted(found: Options) -> Options:
     order = list(CLASSES)
-    return dict(
-        sorted(found.items(), key=lambda item: order.index(item[0].split(".")[0]) if "." in item[0] else 99)
-    )
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0].split(".")[0]) if "." in item[0] else 99))
 
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
@@ -187,11 +179,7 @@ def _module(s: Subject, given: Options) -> str:
         f"from megatron.bridge{' import AutoBridge' if is_by_name(s) else PROVIDER}",
         *([QUICK] if given.get("model.activation_func") == "quick_gelu" else []),
         f"from megatron.bridge.training.config import (\n    {configs},\n)",
-        *(
-            ["from megatron.bridge.training.mixed_precision import get_mixed_precision_config"]
-            if changed
-            else []
-        ),
+        *(["from megatron.bridge.training.mixed_precision import get_mixed_precision_config"] if changed else []),
         "from torch.nn import functional",
         "",
         "",
@@ -204,11 +192,7 @@ def _module(s: Subject, given: Options) -> str:
         trusted = ", trust_remote_code=True" if s.graph.name in OWN_CODE else ""
         source = f"AutoBridge.from_hf_pretrained({RELEASED[s.graph.name]!r}{trusted})"
         provider = f"{source}.to_megatron_provider(load_weights=False)"
-        own = [
-            f"    model.{key.partition('.')[2]} = {_text(value)}"
-            for key, value in sections
-            if _of(key) == "model"
-        ]
+        own = [f"    model.{key.partition('.')[2]} = {_text(value)}" for key, value in sections if _of(key) == "model"]
         lines[-1:] = [f"    model = {provider}", *own, lines[-1], "        model=model,"]
         sections = [(key, value) for key, value in sections if _of(key) != "model"]
     for section, fields in groupby(sections, key=lambda item: _of(item[0])):

@@ -45,9 +45,7 @@ def detail_losses(s: Subject) -> Iterator[Loss]:
     if s.graph.is_mixture:
         yield from router_losses(s)
     if sinks(s) and s.plan.mesh.cp > 1 and s.plan.context_parallel.cp_method != "ulysses":
-        yield Loss(
-            "cp_method", s.plan.context_parallel.cp_method, "sinks of attention are split by heads (ulysses)"
-        )
+        yield Loss("cp_method", s.plan.context_parallel.cp_method, "sinks of attention are split by heads (ulysses)")
 
 
 def plain_losses(s: Subject) -> Iterator[Loss]:
@@ -71,17 +69,11 @@ def router_losses(s: Subject) -> Iterator[Loss]:
         yield Loss("norm_topk_prob", False, "sigmoid scores are divided by their sum")
     added = gating.bias == "added" and "router.bias" in _weights(s)
     if added != ("mlp" in architecture(s.graph).biases):
-        yield Loss(
-            "router", "a bias" if added else "no bias", "routers have a bias where all products have one"
-        )
+        yield Loss("router", "a bias" if added else "no bias", "routers have a bias where all products have one")
     if groups := dims.get("expert_groups", 0):
         summed, here = dims["topk"] // dims["chosen_groups"], 2 if gating.pairs else 1
         if groups > 1 and summed != here:
-            yield Loss(
-                "router",
-                f"groups by their best {here}",
-                f"groups are chosen by the sum of their best {summed}",
-            )
+            yield Loss("router", f"groups by their best {here}", f"groups are chosen by the sum of their best {summed}")
 
 
 def _yarn_losses(rope: Rope, *, latent: bool) -> Iterator[Loss]:
@@ -155,9 +147,7 @@ def _yarn(rope: Rope) -> Options:
         found["--no-yarn-correction-range-round-to-int"] = FLAG
     both = scaling.get("mscale") and scaling.get("mscale_all_dim")
     return found | (
-        {f"--{name.replace('_', '-')}": scaling[name] for name in ("mscale", "mscale_all_dim")}
-        if both
-        else {}
+        {f"--{name.replace('_', '-')}": scaling[name] for name in ("mscale", "mscale_all_dim")} if both else {}
     )
 
 
@@ -195,10 +185,7 @@ def router_arguments(s: Subject) -> Options:
     if gating.bias == "chooses" and "router.bias" in weights:
         result |= {"--moe-router-enable-expert-bias": FLAG, "--moe-router-dtype": "fp32"}
     if dims.get("expert_groups"):
-        result |= {
-            "--moe-router-num-groups": dims["expert_groups"],
-            "--moe-router-group-topk": dims["chosen_groups"],
-        }
+        result |= {"--moe-router-num-groups": dims["expert_groups"], "--moe-router-group-topk": dims["chosen_groups"]}
     if dims.get("shared_ffn"):
         result["--moe-shared-expert-intermediate-size"] = dims["shared_ffn"]
         if "shared_gate.weight" in weights:

@@ -24,18 +24,12 @@ FLAG = None
 def hybrid_losses(s: Subject) -> Iterator[Loss]:
     """What Megatron-Core has no option for in a hybrid."""
     if "pattern" not in s.graph.facts:
-        yield Loss(
-            "model", s.graph.name, "a layer of a hybrid is a mixer, attention, an MLP or experts, one of them"
-        )
+        yield Loss("model", s.graph.name, "a layer of a hybrid is a mixer, attention, an MLP or experts, one of them")
     for dim, size in BUILT_IN.items():
         if s.graph.dims[dim] != size:
             yield Loss(f"model.{dim}", s.graph.dims[dim], f"Megatron-Core's mixers have {size}")
     if predictions(s) > s.layers[-1] or 0 in _main_layers(s):
-        yield Loss(
-            "layers",
-            list(s.layers),
-            "every stage has layers of the pattern, the last also those that predict",
-        )
+        yield Loss("layers", list(s.layers), "every stage has layers of the pattern, the last also those that predict")
     if s.graph.details.activation != "relu2":
         yield Loss("model", s.graph.details.activation, "the exporter knows the squared ReLU of hybrids")
     yield from plain_losses(s)

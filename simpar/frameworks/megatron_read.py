@@ -56,9 +56,7 @@ def plan_of(given: Arguments, model: str | None = None) -> Imported:
     sizes = _sizes(given)
     models = [model] if model else models_with(sizes)
     if len(models) > 1 and (base := given.text("--rotary-base")):
-        models = with_rope(
-            models, _real(given, "--rotary-base", base), scaled=given.has("--use-rope-scaling")
-        )
+        models = with_rope(models, _real(given, "--rotary-base", base), scaled=given.has("--use-rope-scaling"))
     if models:
         values["model"] = models[0]
     note = "" if model else model_note(models, sizes)
@@ -84,10 +82,7 @@ def _mesh(given: Arguments) -> dict[str, Any]:
     result["ep_overlap"] = True if given.has("--overlap-moe-expert-parallel-comm") else None
     overlap = given.switch("--tp-comm-overlap")
     if (result["tp"] or 1) > 1:
-        result |= {
-            "sequence_parallel": given.switch("--sequence-parallel"),
-            "tensor_parallel": {"overlap": overlap},
-        }
+        result |= {"sequence_parallel": given.switch("--sequence-parallel"), "tensor_parallel": {"overlap": overlap}}
     return result
 
 
@@ -108,10 +103,7 @@ def _pipeline(given: Arguments) -> dict[str, Any]:
         even = len(set(layers)) == 1
         return {"vpp": len(layers) // pp, "layers": None if even else layers}
     vpp = given.number("--num-virtual-stages-per-pipeline-rank")
-    per_stage, layers_in_all = (
-        given.number("--num-layers-per-virtual-pipeline-stage"),
-        given.number("--num-layers"),
-    )
+    per_stage, layers_in_all = (given.number("--num-layers-per-virtual-pipeline-stage"), given.number("--num-layers"))
     if per_stage:
         if not layers_in_all or layers_in_all % (per_stage * pp):
             raise UserError(
@@ -186,8 +178,7 @@ def _data_parallel(given: Arguments) -> dict[str, Any]:
     if given.has("--use-megatron-fsdp"):
         strategy = given.text(STRATEGY) or next(iter(STRATEGIES))
         if strategy not in STRATEGIES:
-            raise UserError(f"{given.source}: {STRATEGY} = {strategy}: allowed: "
-                            f"{', '.join(STRATEGIES)}")  # fmt: skip
+            raise UserError(f"{given.source}: {STRATEGY} = {strategy}: allowed: {', '.join(STRATEGIES)}")
         zero = STRATEGIES[strategy]
     if given.has("--use-torch-fsdp2"):
         zero, kind = (2 if given.has("--torch-fsdp2-no-reshard-after-forward") else 3), "fsdp"
@@ -215,11 +206,7 @@ def _recompute(given: Arguments) -> dict[str, Any]:
 
 def _stage_sizes(given: Arguments) -> tuple[int, ...]:
     """Layers of every virtual stage, without those that predict further tokens; empty if arguments do not say."""
-    pp, further, pattern = (
-        given.number("--pipeline-model-parallel-size") or 1,
-        _further(given),
-        given.text(PATTERN),
-    )
+    pp, further, pattern = (given.number("--pipeline-model-parallel-size") or 1, _further(given), given.text(PATTERN))
     if spelled := _spelled(given, pp):
         return (*spelled[:-1], spelled[-1] - further)
     # for hybrids a pattern gives the layers instead of a number
@@ -274,9 +261,7 @@ def _every(given: Arguments, number: int) -> str:
         even = all(sum(whole[layer] for layer in stage) == number for stage in stages)
         if even and not any(whole[sum(sizes) :]):
             return policy
-    modes = [
-        pair for size in sizes for pair in (("full", min(number, size)), ("none", max(size - number, 0)))
-    ]
+    modes = [pair for size in sizes for pair in (("full", min(number, size)), ("none", max(size - number, 0)))]
     return by_layer((mode, count) for mode, count in (*modes, ("none", further)) if count)
 
 
@@ -290,9 +275,7 @@ def _numerics(given: Arguments) -> dict[str, Any]:
             named = f"{flag.removesuffix('format')}recipe"
             recipe = given.text(named) or next(iter(recipes))
             if recipe not in recipes:
-                raise UserError(
-                    f"{given.source}: {given.name(named)} = {recipe}: allowed: {', '.join(recipes)}"
-                )
+                raise UserError(f"{given.source}: {given.name(named)} = {recipe}: allowed: {', '.join(recipes)}")
             precision = recipes[recipe]
     optimizer, momentum = given.text("--optimizer") or "adam", given.text("--sgd-momentum")
     still = momentum is not None and _real(given, "--sgd-momentum", momentum) == 0
@@ -308,9 +291,7 @@ def _moments(given: Arguments) -> dict[str, Any]:
     found = [given.text(flag) or MOMENT_DTYPES[0] for flag in MOMENTS]
     for flag, dtype in zip(MOMENTS, found, strict=True):
         if dtype not in MOMENT_DTYPES:
-            raise UserError(
-                f"{given.source}: {given.name(flag)} = {dtype}: allowed: {', '.join(MOMENT_DTYPES)}"
-            )
+            raise UserError(f"{given.source}: {given.name(flag)} = {dtype}: allowed: {', '.join(MOMENT_DTYPES)}")
     widest = min(found, key=MOMENT_DTYPES.index)
     return {"moment_dtype": widest if widest != MOMENT_DTYPES[0] else None}
 

@@ -57,11 +57,7 @@ def _sharding(s: Subject) -> Iterator[Loss]:
         yield Loss("zero", data.zero, "optimizer states are sharded, or nothing: zero 0 or 1")
     yield from rules.no_replicas_of_shards(s)
     if s.plan.mesh.tp > 1 and s.plan.tensor_parallel.overlap:
-        yield Loss(
-            "overlap",
-            True,
-            "products are not cut into chunks: at most a rank's own share runs beside a gather",
-        )
+        yield Loss("overlap", True, "products are not cut into chunks: at most a rank's own share runs beside a gather")
 
 
 def options(s: Subject) -> Options:
@@ -130,11 +126,7 @@ def _tokens(s: Subject) -> Options:
         "checkpoints.checkpoints_path": "checkpoints",
         "checkpoints.checkpoint_interval": 1000,
         "data_stages": [
-            {
-                "name": "train",
-                "start_training_step": 1,
-                "data": {"dataset": None, "seed": 42, "num_loading_workers": 1},
-            }
+            {"name": "train", "start_training_step": 1, "data": {"dataset": None, "seed": 42, "num_loading_workers": 1}}
         ],
     }
 
@@ -165,10 +157,7 @@ def _optimizer(s: Subject) -> Options:
 
 def files(s: Subject, given: Options) -> Mapping[str, str]:
     """The YAML config and the launchers."""
-    command = [
-        '"${NANOTRON:?set NANOTRON to a checkout of nanotron}/run_train.py"',
-        f"--config-file {CONFIG}",
-    ]
+    command = ['"${NANOTRON:?set NANOTRON to a checkout of nanotron}/run_train.py"', f"--config-file {CONFIG}"]
     return {CONFIG: yaml_file(s, given), **launchers(s, command, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})}
 
 

@@ -31,10 +31,7 @@ def read(text: str, name: str) -> Imported:
     dp = given.whole("parallelism.dp") or 1
     values = {"stack": "nanotron", "dp": dp, **_layout(given), **_numerics(given)}
     micro = given.whole("tokens.micro_batch_size") or 1
-    seq_len, steps = (
-        given.whole("tokens.sequence_length"),
-        given.whole("tokens.batch_accumulation_per_replica") or 1,
-    )
+    seq_len, steps = (given.whole("tokens.sequence_length"), given.whole("tokens.batch_accumulation_per_replica") or 1)
     if seq_len:
         values |= {"micro_batch": micro, "training": {"seq_len": seq_len, "global_batch": micro * steps * dp}}
     found = {ours: given.whole(MODEL + theirs) for theirs, ours in SIZES.items()}
@@ -48,9 +45,7 @@ def read(text: str, name: str) -> Imported:
     plan = plan_said(values)
     note = model_note(models, sizes)
     notes = (*filter(None, (note, _serial(given, plan))), *given.misspelt())
-    return Imported(
-        plan, given.rest(), notes, sizes=sizes if is_telling(sizes) else told, asks={"model": note}
-    )
+    return Imported(plan, given.rest(), notes, sizes=sizes if is_telling(sizes) else told, asks={"model": note})
 
 
 def _layout(given: Given) -> dict[str, Any]:
@@ -80,9 +75,7 @@ def _serial(given: Given, plan: Plan) -> str:
     if beside not in (None, True, False):
         raise UserError(f"{given.source}: {key} = {beside!r}: allowed: true, false")
     if beside and not tensor and plan.mesh.tp > 1:  # nanotron raises ValueError
-        raise UserError(
-            f"{given.source}: {key} = true: allowed: false, or parallelism.tp_mode = REDUCE_SCATTER"
-        )
+        raise UserError(f"{given.source}: {key} = true: allowed: false, or parallelism.tp_mode = REDUCE_SCATTER")
     if beside or not tensor:
         return ""
     return f"{key} is off, for which a plan has no word: stack nanotron is fitted to runs that have it on."

@@ -88,9 +88,7 @@ def _saving(near: Near, job: Job) -> Iterator[Near]:
 def _losses(plan: Plan, job: Job) -> tuple[frameworks.Loss, ...] | None:
     """What the target cannot express; None if it is not a valid plan."""
     try:
-        return frameworks.losses(
-            plan, job.graph, job.training, job.target, devices_per_node=job.devices_per_node
-        )
+        return frameworks.losses(plan, job.graph, job.training, job.target, devices_per_node=job.devices_per_node)
     except UserError:
         return None
 
@@ -114,9 +112,7 @@ def _with(near: Near, values: dict[str, Any], job: Job) -> Near | None:
         return None
     now = near.plan.flat_values()
     changed = {name: each for name, each in values.items() if now.get(name) != each}
-    named = {
-        name: each for name, each in changed.items() if each is not None
-    } or changed  # open fields follow
+    named = {name: each for name, each in changed.items() if each is not None} or changed  # open fields follow
     told = ", ".join(f"{name} = {_told(each)}" for name, each in named.items())
     return Near(plan, (*near.changes, told))
 

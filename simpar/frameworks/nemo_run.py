@@ -118,9 +118,7 @@ def _launch(s: Subject, given: Options) -> str:
     names = [name for name in EXECUTORS if any(key.startswith(f"{name}.") for key in given)]
     environment = megatron.environment(s)
     text = "\n".join(comment(s)) + "\n"
-    text += _HEAD.format(
-        environment=environment, needed={name: NEEDED[name] for name in names if name in NEEDED}
-    )
+    text += _HEAD.format(environment=environment, needed={name: NEEDED[name] for name in names if name in NEEDED})
     for name in names:
         fields = {key.partition(".")[2]: value for key, value in given.items() if key.startswith(f"{name}.")}
         text += "\n".join([*_executor(name, fields), "", ""])
@@ -142,9 +140,7 @@ def _executor(name: str, fields: Mapping[str, Any]) -> Iterable[str]:
     yield f"    return run.{EXECUTORS[name]}("
     yield from (f"        {field}={value!r}," for field, value in fields.items())
     yield from (f"        {field}={text}," for field, text in GIVEN[name].items())
-    yield from (
-        f"        {field}={packager if field == 'packager' else text}," for field, text in SHARED.items()
-    )
+    yield from (f"        {field}={packager if field == 'packager' else text}," for field, text in SHARED.items())
     yield from (f"    ), {path}", "")
 
 

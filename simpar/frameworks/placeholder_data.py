@@ -35,11 +35,7 @@ def files() -> dict[str, str]:
 
 def _letters() -> Iterator[str]:
     """The character for every byte in byte-level tokenizers: itself if it is printable, otherwise one from 256 on."""
-    printing = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
+    printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     for byte in range(256):
         yield chr(byte if byte in printing else next(others))

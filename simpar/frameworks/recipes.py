@@ -30,14 +30,7 @@ _ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
     ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
-_PLAIN: dict[str, Callable[..., Any]] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "len": len,
-    "dict": dict,
-}
+_PLAIN: dict[str, Callable[..., Any]] = {"int": int, "float": float, "str": str, "bool": bool, "len": len, "dict": dict}
 CONFIGS = ("run.Config", "run.Partial")
 """Calls whose first argument is the class to configure (NeMo-Run)."""
 
@@ -186,14 +179,10 @@ class Recipes:
         found = {name: self.call(self.functions[name], [], {}) for name in self.names()}
         configs = {name: made for name, made in found.items() if isinstance(made, Made) and wanted(made)}
         if not configs:
-            raise UserError(
-                f"{self.source}: no function returns a config with parallel sizes that are written out"
-            )
+            raise UserError(f"{self.source}: no function returns a config with parallel sizes that are written out")
         if len(configs) > 1:
             named = ", ".join(list(configs)[: files.MAX_LISTED])
-            raise UserError(
-                f"{self.source}: has {len(configs)} recipes: name one, FILE:RECIPE; allowed: {named}"
-            )
+            raise UserError(f"{self.source}: has {len(configs)} recipes: name one, FILE:RECIPE; allowed: {named}")
         self.notes.clear()
         (name,) = configs
         value = self.call(self.functions[name], [], {})
@@ -202,9 +191,7 @@ class Recipes:
     def call(self, node: ast.FunctionDef, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """The return value of a function of the file. Raises UserError for one that calls itself."""
         if self.depth > MAX_DEPTH:
-            raise UserError(
-                f"{self.source}:{node.lineno}: {node.name}: functions that call each other without end"
-            )
+            raise UserError(f"{self.source}:{node.lineno}: {node.name}: functions that call each other without end")
         arguments = node.args
         names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         scope: dict[str, Any] = {}
@@ -318,17 +305,13 @@ class Recipes:
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(each, scope) for each in node.elts]
         if isinstance(node, ast.Dict):
-            pairs = (
-                (key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None
-            )
+            pairs = ((key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None)
             return {_hashable(self.value(key, scope)): self.value(value, scope) for key, value in pairs}
         if isinstance(node, ast.Call):
             return self._called(node, scope)
         if isinstance(node, ast.IfExp):
             test = self.value(node.test, scope)
-            return (
-                _Not if isinstance(test, Unknown) else self.value(node.body if test else node.orelse, scope)
-            )
+            return _Not if isinstance(test, Unknown) else self.value(node.body if test else node.orelse, scope)
         return self._operation(node, scope)
 
     def _operation(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
@@ -336,13 +319,7 @@ class Recipes:
             return self._joined(node, scope)
         if isinstance(node, ast.UnaryOp):
             inner = _known(self.value(node.operand, scope))
-            return (
-                (not inner)
-                if isinstance(node.op, ast.Not)
-                else -inner
-                if isinstance(node.op, ast.USub)
-                else _Not
-            )
+            return (not inner) if isinstance(node.op, ast.Not) else -inner if isinstance(node.op, ast.USub) else _Not
         if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
             left, right = (_known(self.value(each, scope)) for each in (node.left, node.right))
             sizes = [len(each) if isinstance(each, list | str) else each for each in (left, right)]
@@ -385,9 +362,7 @@ class Recipes:
             return Made(ast.unparse(node.args[0]), args[1:], keywords)
         if name.rpartition(".")[2] == "replace" and args and isinstance(args[0], Made):
             return Made(args[0].called, args[0].args, args[0].fields | keywords)
-        if isinstance(node.func, ast.Attribute) and isinstance(
-            inner := self.value(node.func.value, scope), Made
-        ):
+        if isinstance(node.func, ast.Attribute) and isinstance(inner := self.value(node.func.value, scope), Made):
             args = [inner, *args]  # the object of the method call
             name = node.func.attr
         return Made(name, args, keywords, node.lineno)

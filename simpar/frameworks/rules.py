@@ -102,9 +102,7 @@ def method_of(word: object, source: str, name: str) -> str:
     return result
 
 
-def context_parallel(
-    s: Subject, methods: Iterable[str], balances: Iterable[str], *, hybrid: bool
-) -> Iterator[Loss]:
+def context_parallel(s: Subject, methods: Iterable[str], balances: Iterable[str], *, hybrid: bool) -> Iterator[Loss]:
     """Context parallelism that a target has: methods, token assignments, and the hybrid with Ulysses."""
     choice = s.plan.context_parallel
     if s.plan.mesh.cp == 1:
@@ -123,17 +121,11 @@ def offload_of_shards(s: Subject) -> Iterator[Loss]:
     """Targets that offload as fully_shard does: parameters, gradients and states together, or nothing."""
     offload = s.plan.offload
     for name, value, lost in (
-        (
-            "offload_optimizer",
-            offload.offload_optimizer,
-            offload.offload_optimizer != offload.offload_parameters,
-        ),
+        ("offload_optimizer", offload.offload_optimizer, offload.offload_optimizer != offload.offload_parameters),
         ("offload_parameters", offload.offload_parameters, offload.offload_parameters == "nvme"),
     ):
         if lost or (value != "none" and s.plan.data_parallel.zero < 2):
-            yield Loss(
-                name, value, "fully_shard offloads parameters and states of zero 2 and 3 together, to memory"
-            )
+            yield Loss(name, value, "fully_shard offloads parameters and states of zero 2 and 3 together, to memory")
     if offload.offload_activations:
         yield Loss("offload_activations", offload.offload_activations, "activations stay on the device")
 
@@ -141,6 +133,4 @@ def offload_of_shards(s: Subject) -> Iterator[Loss]:
 def no_experts(style: Architecture) -> Iterator[Loss]:
     """Targets whose exporter builds only dense models."""
     if style.experts:
-        yield Loss(
-            "model", f"experts in {sum(style.experts)} layers", "the exporter builds dense models for it"
-        )
+        yield Loss("model", f"experts in {sum(style.experts)} layers", "the exporter builds dense models for it")

@@ -26,9 +26,7 @@ OPTION = re.compile(r"--[a-zA-Z][\w-]*")
 _WITH_VALUE = "adinNptu"
 """Options of ``read`` that take a value."""
 _QUOTED = ("string", "raw_string", "ansi_c_string", "translated_string")
-_NESTED = (
-    "program", "subshell", "do_group", "pipeline", "else_clause", "variable_assignments",
-)  # fmt: skip
+_NESTED = ("program", "subshell", "do_group", "pipeline", "else_clause", "variable_assignments")
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "-eq": int.__eq__, "-ne": int.__ne__, "-gt": int.__gt__, "-ge": int.__ge__, "-lt": int.__lt__, "-le": int.__le__,
 }  # fmt: skip
@@ -313,9 +311,7 @@ class Script:
         found = list(dict.fromkeys(flag for each in assigned for flag in OPTION.findall(text_of(each))))
         if found:
             line, short = node.start_point.row + 1, " ".join(condition.split())[:60]
-            self.notes.append(
-                f"Line {line}: the file alone does not decide {short}: not read: {', '.join(found)}."
-            )
+            self.notes.append(f"Line {line}: the file alone does not decide {short}: not read: {', '.join(found)}.")
         return None
 
     def _compound_statement(self, node: Node) -> bool | None:
@@ -345,9 +341,7 @@ class Script:
         return self._compared(operator, left, right)
 
     def _holds_of_one(self, node: Node) -> bool | None:
-        operator = next(
-            (text_of(child) for child in node.children if child.type in ("!", "test_operator")), ""
-        )
+        operator = next((text_of(child) for child in node.children if child.type in ("!", "test_operator")), "")
         if operator == "!":
             inner = self._holds(node.named_children[-1])
             return None if inner is None else not inner

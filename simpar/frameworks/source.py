@@ -130,9 +130,7 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
     seq_len = facts.seq_len or given.get("seq_len")
     batch = facts.global_batch or given.get("global_batch")
     if not seq_len or not batch:
-        raise UserError(
-            f"{source}: the plan has no training shape: give --seq-len TOKENS --global-batch SEQUENCES"
-        )
+        raise UserError(f"{source}: the plan has no training shape: give --seq-len TOKENS --global-batch SEQUENCES")
     training = Training(seq_len=seq_len, global_batch=batch)
     differing = files.parse(Perturbations, plan.perturbation or {}, source=f"{source}: perturbation")
     cluster = _cluster(plan, facts, differing.degraded_links)
@@ -165,9 +163,7 @@ def _checked(plan: Plan, target: Target, cluster: Cluster | None, differing: Per
     pipeline = plan.pipeline.model_copy(
         update={"schedule": checked.pipeline.schedule, "stages": checked.pipeline.stages}
     )
-    whole = plan.model_copy(
-        update={"mesh": mesh, "pipeline": pipeline, "training": target.training.model_dump()}
-    )
+    whole = plan.model_copy(update={"mesh": mesh, "pipeline": pipeline, "training": target.training.model_dump()})
     there = cluster if cluster is not None and cluster.world_size == target.world_size else None
     if there is not None:  # the plan carries its cluster
         whole = whole.model_copy(update={"cluster": chosen_cluster(recorded(there))})

@@ -152,8 +152,7 @@ def idle_overlaps(plan: Plan) -> set[str]:
 
 def _opened(plan: Plan, fields: Mapping[str, tuple[str, ...]]) -> Plan:
     update = {
-        section: getattr(plan, section).model_copy(update=dict.fromkeys(names))
-        for section, names in fields.items()
+        section: getattr(plan, section).model_copy(update=dict.fromkeys(names)) for section, names in fields.items()
     }
     return plan.model_copy(update=update)
 
@@ -222,11 +221,7 @@ def not_understood(plan: Plan, stack: str, known: Collection[str] = ()) -> Itera
             yield Loss(section, part, "the exporters do not know this field")
         for name in names:
             usual = (getattr(getattr(blank, section), name), getattr(getattr(habit, section), name))
-            if (
-                (section, name) not in known_to_exporters
-                and name not in known
-                and getattr(part, name) not in usual
-            ):
+            if (section, name) not in known_to_exporters and name not in known and getattr(part, name) not in usual:
                 yield Loss(f"{section}.{name}", getattr(part, name), "the exporters do not know this field")
 
 

@@ -31,7 +31,7 @@ MIXTURES = {
     "qwen3": {"30B-A3B": "qwen3-30b-a3b", "235B-A22B": "qwen3-235b-a22b"},
     "deepseek_v3": {"16B": "deepseek-v2-lite", "236B": "deepseek-v2", "671B": "deepseek-v3"},
     "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
-}  # fmt: skip
+}
 """Flavors with experts, by the shipped model of the same sizes."""
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -69,11 +69,7 @@ def flavor(s: Subject, name: str) -> str | None:
         return None
     for result, shipped in FLAVORS[name].items():
         graph = load_model(shipped)
-        if (graph.dims, graph.layers, graph.tied_embeddings) == (
-            s.graph.dims,
-            s.graph.layers,
-            s.graph.tied_embeddings,
-        ):
+        if (graph.dims, graph.layers, graph.tied_embeddings) == (s.graph.dims, s.graph.layers, s.graph.tied_embeddings):
             return result
     return None
 
@@ -138,9 +134,7 @@ def _pipeline(s: Subject) -> Iterator[Loss]:
         yield Loss("schedule", s.plan.schedule, "a rank holds no second copy of another rank's stages")
         return
     split = LETTERS.index("I")
-    if s.dp * s.plan.mesh.cp > 1 and any(
-        (table.arrays(rank)[0] == split).any() for rank in range(table.num_ranks)
-    ):
+    if s.dp * s.plan.mesh.cp > 1 and any((table.arrays(rank)[0] == split).any() for rank in range(table.num_ranks)):
         yield Loss(
             "schedule", s.plan.schedule,
             "torch's split backward and the gradient hooks of FSDP do not meet: wrong gradients with dp or cp > 1",
@@ -226,9 +220,7 @@ def schedule_file(s: Subject) -> Mapping[str, str]:
 
 def notes(s: Subject) -> Iterator[str]:
     """Notes for users of both generations."""
-    yield (
-        "Tokenizer (a byte a token), texts, learning rate and steps are placeholders: a plan does not say them."
-    )
+    yield ("Tokenizer (a byte a token), texts, learning rate and steps are placeholders: a plan does not say them.")
     if s.plan.memory.recompute == "selective":
         yield "selective is per operator, as torchtitan does it: attention and every second matmul are kept."
     if s.plan.data_parallel.zero == 2:

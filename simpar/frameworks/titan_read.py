@@ -16,13 +16,7 @@ from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import FLAVORS, MIXTURES, ROTATION, SCHEDULES
 from simpar.plan.schedules import natural_vpp
 
-CHECKPOINTING = {
-    "FullAC": "full",
-    "SelectiveAC": "selective",
-    "none": "none",
-    "full": "full",
-    "selective": "selective",
-}
+CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "none": "none", "full": "full", "selective": "selective"}
 CONVERTERS = {"float8": "fp8", "mx": "mxfp8", "nvfp4": "nvfp4"}
 """Precisions by the prefix of a converter's name."""
 LOCAL_BATCH, SEQ_LEN = 8, 2048
@@ -136,9 +130,7 @@ def _recompute(given: Given) -> str:
     mode = given.get("activation_checkpoint.mode", "selective")
     option = str(given.get("activation_checkpoint.selective_ac_option", "2"))
     if mode not in ("none", "full", "selective"):
-        raise UserError(
-            f"{given.source}: activation_checkpoint.mode = {mode!r}: allowed: none, selective, full"
-        )
+        raise UserError(f"{given.source}: activation_checkpoint.mode = {mode!r}: allowed: none, selective, full")
     return mode if mode != "selective" else "selective" if option == "op" else every(option)
 
 
@@ -200,9 +192,7 @@ def _stages(given: Given, pp: int, model: str | None) -> dict[str, Any]:
     name = str(given.get("parallelism.pipeline_parallel_schedule", "1F1B"))
     parts = given.get("parallelism.module_fqns_per_model_part")
     each = given.whole("parallelism.pipeline_parallel_layers_per_stage")
-    edges = [
-        given.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 0) for end in ("first", "last")
-    ]
+    edges = [given.whole(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 0) for end in ("first", "last")]
     if pp == 1:
         return {}
     schedules = {theirs: ours for ours, theirs in SCHEDULES.items()}
@@ -272,9 +262,4 @@ def _shape(given: Given) -> dict[str, int]:
         local = _local(given)
         micro = (given.whole("parallelism.pipeline_parallel_microbatch_size") or 1) if pp > 1 else local
         whole = given.whole("training.global_batch_size", -1) or -1
-    return {
-        "seq_len": seq_len,
-        "micro": micro,
-        "local": local,
-        "batch": whole if whole > 0 else local * ranks,
-    }
+    return {"seq_len": seq_len, "micro": micro, "local": local, "batch": whole if whole > 0 else local * ranks}

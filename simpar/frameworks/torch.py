@@ -66,9 +66,7 @@ def _model(s: Subject) -> Iterator[Loss]:
     ):
         yield Loss("model", s.graph.name, "the script has RMSNorm or LayerNorm before attention and MLP")
     if style.positions == "none" or set(style.windows) != {None}:
-        yield Loss(
-            "model", s.graph.name, "the script has rotary or learned positions and full causal attention"
-        )
+        yield Loss("model", s.graph.name, "the script has rotary or learned positions and full causal attention")
     if _activation(s) not in ACTIVATIONS.values():
         yield Loss("model", s.graph.details.activation, f"activations are {', '.join(ACTIVATIONS)}")
     tp, kv_heads = s.plan.mesh.tp, s.graph.dims["kv_heads"]
@@ -89,9 +87,7 @@ def _pipeline(s: Subject) -> Iterator[Loss]:
     if table.num_mirrored:
         yield Loss("schedule", s.plan.schedule, "a rank holds no second copy of another rank's stages")
     if s.plan.data_parallel.zero >= 2 and s.dp > 1 and _split(table):
-        yield Loss(
-            "schedule", s.plan.schedule, "fully_shard misses the gradients of a backward split into I and W"
-        )
+        yield Loss("schedule", s.plan.schedule, "fully_shard misses the gradients of a backward split into I and W")
 
 
 def _split(table: Schedule) -> bool:

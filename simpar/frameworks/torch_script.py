@@ -114,10 +114,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape [batch, seq, hidden] in and out."""
-        split = [
-            p(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for p in (self.query, self.key, self.value)
-        ]
+        split = [p(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in (self.query, self.key, self.value)]
         query, key, value = split
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -188,10 +185,7 @@ class Stage(nn.Module):
         every = s["recompute_every"]
         self.embedding = Embedding(m) if index == 0 else None
         self.layers = nn.ModuleDict(
-            {
-                str(i): Layer(m, again=bool(every) and i % every == 0)
-                for i in range(start, start + sizes[index])
-            }
+            {str(i): Layer(m, again=bool(every) and i % every == 0) for i in range(start, start + sizes[index])}
         )
         last = index == len(sizes) - 1
         self.norm = Norm(m["hidden"], m["norm"], m["eps"]) if last else None
@@ -281,9 +275,7 @@ class Update:
         }[s["optimizer"]]
         self.optimizer: Any = kind(self.locals, **options)
         if s["zero"] == 1 and group is not None:
-            self.optimizer = ZeroRedundancyOptimizer(
-                self.locals, optimizer_class=kind, process_group=group, **options
-            )
+            self.optimizer = ZeroRedundancyOptimizer(self.locals, optimizer_class=kind, process_group=group, **options)
 
     def step(self) -> None:
         """Reduce, update, forget."""
@@ -346,9 +338,7 @@ def run_step(wrapped: dict[int, nn.Module], pipeline: Any, s: dict[str, Any], to
     if pipeline is not None:
         losses: list[Tensor] = []
         first = (inputs,) if 0 in wrapped else ()
-        pipeline.step(
-            *first, target=targets if last in wrapped else None, losses=losses, return_outputs=False
-        )
+        pipeline.step(*first, target=targets if last in wrapped else None, losses=losses, return_outputs=False)
         return float(sum(whole(loss.detach()) for loss in losses)) if losses else None
     model, total = wrapped[0], 0.0
     parts = list(zip(inputs.chunk(s["microbatches"]), targets.chunk(s["microbatches"]), strict=True))

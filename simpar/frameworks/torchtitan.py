@@ -67,9 +67,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     if titan.family(style) == "llama3" and dims["heads"] * dims["head_dim"] != dims["hidden"]:
         yield Loss("model", s.graph.name, "a head has hidden / heads features")
     if period(s.plan.memory.recompute):
-        yield Loss(
-            "recompute", s.plan.memory.recompute, "recomputation is none, per operator, or of every layer"
-        )
+        yield Loss("recompute", s.plan.memory.recompute, "recomputation is none, per operator, or of every layer")
 
 
 def further(s: Subject) -> int:
@@ -84,9 +82,7 @@ def _mixture_losses(s: Subject) -> Iterator[Loss]:
     if ranks % mesh.ep:
         yield Loss("ep", mesh.ep, f"experts are spread over shards: a divisor of their {ranks} ranks")
     if mesh.expert_tensor_parallel != (1 if mesh.ep > 1 else mesh.tp):
-        yield Loss(
-            "etp", mesh.expert_tensor_parallel, "experts are whole where they are spread, else split as all"
-        )
+        yield Loss("etp", mesh.expert_tensor_parallel, "experts are whole where they are spread, else split as all")
     if choice.capacity_factor:
         yield Loss("capacity_factor", choice.capacity_factor, "no token is dropped")
     if choice.ep_overlap and mesh.ep > 1:

@@ -18,12 +18,8 @@ PARSER = "transformers 5.23 (TrainingArguments)"
 def losses(s: Subject) -> Iterator[Loss]:
     """Losses of the Trainer: tensor and context parallelism, ZeRO-1, replicas of shards, 8 bits."""
     yield from hugging_face.losses(s)
-    yield from rules.no_axis(
-        s, "tp", "the Trainer takes a mesh of tensor-parallel ranks from code, no option"
-    )
-    yield from rules.no_axis(
-        s, "cp", "the Trainer takes a mesh of context-parallel ranks from code, no option"
-    )
+    yield from rules.no_axis(s, "tp", "the Trainer takes a mesh of tensor-parallel ranks from code, no option")
+    yield from rules.no_axis(s, "cp", "the Trainer takes a mesh of context-parallel ranks from code, no option")
     yield from sharded_losses(s)
     yield from rules.chosen(s, master_weights="parameters are fp32")
     if s.plan.data_parallel.hsdp > 1:

@@ -18,9 +18,7 @@ def losses(s: Subject) -> Iterator[Loss]:
     """Losses of the Trainer, and weights that ``trl sft`` loads as they are."""
     yield from trainer_arguments.released_losses(s)
     if s.graph.name in QUANTISED:
-        yield Loss(
-            "model", s.graph.name, "its weights on the hub have 4 or 8 bits, which no option of it widens"
-        )
+        yield Loss("model", s.graph.name, "its weights on the hub have 4 or 8 bits, which no option of it widens")
 
 
 def options(s: Subject) -> Options:

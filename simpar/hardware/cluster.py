@@ -132,9 +132,7 @@ class Cluster(Fabric):
             )
         if sharp and (out is None or out.kind != "ib"):
             kind = "missing" if out is None else out.kind
-            raise UserError(
-                f"cluster.sharp = true: the network of {self.profile.name} is {kind}; allowed: ib"
-            )
+            raise UserError(f"cluster.sharp = true: the network of {self.profile.name} is {kind}; allowed: ib")
         changed = self.profile
         if nvls is not None:
             changed = changed.model_copy(update={"scale_up": up.model_copy(update={"nvls": nvls})})

@@ -118,9 +118,7 @@ class Fabric:
             "nvme_read": self.nodes, "nvme_write": self.nodes,
         }  # fmt: skip
         starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
-        return {
-            name: (int(start), size) for (name, size), start in zip(sizes.items(), starts[:-1], strict=True)
-        }
+        return {name: (int(start), size) for (name, size), start in zip(sizes.items(), starts[:-1], strict=True)}
 
     @property
     def num_links(self) -> int:
@@ -224,9 +222,7 @@ class Fabric:
             return self._node_links(node)
         match = re.fullmatch(r"(\w+?)(?:\[([0-9]{1,9})\])?", pattern)
         if not match or match.group(1) not in self._blocks:
-            raise UserError(
-                f"degraded link {pattern!r}: allowed {', '.join(self._blocks)} with [index], or node:index"
-            )
+            raise UserError(f"degraded link {pattern!r}: allowed {', '.join(self._blocks)} with [index], or node:index")
         start, size = self._blocks[match.group(1)]
         if match.group(2) is None:
             return np.arange(start, start + size)

@@ -38,9 +38,7 @@ class MixedCluster(Cluster):
     @staticmethod
     def of(name: str, parts: tuple[Cluster, ...], between: Between) -> MixedCluster:
         """The cluster of groups of nodes, joined by what is between them."""
-        return MixedCluster(
-            _joined(name, parts), sum(part.nodes for part in parts), parts=parts, between=between
-        )
+        return MixedCluster(_joined(name, parts), sum(part.nodes for part in parts), parts=parts, between=between)
 
     @cached_property
     def in_training(self) -> Cluster:
@@ -279,8 +277,7 @@ def _joined(name: str, parts: tuple[Cluster, ...]) -> ClusterProfile:
     """The profile across parts: the scale-up fabric with the slowest ports, the slowest network, no reductions."""
     slow = min((part.profile for part in parts), key=lambda each: each.scale_up.bandwidth)
     network = min(
-        (part.profile.scale_out for part in parts if part.profile.scale_out),
-        key=lambda out: out.nic_bandwidth,
+        (part.profile.scale_out for part in parts if part.profile.scale_out), key=lambda out: out.nic_bandwidth
     )
     changed: dict[str, Any] = {
         "name": name,

@@ -40,9 +40,7 @@ class Operation(Strict):
     storage_per_node: BytesPerS = Field(float(GB), description="storage bandwidth that a node can count on")
     detection: Seconds = Field(300.0, description="from an interruption until the restart begins")
     restart: Seconds = Field(300.0, description="start of processes, communicators and data, without loading")
-    spares: int | None = Field(
-        None, ge=0, le=10_000, description="nodes in reserve; default as many as are needed"
-    )
+    spares: int | None = Field(None, ge=0, le=10_000, description="nodes in reserve; default as many as are needed")
     repair: Seconds = Field(86400.0, description="until a node that was taken out is a spare again")
     slow: SlowNodes = SlowNodes()
     runs: int = Field(1000, ge=2, le=100_000, description="repetitions of the Monte Carlo simulation")

@@ -9,17 +9,7 @@ from pydantic import Field, model_validator
 
 from simpar.calls import Strict
 from simpar.hardware.device import Device
-from simpar.units import (
-    Bytes,
-    BytesPerS,
-    Count,
-    Fraction,
-    LinkRate,
-    PositiveFraction,
-    Seconds,
-    UsdPerHour,
-    Watts,
-)
+from simpar.units import Bytes, BytesPerS, Count, Fraction, LinkRate, PositiveFraction, Seconds, UsdPerHour, Watts
 
 
 class ScaleUp(Strict):
@@ -41,9 +31,7 @@ class ScaleUp(Strict):
     @model_validator(mode="after")
     def _dims_of_a_torus(self) -> Self:
         if bool(self.dims) != (self.kind == "torus"):
-            raise ValueError(
-                f"dims = {list(self.dims)}: a torus needs its sides, such as [4, 4], others have none"
-            )
+            raise ValueError(f"dims = {list(self.dims)}: a torus needs its sides, such as [4, 4], others have none")
         return self
 
 
@@ -156,9 +144,7 @@ class ClusterProfile(Strict):
     scale_out: ScaleOut | None = None
     host: Host
     price_per_device_hour: UsdPerHour | None = None
-    reliability: str | None = Field(
-        None, description="reliability profile of clusters like it, where one is known"
-    )
+    reliability: str | None = Field(None, description="reliability profile of clusters like it, where one is known")
     collectives: dict[str, float] = Field(default_factory=dict)
     jobs: Jobs = Jobs()
     provenance: str = ""
@@ -172,9 +158,7 @@ class ClusterProfile(Strict):
     @model_validator(mode="after")
     def _whole_nodes(self) -> Self:
         if self.domain_size % self.devices_per_node:
-            raise ValueError(
-                f"scale_up.domain = {self.domain_size}: allowed: multiples of {self.devices_per_node}"
-            )
+            raise ValueError(f"scale_up.domain = {self.domain_size}: allowed: multiples of {self.devices_per_node}")
         if self.devices_per_node % self.host.devices_per_switch:
             raise ValueError(
                 f"host.devices_per_switch = {self.host.devices_per_switch}: allowed: divisors of "
@@ -182,9 +166,7 @@ class ClusterProfile(Strict):
             )
         sides = self.scale_up.dims
         if sides and math.prod(sides) != self.domain_size:
-            raise ValueError(
-                f"scale_up.dims = {list(sides)}: must hold {self.domain_size} devices, the domain"
-            )
+            raise ValueError(f"scale_up.dims = {list(sides)}: must hold {self.domain_size} devices, the domain")
         return self
 
 

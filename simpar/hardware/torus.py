@@ -21,13 +21,9 @@ def slice_sides(count: int, most: Sides, wrap: int) -> Sides:
     """
     limits = sorted(most)
     for size in range(count, math.prod(most)):
-        boxes = [
-            box for box in _boxes(size, len(most)) if all(a <= b for a, b in zip(box, limits, strict=True))
-        ]
+        boxes = [box for box in _boxes(size, len(most)) if all(a <= b for a, b in zip(box, limits, strict=True))]
         if boxes:
-            return min(
-                boxes, key=lambda box: (sum(s % wrap > 0 and s & (s - 1) > 0 for s in box), sum(box), box)
-            )
+            return min(boxes, key=lambda box: (sum(s % wrap > 0 and s & (s - 1) > 0 for s in box), sum(box), box))
     return most
 
 

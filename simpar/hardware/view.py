@@ -35,12 +35,8 @@ def _joined(cluster: Cluster, graph: networkx.DiGraph[Any]) -> networkx.DiGraph[
         for left, right, attributes in to_networkx(part).edges(data=True):
             graph.add_edge(f"part{index}/{left}", f"part{index}/{right}", **attributes)
         top = f"part{index}/{'spine' if part.num_leaves else 'leaf0'}"
-        graph.add_edge(
-            top, "trunk", capacity=float(capacity[cluster.link_of("trunk_up", ranks[rank : rank + 1])][0])
-        )
-        graph.add_edge(
-            "trunk", top, capacity=float(capacity[cluster.link_of("trunk_down", ranks[rank : rank + 1])][0])
-        )
+        graph.add_edge(top, "trunk", capacity=float(capacity[cluster.link_of("trunk_up", ranks[rank : rank + 1])][0]))
+        graph.add_edge("trunk", top, capacity=float(capacity[cluster.link_of("trunk_down", ranks[rank : rank + 1])][0]))
     return graph
 
 

@@ -163,9 +163,7 @@ def _context(plan: Plan, target: Target) -> None:
             "ring or all_gather for the hybrid"
         )
     if cp % plan.ulysses:
-        raise UserError(
-            f"plan.ulysses = {plan.ulysses}: does not divide cp = {cp}; allowed: {listed_divisors(cp)}"
-        )
+        raise UserError(f"plan.ulysses = {plan.ulysses}: does not divide cp = {cp}; allowed: {listed_divisors(cp)}")
     heads = target.graph.dims["heads"] // plan.mesh.tp
     kv_heads = max(target.graph.dims["kv_heads"] // plan.mesh.tp, 1)
     if heads % plan.ulysses or (kv_heads % plan.ulysses and plan.ulysses % kv_heads):
@@ -232,15 +230,11 @@ def _stages(plan: Plan, target: Target) -> None:
         )
     given = pipeline.layers
     if given and len(given) != stages:
-        raise UserError(
-            f"plan.layers: {len(given)} stages; allowed: one number for each of pp x vpp = {stages}"
-        )
+        raise UserError(f"plan.layers: {len(given)} stages; allowed: one number for each of pp x vpp = {stages}")
     if given and sum(given) != layers:
         raise UserError(f"plan.layers: {sum(given)} layers in all; allowed: the model's {layers}")
     if given and 0 in given[1:-1]:
-        raise UserError(
-            f"plan.layers: stage {given.index(0, 1)} has none; allowed: 0 in the first and the last"
-        )
+        raise UserError(f"plan.layers: stage {given.index(0, 1)} has none; allowed: 0 in the first and the last")
 
 
 def _schedule(plan: Plan, target: Target) -> None:
@@ -276,13 +270,9 @@ def _data(plan: Plan, target: Target) -> None:
     if data.kind == "single_process":
         _single_process(plan, target)
     if data.kind == "fsdp" and data.zero < 2 and width > 1:
-        raise UserError(
-            f"plan.kind = fsdp with zero = {data.zero}: fsdp shards gradients; allowed: zero 2 or 3"
-        )
+        raise UserError(f"plan.kind = fsdp with zero = {data.zero}: fsdp shards gradients; allowed: zero 2 or 3")
     if data.hsdp > 1 and not data.zero:
-        raise UserError(
-            f"plan.hsdp = {data.hsdp}: makes replicas of sharded states; allowed: with zero 1, 2 or 3"
-        )
+        raise UserError(f"plan.hsdp = {data.hsdp}: makes replicas of sharded states; allowed: with zero 1, 2 or 3")
     if apart(plan) and num_replicas(plan) == 1:
         raise UserError(
             f"plan.sync = {data.sync}: one replica of the states has nobody to cooperate with; allowed: zero 0 "

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from simpar.architectures.graph import ModelGraph
-from simpar.plan.choices import (
-    CHOICES,
-    context_parallel,
-    data_parallel,
-    execution,
-    numerics,
-    path_of,
-    tensor_parallel,
-)
+from simpar.plan.choices import CHOICES, context_parallel, data_parallel, execution, numerics, path_of, tensor_parallel
 from simpar.plan.choices.target import Target
 from simpar.plan.offload import offloads_gradients
 from simpar.plan.plan import Plan
@@ -87,17 +79,13 @@ BY_DEVICES: tuple[Decider[Target], ...] = (
     Decider(
         ("sync_every", "staleness", "servers"),
         ("sync",),
-        lambda plan, target: scheme_defaults(
-            plan.data_parallel, -(-target.world_size // target.devices_per_node)
-        ),
+        lambda plan, target: scheme_defaults(plan.data_parallel, -(-target.world_size // target.devices_per_node)),
     ),
     Decider(
         ("offload_gradients",),
         ("offload_optimizer", "zero", "dp", "cp"),
         lambda plan, _: {
-            "offload_gradients": offloads_gradients(
-                plan.offload, plan.data_parallel.zero, plan.mesh.gradient_ranks
-            )
+            "offload_gradients": offloads_gradients(plan.offload, plan.data_parallel.zero, plan.mesh.gradient_ranks)
         },
     ),
 )

@@ -51,8 +51,7 @@ class Layout(
     def of(plan: Plan) -> Layout:
         """The layout of a resolved plan; what a plan leaves open has the default of its field."""
         stated = {
-            name: getattr(getattr(plan, section) if section else plan, key)
-            for name, (section, key) in _PATHS.items()
+            name: getattr(getattr(plan, section) if section else plan, key) for name, (section, key) in _PATHS.items()
         }
         values = {name: value for name, value in stated.items() if value is not None}
         values |= {"schedule": plan.schedule, "stages": plan.pipeline.stages}
@@ -135,9 +134,7 @@ def unfolded(layout: Layout) -> Layout:
     if not layout.mirrored:
         return layout
     name = whole_schedule(layout.schedule)
-    return replace(
-        layout, schedule=name, vpp=natural_vpp(name), dp=layout.dp // 2, pp=2 * layout.pp, mirrored=False
-    )
+    return replace(layout, schedule=name, vpp=natural_vpp(name), dp=layout.dp // 2, pp=2 * layout.pp, mirrored=False)
 
 
 def stage_layout(layout: Layout, index: int) -> Layout:
@@ -169,9 +166,5 @@ def under(stack: Stack, layout: Layout) -> Stack:
     return stack.model_copy(update={"numerics": numerics})
 
 
-_PATHS = {
-    each.name: path_of(each.name)
-    for each in fields(Layout)
-    if each.name not in ("record", "mirrored", "stages")
-}
+_PATHS = {each.name: path_of(each.name) for each in fields(Layout) if each.name not in ("record", "mirrored", "stages")}
 """Section and field in a plan of every choice."""

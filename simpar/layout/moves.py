@@ -42,9 +42,7 @@ def single_changes(plan: Plan, target: Target, *, is_measured: bool = False) -> 
 def changes_to(plan: Plan, name: str, value: Any) -> Iterator[Change]:
     """The keys that give a choice a value; then the same with more keys, with which it is legal more often."""
     moves = BY_NAME[name].moves
-    yield from (
-        moves.change(plan, value) if moves is not None and moves.change is not None else ({name: value},)
-    )
+    yield from (moves.change(plan, value) if moves is not None and moves.change is not None else ({name: value},))
 
 
 def values_around(plan: Plan, target: Target) -> dict[str, list[Any]]:
@@ -126,22 +124,14 @@ def given_up(plan: Plan, other: Plan) -> tuple[str, ...]:
 def leaders(name: str) -> frozenset[str]:
     """Choices that lead a choice, directly or through others: their changes may bring one of it along."""
     moves = BY_NAME[name].moves if name in BY_NAME else None
-    return (
-        frozenset({moves.led_by, *leaders(moves.led_by)})
-        if moves is not None and moves.led_by
-        else frozenset()
-    )
+    return frozenset({moves.led_by, *leaders(moves.led_by)}) if moves is not None and moves.led_by else frozenset()
 
 
 def followers(change: Mapping[str, Any], before: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the choices to leave open under a ``change`` of others; ``before`` are the degrees before it."""
     names = dict.fromkeys(name for key in change for name in reopened(key))
     for choice in CHOICES:
-        if (
-            choice.idle_at_one
-            and 1 in (change.get(choice.name), before.get(choice.name))
-            and choice.name in change
-        ):
+        if choice.idle_at_one and 1 in (change.get(choice.name), before.get(choice.name)) and choice.name in change:
             names[choice.idle_at_one] = None
     return tuple(name for name in names if name not in change)
 

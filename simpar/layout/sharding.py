@@ -46,9 +46,7 @@ class RankDims:
         return self.sequence if op.region == "sequence" or self.expert is None else self.expert
 
 
-def rank_dims(
-    graph: ModelGraph, layout: Layout, training: Training, *, load: float | None = None
-) -> RankDims:
+def rank_dims(graph: ModelGraph, layout: Layout, training: Training, *, load: float | None = None) -> RankDims:
     """Dims of one rank; ``load`` is its routed tokens over the mean (default: the fullest rank's).
 
     Columns give arrays.
@@ -72,11 +70,7 @@ def dims_of(graph: ModelGraph, layout: Layout, training: Training, *, load: floa
     ranks that share an expert, and "load" multiplies them.
     """
     tp, cp = np.asarray(layout.tp), np.asarray(layout.cp)
-    whole = {
-        **shape_dims(graph, training.seq_len),
-        "batch": layout.micro_batch,
-        "seq": training.seq_len,
-    }
+    whole = {**shape_dims(graph, training.seq_len), "batch": layout.micro_batch, "seq": training.seq_len}
     tensor = {name: _local_size(name, size, tp, cp) for name, size in whole.items()}
     tensor |= context_dims(layout)
     tensor["whole_vocab"] = graph.dims.get("vocab", 0)
@@ -89,9 +83,7 @@ def dims_of(graph: ModelGraph, layout: Layout, training: Training, *, load: floa
     if not graph.is_mixture:
         return RankDims(tensor, sequence)
     share = fullest_load(Routing.of_dims(graph.dims), layout, layout.ep) if load is None else load
-    rows = np.minimum(
-        sequence["seq"] * etp, tensor["seq"]
-    )  # whole where they are on every tensor-parallel rank
+    rows = np.minimum(sequence["seq"] * etp, tensor["seq"])  # whole where they are on every tensor-parallel rank
     return RankDims(tensor, sequence, {**sequence, "seq": rows, "load": share})
 
 

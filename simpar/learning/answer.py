@@ -75,9 +75,7 @@ class Answer:
         own = {name: (load_stack(name).own_runs, self._own_runs_of(name)) for name in stacks}
         return {
             "layouts": len(self.memory.layouts),
-            "median_error_percent": {
-                name: _median_percent(each) for name, each in _named(self.memory.learned)
-            },
+            "median_error_percent": {name: _median_percent(each) for name, each in _named(self.memory.learned)},
             "stack_spread_percent": {
                 stack.known_as: {
                     when: round(100 * MemoryRisk.of(stack.known_as, shipped(), runs).habits, 1)
@@ -99,10 +97,7 @@ class Answer:
             traits = _traits(run)
             before.append(step_time_error(traits, known).half_width)
             after.append(step_time_error(traits, self.own_runs(run.case.stack, run.case.hardware)).half_width)
-        return {
-            name: round(100 * float(np.median(each)), 1)
-            for name, each in (("before", before), ("after", after))
-        }
+        return {name: round(100 * float(np.median(each)), 1) for name, each in (("before", before), ("after", after))}
 
     def own_runs(self, stack: str, hardware: str, cluster: str = "") -> tuple[OwnRuns, ...]:
         """What the layouts on a stack and hardware tell of similar ones, where ``cluster`` is the learnt name."""
@@ -139,8 +134,7 @@ class Answer:
             return {}
         places = [at for at, run in enumerate(self.runs.layouts) if run.peak is not None]
         return {
-            at: {name: float(each[row]) for name, each in _named(self.memory.learned)}
-            for row, at in enumerate(places)
+            at: {name: float(each[row]) for name, each in _named(self.memory.learned)} for row, at in enumerate(places)
         }
 
     def _measured(self, stack: str, names: Mapping[str, str]) -> tuple[MeasuredLayout, ...]:
@@ -201,19 +195,14 @@ class Answer:
             about["memory"] = memory
         document: dict[str, Any] = {LEARNED: about, "stacks": {}, "clusters": {}}
         several = len(clusters) > 1
-        names = {
-            base: f"{name}#{base_or_file(base, 'clusters', 'hardware')}" if several else name
-            for base in clusters
-        }
+        names = {base: f"{name}#{base_or_file(base, 'clusters', 'hardware')}" if several else name for base in clusters}
         for base in stacks:
             part = base_or_file(base, "stacks", "stack")
             own_runs = [own for on, called in names.items() for own in self.own_runs(base, on, called)]
             said = {"name": f"{name}#{part}" if len(stacks) > 1 else name, "learned_from": part,
                     "provenance": self._provenance(base), "own_runs": tuple(own_runs),
                     "measured": self._measured(base, names)}  # fmt: skip
-            document["stacks"][part] = as_written(
-                changed_stack(base, {**values["stack"].get(base, {}), **said})
-            )
+            document["stacks"][part] = as_written(changed_stack(base, {**values["stack"].get(base, {}), **said}))
         for base in clusters:
             part = base_or_file(base, "clusters", "hardware")
             said = {"name": names[base], "provenance": self._provenance(base)}
@@ -224,9 +213,7 @@ class Answer:
         errors, runs, memory = self.errors(), self.runs, ""
         if found := self._memory():
             peaks = found["median_error_percent"]
-            memory = (
-                f"of peak memory {peaks['before']:.1f} % before, {peaks['left_out']:.1f} % where left out; "
-            )
+            memory = f"of peak memory {peaks['before']:.1f} % before, {peaks['left_out']:.1f} % where left out; "
         return (
             f"learnt by simpar learn from {runs.count} run(s) of {self.source} ({', '.join(runs.models)}); median "
             f"absolute error of step time {errors['before']:.1f} % before, {errors['left_out']:.1f} % where left out; "

@@ -116,9 +116,7 @@ def slopes_of(runs: Sequence[Observed], prior: Prior, at: Floats, quantity: Quan
     """Errors and slopes of runs at values of the prior's parameters. Raises Unmodelled."""
     values = dict(zip(prior.names, at.tolist(), strict=True))
     rows = [_slopes(run, values, quantity) for run in runs]
-    return Slopes(
-        prior.names, at, np.array([error for error, _ in rows]), np.array([slope for _, slope in rows])
-    )
+    return Slopes(prior.names, at, np.array([error for error, _ in rows]), np.array([slope for _, slope in rows]))
 
 
 def _slopes(run: Observed, values: Mapping[Name, float], quantity: Quantity) -> tuple[float, list[float]]:
@@ -144,10 +142,7 @@ def most_probable(prior: Prior, known: Slopes, scatter: Floats, used: Flags | No
     keep = np.ones(len(known.errors), dtype=np.bool_) if used is None else used
     slopes, start = known.slopes[keep] * prior.spread, (known.at - prior.values) / prior.spread
     errors, noise = known.errors[keep] + slopes @ start, np.hypot(MODEL_ERROR, scatter[keep])
-    bounds = (
-        (prior.low - prior.values) / prior.spread - BARELY,
-        (prior.high - prior.values) / prior.spread + BARELY,
-    )
+    bounds = ((prior.low - prior.values) / prior.spread - BARELY, (prior.high - prior.values) / prior.spread + BARELY)
     # with x in spreads around the prior: minimise sum of w ((errors - slopes x) / noise)^2 + |x|^2
     weight, found = np.ones(len(errors)), start
     for _ in range(REWEIGHTED):
@@ -206,9 +201,7 @@ def _errors(runs: Sequence[Observed], prior: Prior, values: Floats, quantity: Qu
     return np.array([np.log(quantity.measured(run) / quantity.predicted(run, tuning)) for run in runs])
 
 
-def _left_out(
-    runs: Sequence[Observed], learned: Learned, known: Slopes, scatter: Floats, quantity: Quantity
-) -> Floats:
+def _left_out(runs: Sequence[Observed], learned: Learned, known: Slopes, scatter: Floats, quantity: Quantity) -> Floats:
     """Errors of runs under parameters learnt without them: one run at a time, many runs in ten parts."""
     part = np.arange(len(runs)) % max(min(len(runs), MOST_FOLDS), 1)
     result = np.array(learned.before)

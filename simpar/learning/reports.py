@@ -69,11 +69,7 @@ def _case(job: Mapping[str, Any], report: Mapping[str, Any], chosen: Chosen) -> 
         raise Unmodelled(f"of another device ({machine}, not {cluster.device.name})")
     if isinstance(model, str) and is_code(model):
         raise Unmodelled(f"{model} is code of yours, which learning does not run")
-    graph = (
-        load_model(model)
-        if isinstance(model, str)
-        else read_config(model, name=str(model.get("name", "inline")))
-    )
+    graph = load_model(model) if isinstance(model, str) else read_config(model, name=str(model.get("name", "inline")))
     return Case(
         graph=graph,
         hardware=hardware,

@@ -102,9 +102,7 @@ def _left_out(names: Sequence[str], reason: str) -> str:
     if len(names) == 1:
         return f"{names[0]} is left out: {reason}"
     rows = [name.split(" ")[1] for name in names if name.startswith("row ")]
-    some = (
-        f"rows {', '.join(rows[:MOST_NAMED])}" if len(rows) == len(names) else ", ".join(names[:MOST_NAMED])
-    )
+    some = f"rows {', '.join(rows[:MOST_NAMED])}" if len(rows) == len(names) else ", ".join(names[:MOST_NAMED])
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"{some}{more} are left out: {reason}"
 
@@ -164,14 +162,7 @@ def _merged(group: Sequence[Observed], spread: float | None) -> Observed:
     time_s = float(np.exp(np.mean(np.log([run.time_s for run in group]))))
     rows = tuple(line for run in group for line in run.rows)
     scatter = max(spread or 0.0, *(run.scatter for run in group)) / len(group) ** 0.5
-    return replace(
-        group[0],
-        time_s=time_s,
-        scatter=scatter,
-        rows=rows,
-        repeats=len(group),
-        peak=merged_peak(group),
-    )
+    return replace(group[0], time_s=time_s, scatter=scatter, rows=rows, repeats=len(group), peak=merged_peak(group))
 
 
 def _disagreement(group: Sequence[Observed]) -> list[str]:
@@ -181,6 +172,4 @@ def _disagreement(group: Sequence[Observed]) -> list[str]:
     if apart <= DISAGREE:
         return []
     lines = ", ".join(str(line) for run in group for line in run.rows)
-    return [
-        f"rows {lines} are one layout ({group[0].label}) and differ by {apart:.0%}: taken as noise of that size"
-    ]
+    return [f"rows {lines} are one layout ({group[0].label}) and differ by {apart:.0%}: taken as noise of that size"]

@@ -100,17 +100,13 @@ def suggestions(found: SearchResult, problem: Problem, most: int) -> list[Sugges
     check(problem)
     if len(found.candidates) < 2:
         return []
-    whole = [
-        _Option(one.rank, _simulated(one.plan, problem, problem.cluster.nodes)) for one in found.candidates
-    ]
+    whole = [_Option(one.rank, _simulated(one.plan, problem, problem.cluster.nodes)) for one in found.candidates]
     options = {layout_of(one.result): one for one in (*whole, *_smaller(found.candidates, problem))}
     names = list(options)
     known = measured_on(problem.stack, problem.cluster.profile.name)
     spread = max(float(one.figures["layout_spread"]) for one in found.candidates)
     common = common_spread(found.best.figures["step_time_interval_s"], spread)
-    errors = joint_errors(
-        {name: known_of(one.result) for name, one in options.items()}, known, spread, common
-    )
+    errors = joint_errors({name: known_of(one.result) for name, one in options.items()}, known, spread, common)
     new = [name for name in names if name not in {one.layout for one in known}]
     decision = Decision(
         step_s=np.array([one.result.step_time_s for one in whole]),

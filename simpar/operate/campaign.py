@@ -155,11 +155,7 @@ def _recover(state: _Columns, rows: Any, cause: NDArray[np.int64], weights: Floa
         state.spend("waiting for nodes", pending, _wait(state, pending, why))
         needed = detection + s.restart_s
         total = weights[:slow].sum()
-        strikes = (
-            state.random.exponential(1.0 / total, len(pending))
-            if total > 0
-            else np.full(len(pending), np.inf)
-        )
+        strikes = state.random.exponential(1.0 / total, len(pending)) if total > 0 else np.full(len(pending), np.inf)
         passed = np.minimum(strikes, needed)
         state.spend("detection", pending, np.minimum(passed, detection))
         state.spend("restart", pending, np.maximum(passed - detection, 0.0))

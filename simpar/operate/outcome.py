@@ -125,11 +125,7 @@ def operate(job: Job, operation: Operation, *, seed: int = 0) -> Outcome:
     rates = load_reliability(operation.reliability).rates(cluster.nodes, cluster.world_size / cluster.nodes)
     saved = saving(job.size_bytes, cluster, operation)
     mtbf = _mtbf(rates)
-    best = (
-        max(daly(saved.blocking_s, mtbf), saved.background_s, job.result.step_time_s)
-        if mtbf < math.inf
-        else DAY_S
-    )
+    best = max(daly(saved.blocking_s, mtbf), saved.background_s, job.result.step_time_s) if mtbf < math.inf else DAY_S
     interval = max(operation.interval or best, saved.background_s)
     steps = max(1, round(interval / job.result.step_time_s))
     setting = Setting(
@@ -154,11 +150,7 @@ def _mtbf(rates: tuple[Rate, ...]) -> float:
 
 
 def _outcome(
-    job: Job,
-    operation: Operation,
-    setting: Setting,
-    campaign: Campaign,
-    facts: tuple[Saving, tuple[Rate, ...], int],
+    job: Job, operation: Operation, setting: Setting, campaign: Campaign, facts: tuple[Saving, tuple[Rate, ...], int]
 ) -> Outcome:
     saved, rates, seed = facts
     share = Estimate.of(campaign.useful_s / setting.length_s)
@@ -170,9 +162,7 @@ def _outcome(
         nodes=job.cluster.nodes,
         reliability=operation.reliability,
         effective_time=share,
-        expected_effective_time=efficiency(setting.interval_s, saved.blocking_s, mtbf, recovery)
-        if fails
-        else 1.0,
+        expected_effective_time=efficiency(setting.interval_s, saved.blocking_s, mtbf, recovery) if fails else 1.0,
         progress=_progress(job, setting, share.mean),
         interruptions=_interruptions(campaign, mtbf),
         time_share={

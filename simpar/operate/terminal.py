@@ -24,7 +24,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         f"repetitions {share.p05:.1%} to {share.p95:.1%}), {format_count(outcome.progress.tokens)} tokens in "
         f"{outcome.progress.steps:,.0f} steps",
         soft_wrap=True,
-    )  # fmt: skip
+    )
     if outcome.progress.cost_usd is not None:
         console.print(f"{outcome.progress.cost_usd:,.0f} USD for the devices", soft_wrap=True)
     console.print(_checkpoints(outcome), soft_wrap=True)
@@ -48,10 +48,7 @@ def _checkpoints(outcome: Outcome) -> str:
 
 def _interruptions(outcome: Outcome) -> Table:
     table = Table([text("interruptions"), "mean", "90 % of repetitions"])
-    for name, found in (
-        ("all", outcome.interruptions.every),
-        ("unexpected", outcome.interruptions.unexpected),
-    ):
+    for name, found in (("all", outcome.interruptions.every), ("unexpected", outcome.interruptions.unexpected)):
         table.add(name, f"{found.mean:,.1f}", f"{found.p05:,.0f} to {found.p95:,.0f}")
     causes = sorted(outcome.interruptions.by_cause.items(), key=lambda item: -item[1])
     for name, mean in causes[:MOST_CAUSES]:

@@ -26,9 +26,7 @@ AT_WORK = ("training", "lost work", "slow nodes")
 """Time in which devices draw the power of a step; otherwise they draw that of waiting."""
 
 
-def operated_run(
-    result: Result, inputs: Mapping[str, Any], operation: Operation | None, *, seed: int = 0
-) -> Result:
+def operated_run(result: Result, inputs: Mapping[str, Any], operation: Operation | None, *, seed: int = 0) -> Result:
     """The result with failures in its whole run, if it has one and a reliability is known.
 
     ``inputs`` are those of :func:`simpar.simulate`. Settings of an ``operation`` take precedence over the reliability
@@ -89,7 +87,5 @@ def _waiting_w(cluster: Cluster) -> float | None:
     for part in cluster.parts:
         if part.device.power is None:
             return None
-        result += input_w(
-            part.profile.host, part.world_size * float(device_w(part.device.power, 0.0, 0.0)), part.nodes
-        )
+        result += input_w(part.profile.host, part.world_size * float(device_w(part.device.power, 0.0, 0.0)), part.nodes)
     return result

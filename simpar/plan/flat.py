@@ -34,9 +34,7 @@ def nest(data: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in data.items():
         name = SYNONYMS.get(key, key)
         if name in flat and flat[name][1] != value:
-            raise ValueError(
-                f"{flat[name][0]} = {flat[name][1]!r} and {key} = {value!r} mean the same; give one"
-            )
+            raise ValueError(f"{flat[name][0]} = {flat[name][1]!r} and {key} = {value!r} mean the same; give one")
         if name in SECTION_OF or name in REMOVED or name == "rank_order":
             flat[name] = key, value
         elif name != key and name in data and data[name] != value:
@@ -47,10 +45,7 @@ def nest(data: Mapping[str, Any]) -> dict[str, Any]:
         nested["mesh"] = _ordered_mesh(nested["mesh"])
     for name, (_, value) in flat.items():
         section, field = ("mesh", "order") if name == "rank_order" else (SECTION_OF.get(name, TENSOR), name)
-        nested[section] = {
-            **_fields(nested.get(section)),
-            field: split_order(value) if field == "order" else value,
-        }
+        nested[section] = {**_fields(nested.get(section)), field: split_order(value) if field == "order" else value}
     if isinstance(nested.get(TENSOR), Mapping):
         nested[TENSOR] = _without_removed(nested[TENSOR])
     return nested
@@ -77,17 +72,7 @@ def relocated(error: ValidationError, data: Mapping[str, Any]) -> ValidationErro
 
 def unknown_key(key: str) -> str:
     """The message for a key that no plan has."""
-    known = [
-        "mesh",
-        "micro_batch",
-        "model",
-        "training",
-        "stack",
-        "rank_order",
-        *SECTIONS,
-        *SECTION_OF,
-        *SYNONYMS,
-    ]
+    known = ["mesh", "micro_batch", "model", "training", "stack", "rank_order", *SECTIONS, *SECTION_OF, *SYNONYMS]
     return "is not a key of a plan" + (files.suggest(key, known) or files.allowed([*SECTIONS, *SECTION_OF]))
 
 

@@ -37,9 +37,7 @@ class MeshSizes:
     def expert_tensor_parallel(self) -> Counts:
         """Ranks that share an expert: as given, else 1 with ep > 1, else tp."""
         usual = np.where(np.asarray(self.ep) > 1, 1, self.tp)
-        ranks: Counts = number(
-            usual if self.etp is None else np.where(np.asarray(self.etp) > 0, self.etp, usual)
-        )
+        ranks: Counts = number(usual if self.etp is None else np.where(np.asarray(self.etp) > 0, self.etp, usual))
         return ranks
 
     @property
@@ -73,14 +71,10 @@ class Mesh(Strict):
 
     tp: Count = Field(1, description="tensor-parallel ranks")
     cp: Count = Field(1, description="context-parallel ranks")
-    dp: Count | None = Field(
-        None, description="data-parallel ranks; left out, it follows from the world size"
-    )
+    dp: Count | None = Field(None, description="data-parallel ranks; left out, it follows from the world size")
     pp: Count = Field(1, description="pipeline ranks")
     ep: Count = Field(1, description="expert-parallel ranks, among those of tp x cp x dp")
-    etp: Count | None = Field(
-        None, description="tensor-parallel ranks of an expert; left out, 1 with ep > 1, else tp"
-    )
+    etp: Count | None = Field(None, description="tensor-parallel ranks of an expert; left out, 1 with ep > 1, else tp")
     order: tuple[str, ...] = Field(AXES, description="axes from fastest to slowest varying rank")
 
     @field_validator("order")

@@ -46,9 +46,7 @@ class Routing:
     @staticmethod
     def of_dims(dims: Mapping[str, int]) -> Routing:
         """The routing of a mixture, from its named dims."""
-        return Routing(
-            dims["topk"], dims["num_experts"], dims.get("chosen_groups", 1), dims.get("expert_groups", 1)
-        )
+        return Routing(dims["topk"], dims["num_experts"], dims.get("chosen_groups", 1), dims.get("expert_groups", 1))
 
     @property
     def op(self) -> str:
@@ -94,9 +92,7 @@ def fullest_load(routing: Routing, choice: DecidedExperts, ep: Any) -> Any:
     if not choice.expert_imbalance:
         return 1.0
     if choice.expert_distribution == "power_law":
-        load = np.vectorize(lambda ranks: _fullest_of_power_law(routing, choice.expert_imbalance, ranks)[0])(
-            ep
-        )
+        load = np.vectorize(lambda ranks: _fullest_of_power_law(routing, choice.expert_imbalance, ranks)[0])(ep)
     else:
         load = 1.0 + choice.expert_imbalance * np.sqrt(np.asarray(ep) / routing.experts) * _of_maxima(ep)[0]
     return load if np.ndim(ep) else float(load)
@@ -110,9 +106,7 @@ def fullest_arrivals(routing: Routing, load: Any, ranks: Any) -> Any:
     rows are skewed. Numbers or arrays.
     """
     ranks = np.asarray(ranks, dtype=np.float64)
-    arrived, usual = (
-        1.0 - (1.0 - np.minimum(each / ranks, 1.0)) ** routing.topk for each in (np.asarray(load), 1.0)
-    )
+    arrived, usual = (1.0 - (1.0 - np.minimum(each / ranks, 1.0)) ** routing.topk for each in (np.asarray(load), 1.0))
     return arrived / usual
 
 
@@ -138,13 +132,9 @@ def _power_law(routing: Routing, exponent: float, draws: int, seed: int) -> NDAr
 
     No load exceeds that of an expert chosen by every token: experts / topk.
     """
-    uniform = np.random.Generator(np.random.Philox(key=[seed, routing.experts])).random(
-        (draws, routing.experts)
-    )
+    uniform = np.random.Generator(np.random.Philox(key=[seed, routing.experts])).random((draws, routing.experts))
     power = 1.0 - exponent
-    drawn = (
-        _SPAN**uniform if np.isclose(power, 0.0) else ((_SPAN**power - 1.0) * uniform + 1.0) ** (1.0 / power)
-    )
+    drawn = _SPAN**uniform if np.isclose(power, 0.0) else ((_SPAN**power - 1.0) * uniform + 1.0) ** (1.0 / power)
     for _ in range(4):  # what no expert can take falls to the others
         drawn = np.minimum(drawn / drawn.mean(axis=1, keepdims=True), routing.experts / routing.topk)
     return np.asarray(drawn / drawn.mean(axis=1, keepdims=True))

@@ -47,17 +47,11 @@ def refuse_staged(plan: Plan) -> None:
     policy = plan.memory.recompute
     for axis, size in {"tp": 1, "cp": 1, "dp": 1, "pp": len(stages)}.items():
         if getattr(mesh, axis) not in (None, 1, size):
-            raise UserError(
-                f"plan.{axis} = {getattr(mesh, axis)}: stages have meshes of their own; allowed: {size}"
-            )
+            raise UserError(f"plan.{axis} = {getattr(mesh, axis)}: stages have meshes of their own; allowed: {size}")
     refused: tuple[tuple[object, str, object], ...] = (
         (plan.pipeline.vpp > 1, f"plan.vpp = {plan.pipeline.vpp}: a rank runs one chunk", 1),
         (plan.schedule in FOLDED, f"plan.schedule = {plan.schedule}: has every stage twice", "the others"),
-        (
-            plan.runs_slices,
-            "plan.slices: stages run whole sequences",
-            "none",
-        ),
+        (plan.runs_slices, "plan.slices: stages run whole sequences", "none"),
         (apart(plan), f"plan.sync = {data.sync}: stages reduce inside the step", "bsp without servers"),
         (data.kind == "single_process", "plan.kind = single_process: supports a single stage", "ddp, fsdp"),
         (
@@ -114,11 +108,7 @@ def refuse_in_roles(plan: Plan, graph: ModelGraph, cause: str = "a stage has a s
     refused: tuple[tuple[object, str, object], ...] = (
         (graph.is_mixture, f"{graph.name} routes tokens to experts", "dense models"),
         (graph.has_state, f"{graph.name} has state-space layers", "transformers"),
-        (
-            data.kind == "fsdp" or data.zero > 2,
-            f"plan.kind = {data.kind}, zero = {data.zero}",
-            "ddp, zero 0 to 2",
-        ),
+        (data.kind == "fsdp" or data.zero > 2, f"plan.kind = {data.kind}, zero = {data.zero}", "ddp, zero 0 to 2"),
         (data.hsdp > 1, f"plan.hsdp = {data.hsdp}", 1),
         (plan.offload.is_used, "plan.offload", "none of it"),
         (plan.memory.recompute_early, "plan.recompute_early = true", "false"),

@@ -44,9 +44,7 @@ class BlockSharding(Strict):
         for words in (self.input, self.output, self.memory or ()):
             for word in words:
                 if word not in STATE_NAMES:
-                    raise ValueError(
-                        f"{word!r} is not a state{suggest(word, STATE_NAMES)}{allowed(STATE_NAMES)}"
-                    )
+                    raise ValueError(f"{word!r} is not a state{suggest(word, STATE_NAMES)}{allowed(STATE_NAMES)}")
         return self
 
     def stream(self, which: str) -> States:
@@ -80,9 +78,7 @@ class StagePlan(Strict):
     def roles(self, block: Block) -> dict[str, tuple[Role, ...]]:
         """Role of every operator of a block on every axis. Raises UserError for one that it cannot take."""
         words = self.sharding[block.name].operators
-        return {
-            op.name: tuple(_role(block, op.name, word) for word in words[op.name]) for op in block.operators
-        }
+        return {op.name: tuple(_role(block, op.name, word) for word in words[op.name]) for op in block.operators}
 
 
 def _role(block: Block, name: str, word: str) -> Role:
@@ -170,9 +166,7 @@ def _check_sizes(stage: StagePlan, block: Block, dims: Dims, where: str) -> None
         for letter, size in (("B", "batch"), ("S", "seq")):
             parts = prod(n for state, n in zip(states, stage.mesh, strict=True) if state == letter)
             if dims[size] % parts:
-                raise UserError(
-                    f"{where}.{which}: {parts} slices of {size} {dims[size]}; allowed: a divisor of it"
-                )
+                raise UserError(f"{where}.{which}: {parts} slices of {size} {dims[size]}; allowed: a divisor of it")
 
 
 def _check_ways(stage: StagePlan, block: Block, graph: ModelGraph, where: str) -> None:
@@ -201,6 +195,4 @@ def _check_joints(stage: StagePlan, blocks: tuple[Block, ...], where: str) -> No
     for one, two in pairwise(blocks):
         left, right = stage.sharding[one.name].output, stage.sharding[two.name].input
         if left != right:
-            raise UserError(
-                f"{where}: {one.name} ends {left}, {two.name} behind it begins {right}; allowed: the same"
-            )
+            raise UserError(f"{where}: {one.name} ends {left}, {two.name} behind it begins {right}; allowed: the same")

@@ -10,9 +10,7 @@ from simpar.files import allowed
 from simpar.plan.placement import Role
 from simpar.plan.stages import StagePlan, stage_blocks
 
-KINDS = (
-    "matmul", "attention", "embedding", "norm", "add", "rope", "activation", "gated_activation", "dropout", "loss",
-)  # fmt: skip
+KINDS = ("matmul", "attention", "embedding", "norm", "add", "rope", "activation", "gated_activation", "dropout", "loss")
 
 
 def refuse_roles(stages: tuple[StagePlan, ...], graph: ModelGraph) -> None:

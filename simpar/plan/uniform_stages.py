@@ -74,9 +74,7 @@ def _axes(index: int, stage: StagePlan, graph: ModelGraph) -> tuple[str, ...]:
     result = []
     for axis, ranks in enumerate(stage.mesh):
         wrong = {
-            kind: list(
-                _differences(stage, axis, blocks, graph, shown[WHOLE if kind == DATA else kind], kind != DATA)
-            )
+            kind: list(_differences(stage, axis, blocks, graph, shown[WHOLE if kind == DATA else kind], kind != DATA))
             for kind in (DATA, ROWS, WHOLE)
         }
         nearest = min(wrong, key=lambda kind: len(wrong[kind]))

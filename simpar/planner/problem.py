@@ -71,9 +71,7 @@ class Constraints:
         >>> Constraints.of({"tp": 1, "headroom": 0.1})
         Constraints(headroom=0.1, fixed={'tp': 1}, portable=None, schedules=None, deadline_s=None, fit_probability=0.95)
         """
-        return (
-            Constraints() if given is None else taken(given, Constraints, "constraints", {Mapping: _of_keys})
-        )
+        return Constraints() if given is None else taken(given, Constraints, "constraints", {Mapping: _of_keys})
 
     @property
     def sure_words(self) -> str:
@@ -184,11 +182,7 @@ def make_problem(
     """
     choose(objective, OBJECTIVES, "objective")
     base, constraints = Plan() if base is None else as_plan(base), Constraints.of(constraints)
-    cluster, training, perturbation = (
-        as_cluster(cluster),
-        as_training(training),
-        as_perturbation(perturbation),
-    )
+    cluster, training, perturbation = (as_cluster(cluster), as_training(training), as_perturbation(perturbation))
     if base.pipeline.slices:
         raise UserError(
             f"plan.slices: slices are chosen for every layout; allowed: none of them, and --fix schedule={SLICING}"

@@ -49,8 +49,7 @@ def sweep(
             if answer.get("interrupted"):
                 break
     return found + [
-        _facts(cell) | {"best": None, "reason": "interrupted", "interrupted": True}
-        for cell in cells[len(found) :]
+        _facts(cell) | {"best": None, "reason": "interrupted", "interrupted": True} for cell in cells[len(found) :]
     ]
 
 

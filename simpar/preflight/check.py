@@ -88,9 +88,7 @@ class Checked:
         It is the fastest whose flags have a place in the text, or else the fastest.
         """
         better = [
-            one
-            for one in self.neighbours
-            if not self.is_sure or one.result.step_time_s < self.result.step_time_s
+            one for one in self.neighbours if not self.is_sure or one.result.step_time_s < self.result.step_time_s
         ]
         return next((one for one in better if one.change.text is not None), next(iter(better), None))
 
@@ -142,9 +140,7 @@ def check_launch(given: Given, facts: Facts) -> Checked:
     Raises UserError if something is missing, if a flag contradicts the text, or if the launch is not possible.
     """
     if not AS_PREDICTED <= facts.fits_with < 1:
-        raise UserError(
-            f"--fits-with {facts.fits_with:g}: allowed: from {AS_PREDICTED} (as predicted) to below 1"
-        )
+        raise UserError(f"--fits-with {facts.fits_with:g}: allowed: from {AS_PREDICTED} (as predicted) to below 1")
     notes = list(given.found.notes)
     if facts.model is not None:
         _answered("model", given, notes)
@@ -157,16 +153,9 @@ def check_launch(given: Given, facts: Facts) -> Checked:
         placed = given.found.placed(cluster.world_size, training.global_batch)
         plan = plan.model_copy(update={"micro_batch": placed.micro_batch})
         _answered("micro_batch", given, notes)
-        notes.append(
-            f"The micro-batch is {plan.micro_batch}: the step has {given.found.microbatches} of them."
-        )
+        notes.append(f"The micro-batch is {plan.micro_batch}: the step has {given.found.microbatches} of them.")
     problem = make_problem(
-        model,
-        cluster,
-        training,
-        stack=plan.stack,
-        base=plan,
-        constraints=Constraints(fit_probability=facts.fits_with),
+        model, cluster, training, stack=plan.stack, base=plan, constraints=Constraints(fit_probability=facts.fits_with)
     )
     if facts.model is not None:
         _check_sizes(given, facts.model, problem.graph)
@@ -228,9 +217,7 @@ def _check_sizes(given: Given, name: str, graph: ModelGraph) -> None:
 def _contradicted(given: Given, flag: str, means: str, said: str) -> UserError:
     """The error for a flag that contradicts the text, which is what runs."""
     means = f" {means};" if means else ""
-    return UserError(
-        f"{flag}:{means} {given.where} says {said}; allowed: what the text says, or no such flag"
-    )
+    return UserError(f"{flag}:{means} {given.where} says {said}; allowed: what the text says, or no such flag")
 
 
 def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> Training:
@@ -254,14 +241,10 @@ def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> 
         else:
             notes.append(f"The global batch is {batch} sequences; the text as it is would train {rule}.")
     missing = [
-        flag
-        for flag, value in (("--seq-len TOKENS", seq_len), ("--global-batch SEQUENCES", batch))
-        if not value
+        flag for flag, value in (("--seq-len TOKENS", seq_len), ("--global-batch SEQUENCES", batch)) if not value
     ]
     if missing:
-        raise UserError(
-            f"{given.where}: does not say the whole shape of a step: give {' and '.join(missing)}"
-        )
+        raise UserError(f"{given.where}: does not say the whole shape of a step: give {' and '.join(missing)}")
     shape = {"seq_len": seq_len, "global_batch": batch, "tokens": facts.run.tokens}
     return files.parse(Training, shape, source=files.COMMAND_LINE)
 
@@ -269,9 +252,7 @@ def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> 
 def _cluster(given: Given, plan: Plan, facts: Facts, notes: list[str]) -> Cluster:
     """The nodes that are started, with the hardware that a flag names."""
     if facts.hardware is None:
-        raise UserError(
-            "--hardware is missing: no launch command says what it runs on (simpar list hardware)"
-        )
+        raise UserError("--hardware is missing: no launch command says what it runs on (simpar list hardware)")
     cluster, launch = load_cluster(facts.hardware, facts.nodes), given.launch
     per_node = cluster.profile.devices_per_node
     ranks = launch.world_size

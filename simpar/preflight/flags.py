@@ -75,10 +75,7 @@ def patched(given: Text, problem: Problem, before: Plan, after: Plan) -> Patched
             return None
         try:
             found = given.read(text)
-            same = (
-                found.global_batch(world_size) == batch
-                and _meaning(found.placed(world_size), problem) == wanted
-            )
+            same = found.global_batch(world_size) == batch and _meaning(found.placed(world_size), problem) == wanted
             return text if same else None
         except UserError:
             return None

@@ -21,13 +21,7 @@ from simpar.preflight.patch import PATCHERS, Edit
 COMMAND = "the command"
 """The name in errors of a command that is not in a file."""
 STDIN = "standard input"
-SYNTAX: dict[str, str | None] = {
-    ".toml": "toml",
-    ".yaml": "yaml",
-    ".yml": "yaml",
-    ".json": "json",
-    ".py": None,
-}
+SYNTAX: dict[str, str | None] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".py": None}
 """The syntax of files by suffix; all others are shell."""
 SHELLS = ("bash", "sh", "zsh", "sbatch")
 SECTIONS = {
@@ -167,9 +161,7 @@ def _target_of(text: str, source: str, suffix: str) -> str:
             return target
     if suffix != ".json" and isinstance(data, Mapping):
         return "nanotron" if isinstance(data.get("parallelism"), Mapping) else "megatron"
-    raise UserError(
-        f"{source}: no config that is known here; allowed: --from and one of {', '.join(readable())}"
-    )
+    raise UserError(f"{source}: no config that is known here; allowed: --from and one of {', '.join(readable())}")
 
 
 def _json(text: str, source: str) -> Any:

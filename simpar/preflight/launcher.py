@@ -125,8 +125,7 @@ def _is_alone(told: Sequence[tuple[str, list[str]]]) -> bool:
     if any(launcher in ("srun", "sbatch", "mpirun") for launcher, _ in told):
         return False
     return any(
-        launcher in ALONE and _value(words, (*NODES[launcher], *ALONE[launcher])) is None
-        for launcher, words in told
+        launcher in ALONE and _value(words, (*NODES[launcher], *ALONE[launcher])) is None for launcher, words in told
     )
 
 

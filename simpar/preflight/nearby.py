@@ -148,9 +148,7 @@ def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator
             return
         left[row] = False
         sizes = tuple(
-            int(rows.code[name][row])
-            for name in (*names_that_decide(OPS), "micro_batch")
-            if name in rows.code
+            int(rows.code[name][row]) for name in (*names_that_decide(OPS), "micro_batch") if name in rows.code
         )
         if refusals(rows, row) or not frontier.may_fit(row):
             open_rows[row] = False
@@ -163,10 +161,7 @@ def _outlined(frontier: Frontier, open_rows: Flags, budget: _Budget) -> Iterator
 
 def _lacking_bytes(problem: Problem, result: Result) -> float:
     """Roughly how much less memory a layout would have to need to fit as wanted, from the width of its interval."""
-    over = (
-        result.memory.peak_reserved_bytes
-        - (1.0 - problem.constraints.headroom) * result.memory.capacity_bytes
-    )
+    over = result.memory.peak_reserved_bytes - (1.0 - problem.constraints.headroom) * result.memory.capacity_bytes
     known = result.certainty
     if known is None:
         return max(over, 0.0)

@@ -105,9 +105,7 @@ def _is_argument(match: re.Match[str]) -> bool:
 
 def _alike(one: str, other: str) -> int:
     """The length of the common prefix of two names."""
-    return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _assigned(text: str, name: str, value: str) -> str | None:
@@ -132,15 +130,11 @@ def toml(text: str, edit: Edit) -> str | None:
     if not head:
         return text if edit.is_gone else None
     end = next((at for at in range(head[0] + 1, len(lines)) if re.match(r"\s*\[", lines[at])), len(lines))
-    own = [
-        at for at in range(head[0] + 1, end) if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", lines[at])
-    ]
+    own = [at for at in range(head[0] + 1, end) if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", lines[at])]
     if edit.is_gone:
         return "".join(line for at, line in enumerate(lines) if at not in own)
     if own:
-        match = re.match(
-            r"(\s*[\w\"'-]+\s*=\s*)(\"[^\"]*\"|'[^']*'|[^#\n]*?)(\s*(?:#.*)?\n?)$", lines[own[0]]
-        )
+        match = re.match(r"(\s*[\w\"'-]+\s*=\s*)(\"[^\"]*\"|'[^']*'|[^#\n]*?)(\s*(?:#.*)?\n?)$", lines[own[0]])
         if match is None:
             return None
         lines[own[0]] = f"{match.group(1)}{edit.value}{match.group(3)}"

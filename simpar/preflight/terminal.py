@@ -63,9 +63,7 @@ def _print_neighbours(checked: Checked, console: Console) -> None:
         console.print(f"\nTo paste ({_said(best)})", style="bold", soft_wrap=True)
         console.out(text, highlight=False)
         return
-    console.print(
-        f"\nChanged lines of {checked.given.where} (-o FILE writes it whole)", style="bold", soft_wrap=True
-    )
+    console.print(f"\nChanged lines of {checked.given.where} (-o FILE writes it whole)", style="bold", soft_wrap=True)
     for line in unified_diff(given.splitlines(), text.splitlines(), n=0, lineterm=""):
         if not line.startswith(("---", "+++", "@@")):
             console.out(line, highlight=False)

@@ -42,9 +42,7 @@ def pipeline_ranks(layout: Layout, ranks: Ints) -> Ints:
     return order[np.searchsorted(starts[order], ranks, side="right") - 1].astype(np.int64)
 
 
-def rank_colours(
-    layout: Layout, cluster: Cluster, perturbation: Perturbation, *, uneven_context: bool
-) -> Ints:
+def rank_colours(layout: Layout, cluster: Cluster, perturbation: Perturbation, *, uneven_context: bool) -> Ints:
     """Initial colours int64[world], equal for ranks with the same work at the same speed; unfolded, all differ."""
     mesh, world = layout.mesh, np.arange(cluster.world_size)
     colour, colours = pipeline_ranks(layout, world), mesh.pp
@@ -193,9 +191,7 @@ class ClassMaker:
         if self.job.layout.has_sampled_loads:
             columns.append(mesh.expert_coordinate(ranks))
         for group in quotient.group_class.values():
-            columns += [
-                np.where(group >= 0, number[group], -1) for number in (network.alike, network.secluded)
-            ]
+            columns += [np.where(group >= 0, number[group], -1) for number in (network.alike, network.secluded)]
         rows = [np.broadcast_to(column, ranks.shape) for column in columns]
         row = np.unique(np.stack(rows, axis=1), axis=0, return_inverse=True)[1]
         kind = by_appearance(row.ravel()).class_of
@@ -227,9 +223,7 @@ class ClassMaker:
         """
         if rank not in self._orders:
             columns, num = self.schedule.ranks[rank], self.schedule.num_stages
-            stage, microbatch = (
-                np.append(each, -1).astype(np.int64) for each in self.schedule.arrays(rank)[1:]
-            )
+            stage, microbatch = (np.append(each, -1).astype(np.int64) for each in self.schedule.arrays(rank)[1:])
             code, here = columns.code.astype(np.int64), stage[:-1]
             forward, last = code == F, here + 1 == num
             source = np.where(forward, here - 1, np.where(last, here, here + 1))
@@ -240,16 +234,11 @@ class ClassMaker:
             ways = by_appearance(self.messages.ways(stage, source))
             flags = flags_of(code, here, by_runs=self.builders[rank].sync.by_runs)
             each, key = _distinct((here * len(LETTERS) + code) * FLAGS + flags)
-            keys = [
-                (LETTERS[one // FLAGS % len(LETTERS)], one // FLAGS // len(LETTERS), one % FLAGS)
-                for one in each
-            ]
+            keys = [(LETTERS[one // FLAGS % len(LETTERS)], one // FLAGS // len(LETTERS), one % FLAGS) for one in each]
             layers = np.array([self.builders[rank].first_layer(each) for each in range(num)])
             first_layer = np.append(layers[here], 0)
             pairs = np.stack([stage, source], axis=1)[ways.representative].tolist()
-            self._orders[rank] = _Order(
-                keys, key, stage, microbatch, first_layer, awaited, pairs, ways.class_of
-            )
+            self._orders[rank] = _Order(keys, key, stage, microbatch, first_layer, awaited, pairs, ways.class_of)
         return self._orders[rank]
 
     def _ordered(self, class_id: int, order: _Order) -> tuple[tuple[Template, ...], Ints]:
@@ -299,9 +288,7 @@ class ClassMaker:
                 if template:
                     long = not (self.collapse and self.collapsible(class_id))
                     both = flatten(template) if long else template, HANDOVER
-                    templates += [
-                        followed(t, self.messages.sends(*k[:2])) for k, t in zip(key, both, strict=True)
-                    ]
+                    templates += [followed(t, self.messages.sends(*k[:2])) for k, t in zip(key, both, strict=True)]
             if known[key] >= 0:
                 order[at : at + 2] = known[key] + np.arange(2)
                 for column in (source_class, source_action):
@@ -327,18 +314,14 @@ class ClassMaker:
             if one_process:
                 assert isinstance(builder, StageBuilder), "one process has one layout"
                 process = OneProcess(builder, root, family.pricing.slowdown)
-                templates = [
-                    process.wrap(kind[0][0], one) for kind, one in zip(place, templates, strict=True)
-                ]
+                templates = [process.wrap(kind[0][0], one) for kind, one in zip(place, templates, strict=True)]
             family.made[known] = templates, {key: place[kind] for key, kind in kinds.items()}
         return family.made[known]
 
     def _family(self, class_id: int, keys: Sequence[Key]) -> _Family:
         """The family of a class, with the templates of its actions."""
         builder, pricing = self._builder(class_id), self._pricing(class_id)
-        needed = dict.fromkeys(
-            (letter, builder.alike[stage], last) for letter, stage, last in dict.fromkeys(keys)
-        )
+        needed = dict.fromkeys((letter, builder.alike[stage], last) for letter, stage, last in dict.fromkeys(keys))
         long = not (self.collapse and self.collapsible(class_id))
         families = self._families.setdefault((id(builder), pricing.slowdown, long), [])
         for family in families:
@@ -374,10 +357,7 @@ class ClassMaker:
 
     def _tail(self, class_id: int) -> Template:
         builder, stage = self._builder(class_id), int(self.stage_of_class[class_id])
-        root, kinds = (
-            bool(self.network.quotient.class_of_rank[0] == class_id),
-            self.network.quotient.group_class,
-        )
+        root, kinds = (bool(self.network.quotient.class_of_rank[0] == class_id), self.network.quotient.group_class)
         tied = EMBEDDING_GROUP in kinds and bool(kinds[EMBEDDING_GROUP][class_id] >= 0)
         tied = tied and not builder.job.graph.embedding.still
         key = id(builder), stage, root, tied

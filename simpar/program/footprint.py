@@ -8,13 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.cost.memory.allocator import (
-    Reservation,
-    memory_risk,
-    most_moving_bytes,
-    overhead_bytes,
-    reserve,
-)
+from simpar.cost.memory.allocator import Reservation, memory_risk, most_moving_bytes, overhead_bytes, reserve
 from simpar.cost.memory.bound import flights
 from simpar.cost.memory.routed import experts_risk_bytes
 from simpar.cost.memory.static import StaticMemory
@@ -67,9 +61,7 @@ class Footprint:
         static = float(self.static.resident_bytes)
 
         def room(risk_bytes: Numbers) -> Numbers:
-            return most_moving_bytes(
-                static, limit_bytes - float(risk_bytes), habits, alternates=self._alternates
-            )
+            return most_moving_bytes(static, limit_bytes - float(risk_bytes), habits, alternates=self._alternates)
 
         return float(self.risk.most_moving_bytes(probability, self.parts_bytes, room))
 

@@ -134,9 +134,7 @@ class Jitter:
         kernels, class_id = Kernels.of(every), every.program.ops.class_id
         busiest_ns = np.bincount(class_id, kernels.time_ns * kernels.on_device).max(initial=1.0)
         least = min(1.0, at_peak_s * NS_PER_S / busiest_ns)
-        return Jitter(
-            every.program, units, units[every.quotient.representative_rank][class_id], kernels, least
-        )
+        return Jitter(every.program, units, units[every.quotient.representative_rank][class_id], kernels, least)
 
     def ops(self, sigma: float, seed: int) -> OpTable:
         """The ops under one seed: kernels with scaled durations, or with scaled work where they share cores."""

@@ -62,9 +62,7 @@ class Outline:
             made = short.actions(classes)
             emitter.add(classes, made)
             actions |= dict.fromkeys(classes.tolist(), made)
-        return Outline(
-            maker, emitter, tuple(actions[each] for each in range(maker.network.quotient.num_classes))
-        )
+        return Outline(maker, emitter, tuple(actions[each] for each in range(maker.network.quotient.num_classes)))
 
     def __len__(self) -> int:
         """Slots of all classes: at least as many as ops."""
@@ -147,11 +145,7 @@ def outline(
 def _stream_names(maker: ClassMaker) -> tuple[str, ...]:
     schedule, syncs = maker.schedule, [each.sync for each in maker.builders]
     layouts = [sync.job.layout for sync in syncs]
-    sends = [
-        f"{letter} {hop_kind(delta)}"
-        for delta in range(schedule.num_ranks)
-        for letter in ("send_F", "send_B")
-    ]
+    sends = [f"{letter} {hop_kind(delta)}" for delta in range(schedule.num_ranks) for letter in ("send_F", "send_B")]
     context = (CONTEXT,) if any(layout.mesh.cp > 1 for layout in layouts) else ()
     exchange = (EXPERT,) if any(layout.mesh.ep > 1 for layout in layouts) else ()
     others = dict.fromkeys(name for sync in syncs for name in (*sync.reduce_streams, *sync.host_streams))

@@ -89,9 +89,7 @@ def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) 
     kinds: list[GroupKind] = []
     for builder, stage in zip(builders, stages, strict=True):
         if isinstance(builder, RolesBuilder):
-            kinds += [
-                GroupKind(name, axis_groups(stage, axes), ops) for name, (axes, ops) in builder.groups.items()
-            ]
+            kinds += [GroupKind(name, axis_groups(stage, axes), ops) for name, (axes, ops) in builder.groups.items()]
             continue
         view = RankView.of(replace(builder.job, layout=_alone(builder.job.layout)))
         own = group_kinds(view, Synchronisation.of(view.job), make_schedule(usual_schedule(), 1, 1))
@@ -101,9 +99,7 @@ def stage_kinds(builders: Sequence[ActionBuilder], stages: Sequence[StagePlan]) 
         for ends in ((index, index + 1), (index + 1, index)):
             for k, pairs in enumerate(messages(stages[ends[0]], stages[ends[1]])):
                 hops.setdefault(message_kind((ends[1] - ends[0]) % len(stages), k), []).append(pairs)
-    kinds += [
-        GroupKind(name, np.concatenate(pairs), ("send",), directed=True) for name, pairs in hops.items()
-    ]
+    kinds += [GroupKind(name, np.concatenate(pairs), ("send",), directed=True) for name, pairs in hops.items()]
     if builders[0].job.graph.tied_embeddings and len(stages) > 1:
         # pairs of a device of the first stage and one of the last, as many as the smaller stage has devices
         both = stages[0], stages[-1]

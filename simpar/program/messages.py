@@ -73,8 +73,7 @@ class Messages:
         if stage == source:
             return classes[:, None]
         every = [
-            np.unique(quotient.class_of_rank[self.boundaries.senders(each, stage, source)])
-            for each in ranks.tolist()
+            np.unique(quotient.class_of_rank[self.boundaries.senders(each, stage, source)]) for each in ranks.tolist()
         ]
         table = np.full((len(every), max(map(len, every))), -1)
         for row, found in zip(table, every, strict=True):

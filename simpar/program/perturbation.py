@@ -12,9 +12,7 @@ Rank = Annotated[int, Field(ge=0)]
 SlowFactor = Annotated[
     float, Field(ge=1, le=1000, allow_inf_nan=False, description="factor on kernel times, 1 is nominal")
 ]
-Sigma = Annotated[
-    float, Field(ge=0, le=1, allow_inf_nan=False, description="standard deviation of the logarithm")
-]
+Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, description="standard deviation of the logarithm")]
 """Beyond 1 a lognormal of mean 1 has a median below 0.61 and its mean in a rare tail: no spread of equal kernels."""
 Seeds = Annotated[int, Field(ge=1, le=100_000, description="how many samples of the step, one a seed")]
 

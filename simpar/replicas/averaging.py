@@ -15,11 +15,7 @@ from simpar.units import NS_PER_S, to_ns
 ROUNDS, MOST_DRAWS = 32, 4_000_000
 LOCAL, AVERAGE, OUTER = (
     Label(kind, name)
-    for kind, name in (
-        ("forward", "local steps"),
-        ("dp", "all_reduce parameters"),
-        ("optimizer", "outer update"),
-    )
+    for kind, name in (("forward", "local steps"), ("dp", "all_reduce parameters"), ("optimizer", "outer update"))
 )
 
 
@@ -34,16 +30,10 @@ def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> MeanSt
     local_ns = setting.replicas.steps_ns(count * period).reshape(replicas, count, period).sum(axis=2)
     average_ns = int(to_ns(average_s(setting, size_bytes)))
     build = ProgramBuilder()
-    streams = np.array(
-        [build.add_stream("replica", build.add_class(f"replica {index}")) for index in range(replicas)]
-    )
+    streams = np.array([build.add_stream("replica", build.add_class(f"replica {index}")) for index in range(replicas)])
     for at in range(count):
         local = build.add_ops(
-            replicas,
-            class_id=np.arange(replicas),
-            label=build.label(LOCAL),
-            fixed_ns=local_ns[:, at],
-            microbatch=at,
+            replicas, class_id=np.arange(replicas), label=build.label(LOCAL), fixed_ns=local_ns[:, at], microbatch=at
         )
         average = build.add_ops(1, label=build.label(AVERAGE), fixed_ns=average_ns, microbatch=at)
         outer = build.add_ops(

@@ -77,9 +77,7 @@ def _why(result: Result, mean: MeanStep, stretch: float) -> Why:
     return result.why.model_copy(update={"waiting": tuple(waiting), "certainty": known})
 
 
-def _communication(
-    result: Result, setting: Setting, mean: MeanStep, stretch: float
-) -> dict[str, Communication]:
+def _communication(result: Result, setting: Setting, mean: MeanStep, stretch: float) -> dict[str, Communication]:
     """Communication of a local step, stretched to the mean, plus that of the exchange as data-parallel."""
     local = {
         kind: one.model_copy(update={"busy_s": one.busy_s * stretch, "exposed_s": one.exposed_s * stretch})
@@ -110,9 +108,7 @@ def _bill(context: Context, setting: Setting, mean: MeanStep) -> Bill:
     return bill_of(context, kernels_s, mean.step_s, mean.own_step_s[replica])
 
 
-def _statistics(
-    setting: Setting, mean: MeanStep, speed: Speed, noise_tokens: float | None
-) -> Efficiency | None:
+def _statistics(setting: Setting, mean: MeanStep, speed: Speed, noise_tokens: float | None) -> Efficiency | None:
     """Statistical efficiency by the stated model; None for DiLoCo, whose outer optimizer no such bound describes."""
     job, layout = setting.lowered.job, setting.layout
     replicas = len(setting.replicas)

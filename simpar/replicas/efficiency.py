@@ -50,8 +50,5 @@ def of_local_steps(steps: int, replicas: int, batch_tokens: float, noise_tokens:
 def efficiency(model: str, value: float, noise_tokens: float, tokens_per_s: float) -> Efficiency:
     """The figures of a report: the model's name, the efficiency, the noise scale, and effective tokens per second."""
     return Efficiency(
-        model=model,
-        noise_scale_tokens=noise_tokens,
-        efficiency=value,
-        effective_tokens_per_s=value * tokens_per_s,
+        model=model, noise_scale_tokens=noise_tokens, efficiency=value, effective_tokens_per_s=value * tokens_per_s
     )

@@ -29,8 +29,7 @@ Gate = Callable[["Exchange"], None]
 MOST_STEPS, FEWEST_STEPS, MOST_OPS = 64, 12, 200_000
 WARM_UP = 0.25  # share of the local steps that is simulated but not counted
 COMPUTE, PUSH, PULL, CLOCK = (
-    Label(kind, name)
-    for kind, name in (("forward", "local step"), ("dp", "push"), ("dp", "pull"), ("join", "clock"))
+    Label(kind, name) for kind, name in (("forward", "local step"), ("dp", "push"), ("dp", "pull"), ("join", "clock"))
 )
 LINKS = ("network of the replicas", "network into the servers", "network out of the servers", "server memory")
 
@@ -84,9 +83,7 @@ def exchange_of(setting: Setting, steps: int) -> Exchange:
     replicas = len(setting.replicas)
     roads = _roads(build, setting)
     latency_ns = int(to_ns(_latency_s(setting)))
-    streams = np.array(
-        [build.add_stream("replica", build.add_class(f"replica {index}")) for index in range(replicas)]
-    )
+    streams = np.array([build.add_stream("replica", build.add_class(f"replica {index}")) for index in range(replicas)])
     shape = (replicas, steps)
     owner = np.broadcast_to(np.arange(replicas)[:, None], shape)
     common = {"class_id": owner.ravel(), "microbatch": np.broadcast_to(np.arange(steps), shape).ravel()}
@@ -96,9 +93,7 @@ def exchange_of(setting: Setting, steps: int) -> Exchange:
         return added.reshape(shape)
 
     def messages(label: Label, route: Ints, size_bytes: float) -> Ints:
-        routes, caps = (
-            np.broadcast_to(column[:, None], shape).ravel() for column in (route, roads.own_bytes_per_s)
-        )
+        routes, caps = (np.broadcast_to(column[:, None], shape).ravel() for column in (route, roads.own_bytes_per_s))
         columns = {"fixed_ns": latency_ns, "work_bytes": round(size_bytes), "route": routes}
         return ops(label, **columns, rate_cap_bytes_per_s=caps)
 
@@ -141,9 +136,7 @@ def _roads(build: ProgramBuilder, setting: Setting) -> Roads:
         nodes, counts = np.unique(np.flatnonzero(replicas.of_rank == replica) // per_node, return_counts=True)
         parts = counts / counts.sum()
         own.append(int(node * counts.sum() / per_node))
-        pushes.append(
-            build.add_route([*up[nodes], into, memory], [*parts, share, share * update_bytes(setting)])
-        )
+        pushes.append(build.add_route([*up[nodes], into, memory], [*parts, share, share * update_bytes(setting)]))
         pulls.append(build.add_route([*down[nodes], leave, memory], [*parts, share, share]))
     return Roads(np.array(pushes), np.array(pulls), np.array(own))
 
@@ -173,9 +166,7 @@ def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> MeanStep:
         exchanged_bytes=setting.gradient_bytes + setting.parameter_bytes,
         own_step_s=1 / rate / NS_PER_S,
         busy=_busy(setting, float(rate.sum()) * NS_PER_S),
-        staleness=staleness(
-            finish[exchange.push], start[exchange.pull], start[exchange.compute], int(first.max())
-        ),
+        staleness=staleness(finish[exchange.push], start[exchange.pull], start[exchange.compute], int(first.max())),
         server_memory_bytes=setting.num_parameters * setting.served_bytes / float(served.servers or 1),
     )
 

@@ -104,9 +104,7 @@ class Accounts:
 
     def breakdown_s(self, class_id: int) -> dict[str, float]:
         """Seconds by cause of one class; they sum to the length of its step."""
-        return {
-            cause: float(ns) / NS_PER_S for cause, ns in zip(CAUSES, self.causes_ns[class_id], strict=True)
-        }
+        return {cause: float(ns) / NS_PER_S for cause, ns in zip(CAUSES, self.causes_ns[class_id], strict=True)}
 
     def bubble_fraction(self, multiplicity: Ints) -> float:
         """The pipeline bubble as a share of the window of passes, averaged over ranks.
@@ -172,9 +170,7 @@ def account(
     causes[:, CAUSES.index("waiting")] += waits[:, :BUBBLE].sum(axis=1)
     recompute = facts.summed(facts.parts[:, PARTS.index("recompute")])
     window = _window_ns(lowered.program, timing)
-    return Accounts(
-        lowered.op_of_slot, timing, facts, causes, end_ns, window, recompute, slowdown, binding, idle
-    )
+    return Accounts(lowered.op_of_slot, timing, facts, causes, end_ns, window, recompute, slowdown, binding, idle)
 
 
 def _of_ops(lowered: Lowered, facts: SlotFacts) -> Ints:
@@ -195,9 +191,7 @@ _SORTS = (*COMMUNICATION, "tied embedding")
 """Kinds of communication in which ranks are compared: messages belong to the pipeline, tied-embedding sums do not."""
 
 
-def _excess(
-    lowered: Lowered, facts: SlotFacts, slowdown: Floats
-) -> tuple[dict[int, Floats], Floats, NDArray[np.int8]]:
+def _excess(lowered: Lowered, facts: SlotFacts, slowdown: Floats) -> tuple[dict[int, Floats], Floats, NDArray[np.int8]]:
     """Time of every op beyond that of other ranks at full speed: float64[num_ops] ns by SLOW, UNEQUAL and GROUPS.
 
     Also returns the share of GROUPS in the time of every sort of communication, float64[num_classes, _SORTS], and the

@@ -94,8 +94,7 @@ class Pieces:
     def joined(parts: Sequence[Pieces]) -> Pieces:
         """All pieces, ordered by gap; within a gap the last piece comes first."""
         columns = {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in Pieces.__dataclass_fields__
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in Pieces.__dataclass_fields__
         }
         order = np.lexsort((-columns["end"], columns["gap"]))
         return Pieces(**columns).take(order)

@@ -68,9 +68,7 @@ def step_time_error(traits: Traits, own_runs: Sequence[OwnRuns] = ()) -> StepTim
     return after(known, like(traits, own_runs), table.learned)
 
 
-def certainty_of(
-    job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], step_time_s: float
-) -> Certainty:
+def certainty_of(job: TrainingJob, cluster: Cluster, held: Sequence[Footprint], step_time_s: float) -> Certainty:
     """How sure a simulated step is, by the shipped table of errors.
 
     On several kinds of devices, the least known kind decides.

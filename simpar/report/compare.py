@@ -64,9 +64,7 @@ class Comparison(Strict):
         """Figures of both in SI units, a row per figure."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [[pair.a, pair.b] for pair in self.figures.values()], list(self.figures), list(self.names)
-        )
+        return pd.DataFrame([[pair.a, pair.b] for pair in self.figures.values()], list(self.figures), list(self.names))
 
 
 def differences(a: Result, b: Result, names: tuple[str, str] = ("A", "B")) -> Comparison:
@@ -133,9 +131,7 @@ def _leaves(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return result
 
 
-def _speed_sentences(
-    names: tuple[str, str], whole: list[float], time: Mapping[str, float], per: str
-) -> Iterator[str]:
+def _speed_sentences(names: tuple[str, str], whole: list[float], time: Mapping[str, float], per: str) -> Iterator[str]:
     change = whole[1] - whole[0]
     if abs(change) <= SMALL * max(whole):
         yield f"{names[1]} takes as long as {names[0]} for a {per}: {format_seconds(whole[1])}"
@@ -147,19 +143,13 @@ def _speed_sentences(
             f"{format_seconds(whole[0])}"
         )
     for sign, word in ((-1, "less"), (1, "more")):
-        parts = sorted(
-            (part for part in time.items() if part[1] * sign > SMALL * max(whole)), key=lambda p: -abs(p[1])
-        )
+        parts = sorted((part for part in time.items() if part[1] * sign > SMALL * max(whole)), key=lambda p: -abs(p[1]))
         if parts:
-            listed = ", ".join(
-                f"{format_seconds(abs(seconds))} {word} {PARTS[name]}" for name, seconds in parts
-            )
+            listed = ", ".join(f"{format_seconds(abs(seconds))} {word} {PARTS[name]}" for name, seconds in parts)
             yield listed
 
 
-def _memory_sentences(
-    names: tuple[str, str], peaks: tuple[float, float], memory: Mapping[str, float]
-) -> Iterator[str]:
+def _memory_sentences(names: tuple[str, str], peaks: tuple[float, float], memory: Mapping[str, float]) -> Iterator[str]:
     change = peaks[1] - peaks[0]
     if abs(change) <= SMALL * max(peaks):
         yield f"memory peaks as high: {format_bytes(peaks[1])}"
@@ -192,12 +182,7 @@ def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
             continue
         both = pair.a is not None and pair.b is not None and pair.a
         table.append(
-            (
-                LABELS[name],
-                _text(name, pair.a),
-                _text(name, pair.b),
-                format_figure(pair.b / pair.a) if both else "",
-            )
+            (LABELS[name], _text(name, pair.a), _text(name, pair.b), format_figure(pair.b / pair.a) if both else "")
         )
     return table
 

@@ -24,9 +24,7 @@ def inner_steps(lowered: Lowered) -> tuple[Ints, tuple[InnerSteps, ...]]:
     known: dict[tuple[int, int], list[int]] = {}  # classes share templates
     for class_id, actions in enumerate(lowered.actions):
         mine = np.flatnonzero(slots.class_id == class_id)
-        pairs, which = np.unique(
-            np.stack([actions.template, actions.first_layer]), axis=1, return_inverse=True
-        )
+        pairs, which = np.unique(np.stack([actions.template, actions.first_layer]), axis=1, return_inverse=True)
         table: list[int] = []
         bases: list[int] = []
         for number, first_layer in pairs.T.tolist():

@@ -78,11 +78,7 @@ def _binds(result: Result) -> Iterator[str]:
     parts = result.time_breakdown_s.model_dump()
     losses = sorted(((parts[name], words) for name, words in WORDS.items()), reverse=True)
     sentence = f"compute takes {parts['compute'] / step:.1%} of the step"
-    worst = [
-        f"{words} {format_seconds(value)} ({value / step:.1%})"
-        for value, words in losses
-        if value >= 0.01 * step
-    ]
+    worst = [f"{words} {format_seconds(value)} ({value / step:.1%})" for value, words in losses if value >= 0.01 * step]
     yield f"{sentence}; lost to {', '.join(worst[:3])}" if worst else f"{sentence}; nothing else reaches 1 %"
     yield from _waiting_sentences(result)
     if load := result.why.expert_load:
@@ -107,16 +103,12 @@ def _waiting_sentences(result: Result) -> Iterator[str]:
     """The ranks that the critical rank waits for."""
     listed = [part for part in result.waiting if part.seconds >= WORTH_NAMING * result.step_time_s]
     if listed:
-        yield "waits " + ", ".join(
-            f"{format_seconds(part.seconds)} for {waited_for(part)}" for part in listed[:3]
-        )
+        yield "waits " + ", ".join(f"{format_seconds(part.seconds)} for {waited_for(part)}" for part in listed[:3])
 
 
 def _cooperation_sentence(met: Cooperation) -> str:
     """Which link or server limits the exchange, and the cost of staleness."""
-    words = (
-        f"{met.replicas} replicas under {met.scheme}: {format_seconds(met.local_step_s)} of own work a step"
-    )
+    words = f"{met.replicas} replicas under {met.scheme}: {format_seconds(met.local_step_s)} of own work a step"
     words += f", {format_seconds(met.exchange_s)} of messages, {format_seconds(met.waiting_s)} of waiting"
     if met.busy:
         name = max(met.busy, key=lambda link: met.busy[link])
@@ -128,9 +120,7 @@ def _cooperation_sentence(met: Cooperation) -> str:
 
 def _host_sentence(host: HostReport) -> str:
     """How full the host memory of a node and its drives are."""
-    words = (
-        f"the host of a node keeps {format_bytes(host.used)} of {format_bytes(host.capacity)} for its devices"
-    )
+    words = f"the host of a node keeps {format_bytes(host.used)} of {format_bytes(host.capacity)} for its devices"
     if host.nvme:
         room = "" if host.nvme_capacity is None else f" of {format_bytes(host.nvme_capacity)}"
         words += f", its drives {format_bytes(host.nvme)}{room}"
@@ -152,9 +142,7 @@ def _memory_sentence(result: Result) -> str:
     words = largest.replace("_", " ")
     reserved, capacity = format_bytes(memory.peak_reserved_bytes), format_bytes(memory.capacity_bytes)
     mixed = len({one.device for one in memory.stages}) > 1
-    where = (
-        f"is tightest on stage {stage.stage} ({stage.device})" if mixed else f"peaks on stage {stage.stage}"
-    )
+    where = f"is tightest on stage {stage.stage} ({stage.device})" if mixed else f"peaks on stage {stage.stage}"
     return (
         f"memory {where} at {format_seconds(stage.peak_time_s)} in {stage.peak_op}: "
         f"{format_bytes(stage.peak_bytes)}, most of it {words} ({format_bytes(parts[largest])}); "

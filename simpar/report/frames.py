@@ -21,15 +21,11 @@ def frame_of(result: Result, table: str) -> pd.DataFrame:
 
     choose(table, TABLES, "table")
     if table == "stages":
-        return pd.DataFrame([stage.model_dump(by_alias=True) for stage in result.memory.stages]).set_index(
-            "stage"
-        )
+        return pd.DataFrame([stage.model_dump(by_alias=True) for stage in result.memory.stages]).set_index("stage")
     if table == "time":
         parts = result.time_breakdown_s.model_dump()
         shares = [seconds / result.step_time_s for seconds in parts.values()]
-        return pd.DataFrame(
-            {"time_s": list(parts.values()), "share": shares}, index=pd.Index(parts, name="part")
-        )
+        return pd.DataFrame({"time_s": list(parts.values()), "share": shares}, index=pd.Index(parts, name="part"))
     if table == "communication":
         rows = {kind: sent.model_dump() for kind, sent in result.communication.items()}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("kind")

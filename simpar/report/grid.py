@@ -53,9 +53,7 @@ def save_grid_plot(grid: Mapping[str, Any], path: str | Path) -> None:
 def plot_grid(grid: Mapping[str, Any]) -> Figure:
     """Rows and columns are the first and last axis; a cell shows MFU, memory and layout of its best plan."""
     row_axis, column_axis = grid["axes"][0], grid["axes"][-1]
-    rows, columns = (
-        list(dict.fromkeys(cell[axis] for cell in grid["cells"])) for axis in (row_axis, column_axis)
-    )
+    rows, columns = (list(dict.fromkeys(cell[axis] for cell in grid["cells"])) for axis in (row_axis, column_axis))
     where = {(cell[row_axis], cell[column_axis]): cell for cell in grid["cells"]}
     figure = new_figure(2.4 + CELL_WIDTH * len(columns), 1.9 + CELL_HEIGHT * len(rows))
     axes = figure.subplots()
@@ -81,9 +79,7 @@ def plot_grid(grid: Mapping[str, Any]) -> Figure:
     axes.grid(which="minor", color="white", lw=2)
     axes.tick_params(which="minor", length=0)
     axes.set_title(WHAT, loc="left", fontsize=8, color=INK)
-    figure.suptitle(
-        f"Best layout: {grid['title']}", x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold"
-    )
+    figure.suptitle(f"Best layout: {grid['title']}", x=0.01, ha="left", fontsize=11, color=INK, fontweight="bold")
     return figure
 
 
@@ -112,9 +108,7 @@ def _sure_words(best: Mapping[str, Any]) -> list[str]:
     if "step_time_interval_s" not in best:
         return []
     step_s, (low_s, high_s) = best["step_time_s"], best["step_time_interval_s"]
-    around = f"{low_s / step_s - 1:+.0%}{high_s / step_s - 1:+.0%}".replace("%+", " +").replace(
-        "-", "\N{MINUS SIGN}"
-    )
+    around = f"{low_s / step_s - 1:+.0%}{high_s / step_s - 1:+.0%}".replace("%+", " +").replace("-", "\N{MINUS SIGN}")
     return [f"{format_seconds(step_s)} {around}", f"{probably(best['fit_probability'])} to fit"]
 
 

@@ -164,9 +164,7 @@ class Idle:
         """
         pieces = followed_back(gaps, timing, excess.binding)
         takes_part = part.has(pieces.op, gaps.class_id[pieces.gap])
-        own, waits = _with_own_in_parallel(
-            gaps, pieces.take(takes_part), pieces.take(~takes_part), part, timing
-        )
+        own, waits = _with_own_in_parallel(gaps, pieces.take(takes_part), pieces.take(~takes_part), part, timing)
         stage = lowered.stage_of_class
         sort = excess.sort[own.op]
         paid: Floats = np.where(sort < 0, 0.0, excess.share[gaps.class_id[own.gap], sort]) * own.length_ns

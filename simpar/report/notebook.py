@@ -20,9 +20,7 @@ def to_html(result: Result) -> str:
         for name, value in result.time_breakdown_s.model_dump().items()
         if value > 0
     ]
-    cells = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows
-    )
+    cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows)
     reasons = "".join(f"<li>{html.escape(line)}</li>" for line in (*result.why.binds, *result.why.hints))
     return f"<p><b>{html.escape(headline(result))}</b></p><table>{cells}</table><ul>{reasons}</ul>"
 

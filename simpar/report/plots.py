@@ -117,19 +117,12 @@ def plot_memory(result: Result) -> Figure:
         panel.set_xlabel(f"time ({unit})", color=INK)
     shown = f", {len(stages)} of {len(view.stages)} stages" if len(stages) < len(view.stages) else ""
     peak = format_bytes(result.peak_memory_bytes)
-    _titles(
-        figure, result, f"peak {peak} of {format_bytes(result.memory.capacity_bytes)}{_sure(result)}{shown}"
-    )
+    _titles(figure, result, f"peak {peak} of {format_bytes(result.memory.capacity_bytes)}{_sure(result)}{shown}")
     handles = [_patch(MEMORY_COLOUR[part], part.replace("_", " ")) for part in MEMORY_PARTS]
     handles.append(panels[0, 0].lines[-1])
     if band:
         handles.append(
-            Patch(
-                facecolor="none",
-                edgecolor=BAND_EDGE,
-                hatch=BAND_HATCH,
-                label="reserved peak, 90 % interval",
-            )
+            Patch(facecolor="none", edgecolor=BAND_EDGE, hatch=BAND_HATCH, label="reserved peak, 90 % interval")
         )
     ncols = len(handles) if columns > 1 else 4
     figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
@@ -159,9 +152,7 @@ def plot_breakdown(result: Result) -> Figure:
         longest_s = known.step_time_interval_s[1]
         around = abs(np.array(known.step_time_interval_s) - result.step_time_s)[:, None] / scale
         names.append("measured step,\n90 % interval")
-        axes.errorbar(
-            result.step_time_s / scale, len(parts), xerr=around, fmt="o", ms=4, color=INK, capsize=4
-        )
+        axes.errorbar(result.step_time_s / scale, len(parts), xerr=around, fmt="o", ms=4, color=INK, capsize=4)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, max(1.18 * result.step_time_s, 1.05 * longest_s) / scale)
@@ -179,9 +170,7 @@ def plot_heatmap(result: Result, bins: int = 240) -> Figure:
     figure, axes = canvas(_row_height(len(view.stages)) * len(view.stages) + 1.5)
     scale, unit = _time_unit(view.step_time_s)
     extent = (0, view.step_time_s / scale, len(view.stages) - 0.5, -0.5)
-    image = axes.imshow(
-        busy, aspect="auto", extent=extent, cmap="cividis", vmin=0, vmax=1, interpolation="nearest"
-    )
+    image = axes.imshow(busy, aspect="auto", extent=extent, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, pad=0.01, format=lambda value, _: f"{value:.0%}")
     bar.set_label("share of time computing", color=INK)
     bar.outline.set_visible(False)
@@ -283,13 +272,7 @@ def _label_blocks(axes: Axes, view: Overview, scale: float) -> None:
     digits = len(str(max((int(stage.blocks.microbatch.max(initial=0)) for stage in view.stages), default=0)))
     for row, stage in enumerate(view.stages):
         blocks = stage.blocks.of_kind(*PASS_KINDS)
-        columns = (
-            blocks.start_s / scale,
-            blocks.duration_s / scale,
-            blocks.microbatch,
-            blocks.chunk,
-            blocks.kind,
-        )
+        columns = (blocks.start_s / scale, blocks.duration_s / scale, blocks.microbatch, blocks.chunk, blocks.kind)
         for start, width, microbatch, chunk, code in zip(*(c.tolist() for c in columns), strict=True):
             if microbatch < 0 or _points(axes, width / span) < (0.66 * digits + 0.4) * size:
                 continue
@@ -320,9 +303,7 @@ def _draw_interval(panel: Axes, result: Result) -> tuple[float, ...]:
     if result.certainty is None:
         return ()
     low, high = result.certainty.reserved_memory_interval_bytes
-    panel.axhspan(
-        low / GIB, high / GIB, facecolor="none", edgecolor=BAND_EDGE, hatch=BAND_HATCH, lw=0.6, zorder=2
-    )
+    panel.axhspan(low / GIB, high / GIB, facecolor="none", edgecolor=BAND_EDGE, hatch=BAND_HATCH, lw=0.6, zorder=2)
     return low, high
 
 
@@ -346,9 +327,7 @@ def _curve(stage: StageView) -> MemoryCurve:
 def _with_memory(view: Overview) -> list[StageView]:
     stages = [stage for stage in view.stages if stage.memory is not None]
     if not stages:
-        raise UserError(
-            "result: memory curves are missing: write the result with `simpar simulate --json FILE`"
-        )
+        raise UserError("result: memory curves are missing: write the result with `simpar simulate --json FILE`")
     if len(stages) <= MAX_PANELS:
         return stages
     fullest = max(range(len(stages)), key=lambda index: float(_curve(stages[index]).total_bytes.max()))
@@ -377,9 +356,7 @@ def _row_height(num_stages: int) -> float:
 def _stage_axis(axes: Axes, view: Overview) -> None:
     count = len(view.stages)
     every = 1 if count <= 32 else 4
-    names = [
-        stage.name + (f"  x{stage.multiplicity}" if stage.multiplicity > 1 else "") for stage in view.stages
-    ]
+    names = [stage.name + (f"  x{stage.multiplicity}" if stage.multiplicity > 1 else "") for stage in view.stages]
     axes.set_yticks(range(0, count, every), names[::every])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(count - 0.45, -0.55)

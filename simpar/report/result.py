@@ -17,16 +17,7 @@ from simpar.files import write_atomic
 from simpar.plan.plan import Plan
 from simpar.report.bill import Bill, WholeRun
 from simpar.report.certainty import Certainty
-from simpar.report.parts import (
-    Communication,
-    Cooperation,
-    JitterReport,
-    MemoryReport,
-    Setup,
-    Speed,
-    TimeBreakdown,
-    Why,
-)
+from simpar.report.parts import Communication, Cooperation, JitterReport, MemoryReport, Setup, Speed, TimeBreakdown, Why
 from simpar.report.timeline import Overview, Timeline
 from simpar.report.waits import SlowRanks, Waited
 from simpar.scenario import Published
@@ -136,9 +127,7 @@ class Result:
         data["memory"] = list(memory.pop("stages"))
         data |= memory | {"headroom_bytes": self.memory.headroom_bytes}
         data |= {} if self.certainty is None else self.certainty.model_dump(mode="json")
-        data |= (
-            self.bill.model_dump() | self.setup.model_dump() | {formats.RESULT.key: formats.RESULT.version}
-        )
+        data |= self.bill.model_dump() | self.setup.model_dump() | {formats.RESULT.key: formats.RESULT.version}
         data["why"] = self.why.model_dump(mode="json", exclude={"certainty"})
         data["cooperation"] = None if self.cooperation is None else self.cooperation.model_dump()
         data["published"] = None if self.published is None else self.published.model_dump()
@@ -158,13 +147,9 @@ class Result:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise UserError(
-                f"{source}: {where}: {first['msg'].lower()}; not a result of `simpar simulate`"
-            ) from None
+            raise UserError(f"{source}: {where}: {first['msg'].lower()}; not a result of `simpar simulate`") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{source}: {error}: missing or malformed; not a result of `simpar simulate`"
-            ) from None
+            raise UserError(f"{source}: {error}: missing or malformed; not a result of `simpar simulate`") from None
 
     @staticmethod
     def from_json(path: str | Path, *, source: str = "result") -> Result:
@@ -237,9 +222,7 @@ def _object(text: str, source: str) -> dict[str, Any]:
         data = json.loads(text, parse_constant=refused)
     except json.JSONDecodeError as error:
         fault = f"not JSON: {error.msg}" if text.strip() else "is empty"
-        raise UserError(
-            f"{source}:{error.lineno}: {fault}; wants what `simpar simulate --json` wrote"
-        ) from None
+        raise UserError(f"{source}:{error.lineno}: {fault}; wants what `simpar simulate --json` wrote") from None
     except (RecursionError, ValueError):
         raise UserError(f"{source}: nested too deeply or a number too long") from None
     if not isinstance(data, dict):
@@ -255,9 +238,7 @@ def _read(data: Mapping[str, Any]) -> Result:
         speed=Speed.model_validate(_pick(Speed, data)),
         bubble_fraction=float(data["bubble_fraction"]),
         time_breakdown_s=TimeBreakdown.model_validate(data["time_breakdown_s"]),
-        communication={
-            kind: Communication.model_validate(row) for kind, row in data["communication"].items()
-        },
+        communication={kind: Communication.model_validate(row) for kind, row in data["communication"].items()},
         memory=MemoryReport.model_validate(memory),
         bill=Bill.model_validate(_pick(Bill, data)),
         setup=Setup.model_validate(_pick(Setup, data)),

@@ -32,16 +32,7 @@ from simpar.report.certainty import certainty_of
 from simpar.report.context import Context
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
-from simpar.report.parts import (
-    Communication,
-    HostReport,
-    MemoryReport,
-    Setup,
-    Speed,
-    StageMemory,
-    TimeBreakdown,
-    Why,
-)  # fmt: skip
+from simpar.report.parts import Communication, HostReport, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown, Why
 from simpar.report.result import Result
 from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.report.timeline import (
@@ -104,9 +95,7 @@ def summarise(context: Context, *, with_timeline: bool = True) -> Result:
     if not with_timeline:
         return explained(result)
     curves = [_memory_curve(one) for one in held]
-    timeline = from_program(
-        lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered)
-    )
+    timeline = from_program(lowered.program, timing, _rank_classes(lowered), memory=curves, inside=inner_steps(lowered))
     result = replace(result, overview=_overview(timeline, accounts, between_s), timeline=timeline)
     path = critical_path_s(lowered.program, timing, accounts.binding)
     path["host"] = path.get("host", 0.0) + between_s
@@ -151,9 +140,7 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
             begin, end = np.append(begin, accounts.step_ns), np.append(end, end_ns)
             cause = np.append(cause, CAUSES.index(HOST))
         idle = Idle.of(begin, end, cause, CAUSES, end_ns)
-        stages.append(
-            replace(stage, idle=idle, parts_s={name: value for name, value in parts.items() if value})
-        )
+        stages.append(replace(stage, idle=idle, parts_s={name: value for name, value in parts.items() if value}))
     return Overview(tuple(stages), end_ns / NS_PER_S)
 
 
@@ -168,9 +155,7 @@ def _rank_classes(lowered: Lowered) -> list[RankClass]:
             representative_rank=int(rank),
             multiplicity=int(multiplicity),
         )
-        for stage, rank, multiplicity in zip(
-            stages, quotient.representative_rank, quotient.multiplicity, strict=True
-        )
+        for stage, rank, multiplicity in zip(stages, quotient.representative_rank, quotient.multiplicity, strict=True)
     ]
 
 
@@ -265,9 +250,7 @@ def _communication(
     for (group, op), algorithm in sorted(context.lowered.maker.network.algorithms.items()):
         kind = "pp" if group.startswith("pp") or group == "embedding" else _KIND_OF_GROUP[group.split("_")[0]]
         dtype = sent_as.get(op) if kind == "dp" else None
-        algorithms.setdefault(kind, set()).add(
-            f"{base_op(op)} {algorithm}" + (f" in {dtype}" if dtype else "")
-        )
+        algorithms.setdefault(kind, set()).add(f"{base_op(op)} {algorithm}" + (f" in {dtype}" if dtype else ""))
     result = {}
     columns = (accounts.busy_ns[critical].tolist(), accounts.moved_bytes[critical].tolist())
     for kind, busy_ns, size in zip(COMMUNICATION, *columns, strict=True):
@@ -299,11 +282,7 @@ def _stage_memory(context: Context, held: tuple[Footprint, ...]) -> list[StageMe
     for one, kind in zip(held, kinds, strict=True):
         static, use = one.static, one.use
         moving = dict(zip(MEMORY_CATEGORIES, use.at_peak.tolist(), strict=True))
-        parts = {
-            **_constant_parts(one),
-            "activations": moving["activations"],
-            "transient": moving["transient"],
-        }
+        parts = {**_constant_parts(one), "activations": moving["activations"], "transient": moving["transient"]}
         if one.peaks_between:
             left = {"activations": 0.0, "transient": float(static.bytes_of("transient", BETWEEN))}
             parts |= {"parameters": float(static.bytes_of("parameters")), **left}
@@ -411,9 +390,7 @@ def bill_of(context: Context, kernels_s: Floats, step_s: float, own_step_s: Floa
         each_w = np.broadcast_to(device_w(power, products[here], streaming[here]), here.sum())
         mean_w = float(np.average(each_w, weights=quotient.multiplicity[here]))
         energy += input_w(part.profile.host, part.world_size * mean_w, part.nodes) * step_s
-    return Bill(
-        cost_usd_per_step=None if isnan(cost) else cost, energy_j_per_step=None if isnan(energy) else energy
-    )
+    return Bill(cost_usd_per_step=None if isnan(cost) else cost, energy_j_per_step=None if isnan(energy) else energy)
 
 
 def _setup(context: Context) -> Setup:
@@ -425,11 +402,7 @@ def _setup(context: Context) -> Setup:
         training=job.training.model_dump(),
         model=_model_facts(job),
         cluster=recorded(cluster),
-        engine={
-            "name": context.engine,
-            "ops": len(context.lowered.program),
-            "seed": context.perturbation.seed,
-        },
+        engine={"name": context.engine, "ops": len(context.lowered.program), "seed": context.perturbation.seed},
         perturbation={
             "slow_ranks": {str(rank): slow for rank, slow in context.perturbation.slow_ranks.items()},
             "jitter_sigma": context.perturbation.jitter_sigma,

@@ -57,9 +57,7 @@ class Sweep:
     @property
     def best(self) -> Swept | None:
         """The combination with the shortest step among those that fit; None if none does."""
-        fitting = (
-            (row.result.step_time_s, at) for at, row in enumerate(self.rows) if row.result and row.result.fits
-        )
+        fitting = ((row.result.step_time_s, at) for at, row in enumerate(self.rows) if row.result and row.result.fits)
         _, at = min(fitting, default=(0.0, None))
         return None if at is None else self.rows[at]
 
@@ -134,15 +132,7 @@ def table(rows: Sequence[Swept]) -> Table:
 def si_table(rows: Sequence[Swept]) -> Table:
     """A row per choice, in SI units: keys, step, interval, MFU, memory, busy, exposed."""
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
-    head = [
-        "step_time_s",
-        "step_time_low_s",
-        "step_time_high_s",
-        "tokens_per_s",
-        "mfu",
-        "peak_reserved_bytes",
-        "fits",
-    ]
+    head = ["step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s", "mfu", "peak_reserved_bytes", "fits"]
     sent = [f"{kind}_{part}_s" for kind in kinds for part in ("busy", "exposed")]
     table = Table([*rows[0].choice, *head, "fit_probability", *sent, "refused", "interrupted"])
     for row in rows:
@@ -165,12 +155,7 @@ def save_sweep(rows: Sequence[Swept], path: str | Path, title: str) -> None:
     """Write a page: a grid for two keys, otherwise a list, shaded by the step time of what fits."""
     from simpar.report.html import environment, filled
 
-    page = {
-        "title": title,
-        "grid": _grid(rows),
-        "table": table(rows),
-        "shades": [_shade(row, rows) for row in rows],
-    }
+    page = {"title": title, "grid": _grid(rows), "table": table(rows), "shades": [_shade(row, rows) for row in rows]}
     write_atomic(path, filled(environment().get_template("sweep.html.j2"), page))
 
 
@@ -181,9 +166,7 @@ def _grid(rows: Sequence[Swept]) -> dict[str, Any] | None:
         return None
     down, across = (list(dict.fromkeys(row.choice[key] for row in rows)) for key in keys)
     cells = {(row.choice[keys[0]], row.choice[keys[1]]): row for row in rows}
-    lines = [
-        {"name": first, "cells": [_cell(cells[first, second], rows) for second in across]} for first in down
-    ]
+    lines = [{"name": first, "cells": [_cell(cells[first, second], rows) for second in across]} for first in down]
     return {"keys": keys, "across": across, "lines": lines}
 
 

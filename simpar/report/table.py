@@ -103,8 +103,7 @@ class Table:
             titles = [_broken(title, [row[at] for row in rows]) for at, title in enumerate(titles)]
         widths = _widths(titles, rows)
         least = [
-            widths[at] if column.least is None else min(column.least, widths[at])
-            for at, column in enumerate(columns)
+            widths[at] if column.least is None else min(column.least, widths[at]) for at, column in enumerate(columns)
         ]
         shown, left_out = list(range(len(columns))), []
         for at in sorted((at for at in shown if columns[at].spare), key=lambda at: columns[at].spare):
@@ -119,9 +118,7 @@ class Table:
         table = RichTable(box=box.SIMPLE_HEAD if is_framed else None, show_header=self.header, pad_edge=False)
         for at in shown:
             justify, no_wrap = columns[at].justify, columns[at].least is None
-            table.add_column(
-                titles[at], justify=justify, width=wrapped.get(at), no_wrap=no_wrap, overflow="fold"
-            )
+            table.add_column(titles[at], justify=justify, width=wrapped.get(at), no_wrap=no_wrap, overflow="fold")
         for row in rows:
             table.add_row(*(row[at] for at in shown))
         yield table

@@ -125,9 +125,7 @@ def _published_lines(result: Result) -> Iterator[str]:
     for name, known, ours in published_rows(result):
         yield f"published {name}: {three(known)}; predicted {three(ours)} ({ours / known - 1:+.1%})"
     if isinstance(result.published, Published):
-        yield f"source: {result.published.source}" + (
-            f". {result.published.note}" if result.published.note else ""
-        )
+        yield f"source: {result.published.source}" + (f". {result.published.note}" if result.published.note else "")
 
 
 def _breakdown(result: Result, console: Console) -> Table:
@@ -217,9 +215,7 @@ def _staleness_rows(met: Cooperation) -> list[tuple[str, str]]:
     old = met.staleness
     if old is None:
         return []
-    spread = (
-        f"mean {old.mean:.3g}, median {old.p50:.3g}, p90 {old.p90:.3g}, p99 {old.p99:.3g}, most {old.maximum}"
-    )
+    spread = f"mean {old.mean:.3g}, median {old.p50:.3g}, p90 {old.p90:.3g}, p99 {old.p99:.3g}, most {old.maximum}"
     return [("staleness, updates", spread), ("most steps ahead of the slowest", str(old.clock_gap))]
 
 

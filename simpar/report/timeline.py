@@ -139,9 +139,7 @@ class Timeline:
         import pandas as pd
 
         rows = self.slices
-        names, kinds = (
-            np.array([getattr(label, word) for label in self.labels]) for word in ("name", "kind")
-        )
+        names, kinds = (np.array([getattr(label, word) for label in self.labels]) for word in ("name", "kind"))
         ranks = np.array([each.representative_rank for each in self.classes])
         return pd.DataFrame(
             {
@@ -332,9 +330,7 @@ def _blocks(slices: Slices, codes: Ints) -> Blocks:
     finish = np.maximum.reduceat(slices.finish_ns, first)
     columns = np.stack([start, finish, codes[first], _chunks(slices.stage)[first], slices.microbatch[first]])
     columns = np.unique(columns, axis=1)
-    return Blocks(
-        columns[0] / NS_PER_S, (columns[1] - columns[0]) / NS_PER_S, columns[2], columns[3], columns[4]
-    )
+    return Blocks(columns[0] / NS_PER_S, (columns[1] - columns[0]) / NS_PER_S, columns[2], columns[3], columns[4])
 
 
 def _chunks(stage: Ints) -> Ints:
@@ -363,10 +359,7 @@ def _stage_to_json(stage: StageView) -> dict[str, Any]:
         "parts_s": dict(stage.parts_s),
         "memory": None
         if memory is None
-        else {
-            "time_s": memory.time_s.tolist(),
-            **{name: part.tolist() for name, part in memory.parts.items()},
-        },
+        else {"time_s": memory.time_s.tolist(), **{name: part.tolist() for name, part in memory.parts.items()}},
     }
 
 

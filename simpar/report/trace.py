@@ -81,16 +81,8 @@ class _Lanes:
         self.overflow = np.zeros(len(slices), dtype=np.int64)
         order = np.lexsort((slices.start_ns, slices.stream, slices.class_id))
         ends: dict[tuple[int, int], list[int]] = {}
-        columns = (
-            order,
-            slices.class_id[order],
-            slices.stream[order],
-            slices.start_ns[order],
-            slices.finish_ns[order],
-        )
-        for row, class_id, stream, start, finish in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
+        columns = (order, slices.class_id[order], slices.stream[order], slices.start_ns[order], slices.finish_ns[order])
+        for row, class_id, stream, start, finish in zip(*(column.tolist() for column in columns), strict=True):
             busy = ends.setdefault((class_id, stream), [])
             lane = next((index for index, end in enumerate(busy) if end <= start), len(busy))
             if lane == len(busy):
@@ -116,13 +108,7 @@ def _names(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
             tid = lanes.tid(stream, lane)
             name = timeline.streams[stream] + (f" ({lane + 1})" if lane else "")
             yield {"ph": "M", "pid": class_id, "tid": tid, "name": "thread_name", "args": {"name": name}}
-            yield {
-                "ph": "M",
-                "pid": class_id,
-                "tid": tid,
-                "name": "thread_sort_index",
-                "args": {"sort_index": tid},
-            }
+            yield {"ph": "M", "pid": class_id, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
 
 def _slices(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
@@ -139,9 +125,7 @@ def _slices(timeline: Timeline, lanes: _Lanes) -> Iterator[Event]:
             yield from _inside(timeline, timeline.inner[inner], place, start)
 
 
-def _slice(
-    place: Mapping[str, int], label: Label, start: int, finish: int, facts: Mapping[str, int]
-) -> Event:
+def _slice(place: Mapping[str, int], label: Label, start: int, finish: int, facts: Mapping[str, int]) -> Event:
     """One complete event; negative facts are left out."""
     words = [SHORT_KINDS.get(label.kind, label.kind)]
     words += [label.name] if label.name != label.kind else []
@@ -201,13 +185,7 @@ def _counters(class_id: int, curve: MemoryCurve) -> Iterator[Event]:
     columns = {name: part.tolist() for name, part in thin.parts.items()}
     for index, time_s in enumerate(thin.time_s.tolist()):
         values = {name: column[index] for name, column in columns.items()}
-        yield {
-            "ph": "C",
-            "pid": class_id,
-            "name": "memory",
-            "ts": _us(round(time_s * NS_PER_S)),
-            "args": values,
-        }
+        yield {"ph": "C", "pid": class_id, "name": "memory", "ts": _us(round(time_s * NS_PER_S)), "args": values}
 
 
 def _us(time_ns: int) -> float:

@@ -45,9 +45,7 @@ _OF_RUNS = {
     "predicted s": "predicted_step_time_s", "measured s": "measured_step_time_s", "error %": "time_error_percent",
     "predicted GiB": "predicted_peak_gib", "measured GiB": "measured_peak_gib", "memory %": "memory_error_percent",
 }  # fmt: skip
-_OF_OPERATIONS = {
-    "predicted s": "predicted_time_s", "measured s": "measured_time_s", "error %": "time_error_percent",
-}  # fmt: skip
+_OF_OPERATIONS = {"predicted s": "predicted_time_s", "measured s": "measured_time_s", "error %": "time_error_percent"}
 
 
 def _validation_rows(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -33,9 +33,7 @@ def headline(result: Result) -> str:
         f" ({devices:,} {cluster.get('device', 'devices')})" if devices else ""
     )
     stack = setup.plan.get("stack")
-    return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}" + (
-        f", {stack} stack" if stack else ""
-    )
+    return f"{model.get('name')}{size} on {where}: {layout(setup.plan)}" + (f", {stack} stack" if stack else "")
 
 
 def short(result: Result) -> str:
@@ -99,10 +97,7 @@ def figures(result: Result) -> list[tuple[str, str]]:
     speed = result.speed
     rows = [
         ("step time", step_time_words(result)),
-        (
-            "tokens/s",
-            f"{format_count(speed.tokens_per_s)} ({format_count(speed.tokens_per_s_per_device)} per device)",
-        ),
+        ("tokens/s", f"{format_count(speed.tokens_per_s)} ({format_count(speed.tokens_per_s_per_device)} per device)"),
         ("MFU / HFU", f"{speed.mfu:.1%} / {speed.hfu:.1%} (attention counted {speed.flops_convention})"),
         ("model TFLOP/s per device", format_figure(speed.tflops_per_device)),
         ("bubble", result.bubble_text),
@@ -143,9 +138,7 @@ def step_and_memory(result: Result) -> str:
 def probably(fit_probability: float) -> str:
     """The probability that a layout fits, in words that never claim more than the number."""
     percent = 100 * fit_probability
-    return (
-        "over 99 % sure" if percent > 99 else "less than 1 % sure" if percent < 1 else f"{percent:.0f} % sure"
-    )
+    return "over 99 % sure" if percent > 99 else "less than 1 % sure" if percent < 1 else f"{percent:.0f} % sure"
 
 
 def step_time_words(result: Result) -> str:
@@ -167,11 +160,7 @@ def how_sure(result: Result) -> list[str]:
     known = result.certainty
     if known is None:
         return []
-    runs = (
-        f"{known.support} pairs of source and model family"
-        if known.support != 1
-        else "one source and model family"
-    )
+    runs = f"{known.support} pairs of source and model family" if known.support != 1 else "one source and model family"
     shared = "in stack, device, kind of model, bits and lengths"
     first = (
         f"{runs} of measured runs are like this one {shared}"

@@ -81,9 +81,7 @@ def _twins(blueprint: Blueprint, ranks: Ranks, schedule: Schedule) -> Callable[[
     return partial(dist.all_reduce, group=ranks.embedding_group)
 
 
-def make_own_engine(
-    model: Any, blueprint: Blueprint, training: Training, learning: Learning, ranks: Ranks
-) -> Engine:
+def make_own_engine(model: Any, blueprint: Blueprint, training: Training, learning: Learning, ranks: Ranks) -> Engine:
     """An engine for a user's module: data parallel only, sharded by the members of its module lists."""
     plan, dtypes = blueprint.plan, blueprint.dtypes
     # fully_shard itself moves what lives on the host
@@ -145,17 +143,9 @@ def own(stage: Any, plan: Plan) -> list[Owned]:
     shares = set(names) if plan.mesh.tp > 1 else set()
     twin = {OUTPUT} if getattr(stage, "tied", False) else set()
     twin |= {TABLE} if getattr(stage, "copies_table", False) else set()
-    of_experts = {
-        id(each) for module in stage.modules() if isinstance(module, Experts) for each in module.parameters()
-    }
+    of_experts = {id(each) for module in stage.modules() if isinstance(module, Experts) for each in module.parameters()}
     return [
-        Owned.of(
-            name,
-            parameter,
-            partial=name in shares,
-            twin=name in twin,
-            expert=id(parameter) in of_experts,
-        )
+        Owned.of(name, parameter, partial=name in shares, twin=name in twin, expert=id(parameter) in of_experts)
         for name, parameter in stage.named_parameters()
         if parameter.requires_grad
     ]

@@ -37,9 +37,7 @@ class Place:
 
     def residual_positions(self, length: int, device: Any) -> Tensor:
         """:meth:`positions` for the residual stream, if it is sharded over the sequence."""
-        return self.positions(length * self.sequence_ranks, device).chunk(self.sequence_ranks)[
-            self.sequence_rank
-        ]
+        return self.positions(length * self.sequence_ranks, device).chunk(self.sequence_ranks)[self.sequence_rank]
 
 
 class Rotary(nn.Module):
@@ -91,18 +89,12 @@ class Attention(nn.Module):
     Each of ``sinks`` heads has the logit of a key without a value, which takes part of the softmax.
     """
 
-    def __init__(
-        self, mask: Mask | None, head_dim: int, place: Place, details: Details, *, sinks: int = 0
-    ) -> None:
+    def __init__(self, mask: Mask | None, head_dim: int, place: Place, details: Details, *, sinks: int = 0) -> None:
         super().__init__()
         assert mask is not None, "an attention operator carries its mask"
         self.mask, self.head_dim, self.place = mask, head_dim, place
         self.dropout = details.dropout.attention if mask.dropout else 0.0
-        self.scale, self.cap, self.alibi = (
-            details.scales.attention,
-            details.caps.attention,
-            details.positions.alibi,
-        )
+        self.scale, self.cap, self.alibi = (details.scales.attention, details.caps.attention, details.positions.alibi)
         self.recompute = False
         self.sinks = nn.Parameter(torch.empty(sinks)) if sinks else None
         self.part = (0, 1)  # (index, number) of the parts into which heads are split

@@ -91,10 +91,7 @@ def band(query: Run, key: Run, window: int | None) -> Band | None:
     left = length if window is None else (window - 1 - ahead) // query.step
     if max(-right, -left) >= length or left + right < 0:
         return None
-    rows, columns = (
-        slice(max(0, -right), length - max(0, -left)),
-        slice(max(0, -left), length - max(0, -right)),
-    )
+    rows, columns = (slice(max(0, -right), length - max(0, -left)), slice(max(0, -left), length - max(0, -right)))
     size = rows.stop - rows.start
     left, right = (left + right if right < 0 else max(left, 0)), (left + right if left < 0 else max(right, 0))
     return Band(rows, columns, left if left < size - 1 else None, right if right < size - 1 else None)
@@ -129,9 +126,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, seen: Band) -> tuple[Tens
     return _plain_forward(query, key, value, seen)
 
 
-def backward(
-    query: Tensor, key: Tensor, value: Tensor, known: Known, seen: Band
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(query: Tensor, key: Tensor, value: Tensor, known: Known, seen: Band) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values from the joined output and log-sum-exp."""
     if _takes(query, seen):
         gradient, out, lse = known

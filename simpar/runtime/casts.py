@@ -41,9 +41,7 @@ def cast(weight: Tensor, dtype: Any) -> Tensor:
     """
     if torch.compiler.is_compiling() or weight.dtype == dtype or not _shares[-1]:
         return weight.to(dtype)
-    if not (
-        isinstance(weight, nn.Parameter) and weight.is_leaf
-    ):  # the local part of a DTensor looks like a Parameter
+    if not (isinstance(weight, nn.Parameter) and weight.is_leaf):  # the local part of a DTensor looks like a Parameter
         return weight.to(dtype)
     key = (id(weight), dtype, torch.is_grad_enabled())
     if key not in _copies:

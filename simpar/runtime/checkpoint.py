@@ -186,16 +186,12 @@ def staged(tensor: Any) -> Any:
 
 def _system_error(error: BaseException) -> str | None:
     """The system's message for a failed write, on whichever rank; None for any other error."""
-    failures = [
-        each[0] if isinstance(each, tuple) else each for each in getattr(error, "failures", {}).values()
-    ]
+    failures = [each[0] if isinstance(each, tuple) else each for each in getattr(error, "failures", {}).values()]
     for each in (error, error.__cause__, *failures):
         if isinstance(each, OSError) and each.strerror:
             return each.strerror
         # torch's writer raises RuntimeErrors of its own when a stream is full
-        if isinstance(each, RuntimeError) and (
-            "file write failed" in str(each) or "No space left" in str(each)
-        ):
+        if isinstance(each, RuntimeError) and ("file write failed" in str(each) or "No space left" in str(each)):
             return "No space left on device"
     return None
 

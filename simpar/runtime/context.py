@@ -72,12 +72,7 @@ class Context:
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    context: Context,
-    window: int | None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, context: Context, window: int | None, sinks: Tensor | None = None
 ) -> Tensor:
     """Causal attention of local tokens to the whole sequence: shapes [batch, heads, local seq, head_dim].
 
@@ -234,10 +229,7 @@ def _pass_on(block: Tensor, context: Context) -> _Coming:
     coming = torch.empty_like(block)
     following = dist.get_global_rank(group, (context.group + 1) % ranks)
     before = dist.get_global_rank(group, (context.group - 1) % ranks)
-    messages = [
-        dist.P2POp(dist.isend, block, following, group),
-        dist.P2POp(dist.irecv, coming, before, group),
-    ]
+    messages = [dist.P2POp(dist.isend, block, following, group), dist.P2POp(dist.irecv, coming, before, group)]
     return _Coming(coming, dist.batch_isend_irecv(messages), block)
 
 

@@ -91,9 +91,7 @@ def open_source(data: Data, training: Training, vocab: int, seed: int) -> Source
     tokens = _encoded(path, data.tokenizer) if data.kind == "text" else _mapped(path, np.dtype(data.dtype))
     source = TokenFile(tokens, training.seq_len, vocab, str(path))
     if len(source) < 1:
-        raise UserError(
-            f"{path}: {len(tokens)} tokens; allowed: at least seq_len + 1 = {training.seq_len + 1}"
-        )
+        raise UserError(f"{path}: {len(tokens)} tokens; allowed: at least seq_len + 1 = {training.seq_len + 1}")
     return source
 
 
@@ -103,9 +101,7 @@ def _mapped(path: Path, dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if size == 0 or size % dtype.itemsize:
-        raise UserError(
-            f"{path}: {size} bytes; allowed: whole {dtype.name} numbers of {dtype.itemsize} bytes"
-        )
+        raise UserError(f"{path}: {size} bytes; allowed: whole {dtype.name} numbers of {dtype.itemsize} bytes")
     return np.memmap(path, dtype=dtype, mode="r")
 
 
@@ -126,8 +122,7 @@ def load_tokenizer(path: str) -> Callable[[str], list[int]]:
         from tokenizers import Tokenizer
     except ImportError:
         raise UserError(
-            f"--tokenizer {path}: the package tokenizers is not installed; allowed: {BYTES}, or "
-            "pip install tokenizers"
+            f"--tokenizer {path}: the package tokenizers is not installed; allowed: {BYTES}, or pip install tokenizers"
         ) from None
     try:
         loaded = Tokenizer.from_file(path)

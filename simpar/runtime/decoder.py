@@ -82,12 +82,7 @@ class BlockModule(nn.Module):
     """
 
     def __init__(
-        self,
-        block: Block,
-        makers: Makers,
-        *,
-        reads: tuple[str, ...] = (INPUT,),
-        returns: tuple[str, ...] = (),
+        self, block: Block, makers: Makers, *, reads: tuple[str, ...] = (INPUT,), returns: tuple[str, ...] = ()
     ) -> None:
         super().__init__()
         self.operators = [op for op in block.operators if op.kind != "loss"]

@@ -51,9 +51,7 @@ class Engine:
         with self._loss_context(), cast_once():
             if self.pipeline is not None:
                 losses = self.pipeline.step(tokens, targets)
-                return (
-                    torch.stack([plain(loss.detach()).double() for loss in losses]).sum() if losses else None
-                )
+                return torch.stack([plain(loss.detach()).double() for loss in losses]).sum() if losses else None
             return self._accumulate(tokens, targets)
 
     def _accumulate(self, tokens: Tensor, targets: Tensor) -> Tensor:

@@ -48,9 +48,7 @@ def held_out(job: Job, vocab: int) -> Source:
     training, data, path = job.training, job.data, job.measuring.held_out
     if data.kind == "synthetic":
         if path is not None:
-            raise UserError(
-                f"--held-out {path}: the run trains on synthetic tokens; allowed: with --tokens or --text"
-            )
+            raise UserError(f"--held-out {path}: the run trains on synthetic tokens; allowed: with --tokens or --text")
         return open_source(data, training, vocab, job.learning.seed + SEED_APART)
     if path is None:
         raise UserError(f"--eval-every: nothing is held out of {data.path}; allowed: with --held-out FILE")

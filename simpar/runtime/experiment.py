@@ -94,9 +94,7 @@ def interrupted(ready: Ready, job: Job) -> dict[str, Any]:
     return report
 
 
-def make_report(
-    ready: Ready, job: Job, ranks: list[dict[str, Any]], expected: dict[str, Any] | None
-) -> dict[str, Any]:
+def make_report(ready: Ready, job: Job, ranks: list[dict[str, Any]], expected: dict[str, Any] | None) -> dict[str, Any]:
     """Measured and predicted figures, and the error of each figure that both have; SI units, no machine name."""
     import simpar
 
@@ -107,14 +105,10 @@ def make_report(
         found = measured(ranks, training, warmup=job.measuring.warmup)
         rows = read_log(Path(job.folder) / LOG) or ranks[0]["steps"]  # another node's disk may have the log
         found["losses"] = [row["loss"] for row in rows]
-        found["evaluations"] = {
-            row["step"] + 1: row["evaluation_loss"] for row in rows if "evaluation_loss" in row
-        }
+        found["evaluations"] = {row["step"] + 1: row["evaluation_loss"] for row in rows if "evaluation_loss" in row}
     if graph is not None and ready.cluster is not None:
         peak = ready.cluster.device.peak_flop_per_s[plan.numerics.precision]
-        found["mfu"] = utilisation(
-            tuned_graph(plan, graph), training, found["step_time_s"], peak, ready.world_size
-        )
+        found["mfu"] = utilisation(tuned_graph(plan, graph), training, found["step_time_s"], peak, ready.world_size)
     return {
         "model": graph.name if graph else job.model,
         "plan": plan.model_dump(mode="json"),
@@ -151,9 +145,7 @@ def _follow(folder: Path, advance: Callable[[Mapping[str, Any]], None], *, keeps
     def follow() -> None:
         if not path.exists():
             return
-        lines = [
-            line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-        ]
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
         if len(lines) != seen[0] and lines:
             advance(json.loads(lines[-1]))
         seen[0] = len(lines)

@@ -252,9 +252,7 @@ class Experts(nn.Module):
         names = mesh.mesh_dim_names or ()
         self.slices = mesh["etp"].size() if "etp" in names else 1
         for name, whole in list(self.named_parameters(recurse=False)):
-            features = (
-                Shard(2) if whole.ndim > 2 else Replicate()
-            )  # a bias after a sum over slices stays whole
+            features = Shard(2) if whole.ndim > 2 else Replicate()  # a bias after a sum over slices stays whole
             placements = [Shard(0) if axis == "ep" else features for axis in names]
             shape = list(whole.shape)
             for axis, placement in zip(names, placements, strict=True):

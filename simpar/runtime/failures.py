@@ -31,9 +31,7 @@ class OutOfMemory(WorkerFailure):
         """The message for the user: which rank and stage, what was predicted there, which flags to change."""
         stage, stages = stage_of(plan, self.rank)
         where = f"rank {self.rank}" + (f" (stage {stage} of {stages})" if stages > 1 else "")
-        return (
-            f"{where}: {self.message}; {_expected(result, stage)}; less with {', '.join(less_memory(plan))}"
-        )
+        return f"{where}: {self.message}; {_expected(result, stage)}; less with {', '.join(less_memory(plan))}"
 
 
 def is_memory(error: BaseException) -> bool:
@@ -96,8 +94,4 @@ def of_torchrun(text: str, log: Path, nodes: int) -> str:
 
 def recorded(folder: Path) -> str:
     """Where the last collectives of every rank were recorded when NCCL timed out; empty otherwise."""
-    return (
-        f"; collectives: {folder / RECORDED}*, read by torchfrtrace"
-        if any(folder.glob(f"{RECORDED}*"))
-        else ""
-    )
+    return f"; collectives: {folder / RECORDED}*, read by torchfrtrace" if any(folder.glob(f"{RECORDED}*")) else ""

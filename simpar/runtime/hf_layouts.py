@@ -47,9 +47,7 @@ def _heads(dims: Mapping[str, int]) -> tuple[int, int, int]:
 
 
 def _each(turn: Callable[[Tensor], Tensor]) -> Storage:
-    return Storage(
-        lambda found, _: [turn(each) for each in found], lambda own, _: [turn(each) for each in own]
-    )
+    return Storage(lambda found, _: [turn(each) for each in found], lambda own, _: [turn(each) for each in own])
 
 
 def _mixed_widths(dims: Mapping[str, int]) -> list[int]:
@@ -101,11 +99,7 @@ def _stacked(found: Tensors, dims: Mapping[str, int]) -> Tensors:
 
 def _apart(own: Tensors, _: Mapping[str, int]) -> Tensors:
     whole = own[0]
-    return (
-        [*whole.unbind(0)]
-        if whole.ndim == 3
-        else [each for part in whole.unbind(1) for each in part.unbind(0)]
-    )
+    return [*whole.unbind(0)] if whole.ndim == 3 else [each for part in whole.unbind(1) for each in part.unbind(0)]
 
 
 def _side_by_side(own: Tensors, _: Mapping[str, int]) -> Tensors:

@@ -48,9 +48,7 @@ class Draws:
     def normal(self, deviation: float) -> Tensor:
         """Normal around zero [Box and Muller 1958]: fp32 in the part's shape."""
         return self._made(
-            lambda first, second: (
-                deviation * torch.sqrt(-2.0 * first.log()) * torch.cos(2.0 * math.pi * second)
-            )
+            lambda first, second: deviation * torch.sqrt(-2.0 * first.log()) * torch.cos(2.0 * math.pi * second)
         )
 
     def _made(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

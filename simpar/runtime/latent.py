@@ -75,9 +75,7 @@ class LatentAttention(Attention):
         return out.unflatten(-1, (-1, heads.shape[-1]))[..., : self.value_dim].flatten(-2) if missing else out
 
 
-def makers(
-    dims: Mapping[str, int], details: Details, place: Place
-) -> dict[str, Callable[[Operator], nn.Module]]:
+def makers(dims: Mapping[str, int], details: Details, place: Place) -> dict[str, Callable[[Operator], nn.Module]]:
     """The makers of the operators that differ from other attention."""
 
     def rope(op: Operator) -> nn.Module:

@@ -28,9 +28,7 @@ LOCALHOST = "127.0.0.1"
 LEAST_SPACE_BYTES = 64 * KIB
 MIN_TORCH = (2, 11)
 ORDER = ("user", "memory", "crash")
-RECORDER = {
-    "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-}  # fmt: skip
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """NCCL's flight recorder: keeps the last collectives of every rank, and writes them when one times out."""
 
 

@@ -35,9 +35,7 @@ def extra_loss(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
     Each is a sum over existing targets divided by the length of the sequences (equation 24 of the same paper).
     """
     found = [
-        functional.cross_entropy(
-            each.flatten(0, 1), targets[:, depth].flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        functional.cross_entropy(each.flatten(0, 1), targets[:, depth].flatten(), ignore_index=IGNORED, reduction="sum")
         / targets[:, depth].numel()
         for depth, each in enumerate(logits)
     ]

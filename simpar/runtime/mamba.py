@@ -37,9 +37,7 @@ class Convolution(nn.Module):
         x = torch.cat(mixed, dim=-1).transpose(1, 2)
         features, width = self.weight.shape
         kernel = self.weight.to(x.dtype).unsqueeze(1)
-        y = functional.conv1d(
-            functional.pad(x, (width - 1, 0)), kernel, self.bias.to(x.dtype), groups=features
-        )
+        y = functional.conv1d(functional.pad(x, (width - 1, 0)), kernel, self.bias.to(x.dtype), groups=features)
         return *functional.silu(y.transpose(1, 2)).split(self.sizes, dim=-1), steps
 
 
@@ -91,9 +89,7 @@ def scan(x: Tensor, size: Tensor, decay: Tensor, b: Tensor, c: Tensor, *, chunk:
     for index in range(made.shape[1]):
         before.append(state)
         state = state * kept[:, index, :, None, None] + made[:, index]
-    carried = torch.einsum(
-        "bkthn,bkhpn->bkthp", c * torch.exp(total).unsqueeze(-1), torch.stack(before, dim=1)
-    )
+    carried = torch.einsum("bkthn,bkhpn->bkthp", c * torch.exp(total).unsqueeze(-1), torch.stack(before, dim=1))
     return (y + carried).flatten(1, 2)[:, :length]
 
 
@@ -123,9 +119,7 @@ class GroupNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Shape [batch, seq, heads x head_dim] in and out."""
         split = x.unflatten(-1, (self.groups, -1))
-        return functional.rms_norm(split, split.shape[-1:], None, self.eps).flatten(-2) * self.weight.to(
-            x.dtype
-        )
+        return functional.rms_norm(split, split.shape[-1:], None, self.eps).flatten(-2) * self.weight.to(x.dtype)
 
 
 def makers(dims: Mapping[str, int], least_step: float) -> dict[str, Callable[[Operator], nn.Module]]:

@@ -145,9 +145,7 @@ def place_of(plan: Plan, ranks: Ranks) -> Place:
         head_group=ranks.head_group(plan.ulysses),
     )
     return Place(
-        context,
-        sequence_ranks=plan.mesh.tp if sequence else 1,
-        sequence_rank=ranks.here["tp"] if sequence else 0,
+        context, sequence_ranks=plan.mesh.tp if sequence else 1, sequence_rank=ranks.here["tp"] if sequence else 0
     )
 
 
@@ -204,9 +202,7 @@ def _placement(parameter: nn.Parameter, shards: int) -> Shard | None:
 
 
 @torch.no_grad()
-def fill(
-    model: nn.Module, seed: int, graph: ModelGraph | None = None, released: Released | None = None
-) -> None:
+def fill(model: nn.Module, seed: int, graph: ModelGraph | None = None, released: Released | None = None) -> None:
     """Give every parameter, or its local shard, its initial value; both copies of a tied table get the same.
 
     With ``released`` weights of the graph, all parameters but adapters come from these. Raises UserError if they lack
@@ -236,6 +232,4 @@ def local_part(tensor: Any) -> tuple[Any, tuple[slice, ...]]:
     if not isinstance(tensor, DTensor):
         return tensor, tuple(slice(0, size) for size in tensor.shape)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(
-        slice(start, start + size) for start, size in zip(offset, shape, strict=True)
-    )
+    return tensor.to_local(), tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))

@@ -106,10 +106,7 @@ class OnHost(torch.optim.Optimizer):
         super().__init__(params, options)
         self.copies = {each: _pinned(each) for group in self.param_groups for each in group["params"]}
         self.inner = kind(
-            [
-                {**group, "params": [self.copies[each] for each in group["params"]]}
-                for group in self.param_groups
-            ],
+            [{**group, "params": [self.copies[each] for each in group["params"]]} for group in self.param_groups],
             **options,
         )
         self.delayed, self.outbound = delayed, Outbound()
@@ -145,9 +142,7 @@ class OnHost(torch.optim.Optimizer):
     def _take_gradients(self) -> None:
         given, self.given = self.given, {}
         sent = {
-            each: self.outbound.send(each.grad)
-            for each in self.copies
-            if each not in given and each.grad is not None
+            each: self.outbound.send(each.grad) for each in self.copies if each not in given and each.grad is not None
         }
         for each, copy in self.copies.items():
             gradient = given[each] if each in given else sent[each].arrived() if each in sent else None

@@ -50,12 +50,7 @@ class Pipeline:
     """One rank of a pipeline: its stages, and torch's runtime loaded with the action table."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        stages: dict[int, Any],
-        shapes: Shapes,
-        loss: Callable[..., Tensor],
-        ranks: Ranks,
+        self, schedule: Schedule, stages: dict[int, Any], shapes: Shapes, loss: Callable[..., Tensor], ranks: Ranks
     ) -> None:
         last = schedule.num_stages - 1
         self.first, self.last = 0 in stages, last in stages
@@ -68,9 +63,7 @@ class Pipeline:
             for index, module in sorted(stages.items())
         ]  # fmt: skip
         self.stages = built
-        self.runtime = _PipelineScheduleRuntime(
-            built, schedule.num_microbatches, loss_fn=loss, scale_grads=False
-        )
+        self.runtime = _PipelineScheduleRuntime(built, schedule.num_microbatches, loss_fn=loss, scale_grads=False)
         self.runtime._prepare_schedule_with_comms(actions(schedule))
 
     def rest(self, stages: int) -> None:
@@ -124,9 +117,7 @@ def _goes_below(action: Any, stages: int) -> bool:
 
 def actions(schedule: Schedule) -> dict[int, list[Any]]:
     """The table as torch's actions; overlapped pairs run one after the other."""
-    return {
-        rank: [_Action.from_str(text) for text in texts(schedule, rank)] for rank in range(schedule.num_ranks)
-    }
+    return {rank: [_Action.from_str(text) for text in texts(schedule, rank)] for rank in range(schedule.num_ranks)}
 
 
 def texts(schedule: Schedule, rank: int) -> Sequence[str]:

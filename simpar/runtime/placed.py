@@ -49,9 +49,7 @@ class Weight:
     added: bool = True
 
     @staticmethod
-    def of(
-        op: Operator, roles: Sequence[Role], leaf: str, ndim: int, *, gathered: bool, here: StageMesh
-    ) -> Weight:
+    def of(op: Operator, roles: Sequence[Role], leaf: str, ndim: int, *, gathered: bool, here: StageMesh) -> Weight:
         """The weight of an operator in some roles; a ``gathered`` matrix is sharded between uses.
 
         It is sharded over the axes that share rows.

@@ -46,9 +46,7 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
     if graph is None:
         dp = plan.mesh.dp or world_size
         data = decided(plan.data_parallel, 1)
-        plan = plan.model_copy(
-            update={"mesh": plan.mesh.model_copy(update={"dp": dp}), "data_parallel": data}
-        )
+        plan = plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": dp}), "data_parallel": data})
         check_offload(plan)
         plan = plan.model_copy(update={"offload": decided_offload(plan)})
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)

@@ -6,9 +6,7 @@ import math
 
 from simpar.runtime.job import Learning
 
-WSD_SHARE = (
-    0.1  # of the steps, in which the rate falls at the end [Hu et al. 2024, arXiv 2404.06395, section 4.2]
-)
+WSD_SHARE = 0.1  # of the steps, in which the rate falls at the end [Hu et al. 2024, arXiv 2404.06395, section 4.2]
 
 
 def rate(learning: Learning, step: int, steps: int) -> float:

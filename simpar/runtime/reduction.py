@@ -10,9 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def average(
-    gradients: Iterable[Tensor], group: Any, bucket_bytes: float, *, divisor: int | None = None
-) -> None:
+def average(gradients: Iterable[Tensor], group: Any, bucket_bytes: float, *, divisor: int | None = None) -> None:
     """All-reduce gradients to their mean over a group, in flat buckets of at least ``bucket_bytes``, last first.
 
     ``divisor`` replaces the group's size. A group of None is one rank.

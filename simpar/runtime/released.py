@@ -32,18 +32,14 @@ class Released:
     def of(folder: Path, graph: ModelGraph) -> Released:
         """The weights of a folder, which must match the model. Raises UserError."""
         if not folder.is_dir():
-            raise UserError(
-                f"--init-from {folder}: is not a folder; allowed: one with {CONFIG} and safetensors files"
-            )
+            raise UserError(f"--init-from {folder}: is not a folder; allowed: one with {CONFIG} and safetensors files")
         if not (folder / CONFIG).is_file():
             raise UserError(f"--init-from {folder}: has no {CONFIG}; allowed: a folder of released weights")
         config = files.load(folder / CONFIG).data
         there = read(config, str(folder / CONFIG))
         _same_model(there, graph, folder)
         if isinstance(config, Mapping) and config.get("quantization_config"):
-            raise UserError(
-                f"{folder / CONFIG}: quantization_config: weights are quantised; allowed: 16 or 32 bits"
-            )
+            raise UserError(f"{folder / CONFIG}: quantization_config: weights are quantised; allowed: 16 or 32 bits")
         further = len(there.layers) - len(_main(there))
         return Released(folder, str(config["model_type"]), _places(folder), further)
 
@@ -82,9 +78,7 @@ def _places(folder: Path) -> dict[str, str]:
         index = files.load(folder / INDEX).data
         places = index.get("weight_map") if isinstance(index, Mapping) else None
         if not isinstance(places, Mapping) or not places:
-            raise UserError(
-                f"{folder / INDEX}: no weight_map; allowed: the index that comes with the weights"
-            )
+            raise UserError(f"{folder / INDEX}: no weight_map; allowed: the index that comes with the weights")
         result = {str(name): Path(str(file)).name for name, file in places.items()}
         for file in sorted(set(result.values())):
             if not (folder / file).is_file():

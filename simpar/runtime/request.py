@@ -136,9 +136,7 @@ def _check_evaluation(job: Job, prepared: Prepared, graph: ModelGraph | None) ->
             "allowed: bsp"
         )
     if strategy.reduction == "stages":
-        raise UserError(
-            "--eval-every: stages of their own run forward and backward only together; allowed: none"
-        )
+        raise UserError("--eval-every: stages of their own run forward and backward only together; allowed: none")
     if graph is not None:
         held_out(job, graph.dims["vocab"])
 
@@ -164,9 +162,7 @@ def _check_weights(job: Job, prepared: Prepared, graph: ModelGraph | None) -> No
     """Raise UserError if a run cannot start from the weights it is given, or cannot write any."""
     for flag, folder in (("--init-from", job.weights.init_from), ("--save-to", job.weights.save_to)):
         if folder is not None and graph is None:
-            raise UserError(
-                f"{flag} {folder}: a model of your own reads and writes its weights itself; allowed: none"
-            )
+            raise UserError(f"{flag} {folder}: a model of your own reads and writes its weights itself; allowed: none")
     if graph is None:
         return
     if job.weights.init_from is not None:
@@ -175,9 +171,7 @@ def _check_weights(job: Job, prepared: Prepared, graph: ModelGraph | None) -> No
         if prepared.strategy.alone:
             raise UserError("--save-to: replicas that step on their own differ; allowed: plan.sync = bsp")
         if job.plan.tuning.lora_rank is not None:
-            raise UserError(
-                "--save-to: adapters have no place in files of the whole model; allowed: --checkpoint"
-            )
+            raise UserError("--save-to: adapters have no place in files of the whole model; allowed: --checkpoint")
         rules(str(config_of(job.model).get("model_type") or ""), (), graph.dims)
         check_target(Path(job.weights.save_to))
 
@@ -228,9 +222,7 @@ def on_machine(job: Job, processes: int, *, servers: int = 0, devices: int | Non
         )
     threads = job.machine.threads if "threads" in chosen else max(1, usable_cores() // (processes + servers))
     if job.measuring.memory_snapshot and device != "cuda":
-        raise UserError(
-            "--memory-snapshot: torch records allocations on CUDA only; allowed: with --device cuda"
-        )
+        raise UserError("--memory-snapshot: torch records allocations on CUDA only; allowed: with --device cuda")
     machine = job.machine.model_copy(update={"device": device, "threads": threads})
     return job.model_copy(update={"machine": machine})
 

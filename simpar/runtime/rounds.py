@@ -58,9 +58,7 @@ class OuterOptimizer(Averaging):
         """One outer step from the parameters at the start of the round, which the next round starts from."""
         changes = [begun - local for begun, local in zip(self.begun, self.local, strict=True)]
         average(changes, self.group, self.bucket_bytes)
-        for begun, local, momentum, change in zip(
-            self.begun, self.local, self.momentum, changes, strict=True
-        ):
+        for begun, local, momentum, change in zip(self.begun, self.local, self.momentum, changes, strict=True):
             # m <- mu m + g;  start <- start - rate (g + mu m)
             momentum.mul_(OUTER_MOMENTUM).add_(change)
             begun.sub_(change + OUTER_MOMENTUM * momentum, alpha=OUTER_RATE)

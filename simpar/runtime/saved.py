@@ -56,9 +56,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     data = document.data
     if not isinstance(data, dict) or data.get("version") != VERSION:
         found = data.get("version") if isinstance(data, dict) else None
-        raise UserError(
-            f"{path / MANIFEST}: version = {found!r}: allowed: {VERSION}, a checkpoint of simpar run"
-        )
+        raise UserError(f"{path / MANIFEST}: version = {found!r}: allowed: {VERSION}, a checkpoint of simpar run")
     try:
         files.parse(Manifest, document)
     except UserError as error:

@@ -94,9 +94,7 @@ class RemoteUpdate:
             gradient = torch.cat([each.gradient().reshape(-1) for each in self.owned])
             parts = self._parts(gradient.to(HOST, self.dtypes.reduce))
             asked = self._asked()
-            sent = [
-                dist.isend(part, server, tag=PUSH) for part, server in zip(parts, self.servers, strict=True)
-            ]
+            sent = [dist.isend(part, server, tag=PUSH) for part, server in zip(parts, self.servers, strict=True)]
             self._pull(asked)
             for each in sent:
                 each.wait()
@@ -167,9 +165,7 @@ class Server:
             self.changed.notify_all()
             if not self.changed.wait_for(lambda: self._may_go(step), self.terms.timeout_s):
                 slowest = self.clocks.index(min(self.clocks))
-                raise TimeoutError(
-                    f"replica {replica} waited {self.terms.timeout_s:g} s for replica {slowest}"
-                )
+                raise TimeoutError(f"replica {replica} waited {self.terms.timeout_s:g} s for replica {slowest}")
             if step + 1 < self.terms.steps:
                 self.ahead = max(self.ahead, step + 1 - min(self.clocks))
             return self.answer(replica)
@@ -210,9 +206,7 @@ def serve(terms: Terms) -> Server:
     return server
 
 
-def _reporting(
-    function: Callable[..., None], ended: SimpleQueue[BaseException | None]
-) -> Callable[..., None]:
+def _reporting(function: Callable[..., None], ended: SimpleQueue[BaseException | None]) -> Callable[..., None]:
     """The function, which puts its error, or None, in a queue when it ends."""
 
     def call(*arguments: Any) -> None:

@@ -106,9 +106,7 @@ class StagePipeline:
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Forward and backward of all microbatches of int64[batch, seq]; their losses on the last stage."""
-        run = _Step(
-            self, tokens.chunk(self.schedule.num_microbatches), targets.chunk(self.schedule.num_microbatches)
-        )
+        run = _Step(self, tokens.chunk(self.schedule.num_microbatches), targets.chunk(self.schedule.num_microbatches))
         act = {"F": run.forward, "B": run.backward, "I": run.input_gradient, "W": run.weight_gradient}
         letters, _, microbatches = self.schedule.letters(self.ranks.index)
         for letter, microbatch in zip(letters, microbatches.tolist(), strict=True):
@@ -174,9 +172,7 @@ class _Step:
             return
         with self.pipeline.clock.phase("backward"):
             gradients = None if gradient is None else [gradient]
-            found, groups = stage_backward_input(
-                [made], gradients, [given], self.pipeline.module.parameters()
-            )
+            found, groups = stage_backward_input([made], gradients, [given], self.pipeline.module.parameters())
         self.split[microbatch] = groups
         self._hand_back(found[0])
 
@@ -208,12 +204,7 @@ class _Step:
 
 
 def make_pipeline(
-    module: Decoder,
-    graph: ModelGraph,
-    training: Training,
-    schedule: Schedule,
-    ranks: StageRanks,
-    like: Tensor,
+    module: Decoder, graph: ModelGraph, training: Training, schedule: Schedule, ranks: StageRanks, like: Tensor
 ) -> StagePipeline:
     """The pipeline of this rank; activations have the dtype and device of ``like``."""
     whole = (training.global_batch // schedule.num_microbatches, training.seq_len, graph.dims["hidden"])
@@ -222,9 +213,7 @@ def make_pipeline(
     return StagePipeline(schedule, module, ranks, StageLoss(graph, ranks.here_mesh), like, before, behind)
 
 
-def _end(
-    graph: ModelGraph, ranks: StageRanks, schedule: Schedule, lower: int, shape: tuple[int, int, int]
-) -> End:
+def _end(graph: ModelGraph, ranks: StageRanks, schedule: Schedule, lower: int, shape: tuple[int, int, int]) -> End:
     """The end of this rank's stage at the boundary after stage ``lower``."""
     stages = (ranks.stages[lower], ranks.stages[lower + 1])
     blocks = stage_blocks(ranks.stages, graph)[lower : lower + 2]

@@ -74,9 +74,7 @@ def choose(plan: Plan, schedule: Schedule | None, graph: ModelGraph | None = Non
     if plan.pipeline.stages and graph is not None:
         refuse_roles(plan.pipeline.stages, graph)
         if (zero := plan.data_parallel.zero) > 1:
-            raise UserError(
-                f"plan.zero = {zero}: gradients of stages stay whole in a real run; allowed there: 0, 1"
-            )
+            raise UserError(f"plan.zero = {zero}: gradients of stages stay whole in a real run; allowed there: 0, 1")
         return Strategy("stages", shard_optimizer=zero == 1)
     data, mesh = plan.data_parallel, plan.mesh
     width = mesh.gradient_ranks
@@ -188,9 +186,7 @@ def _refuse(plan: Plan, graph: ModelGraph | None) -> None:
                 )
         return
     if not is_decoder(graph):
-        raise UserError(
-            f"model {graph.name}: has two towers; the runtime trains decoders, or a module:function"
-        )
+        raise UserError(f"model {graph.name}: has two towers; the runtime trains decoders, or a module:function")
     _refuse_details(plan, graph)
     if "mamba_heads" in graph.dims:
         _refuse_mixers(plan, graph)
@@ -203,17 +199,11 @@ def _refuse_eight_bits(plan: Plan, schedule: Schedule | None, graph: ModelGraph 
     mesh = plan.mesh
     for wrong, said in (
         (graph is None, "a model of your own decides on its products itself; allowed: bf16, fp32"),
-        (
-            graph is not None and graph.is_mixture,
-            "products of experts in 8 bits are not written; allowed: bf16",
-        ),
+        (graph is not None and graph.is_mixture, "products of experts in 8 bits are not written; allowed: bf16"),
         (mesh.tp > 1, f"tp = {mesh.tp}: parts of a product would have scales of their own; allowed: 1"),
         (bool(plan.pipeline.stages), "stages of their own place products by role; allowed: bf16"),
         (plan.tuning.is_used, "adapters and frozen layers; allowed: bf16"),
-        (
-            plan.data_parallel.kind == "single_process",
-            "kind = single_process; allowed: processes of their own",
-        ),
+        (plan.data_parallel.kind == "single_process", "kind = single_process; allowed: processes of their own"),
         (schedule is not None and is_split(schedule), "a backward in I and W; allowed: a schedule without W"),
         (
             importlib.util.find_spec("torchao") is None,
@@ -263,7 +253,7 @@ def _refuse_tuning(plan: Plan, graph: ModelGraph | None) -> None:
             f"plan.frozen_dtype = {tuning.frozen_dtype}: torch has no such products; allowed: bf16",
         ),
         (apart(plan), f"plan.{name} with sync = {plan.data_parallel.sync}: allowed: bsp without servers"),
-    ):  # fmt: skip
+    ):
         if wrong:
             raise UserError(said)
     if graph is not None:

@@ -107,11 +107,7 @@ def table(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
             rows.append((title, "-" if here is None else write(here), write(there), shown))
     if stale := found.get("staleness"):
         simulated = predicted.get("staleness") or {}
-        for name, title in (
-            ("mean", "staleness, mean"),
-            ("p90", "staleness, p90"),
-            ("clock_gap", "steps ahead"),
-        ):
+        for name, title in (("mean", "staleness, mean"), ("p90", "staleness, p90"), ("clock_gap", "steps ahead")):
             there = f"{simulated[name]:.2f}" if simulated else "-"
             rows.append((title, there, f"{stale[name]:.2f}", "-"))
     return rows

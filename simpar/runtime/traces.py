@@ -22,15 +22,7 @@ Event = dict[str, Any]
 MEASURED_PID = 100_000
 MAX_EVENTS = 40_000
 STEP = "ProfilerStep"
-PARTS = (
-    "cpu_op",
-    "user_annotation",
-    "kernel",
-    "gpu_memcpy",
-    "gpu_memset",
-    "gpu_user_annotation",
-    "cuda_runtime",
-)
+PARTS = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_runtime")
 
 
 def write_both(path: str | Path, simulated: Timeline | None, measured: Sequence[Path]) -> None:

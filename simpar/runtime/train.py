@@ -167,10 +167,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     if graph is None or prepared.schedule is None:
         torch.manual_seed(seed)
         model = own_module(str(job.model))
-        engine, vocab = (
-            make_own_engine(model, blueprint, job.training, job.learning, ranks),
-            vocabulary(model),
-        )
+        engine, vocab = (make_own_engine(model, blueprint, job.training, job.learning, ranks), vocabulary(model))
     else:
         engine = make_engine(blueprint, job.training, job.learning, prepared.schedule, ranks)
         vocab = graph.dims["vocab"]

@@ -51,9 +51,7 @@ class Owned:
     expert: bool = False
 
     @staticmethod
-    def of(
-        name: str, parameter: Any, *, partial: bool = False, twin: bool = False, expert: bool = False
-    ) -> Owned:
+    def of(name: str, parameter: Any, *, partial: bool = False, twin: bool = False, expert: bool = False) -> Owned:
         """Wrap a module's parameter."""
         plain = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         return Owned(name, parameter, nn.Parameter(plain.detach()), partial, twin, expert)
@@ -214,9 +212,7 @@ class Update:
 
     def hosted(self) -> list[OnHost]:
         """The optimizers of this rank that update on the host."""
-        local = [
-            each.optim if isinstance(each, ZeroRedundancyOptimizer) else each for each in self.optimizers
-        ]
+        local = [each.optim if isinstance(each, ZeroRedundancyOptimizer) else each for each in self.optimizers]
         return [each for each in local if isinstance(each, OnHost)]
 
     def _complete(self) -> None:

@@ -61,9 +61,7 @@ class Source:
         self._fits(name, tuple(whole.shape), shape)
         return whole[here]
 
-    def _read(
-        self, name: str, shape: tuple[int, ...] | None = None, here: tuple[slice, ...] | None = None
-    ) -> Tensor:
+    def _read(self, name: str, shape: tuple[int, ...] | None = None, here: tuple[slice, ...] | None = None) -> Tensor:
         path = self.released.file_of(name)
         if path not in self._open:
             self._open[path] = _opened(path)
@@ -146,9 +144,7 @@ def _said(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def save(
-    stages: Mapping[int, Any], graph: ModelGraph, config: Mapping[str, Any], folder: Path, dtype: Any
-) -> None:
+def save(stages: Mapping[int, Any], graph: ModelGraph, config: Mapping[str, Any], folder: Path, dtype: Any) -> None:
     """Write the parameters of a model, whose virtual stages (by number) are on several ranks, and its config.
 
     Every rank calls it. The lowest rank that has a stage writes its files, each of up to SHARD_BYTES; the folder gets
@@ -192,9 +188,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except Exception as error:  # noqa: BLE001 - a full disk raises the library's own class
-        raise UserError(
-            f"--save-to {path.parent}: cannot be written ({str(error).splitlines()[0]})"
-        ) from None
+        raise UserError(f"--save-to {path.parent}: cannot be written ({str(error).splitlines()[0]})") from None
 
 
 def _shards(stage: Any, graph: ModelGraph, family: str, dtype: Any) -> Iterator[dict[str, Tensor]]:

@@ -57,9 +57,7 @@ def serve(folder: Path, work: Callable[[], dict[str, Any]]) -> int:
         if error.errno not in NO_SPACE:
             return _crashed(folder, rank, error)
         where = error.filename or folder
-        return fail(
-            folder, rank, "user", f"{where}: {error.strerror}; allowed: a folder with space", BAD_INPUT
-        )
+        return fail(folder, rank, "user", f"{where}: {error.strerror}; allowed: a folder with space", BAD_INPUT)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - the reason must reach the user; torch's CheckpointException is one

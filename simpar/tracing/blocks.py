@@ -273,9 +273,7 @@ class BlockReader:
 
     def _loss(self, operators: list[Operator]) -> Operator:
         head = next(op for op in operators if op.name == "lm_head")
-        return Operator(
-            "loss", "loss", head.rows, head.columns, "tensor", inputs=("lm_head",), saves=("lm_head",)
-        )
+        return Operator("loss", "loss", head.rows, head.columns, "tensor", inputs=("lm_head",), saves=("lm_head",))
 
     def _end(self, operators: list[Operator]) -> list[Operator]:
         """A sum that makes the block's output its last operator; none where it is already."""
@@ -313,6 +311,4 @@ def as_block(name: str, traced: Traced, scope: str) -> Block:
     return Block(name, traced.operators, scope, traced.passes)
 
 
-__all__ = [
-    "EMBEDDING", "HEAD", "LAYER", "MEMORY", "BlockReader", "Sharing", "Traced", "as_block", "divided",
-]  # fmt: skip
+__all__ = ["EMBEDDING", "HEAD", "LAYER", "MEMORY", "BlockReader", "Sharing", "Traced", "as_block", "divided"]

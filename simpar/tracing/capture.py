@@ -196,9 +196,7 @@ class _Trace:
             elif node.op == "get_attr":
                 here[node.name] = getattr(module, node.target, None)
             elif node.op == "call_function" and _wraps(node):
-                at = next(
-                    i for i, arg in enumerate(node.args) if _is_graph(here.get(getattr(arg, "name", "")))
-                )
+                at = next(i for i, arg in enumerate(node.args) if _is_graph(here.get(getattr(arg, "name", ""))))
                 inner = here[node.args[at].name]
                 names = [each.name for each in inner.graph.nodes if each.op == "placeholder"]
                 given = [self._argument(arg, here) for arg in node.args[at + 1 :]]
@@ -277,7 +275,7 @@ def _joined(name: str, traces: list[_Trace], examples: _Examples, identities: Ma
         kind = _kind(one, nodes, parameters, inputs, floating)
         nodes[one.name] = Node(
             one.name, one.op, one.args, shape, sizes, kind, one.owners, floating, _seen(one, nodes, constants)
-        )  # fmt: skip
+        )
     used = {ref for node in nodes.values() for ref in node.refs}
     found: dict[int, str] = {}  # a tied parameter has several names; the graph reads one of them
     for each, path in sorted(signature.inputs_to_parameters.items(), key=lambda item: item[0] not in used):
@@ -301,9 +299,7 @@ def _sizes(name: str, one: Call, two: Call, shapes: tuple[Shape, Shape]) -> tupl
     return shape, sizes, bool(one.value.is_floating_point() or one.value.is_complex())
 
 
-def _kind(
-    call: Call, nodes: Mapping[str, Node], parameters: set[str], inputs: set[str], floating: bool
-) -> str:
+def _kind(call: Call, nodes: Mapping[str, Node], parameters: set[str], inputs: set[str], floating: bool) -> str:
     """What a call depends on: nothing, token numbers, parameters, or the batch."""
     if call.op == "placeholder":
         if call.name in parameters:

@@ -63,9 +63,7 @@ def classify(cluster: Cluster, rows: Size, columns: int) -> list[Draft]:
         kind, saves = ("gated_activation" if _is_gated(cluster, ops) else "activation"), sources
     elif ops & {"mul", "div"}:
         kind, saves = "activation", (sources if len(sources) > 1 or cluster.pieces else ())
-    pieces = tuple(
-        Piece(p.node, p.parameter, p.numel, "vector" if kind == "norm" else p.kind) for p in cluster.pieces
-    )
+    pieces = tuple(Piece(p.node, p.parameter, p.numel, "vector" if kind == "norm" else p.kind) for p in cluster.pieces)
     outputs = tuple(node.name for node in cluster.nodes)
     return [Draft(last.name, kind, rows, columns, sources, outputs, last.owners, 0, pieces, saves)]
 

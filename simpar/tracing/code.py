@@ -45,6 +45,5 @@ def consented(model: Any, source: str, given: Mapping[str, Any]) -> None:
     """Raise UserError if a file names code as its model and the command line does not name the same function."""
     if isinstance(model, str) and is_code(model) and given.get("model") != model:
         raise UserError(
-            f"{source}: model = {model}: is code, which a file may not run; if you trust it, "
-            f"pass --model {model}"
+            f"{source}: model = {model}: is code, which a file may not run; if you trust it, pass --model {model}"
         )

@@ -76,9 +76,7 @@ def without_shared_gate(drafts: list[Draft]) -> list[Draft]:
         return drafts
     for gate in drafts:
         scaled = [draft for draft in drafts if gate.outputs[0] in draft.inputs]
-        others = (
-            [value for value in scaled[0].inputs if value not in gate.outputs] if len(scaled) == 1 else []
-        )
+        others = [value for value in scaled[0].inputs if value not in gate.outputs] if len(scaled) == 1 else []
         if gate.kind != "matmul" or gate.columns != 1 or len(others) != 1 or others[0] not in made:
             continue
         product = made[others[0]]

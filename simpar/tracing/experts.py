@@ -145,7 +145,7 @@ def drafts_of(mixture: Mixture, source: str, pieces: Pieces) -> list[Draft]:
         ),
         replace(leaving, contraction=narrow, pieces=tuple(down_pieces)),
         replace(draft(end.name, "combine", (tokens, hidden), leave), saves=()),
-    ]  # fmt: skip
+    ]
 
 
 def _shared_out(held: Sequence[Piece], mixture: Mixture) -> tuple[list[Piece], list[Piece], list[Piece]]:

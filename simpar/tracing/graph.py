@@ -89,9 +89,7 @@ def _fits(wanted: Mapping[str, int], dims: Mapping[str, int]) -> bool:
 def _assembled(name: str, traced: list[Traced]) -> ModelGraph:
     """The graph of all blocks: equal layers are one block, and the commonest layers' dims are the model's."""
     vocab, tied = traced[0].dims["vocab"], bool(traced[0].dims["tied"])
-    traced[0] = replace(
-        traced[0], dims={k: v for k, v in traced[0].dims.items() if k not in ("vocab", "tied")}
-    )
+    traced[0] = replace(traced[0], dims={k: v for k, v in traced[0].dims.items() if k not in ("vocab", "tied")})
     layers = _like(traced[1:-1])
     scopes = _Scopes(_model_dims(traced))
     names: dict[str, str] = {}
@@ -110,9 +108,7 @@ def _assembled(name: str, traced: list[Traced]) -> ModelGraph:
     refusal = next((f"{layer.group or 'a block'}: {layer.refusal}" for layer in layers if layer.refusal), "")
     facts = {"traced": name, "no_tensor_parallel": refusal}
     dims = {**scopes.dims, "vocab": vocab, **own}
-    return ModelGraph(
-        name, dims, blocks, tuple(chain), embedding, head, tied, {k: v for k, v in facts.items() if v}
-    )
+    return ModelGraph(name, dims, blocks, tuple(chain), embedding, head, tied, {k: v for k, v in facts.items() if v})
 
 
 def _block_name(layer: Traced) -> str:
@@ -126,10 +122,7 @@ def _like(layers: list[Traced]) -> list[Traced]:
         key = repr((layer.operators, sorted(layer.dims.items())))
         if key not in most or len(layer.passes) > len(most[key].passes):
             most[key] = layer
-    return [
-        replace(layer, passes=most[repr((layer.operators, sorted(layer.dims.items())))].passes)
-        for layer in layers
-    ]
+    return [replace(layer, passes=most[repr((layer.operators, sorted(layer.dims.items())))].passes) for layer in layers]
 
 
 def _model_dims(traced: list[Traced]) -> dict[str, int]:

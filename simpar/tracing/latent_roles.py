@@ -68,9 +68,7 @@ def _latent(drafts: list[Draft], draft: Draft) -> Latent | None:
             "qk_dim": core.key_dim, "value_dim": core.value_dim,
         }  # fmt: skip
         assert norm is not None, "a product behind a norm"
-        return Latent(
-            draft, query, down, norm, up, before if compressed else None, first if compressed else None, dims
-        )
+        return Latent(draft, query, down, norm, up, before if compressed else None, first if compressed else None, dims)
     return None
 
 

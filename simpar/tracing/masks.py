@@ -71,9 +71,7 @@ class Constants:
         if call.op == "_assert_tensor_metadata":
             return None
         given, named = call.given
-        return call.target(
-            *(self._real(arg) for arg in given), **{key: self._real(arg) for key, arg in named.items()}
-        )
+        return call.target(*(self._real(arg) for arg in given), **{key: self._real(arg) for key, arg in named.items()})
 
     def _real(self, value: Any) -> Any:
         import torch

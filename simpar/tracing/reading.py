@@ -200,9 +200,7 @@ class _Reader:
             raise UserError(f"model = {self.name}: computes nothing from its inputs; allowed: {ALLOWED_OPS}")
         readers = Counter(piece.node for draft in drafts if draft.core for piece in draft.pieces)
         drafts = [
-            replace(draft, pieces=tuple(p for p in draft.pieces if readers[p.node] == 1))
-            if draft.core
-            else draft
+            replace(draft, pieces=tuple(p for p in draft.pieces if readers[p.node] == 1)) if draft.core else draft
             for draft in drafts
         ]
         held: Counter[str] = Counter()
@@ -218,26 +216,12 @@ class _Reader:
     # operators
 
     def _plain(
-        self,
-        node: Node,
-        kind: str,
-        *,
-        saves: tuple[str, ...] = (),
-        pieces: tuple[Piece, ...] = (),
-        like: Any = None,
+        self, node: Node, kind: str, *, saves: tuple[str, ...] = (), pieces: tuple[Piece, ...] = (), like: Any = None
     ) -> Draft:
         shaped = self.nodes[like.name] if isinstance(like, Ref) else node
         rows, columns = _rows(shaped)
         return Draft(
-            node.name,
-            kind,
-            rows,
-            columns,
-            self._values(node),
-            (node.name,),
-            node.owners,
-            pieces=pieces,
-            saves=saves,
+            node.name, kind, rows, columns, self._values(node), (node.name,), node.owners, pieces=pieces, saves=saves
         )
 
     def _product(self, node: Node, op: str) -> Draft:
@@ -259,16 +243,7 @@ class _Reader:
         rows = divided(node.numel, columns)
         saves = (source,) if source != INPUT_VALUE else ()
         return Draft(
-            node.name,
-            "matmul",
-            rows,
-            columns,
-            (source,),
-            (node.name,),
-            node.owners,
-            contraction,
-            pieces,
-            saves,
+            node.name, "matmul", rows, columns, (source,), (node.name,), node.owners, contraction, pieces, saves
         )
 
     def _embedding(self, node: Node) -> Draft:
@@ -434,9 +409,7 @@ class _Reader:
         return classify(cluster, rows, columns)
 
 
-ALLOWED_OPS = (
-    "linear layers, convolutions, attention, norms, embeddings, dropout, pointwise operators, copies, losses"
-)
+ALLOWED_OPS = "linear layers, convolutions, attention, norms, embeddings, dropout, pointwise operators, copies, losses"
 
 
 def _turned(dims: tuple[Any, ...]) -> tuple[Any, ...]:

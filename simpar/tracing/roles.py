@@ -165,11 +165,7 @@ def _widths(core: Core) -> tuple[Size, Size, Size]:
     same = core.key_dim == core.value_dim
     key = (1, HEAD_DIM) if same else (core.key_dim, ())
     value = (1, HEAD_DIM) if same else (core.value_dim, ())
-    return (
-        ((key[0], ("heads", *key[1])),),
-        ((key[0], ("kv_heads", *key[1])),),
-        ((value[0], ("kv_heads", *value[1])),),
-    )
+    return (((key[0], ("heads", *key[1])),), ((key[0], ("kv_heads", *key[1])),), ((value[0], ("kv_heads", *value[1])),))
 
 
 def added(*sizes: Size) -> Size:
@@ -197,9 +193,7 @@ def _attention(roles: Roles, made: dict[str, Draft], draft: Draft, memory: str) 
     wanted = _shares(paths, (query, key, value))
     for name, columns in wanted.items():
         if _value(columns, sizes) != products[name].columns:
-            roles.refusal = (
-                roles.refusal or "an attention whose queries, keys and values are no plain products"
-            )
+            roles.refusal = roles.refusal or "an attention whose queries, keys and values are no plain products"
             continue
         roles.columns[name] = columns
         kind = "qkv" if len(wanted) == 1 else "q" if query[0] in columns else "kv"
@@ -271,20 +265,12 @@ def _mlp(roles: Roles, made: dict[str, Draft], draft: Draft, output: str) -> Non
         return
     up = made[draft.inputs[0]]
     between, down = _behind(roles, made, draft)
-    plain = (
-        up.kind == "matmul"
-        and up.name not in roles.names
-        and [r.name for r in _readers(roles, up)] == [draft.name]
-    )
+    plain = up.kind == "matmul" and up.name not in roles.names and [r.name for r in _readers(roles, up)] == [draft.name]
     if not plain or down is None or down.contraction != draft.columns or up.columns % draft.columns:
         return
     shared = any(each.kind == "router" for each in roles.drafts)
     ffn, prefix = ("shared_ffn", "shared") if shared else ("ffn", "mlp")
-    if (
-        down.name == output
-        or roles.dims.get(ffn, draft.columns) != draft.columns
-        or down.name in roles.contractions
-    ):
+    if down.name == output or roles.dims.get(ffn, draft.columns) != draft.columns or down.name in roles.contractions:
         return
     roles.dims[ffn] = draft.columns
     roles.columns[up.name] = term(ffn, times=up.columns // draft.columns)
@@ -301,13 +287,7 @@ def _mlp(roles: Roles, made: dict[str, Draft], draft: Draft, output: str) -> Non
 def _norms_and_sums(roles: Roles, made: dict[str, Draft]) -> None:
     """Name the norms and residual sums around the branches."""
     branch = {"qkv": "attention", "q": "attention", "cross_q": "cross", "mlp_up": "mlp", "router": "mlp"}
-    ends = {
-        "o_proj": "attention",
-        "cross_o_proj": "cross",
-        "mlp_down": "mlp",
-        "combine": "mlp",
-        "shared_down": "mlp",
-    }
+    ends = {"o_proj": "attention", "cross_o_proj": "cross", "mlp_down": "mlp", "combine": "mlp", "shared_down": "mlp"}
     for draft in roles.drafts:
         read_by = {roles.names.get(reader.name, "") for reader in _readers(roles, draft)}
         behind = {roles.names.get(d.name, "") for v in draft.inputs for d in _path(v, made)}

@@ -118,11 +118,7 @@ def _chained(name: str, parts: list[tuple[str, list[Draft]]]) -> list[Segment]:
     found: list[Segment] = []
     for at, (key, drafts) in enumerate(parts):
         live = [value for value, used in last_use.items() if home[value] <= at < used]
-        reads = (
-            [v for draft in parts[at + 1][1] for v in draft.inputs if v in live]
-            if at + 1 < len(parts)
-            else []
-        )
+        reads = [v for draft in parts[at + 1][1] for v in draft.inputs if v in live] if at + 1 < len(parts) else []
         newest = [value for value in reads if home[value] == at] or reads
         output = newest[0] if newest else drafts[-1].outputs[-1]
         if at + 1 < len(parts) and not newest and not _starts_anew(parts[at + 1][1]):

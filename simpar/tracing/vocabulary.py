@@ -44,9 +44,7 @@ COPIES = _words(
 """Elements read and written once."""
 
 PRODUCTS = frozenset(["linear", "addmm", "mm", "matmul", "conv1d", "conv2d", "conv3d", "bmm", "baddbmm"])
-NORMS = frozenset(
-    ["layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"]
-)
+NORMS = frozenset(["layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"])
 LOSSES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"])
 DROPOUTS = frozenset(["dropout", "feature_dropout", "alpha_dropout"])
 ATTENTION = "scaled_dot_product_attention"

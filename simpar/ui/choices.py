@@ -68,10 +68,7 @@ class _Verdicts:
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.target = Target(
-            asked.graph,
-            asked.scenario.training,
-            asked.cluster.world_size,
-            asked.cluster.profile.devices_per_node,
+            asked.graph, asked.scenario.training, asked.cluster.world_size, asked.cluster.profile.devices_per_node
         )
 
     def __call__(self, change: Change) -> str | None:

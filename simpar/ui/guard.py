@@ -43,9 +43,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         status, words = refusal(scope["method"], headers)
         if status:
             await _refuse(send, status, words)
@@ -114,7 +112,7 @@ def _with_headers(send: Send) -> Send:
 async def _refuse(send: Send, status: int, words: str) -> None:
     body = json.dumps({"error": words}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({
-        "type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close"), *HEADERS],
-    })  # fmt: skip
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close"), *HEADERS]}
+    )
     await send({"type": "http.response.body", "body": body})

@@ -49,9 +49,7 @@ def exported(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, An
         perturbation=scenario.perturb(),
         with_timeline=False,
     )
-    said = (
-        f"Under {drafted.plan.stack}, the stack of {target}, the plan {memory_state(there, 'does not fit')}, "
-    )
+    said = f"Under {drafted.plan.stack}, the stack of {target}, the plan {memory_state(there, 'does not fit')}, "
     made = drafted.written(step_and_memory(there), f"{said}{format_seconds(there.step_time_s)} a step.")
     return {
         "name": f"{target}.zip",

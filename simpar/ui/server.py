@@ -146,9 +146,7 @@ def make_app(desk: Desk) -> Guard:
     async def hand_out(request: Request) -> Response:
         body = await _body(request)
         scenario, lossy = desk.scenario(body), body.get("lossy") is True
-        return JSONResponse(
-            {"file": await _apart(lambda: exported(scenario, body.get("target"), lossy=lossy))}
-        )
+        return JSONResponse({"file": await _apart(lambda: exported(scenario, body.get("target"), lossy=lossy))})
 
     async def take_in(request: Request) -> Response:
         body = await _body(request)

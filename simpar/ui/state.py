@@ -143,29 +143,21 @@ def with_job(data: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
         return result
     result["plan"] = {key: value for key, value in result.get("plan", {}).items() if key not in FOLLOWING}
     if "cluster.hardware" in job and isinstance(result.get("cluster"), dict):
-        result["cluster"] = {
-            key: value for key, value in result["cluster"].items() if key not in ("nvls", "sharp")
-        }
+        result["cluster"] = {key: value for key, value in result["cluster"].items() if key not in ("nvls", "sharp")}
     return result
 
 
 def read_state(data: Any, allowed: Allowed) -> Scenario:
     """The scenario of a state. Raises UserError for invalid data, and for files that the command line did not name."""
     if not isinstance(data, Mapping):
-        raise UserError(
-            f"{SOURCE}: a {type(data).__name__}: a state is a mapping with model, cluster, training, plan"
-        )
+        raise UserError(f"{SOURCE}: a {type(data).__name__}: a state is a mapping with model, cluster, training, plan")
     for key in data:
         if key not in SHOWN:
-            raise UserError(
-                f"{SOURCE}: unknown key {key}{files.suggest(str(key), SHOWN) or files.allowed(SHOWN)}"
-            )
+            raise UserError(f"{SOURCE}: unknown key {key}{files.suggest(str(key), SHOWN) or files.allowed(SHOWN)}")
     scenario = files.parse(Scenario, data, source=SOURCE)
     _known("model", scenario.model, (*catalogue(), *allowed.models))
     hardware = scenario.cluster.hardware
-    named = (
-        [group.hardware for group in hardware.groups] if isinstance(hardware, MixedProfile) else [hardware]
-    )
+    named = [group.hardware for group in hardware.groups] if isinstance(hardware, MixedProfile) else [hardware]
     for each in named:
         _known("cluster.hardware", each, (*files.bundled("clusters"), *allowed.hardware))
         if isinstance(each, ClusterProfile):  # otherwise files that it names would be opened
@@ -187,10 +179,7 @@ def _known(key: str, name: object, names: tuple[str, ...]) -> None:
 def ask(scenario: Scenario) -> Asked:
     """A scenario with its parts loaded; recently used parts are cached. Raises UserError."""
     model = json.dumps(scenario.model, sort_keys=True)
-    cluster = (
-        scenario.cluster.model_dump_json(),
-        json.dumps(scenario.perturbation.degraded_links, sort_keys=True),
-    )
+    cluster = (scenario.cluster.model_dump_json(), json.dumps(scenario.perturbation.degraded_links, sort_keys=True))
     stack = load_stack(scenario.stack or scenario.plan.stack or DEFAULT_STACK)
     return Asked(scenario, _graph(model, scenario.training), _cluster(*cluster), stack)
 
@@ -202,10 +191,7 @@ def _graph(model: str, training: Training) -> ModelGraph:
 
 @lru_cache(maxsize=16)
 def _cluster(choice: str, degraded: str) -> Cluster:
-    cluster, links = (
-        ClusterChoice.model_validate_json(choice),
-        Perturbations(degraded_links=json.loads(degraded)),
-    )
+    cluster, links = (ClusterChoice.model_validate_json(choice), Perturbations(degraded_links=json.loads(degraded)))
     training = Training(seq_len=1, global_batch=1)  # not used by the cluster
     return Scenario(model="", cluster=cluster, training=training, perturbation=links).build_cluster()
 

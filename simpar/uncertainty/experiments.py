@@ -45,9 +45,7 @@ class Decision:
         gained = 0.0
         for _ in range(min(most, len(self.options))):
             chosen = [at for at, _ in result]
-            gains = {
-                at: self._gain([*chosen, at]) - gained for at in range(len(self.options)) if at not in chosen
-            }
+            gains = {at: self._gain([*chosen, at]) - gained for at in range(len(self.options)) if at not in chosen}
             most_gained = max(gains.values())
             if most_gained < NOTHING:
                 break

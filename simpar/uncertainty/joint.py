@@ -101,9 +101,7 @@ def joint_errors(
     result = JointErrors.of(shares, [each.kin for each in everything.values()], layout_spread, common)
     if not measured:
         return result
-    return result.after(
-        [names.index(one.layout) for one in measured], np.array([one.error for one in measured])
-    )
+    return result.after([names.index(one.layout) for one in measured], np.array([one.error for one in measured]))
 
 
 def common_spread(interval_s: tuple[float, float], layout_spread: float) -> float:

@@ -57,9 +57,7 @@ class MemoryRisk:
     communicators: float
 
     @staticmethod
-    def of(
-        stack: str, table: Table, own: Sequence[OwnRuns] = (), *, has_few_channels: bool = False
-    ) -> MemoryRisk:
+    def of(stack: str, table: Table, own: Sequence[OwnRuns] = (), *, has_few_channels: bool = False) -> MemoryRisk:
         """The risk under a stack, by how many runs show its memory: published runs, and those it was learnt from.
 
         With ``has_few_channels`` (slow links) a communicator's buffers are at most what the stack states, so that
@@ -74,10 +72,7 @@ class MemoryRisk:
         before = MemoryRisk.of_runs(published, table.memory, knows_outside)
         if not peaks:
             return before
-        weight, after = (
-            table.learned.weight,
-            MemoryRisk.of_runs(published + peaks, table.memory, knows_outside),
-        )
+        weight, after = (table.learned.weight, MemoryRisk.of_runs(published + peaks, table.memory, knows_outside))
         squares = weight * after.habits**2 + sum(one.peaks * one.peak_error**2 for one in own)
         shown = max(after.habits, sqrt(squares / (weight + peaks)))
         return replace(after, habits=min(before.habits, shown))
@@ -126,9 +121,7 @@ class MemoryRisk:
         """
         result = room(0.0)
         for _ in range(0 if probability == AS_PREDICTED else rounds - 1):
-            result = room(
-                self.needed_bytes(probability, 0.0, parts._replace(moving_bytes=np.maximum(result, 0.0)))
-            )
+            result = room(self.needed_bytes(probability, 0.0, parts._replace(moving_bytes=np.maximum(result, 0.0))))
         return result
 
     def fit_probability(self, capacity_bytes: float, needed_bytes: float, parts: Parts) -> float:

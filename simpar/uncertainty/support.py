@@ -49,10 +49,7 @@ Shares = Callable[[Traits, Traits], bool]
 ASPECTS: dict[str, tuple[Shares, str]] = {
     "stack": (lambda one, two: one.stack == two.stack, "stack {stack}"),
     "device": (lambda one, two: one.device == two.device, "device {device}"),
-    "both": (
-        lambda one, two: (one.stack, one.device) == (two.stack, two.device),
-        "stack {stack} on device {device}",
-    ),
+    "both": (lambda one, two: (one.stack, one.device) == (two.stack, two.device), "stack {stack} on device {device}"),
     "kind": (
         lambda one, two: (one.stack, one.mixture) == (two.stack, two.mixture),
         "{kind} models under stack {stack}",
@@ -85,10 +82,7 @@ class Support:
         kind = "mixture" if traits.mixture else "dense"
         for aspect, (_, words) in ASPECTS.items():
             said = words.format(stack=traits.stack, device=traits.device, bits=traits.bits, kind=kind)
-            covered = (
-                aspect in ("both", "kind", "bits")
-                and not self.shared["stack" if aspect != "bits" else "device"]
-            )
+            covered = aspect in ("both", "kind", "bits") and not self.shared["stack" if aspect != "bits" else "device"]
             if self.shared[aspect] == 0 and not covered:
                 yield f"no measured run of {said}"
             elif self.shared[aspect] == 1 and aspect in ("stack", "device"):

@@ -55,9 +55,7 @@ class Standing:
         """Index of the tied layout of least expected regret; among equally good ones, the least ``complexity``."""
         tied = np.flatnonzero(self.tied)
         least = self.expected_regret[tied].min()
-        as_good = [
-            at for at in tied.tolist() if self.expected_regret[at] <= least + max(ALIKE, ALIKE_SHARE * least)
-        ]
+        as_good = [at for at in tied.tolist() if self.expected_regret[at] <= least + max(ALIKE, ALIKE_SHARE * least)]
         return min(as_good, key=lambda at: (complexity[at], self.expected_regret[at]))
 
 
@@ -119,9 +117,6 @@ def limit_s(step_s: Floats, parts_s: Floats, layout_spread: float) -> float:
     low, high = 1.0, MOST_BEHIND
     while high - low > CLOSE:
         factor = (low + high) / 2
-        more = (
-            np.append(step_s, factor * step_s[likeliest]),
-            np.vstack([parts_s, factor * parts_s[likeliest]]),
-        )
+        more = (np.append(step_s, factor * step_s[likeliest]), np.vstack([parts_s, factor * parts_s[likeliest]]))
         low, high = (factor, high) if standing(*more, layout_spread).tied[-1] else (low, factor)
     return low * float(step_s[likeliest])

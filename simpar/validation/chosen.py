@@ -53,9 +53,7 @@ class Chosen:
         result = planned(row)
         base = base_name(result.stack, "stacks", "stack"), base_name(result.hardware, "clusters", "hardware")
         stack = self.stack or (self._part(self.stacks, base[0], "stack") if self.file else result.stack)
-        hardware = self.hardware or (
-            self._part(self.clusters, base[1], "hardware") if self.file else result.hardware
-        )
+        hardware = self.hardware or (self._part(self.clusters, base[1], "hardware") if self.file else result.hardware)
         own, cluster = load_cluster(result.hardware), load_cluster(hardware)
         if own.device.name != cluster.device.name:
             raise Unmodelled(f"of another device ({own.device.name}, not {cluster.device.name})")

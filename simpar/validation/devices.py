@@ -133,9 +133,7 @@ def _by_words(device: str, network: str) -> str:
     if not device:
         raise Unmodelled("gpu_type not published")
     words, links = _words(device), _words(network)
-    known = [
-        (name.split(), link, profile) for name, link, profile in _PROFILES if words.issuperset(name.split())
-    ]
+    known = [(name.split(), link, profile) for name, link, profile in _PROFILES if words.issuperset(name.split())]
     sizes = {word for word in words if word.removesuffix("gb").isdigit() and word.endswith("gb")}
     named = {word for name, _, _ in known for word in name}
     if not known or words - named - sizes - _OTHER_WORDS:

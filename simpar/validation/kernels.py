@@ -25,9 +25,7 @@ COLUMNS = ("op", "gpu_type", "m", "n", "k")
 PRODUCTS = ("matmul", "group_matmul")
 LAUNCH_BOUND_S = 150 * US  # shorter framework calls measure the host
 THROTTLED_S = 0.03  # longer kernels run at the power-limited clock
-_DTYPES = {
-    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16"), "bf16"), **dict.fromkeys(("fp8", "float8"), "fp8"),
-}  # fmt: skip
+_DTYPES = {**dict.fromkeys(("bf16", "bfloat16", "fp16", "float16"), "bf16"), **dict.fromkeys(("fp8", "float8"), "fp8")}
 """dtypes of products, and what is modelled in their place: 16 bits are alike."""
 _DIRECTIONS = {"fwd": "fwd", "bwd": "bwd", "fwd+bwd": "both"}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -115,9 +113,7 @@ def _product(row: Row, device: str) -> Kernel:
     dtype = one_of(row, "dtype", _DTYPES, "bf16")
     accumulate = one_of(row, "accumulate", _BOOLEANS, text(row, "direction") == "bwd_grad_w")
     time = _measured_s(row, 2 * batch * m * n * k)
-    return Kernel(
-        text(row, "source"), device, "wgrad" if accumulate else "gemm", dtype, time, (m, n, k, batch)
-    )
+    return Kernel(text(row, "source"), device, "wgrad" if accumulate else "gemm", dtype, time, (m, n, k, batch))
 
 
 def _attention(row: Row, device: str) -> Kernel:

@@ -21,7 +21,5 @@ def of_a_layer(entry: Case) -> Prediction:
     The certainty of such a difference is not known.
     """
     twice = replace(entry, graph=replace(entry.graph, layers=entry.graph.layers * 2))
-    one_s, two_s = (
-        found.step_time_s - found.time_breakdown_s.optimizer for found in map(result_of, (entry, twice))
-    )
+    one_s, two_s = (found.step_time_s - found.time_breakdown_s.optimizer for found in map(result_of, (entry, twice)))
     return replace(predict(entry), step_time_s=(two_s - one_s) / len(entry.graph.layers), certainty=None)

@@ -40,11 +40,7 @@ def planned(row: Row) -> Case:
     plan, training = scenario.plan, scenario.training
     expected = {name: plan.get(name) for name in dict.fromkeys(PLAN_COLUMNS.values())}
     expected["dp"] = cluster.world_size // (plan.mesh.tp * plan.mesh.cp * plan.mesh.pp)
-    expected |= {
-        "n_gpus": cluster.world_size,
-        "seq_len": training.seq_len,
-        "global_batch_seqs": training.global_batch,
-    }
+    expected |= {"n_gpus": cluster.world_size, "seq_len": training.seq_len, "global_batch_seqs": training.global_batch}
     row = canonical(row)
     for name, own in expected.items():
         value = plain(row, name)

@@ -39,11 +39,7 @@ def canonical(row: Row) -> Row:
     result: dict[str, str] = {}
     for column, value in row.items():
         name = PLAN_COLUMNS.get(column, column)
-        if (
-            name in PLAN_COLUMNS.values()
-            and text(result, name) not in ("", text(row, column))
-            and text(row, column)
-        ):
+        if name in PLAN_COLUMNS.values() and text(result, name) not in ("", text(row, column)) and text(row, column):
             raise Unmodelled(f"{column} = {value} and {name} = {result[name]} mean the same; give one")
         result[name] = value if text(row, column) else result.get(name, "")
     return result

@@ -19,18 +19,7 @@ from simpar.errors import UserError
 from simpar.profiles import is_file
 from simpar.stacks.stack import load_stack
 from simpar.units import GB, GIB
-from simpar.validation.cells import (
-    Row,
-    Unmodelled,
-    beneath,
-    checked,
-    measurement,
-    number,
-    one_of,
-    plain,
-    text,
-    whole,
-)
+from simpar.validation.cells import Row, Unmodelled, beneath, checked, measurement, number, one_of, plain, text, whole
 from simpar.validation.devices import hardware_of, named_profile
 from simpar.validation.models import graph_of
 from simpar.validation.row_plan import canonical, global_batch, open_settings, plan_of
@@ -113,9 +102,7 @@ def case(row: Row, on: tuple[str, int] | None = None) -> Case:
     profile = named_profile(hardware)
     changes = beneath(row, "hardware").items()
     training = Training(
-        seq_len=whole(row, "seq_len"),
-        global_batch=global_batch(row, plan, devices),
-        documents=_documents(row),
+        seq_len=whole(row, "seq_len"), global_batch=global_batch(row, plan, devices), documents=_documents(row)
     )
     return Case(
         graph, hardware, devices, per_node, training, plan, stack, stack_changes, _fabric(row),

@@ -112,13 +112,7 @@ def _intervals(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
     """
     inside, widths = [], []
     for one in outcomes:
-        if (
-            one.interval_s
-            and one.measured
-            and one.measured.step_time_s
-            and one.prediction
-            and not one.suspect
-        ):
+        if one.interval_s and one.measured and one.measured.step_time_s and one.prediction and not one.suspect:
             low_s, high_s = one.interval_s
             inside.append(low_s <= one.measured.step_time_s <= high_s)
             widths.append((high_s - low_s) / (2 * one.prediction.step_time_s))
@@ -194,9 +188,7 @@ def _fit_accuracy(outcomes: Sequence[Outcome]) -> float | None:
 def _peers(outcomes: Sequence[Outcome]) -> Mapping[str, float | None]:
     """Errors of simpar and of the peer, on rows whose source publishes another tool's prediction."""
     time = [o for o in outcomes if o.measured and o.measured.peer_step_time_s and o.time_error is not None]
-    memory = [
-        o for o in outcomes if o.measured and o.measured.peer_memory_bytes and o.memory_error is not None
-    ]
+    memory = [o for o in outcomes if o.measured and o.measured.peer_memory_bytes and o.memory_error is not None]
     return {
         "peer_rows": float(len(time)),
         "peer_time_ape_mean": _percent([_peer(o, "time") for o in time], fmean),

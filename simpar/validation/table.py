@@ -30,9 +30,7 @@ DELIMITERS = (",", ";", "\t")
 
 
 @refuses_unknown_keywords
-def validate_table(
-    path: str | Path, *, using: str | Path | Chosen | None = None, jobs: int = -1
-) -> dict[str, Any]:
+def validate_table(path: str | Path, *, using: str | Path | Chosen | None = None, jobs: int = -1) -> dict[str, Any]:
     """Predicted against measured for every row of a CSV table: the JSON of ``simpar validate``.
 
     Rows are training runs, single kernels or collectives, told apart by their columns. Runs are predicted with the
@@ -131,9 +129,7 @@ def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
 
 def label(row: Row) -> str:
     """The name of a row: model, devices and layout."""
-    layout = " ".join(
-        f"{axis}{shown(row, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp") if text(row, axis)
-    )
+    layout = " ".join(f"{axis}{shown(row, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp") if text(row, axis))
     return f"{text(row, 'model_name')} on {shown(row, 'n_gpus')} {layout}".strip()
 
 

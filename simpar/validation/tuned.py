@@ -37,9 +37,7 @@ def settled(entry: Case) -> tuple[Case, Prediction]:
             reason = error
             continue
         per_token = found.step_time_s / choice.training.tokens_per_step
-        tried.append(
-            ((not found.fits, per_token if found.fits else found.peak_reserved_bytes), choice, found)
-        )
+        tried.append(((not found.fits, per_token if found.fits else found.peak_reserved_bytes), choice, found))
     if not tried:
         raise reason
     _, case, prediction = min(tried, key=lambda one: one[0])

@@ -132,9 +132,7 @@ def make_cluster(seed: int) -> SmallCluster:
     leaf = node // int(draw.choice([1, 2, 3]))
     num_nodes, num_leaves = int(node[-1]) + 1, int(leaf[-1]) + 1
     nic, up = 2 * world, 2 * world + 2 * num_nodes  # first a port each way a rank, then NICs, then uplinks
-    capacity = (
-        [4 * GB] * (2 * world) + [GB] * (2 * num_nodes) + [int(draw.choice([1, 2])) * GB] * (2 * num_leaves)
-    )
+    capacity = [4 * GB] * (2 * world) + [GB] * (2 * num_nodes) + [int(draw.choice([1, 2])) * GB] * (2 * num_leaves)
     if draw.random() < 0.3:
         capacity[up] //= 2
     speed = np.ones(world, dtype=int)
@@ -157,9 +155,7 @@ def make_cluster(seed: int) -> SmallCluster:
             ranks = np.flatnonzero(key == value)
             loads: dict[int, float] = {}
             for source, target in zip(ranks, np.roll(ranks, -1), strict=True):
-                for link, load in (
-                    path(source, target, 2 * (1 - 1 / len(ranks))).items() if source != target else ()
-                ):
+                for link, load in path(source, target, 2 * (1 - 1 / len(ranks))).items() if source != target else ():
                     loads[link] = loads.get(link, 0.0) + load
             if loads:
                 groups.append(Group(kind, tuple(map(int, ranks)), loads))
@@ -206,9 +202,7 @@ def write_out(cluster: SmallCluster, partition: Partition | None = None) -> tupl
     groups = [int(c) for c in np.unique(of[world : world + num_groups])]
     for rank in ranks:
         build.add_class(f"rank {rank}", int((of[:world] == rank).sum()))
-    streams = {
-        (s, r): build.add_stream(s, ranks.index(r)) for s in ("compute", *cluster.kinds()) for r in ranks
-    }
+    streams = {(s, r): build.add_stream(s, ranks.index(r)) for s in ("compute", *cluster.kinds()) for r in ranks}
     link_classes = [int(c) for c in np.unique(of[world + num_groups :])]
     for link in link_classes:
         build.add_link(f"link {link}", cluster.capacity[int(first[link]) - world - num_groups])
@@ -219,9 +213,7 @@ def write_out(cluster: SmallCluster, partition: Partition | None = None) -> tupl
         if what == "compute":
             for rank in ranks:
                 rate = cluster.speed[int(first[rank])]
-                op = found[step, rank] = int(
-                    build.add_ops(1, class_id=ranks.index(rank), fixed_ns=amount * rate)[0]
-                )
+                op = found[step, rank] = int(build.add_ops(1, class_id=ranks.index(rank), fixed_ns=amount * rate)[0])
                 build.place(streams["compute", rank], op)
                 for kind in ("tp", "send"):
                     if (rank, kind) in latest:
@@ -231,13 +223,11 @@ def write_out(cluster: SmallCluster, partition: Partition | None = None) -> tupl
         for group in (g for g in groups if cluster.groups[int(first[g]) - world].kind == what):
             members = [int(of[rank]) for rank in cluster.groups[int(first[group]) - world].ranks]
             op = found[step, group] = int(
-                build.add_ops(
-                    1, class_id=ranks.index(members[0]), fixed_ns=50, work_bytes=amount, route=routes[group]
-                )[0]
+                build.add_ops(1, class_id=ranks.index(members[0]), fixed_ns=50, work_bytes=amount, route=routes[group])[
+                    0
+                ]
             )
-            build.place(
-                [streams[what, m] for m in dict.fromkeys(members[:1] if what == "send" else members)], op
-            )
+            build.place([streams[what, m] for m in dict.fromkeys(members[:1] if what == "send" else members)], op)
             for member in dict.fromkeys(members[:1] if what == "send" else members):
                 if (member, "compute") in latest:
                     build.depend(op, latest[member, "compute"])
@@ -292,12 +282,6 @@ def folded_and_not():
         small, found = write_out(cluster, partition)
         world = len(cluster.speed)
         num_classes = len(np.unique(partition.class_of[:world]))
-        return (
-            flat,
-            list(full.values()),
-            small,
-            lambda t: expand(t, found, partition, full),
-            (num_classes, world),
-        )
+        return (flat, list(full.values()), small, lambda t: expand(t, found, partition, full), (num_classes, world))
 
     return both

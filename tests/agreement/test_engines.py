@@ -25,11 +25,7 @@ def some_changes(program, seed):
     draw = np.random.default_rng(seed)
     num_links = len(program.routes.link_names)
     changes = [
-        LinkChange(
-            int(draw.integers(0, 40_000)),
-            int(draw.integers(num_links)),
-            int(draw.choice([0, 1, 4])) * GB // 2,
-        )
+        LinkChange(int(draw.integers(0, 40_000)), int(draw.integers(num_links)), int(draw.choice([0, 1, 4])) * GB // 2)
         for _ in range(4)
     ]
     return changes + [LinkChange(10**6, link, GB) for link in range(num_links)]

@@ -121,9 +121,7 @@ def test_folded_equals_unfolded(case: Case) -> None:
     folded_ends = _ends_by_class(folded, case.timing)
     alone_ends = _ends_by_class(alone, reference.run(alone.program))
     for rank in range(16):
-        assert (
-            folded_ends[folded.quotient.class_of_rank[rank]] == alone_ends[alone.quotient.class_of_rank[rank]]
-        )
+        assert folded_ends[folded.quotient.class_of_rank[rank]] == alone_ends[alone.quotient.class_of_rank[rank]]
 
 
 def _ends_by_class(entry: Lowered, timing: Timing) -> dict[int, list[int]]:
@@ -132,9 +130,7 @@ def _ends_by_class(entry: Lowered, timing: Timing) -> dict[int, list[int]]:
     for class_id in range(entry.quotient.num_classes):
         mine = entry.slots.class_id == class_id
         action = entry.slots.action[mine]
-        found[class_id] = np.maximum.reduceat(
-            finish[mine], np.flatnonzero(np.diff(action, prepend=-1))
-        ).tolist()
+        found[class_id] = np.maximum.reduceat(finish[mine], np.flatnonzero(np.diff(action, prepend=-1))).tolist()
     return found
 
 
@@ -163,9 +159,7 @@ def test_degraded_link_slows_the_pipeline_that_crosses_it() -> None:
     for factor in (1.0, 0.01):
         cluster = load_cluster("dgx-h100", 2).with_degraded({"nic_tx[0]": factor})
         job = make_job(graph, cluster, Plan(pp=2, dp=8), training)
-        spans.append(
-            reference.run(lower(job, cluster, schedule_of(job.layout, training)).program).makespan_ns
-        )
+        spans.append(reference.run(lower(job, cluster, schedule_of(job.layout, training)).program).makespan_ns)
     assert spans[1] > spans[0]
 
 

@@ -66,10 +66,7 @@ def agree(target, model, **fixed):
     for found in answer.candidates:
         again = comes_back(target, problem, found.plan)
         if again is not None:
-            assert (again.step_time_s, again.peak_memory_bytes) == (
-                found.step_time_s,
-                found.peak_memory_bytes,
-            )
+            assert (again.step_time_s, again.peak_memory_bytes) == (found.step_time_s, found.peak_memory_bytes)
     return True
 
 
@@ -103,8 +100,7 @@ def test_every_target_has_models(target):
 @pytest.mark.parametrize(
     ("target", "model"),
     some(
-        [(target, "qwen3-8b") for target in FILES]
-        + [("megatron", "mixtral-8x7b"), ("megatron", "gpt3-1.3b")],
+        [(target, "qwen3-8b") for target in FILES] + [("megatron", "mixtral-8x7b"), ("megatron", "gpt3-1.3b")],
         1,
         tuples=True,
     ),
@@ -112,9 +108,7 @@ def test_every_target_has_models(target):
 def test_any_row_that_a_target_takes_comes_back(target, model):
     """Random layouts of the space of a target, of which most are no winners: the same step and memory."""
     training = simpar.Training(seq_len=1024, global_batch=16)
-    problem = make_problem(
-        model, simpar.Cluster("dgx-h100"), training, constraints=Constraints(portable=target)
-    )
+    problem = make_problem(model, simpar.Cluster("dgx-h100"), training, constraints=Constraints(portable=target))
     rows, seen = enumerate_space(problem), 0
     for row in np.random.default_rng(7).permutation(rows.count)[:60]:
         if seen == 12:
@@ -126,10 +120,7 @@ def test_any_row_that_a_target_takes_comes_back(target, model):
         again = comes_back(target, problem, plan)
         if again is not None:
             there = simpar.simulate(problem.graph, problem.cluster, plan, training, stack=problem.stack)
-            assert (again.step_time_s, again.peak_memory_bytes) == (
-                there.step_time_s,
-                there.peak_memory_bytes,
-            )
+            assert (again.step_time_s, again.peak_memory_bytes) == (there.step_time_s, there.peak_memory_bytes)
             seen += 1
     assert seen >= 8
 

@@ -56,10 +56,7 @@ CASES = {
         "staleness": [{"sync": "ssp", "staleness": 1, "zero": 0}],
         "servers": [{"servers": 2, "zero": 0}],
     },
-    "tensor_parallel": {
-        "sequence_parallel": [{"sequence_parallel": False}],
-        "overlap": [{"overlap": True}],
-    },
+    "tensor_parallel": {"sequence_parallel": [{"sequence_parallel": False}], "overlap": [{"overlap": True}]},
     "context_parallel": {
         "cp_method": [{"cp_method": "ulysses"}],
         "cp_balance": [{"cp_balance": "striped"}],
@@ -108,7 +105,7 @@ CASES = {
         "optimizer": [{"optimizer": "sgd"}, {"optimizer": "muon"}],
         "moment_dtype": [{"moment_dtype": "bf16"}],
     },
-}  # fmt: skip
+}
 WITHOUT_EFFECT = {"cp_method", "cp_balance", "stages"}
 """How context ranks work together, of which stages have none; and what all others are beside."""
 ROLES_SAY = {"sequence_parallel"}
@@ -141,9 +138,7 @@ def outcome(graph, plan, section="", values=None):
 
 def beside(plan, graph, *, roles):
     """A layout as a user writes it in stages, other keys left alone."""
-    stages = as_stages(
-        make_job(graph, CLUSTER, plan, TRAINING, "megatron").layout.to_plan(), graph, roles=roles
-    )
+    stages = as_stages(make_job(graph, CLUSTER, plan, TRAINING, "megatron").layout.to_plan(), graph, roles=roles)
     rows = plan.tensor_parallel.sequence_parallel
     return Plan(
         micro_batch=stages.micro_batch,
@@ -172,8 +167,6 @@ def test_nothing_beside_stages_is_dropped(section):
                 if outcome(graph, uniform, section, case) == usual:
                     continue
                 counting.add(field)
-                same = [
-                    roles for roles, form in forms.items() if outcome(graph, form, section, case) == usual
-                ]
+                same = [roles for roles, form in forms.items() if outcome(graph, form, section, case) == usual]
                 assert not same or (same == [True] and field in ROLES_SAY), (model, case, same)
     assert set(CASES[section]) - counting == WITHOUT_EFFECT & set(CASES[section])

@@ -54,13 +54,7 @@ def answers(result):
     times = {name: round(seconds * 1e9) for name, seconds in result.time_breakdown_s.model_dump().items()}
     memory = result.memory
     moving = [(stage.activations_bytes, stage.peak_op, stage.peak_time_s) for stage in memory.stages]
-    return (
-        round(result.step_time_s * 1e9),
-        times,
-        memory.peak_memory_bytes,
-        memory.peak_reserved_bytes,
-        moving,
-    )
+    return (round(result.step_time_s * 1e9), times, memory.peak_memory_bytes, memory.peak_reserved_bytes, moving)
 
 
 KEYS = {
@@ -73,7 +67,7 @@ KEYS = {
     "optimizer": ["adamw", "sgd", "lion"],
     "reduce_dtype": [None, "bf16", "fp32"],
     "gather_dtype": [None, "fp8", "fp32"],
-}  # fmt: skip
+}
 
 
 def drawn(draw, given):
@@ -118,11 +112,7 @@ def wider_plans(draw):
 
 
 @pytest.mark.parametrize("stack", some(STACKS, GATE))
-@given(
-    flat=plans(),
-    model=st.sampled_from(MODELS),
-    hardware=st.sampled_from(["dgx-h100", "rtx-3090-8", "a100-pcie-8"]),
-)
+@given(flat=plans(), model=st.sampled_from(MODELS), hardware=st.sampled_from(["dgx-h100", "rtx-3090-8", "a100-pcie-8"]))
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
 def test_stages_of_one_kind_are_the_uniform_plan(stack, flat, model, hardware):
     """Tensor, sequence, data and pipeline parallelism fall out of roles and states, under every stack's habits.
@@ -206,18 +196,14 @@ def test_every_piece_crosses_once(senders, receivers):
 def test_uneven_stages_on_different_meshes_run():
     """A deep narrow stage and a shallow wide one: all devices work, the plan survives its file."""
     graph, cluster = load_model("llama-3.2-1b"), simpar.Cluster("dgx-h100", nodes=2)
-    plan = as_stages(
-        make_job(graph, cluster, simpar.Plan(zero=1, tp=4, pp=2), TRAINING).layout.to_plan(), graph
-    )
+    plan = as_stages(make_job(graph, cluster, simpar.Plan(zero=1, tp=4, pp=2), TRAINING).layout.to_plan(), graph)
     first, second = plan.pipeline.stages
     stages = (
         first.model_copy(update={"layers": 4, "mesh": (1, 4)}),
         second.model_copy(update={"layers": 12, "mesh": (3, 4), "first_device": 4}),
     )
     training = simpar.Training(seq_len=1024, global_batch=12)
-    uneven = plan.model_copy(
-        update={"micro_batch": 3, "pipeline": plan.pipeline.model_copy(update={"stages": stages})}
-    )
+    uneven = plan.model_copy(update={"micro_batch": 3, "pipeline": plan.pipeline.model_copy(update={"stages": stages})})
     again = simpar.Plan.model_validate_json(uneven.model_dump_json())
     results = [simulate(graph, cluster, each, training) for each in (uneven, again)]
     assert results[0].step_time_s == results[1].step_time_s
@@ -230,8 +216,7 @@ def test_a_stage_holds_what_the_uniform_plan_on_its_mesh_does():
     graph, cluster = small("mixtral-8x7b"), simpar.Cluster("dgx-h100", nodes=2)
     meshes, common = ((4, 2), (2, 4)), {"zero": 3, "ep": 2, "pp": 2, "micro_batch": 4, "recompute": "full"}
     stages = tuple(
-        StagePlan(layers=2, first_device=8 * index, mesh=mesh, recompute="full")
-        for index, mesh in enumerate(meshes)
+        StagePlan(layers=2, first_device=8 * index, mesh=mesh, recompute="full") for index, mesh in enumerate(meshes)
     )
     own = simulate(graph, cluster, simpar.Plan(**common, pipeline={"stages": stages}), TRAINING)
     for index, (dp, tp) in enumerate(meshes):
@@ -260,9 +245,7 @@ def spoiled(plan, **changes):
 def test_impossible_stages_say_why(change, message):
     """The broken rule and what is allowed, in one line."""
     graph, cluster = load_model("tiny-llama"), simpar.Cluster("dgx-h100")
-    plan = as_stages(
-        make_job(graph, cluster, simpar.Plan(zero=1, tp=2, pp=2), TRAINING).layout.to_plan(), graph
-    )
+    plan = as_stages(make_job(graph, cluster, simpar.Plan(zero=1, tp=2, pp=2), TRAINING).layout.to_plan(), graph)
     with pytest.raises(UserError, match=message):
         simulate(graph, cluster, spoiled(plan, **change), TRAINING)
 
@@ -270,9 +253,7 @@ def test_impossible_stages_say_why(change, message):
 def test_impossible_roles_say_why():
     """An attention has no rows of a matrix to share out."""
     graph, cluster = load_model("tiny-llama"), simpar.Cluster("dgx-h100")
-    plan = as_stages(
-        make_job(graph, cluster, simpar.Plan(zero=1, tp=2, pp=2), TRAINING).layout.to_plan(), graph
-    )
+    plan = as_stages(make_job(graph, cluster, simpar.Plan(zero=1, tp=2, pp=2), TRAINING).layout.to_plan(), graph)
     sharding = plan.pipeline.stages[0].sharding
     layer = sharding["layer"]
     wrong = layer.model_copy(update={"operators": {**layer.operators, "attention": ("batch", "row")}})

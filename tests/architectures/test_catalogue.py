@@ -55,9 +55,7 @@ def test_mixtures_are_as_large_as_announced(name: str) -> None:
     graph, (total, active) = load_model(name), MIXTURES[name]
     assert graph.num_parameters() / 10**9 == pytest.approx(total, rel=0.015)
     table = graph.dims["vocab"] * graph.dims["hidden"] / 10**9
-    assert (
-        active - table - 0.04 * active <= graph.num_active_parameters() / 10**9 <= active * 1.03 + 2 * table
-    )
+    assert active - table - 0.04 * active <= graph.num_active_parameters() / 10**9 <= active * 1.03 + 2 * table
 
 
 def test_gpt_oss_counts_as_its_model_card() -> None:

@@ -13,8 +13,7 @@ from simpar.simulation import simulate
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [("bert-base", 109_514_298), ("bert-large", 335_174_458), ("roberta-base", 124_697_433)],
+    ("name", "count"), [("bert-base", 109_514_298), ("bert-large", 335_174_458), ("roberta-base", 124_697_433)]
 )
 def test_parameters_are_those_of_masked_language_models(name: str, count: int) -> None:
     """BertForMaskedLM and RobertaForMaskedLM of Hugging Face count as many."""
@@ -39,9 +38,7 @@ def test_nothing_is_masked() -> None:
 )
 def test_encoders_are_simulated(plan: Plan) -> None:
     """Time, memory and breakdown add up as for any model."""
-    result = simulate(
-        "bert-large", load_cluster("dgx-a100-80gb"), plan, Training(seq_len=512, global_batch=256)
-    )
+    result = simulate("bert-large", load_cluster("dgx-a100-80gb"), plan, Training(seq_len=512, global_batch=256))
     assert result.fits
     assert 0.05 < result.mfu < 0.7
     assert sum(result.time_breakdown_s.model_dump().values()) == pytest.approx(result.step_time_s, rel=1e-6)

@@ -69,9 +69,7 @@ def test_heads_must_divide(heads: int, kv: int) -> None:
 
 def test_multimodal_wrappers_hide_the_text_model() -> None:
     """The decoder of a wrapper is read from text_config."""
-    assert (
-        read({"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "llama"}}).num_parameters() > 0
-    )
+    assert read({"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "llama"}}).num_parameters() > 0
 
 
 @given(

@@ -119,9 +119,7 @@ def test_what_cannot_be_says_why(change: dict[str, Any], said: str) -> None:
         ("nemotron-3-nano", 845.0, 37888.0, 23 * 3 * (2 * 5376 - 2 * 4096)),
     ],
 )
-def test_model_flop_are_those_that_runs_print(
-    name: str, tflops: float, tokens_per_s: float, narrower: int
-) -> None:
+def test_model_flop_are_those_that_runs_print(name: str, tflops: float, tokens_per_s: float, narrower: int) -> None:
     """TFLOP/s over tokens/s is the model FLOP of a token, by Megatron-Core's formula.
 
     That takes the inner width of Mamba layers as twice the hidden size, ``narrower`` than which Nano's is, and leaves

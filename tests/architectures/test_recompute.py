@@ -43,9 +43,9 @@ DEEPSEEK = load_model("deepseek-v3")
 
 def saved(policy: str) -> float:
     """Bytes a DeepSeek-V3 layer with experts keeps for a token."""
-    habits = load_stack("megatron").model_copy(update={"memory": load_stack("megatron").memory.model_copy(
-        update={"pins_packed_qkv": False}
-    )})  # fmt: skip
+    habits = load_stack("megatron").model_copy(
+        update={"memory": load_stack("megatron").memory.model_copy(update={"pins_packed_qkv": False})}
+    )
     plan = resolve(Plan(dp=8, ep=8), habits)
     dims = rank_dims(DEEPSEEK, Layout.of(plan), TRAINING)
     block = DEEPSEEK.blocks["layer_moe"]
@@ -56,11 +56,7 @@ def test_names() -> None:
     """Known policies, and what they mean for a layer."""
     assert all(is_known(p) for p in ("none", "selective", "full", "every:3", "modules:moe_act+mla_up_proj"))
     assert not any(is_known(p) for p in ("every:0", "modules:", "modules:attention", "moe_act"))
-    assert (of_layer("every:2", 4), of_layer("every:2", 5), of_layer("selective", 5)) == (
-        "full",
-        "none",
-        "selective",
-    )
+    assert (of_layer("every:2", 4), of_layer("every:2", 5), of_layer("selective", 5)) == ("full", "none", "selective")
     assert module_names("modules:mlp+moe") == ("mlp", "moe")
     assert operators("modules:moe_act") == {"expert_clamp", "expert_activation"}
     assert operators("full") == frozenset()
@@ -129,9 +125,7 @@ def test_only_the_modules_run_again() -> None:
     block, view = DEEPSEEK.blocks["layer_moe"], RankView.of(job)
     again = {
         policy: [
-            s
-            for s in block_steps(RankBlock.of(block, view), recompute=policy).backward.steps
-            if s.kind == "recompute"
+            s for s in block_steps(RankBlock.of(block, view), recompute=policy).backward.steps if s.kind == "recompute"
         ]
         for policy in ("modules:moe_act", "modules:moe")
     }
@@ -148,7 +142,5 @@ def test_only_the_modules_run_again() -> None:
 
 def test_hardware_flop_count_what_runs_again() -> None:
     """Recomputing the up-projections of 61 + 1 layers adds their products once."""
-    extra = hardware_flop_per_token(DEEPSEEK, 4096, "modules:mla_up_proj") - model_flop_per_token(
-        DEEPSEEK, 4096
-    )
+    extra = hardware_flop_per_token(DEEPSEEK, 4096, "modules:mla_up_proj") - model_flop_per_token(DEEPSEEK, 4096)
     assert extra == 62 * 2 * 128 * (1536 * 192 + 512 * 256)

@@ -26,11 +26,9 @@ COUNTED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("multipliers of branches", "a norm before the gate of a mixer"),
     ),
     "bamba": ({**LLAMA, "attn_layer_indices": [1], "mamba_proj_bias": True}, ()),
-    "granitemoehybrid": (
-        {**LLAMA, "num_local_experts": 4, "shared_intermediate_size": 24, "layer_types": MIXED}, (),
-    ),
+    "granitemoehybrid": ({**LLAMA, "num_local_experts": 4, "shared_intermediate_size": 24, "layer_types": MIXED}, ()),
     "mamba2": ({**ALONE, "use_bias": True, "use_conv_bias": False}, ("convolutions without a bias",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", sorted(COUNTED))
@@ -44,11 +42,7 @@ def test_layers_have_what_their_kind_says() -> None:
     """Attention and a mixer side by side in Falcon-H1, one of the two elsewhere; positions where asked for."""
     both = read({"model_type": "falcon_h1", **LLAMA, "mamba_d_ssm": 64})
     assert set(both.layers) == {"attention_mamba"}
-    assert both.blocks["attention_mamba"].operator("attention_residual").inputs == (
-        "input",
-        "o_proj",
-        "out_proj",
-    )
+    assert both.blocks["attention_mamba"].operator("attention_residual").inputs == ("input", "o_proj", "out_proj")
     bamba = read({"model_type": "bamba", **LLAMA, "attn_layer_indices": [2]})
     assert bamba.layers == ("mamba", "mamba", "attention", "mamba")
     assert bamba.details.positions.rope.fraction == 0.5
@@ -68,7 +62,7 @@ def test_layers_have_what_their_kind_says() -> None:
         ("bamba", {**LLAMA, "attn_layer_indices": 3}, "attn_layer_indices = 3: allowed: a list of layers"),
         ("granitemoehybrid", {**LLAMA, "layer_types": ["mamba"]}, "for each of 4 layers"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_says_why(family: str, changes: dict[str, Any], said: str) -> None:
     """One line with the field, its value and what is allowed."""
     with pytest.raises(UserError) as error:

@@ -25,12 +25,7 @@ def llava(**more):
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [
-        ("t5-3b", 2_851_598_336),
-        ("t5-11b", 11_307_321_344),
-        ("mt5-xl", 3_742_619_648),
-        ("mt5-xxl", 12_921_057_280),
-    ],
+    [("t5-3b", 2_851_598_336), ("t5-11b", 11_307_321_344), ("mt5-xl", 3_742_619_648), ("mt5-xxl", 12_921_057_280)],
 )
 def test_encoder_decoders_have_the_published_number_of_parameters(name, parameters):
     """T5 and mT5 to the last parameter, the shared table counted once."""
@@ -73,9 +68,7 @@ def test_uniform_plans_run_on_two_towers():
     """A pipeline over both towers trains every token once, whatever the tensor parallelism."""
     cluster, training = simpar.Cluster("dgx-h100"), simpar.Training(seq_len=1024, global_batch=16)
     for graph in (llava(), load_model("t5-3b")):
-        results = [
-            simpar.simulate(graph, cluster, simpar.Plan(tp=tp, pp=2, zero=1), training) for tp in (1, 2)
-        ]
+        results = [simpar.simulate(graph, cluster, simpar.Plan(tp=tp, pp=2, zero=1), training) for tp in (1, 2)]
         assert results[0].speed.model_flops_per_step == results[1].speed.model_flops_per_step
         assert results[1].memory.static_memory_bytes < results[0].memory.static_memory_bytes
 
@@ -98,10 +91,7 @@ def test_tensor_parallelism_must_divide_every_tower():
     """A vision tower of 4 heads refuses tp = 8 although the language model has 8."""
     with pytest.raises(UserError, match="attention heads 4"):
         simpar.simulate(
-            llava(),
-            simpar.Cluster("dgx-h100"),
-            simpar.Plan(tp=8),
-            simpar.Training(seq_len=1024, global_batch=8),
+            llava(), simpar.Cluster("dgx-h100"), simpar.Plan(tp=8), simpar.Training(seq_len=1024, global_batch=8)
         )
 
 

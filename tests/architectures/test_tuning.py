@@ -63,9 +63,7 @@ def test_published_counts_of_trained_parameters(graph, rank, targets, count):
 
 def test_gpt3_with_adapters_of_rank_one():
     """LoRA, arXiv 2106.09685, table 4: 4.7 million parameters for query and value of GPT-3 175B at rank 1."""
-    assert trained(adapted(simpar.Model("gpt3-175b"), 1, ("q_proj", "v_proj"))) == pytest.approx(
-        4.7e6, rel=0.01
-    )
+    assert trained(adapted(simpar.Model("gpt3-175b"), 1, ("q_proj", "v_proj"))) == pytest.approx(4.7e6, rel=0.01)
 
 
 def test_only_adapters_have_gradients_and_states():
@@ -149,9 +147,7 @@ def test_frozen_weights_in_the_8_bits_that_products_read():
     assert narrow.step_time_s - wide.step_time_s == pytest.approx(1.023 * turned_s, rel=0.02)
     blackwell = make_cluster(load_cluster("hgx-b200").profile, 1)
     steps = [
-        simpar.simulate(
-            "llama-2-70b", blackwell, simpar.Plan(**plan, frozen_dtype=dtype), training
-        ).step_time_s
+        simpar.simulate("llama-2-70b", blackwell, simpar.Plan(**plan, frozen_dtype=dtype), training).step_time_s
         for dtype in ("bf16", "fp8")
     ]
     assert steps[0] == steps[1]
@@ -198,12 +194,8 @@ def test_shards_of_frozen_experts_are_gathered_among_those_that_hold_them():
     """ZeRO-3 with experts on 4 of 8 ranks: two gathers of all weights, experts in pairs, and next to no reduction."""
     plan = {"model": "mixtral-8x7b", "ep": 4, "zero": 3, "micro_batch": 1, "recompute": "none"}
     result, whole = step(**plan, lora_rank=8), step(**plan)
-    assert result.memory.stages[0].parameters_bytes == pytest.approx(
-        whole.memory.stages[0].parameters_bytes, rel=0.01
-    )
-    gathers = (
-        whole.communication["dp"].bytes_per_rank / 2
-    )  # as many bytes of fp32 gradients as of two gathers
+    assert result.memory.stages[0].parameters_bytes == pytest.approx(whole.memory.stages[0].parameters_bytes, rel=0.01)
+    gathers = whole.communication["dp"].bytes_per_rank / 2  # as many bytes of fp32 gradients as of two gathers
     assert result.communication["dp"].bytes_per_rank == pytest.approx(gathers, rel=0.02)
 
 

@@ -19,15 +19,7 @@ from simpar.report.bill import Amount, WholeRun
 COUNTS = [1, 2]
 AXES = {"tp": [1, 2], "pp": [1, 2], "micro_batch": [1, 2], "zero": [1]}
 HELD = {"schedule": "1f1b", "sequence_parallel": False, "overlap_grad_reduce": True}
-ONE = {
-    "cp": 1,
-    "ep": 1,
-    "vpp": 1,
-    "hsdp": 1,
-    "recompute": "none",
-    "tp_overlap": False,
-    "overlap_param_gather": True,
-}
+ONE = {"cp": 1, "ep": 1, "vpp": 1, "hsdp": 1, "recompute": "none", "tp_overlap": False, "overlap_param_gather": True}
 SMALL = ["search", "--model", "gpt2", "--hardware", "dgx-h100", "--seq-len", "1024", "--global-batch", "32", "--tokens",
          "10B", "--nodes", "2", "--zero", "1", "--tp", "1", "--pp", "1", "--cp", "1"]  # fmt: skip
 
@@ -73,9 +65,7 @@ def test_every_row_is_the_best_of_all_plans(problem, found):
         assert len(best[row.nodes]) > 4
         assert row.days == pytest.approx(min(days for days, _ in best[row.nodes]), rel=1e-9)
         assert row.dollars == pytest.approx(min(usd for _, usd in best[row.nodes]), rel=1e-9)
-    assert found.chosen.dollars == pytest.approx(
-        min(usd for plans in best.values() for _, usd in plans), rel=1e-9
-    )
+    assert found.chosen.dollars == pytest.approx(min(usd for plans in best.values() for _, usd in plans), rel=1e-9)
     deadline = sorted(row.days for row in found.rows)[1]
     in_time = HowMany(Wanted("dollars", deadline_days=deadline), found.rows)
     every = [usd for plans in best.values() for days, usd in plans if days <= deadline * (1 + 1e-9)]
@@ -93,9 +83,7 @@ def made_up(nodes, days, dollars):
     def between(value):
         return Amount(value=value, low=0.9 * value, high=1.1 * value)
 
-    total = WholeRun(
-        tokens=1, steps=1, days=between(days), device_hours=between(1.0), cost_usd=between(dollars)
-    )
+    total = WholeRun(tokens=1, steps=1, days=between(days), device_hours=between(1.0), cost_usd=between(dollars))
     return Row(nodes, 8 * nodes, run=total, is_certified=True)
 
 
@@ -127,10 +115,7 @@ def test_choice(wanted, chosen, surely):
     [
         (Wanted("dollars", deadline_days=20.0), "the quickest takes 29 days on 8 nodes: try --deadline 29d"),
         (Wanted("days", budget_usd=5.0), "the cheapest costs 10.0 dollars on 1 node: try --budget 10"),
-        (
-            Wanted("days", deadline_days=40.0, budget_usd=11.0),
-            "the cheapest by the deadline costs 12.0 dollars",
-        ),
+        (Wanted("days", deadline_days=40.0, budget_usd=11.0), "the cheapest by the deadline costs 12.0 dollars"),
         (Wanted("days", deadline_days=40.0, budget_usd=11.0), "the quickest within the budget takes 55 days"),
     ],
 )

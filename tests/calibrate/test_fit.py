@@ -35,9 +35,7 @@ def truth():
     stack = load_stack("simpar")
     launch = stack.launch.model_copy(update={"host_time_per_kernel_s": 0.0, "optimizer_passes": 0.5})
     numerics = stack.numerics.model_copy(update={"sum_bytes": 0.0})  # in the factor on whole steps of a CPU
-    return Machine(
-        device, stack.model_copy(update={"passes": PASSES, "launch": launch, "numerics": numerics})
-    )
+    return Machine(device, stack.model_copy(update={"passes": PASSES, "launch": launch, "numerics": numerics}))
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +59,7 @@ def samples(truth):
         for time in times.values():
             ways = {"forward": time.forward_s, "backward": time.backward_input_s + time.backward_weight_s}
             found += [
-                Sample(
-                    kind="operator", name=time.name, shape=(number,), direction=way, seconds=float(seconds)
-                )
+                Sample(kind="operator", name=time.name, shape=(number,), direction=way, seconds=float(seconds))
                 for way, seconds in ways.items()
                 if seconds
             ]
@@ -75,13 +71,7 @@ def samples(truth):
 
 def messages(request):
     """Collectives of a pair over 8 GB/s of which rings reach a quarter, gathers half as much again."""
-    known = {
-        "base_us": 50.0,
-        "port_hop_us": 20.0,
-        "port_efficiency": 0.25,
-        "gather_share": 1.5,
-        "scatter_share": 0.5,
-    }
+    known = {"base_us": 50.0, "port_hop_us": 20.0, "port_efficiency": 0.25, "gather_share": 1.5, "scatter_share": 0.5}
     cluster = load_cluster("laptop-cpu-4")
     values = {**fit.FIXED, "ll_efficiency": 1.0, "ll128_efficiency": 1.0, **known}
     cluster = Cluster(cluster.profile.model_copy(update={"collectives": values}), 1)

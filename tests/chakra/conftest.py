@@ -43,14 +43,7 @@ PLANS = {
             ]
         },
     },
-    "ulysses": {
-        "cp": 4,
-        "dp": 2,
-        "zero": 3,
-        "cp_method": "ulysses",
-        "cp_balance": "zigzag",
-        "micro_batch": 2,
-    },
+    "ulysses": {"cp": 4, "dp": 2, "zero": 3, "cp_method": "ulysses", "cp_balance": "zigzag", "micro_batch": 2},
 }
 """On eight devices, but for the first; of a mixture where there is expert parallelism."""
 

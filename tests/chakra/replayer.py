@@ -74,9 +74,7 @@ def read(data, rank):
             attribute = message(one)
             (kind,) = attribute.keys() - {1}
             value = attribute[kind][0]
-            said[attribute[1][0].decode()] = (
-                value.decode() if kind == 29 else bool(value) if kind == 27 else value
-            )
+            said[attribute[1][0].decode()] = value.decode() if kind == 29 else bool(value) if kind == 27 else value
         first = {key: (fields[key] or [0])[0] for key in (1, 3, 7)}
         node = Node(rank, first[1], (fields[2] or [b""])[0].decode(), first[3], after, first[7], said)
         assert node.id not in nodes, "ids are unique"
@@ -92,9 +90,7 @@ def replay(files, took=lambda node: node.duration_us, *, one_call=False):
     has one slot for what it calls and sends, from the call on: as ASTRA-sim has it.
     """
     groups = json.loads(files["comm_groups.json"])
-    ranks = [
-        read(files[f"trace.{rank}.et"], rank) for rank in range(sum(name.endswith(".et") for name in files))
-    ]
+    ranks = [read(files[f"trace.{rank}.et"], rank) for rank in range(sum(name.endswith(".et") for name in files))]
     waiting, behind, calls = {}, defaultdict(list), {}
     for rank, nodes in enumerate(ranks):
         nth = defaultdict(int)

@@ -63,9 +63,7 @@ def test_bytes_of_a_node():
 
 def test_dependencies_in_other_writings_are_read():
     """Unpacked ones and control dependencies; lists and floats among attributes are passed over."""
-    node = (
-        b"\x08\x09\x18\x04" + b"\x28\x01\x28\x02" + b"\x22\x01\x05" + b"\x52\x08\x0a\x01x\x2d\x00\x00\x80\x3f"
-    )
+    node = b"\x08\x09\x18\x04" + b"\x28\x01\x28\x02" + b"\x22\x01\x05" + b"\x52\x08\x0a\x01x\x2d\x00\x00\x80\x3f"
     data = b"\x00" + bytes([len(node)]) + node
     (found,) = decode(data, "file").nodes
     assert (found.id, found.kind, found.after, found.attributes) == (9, COMPUTE, (1, 2, 5), {})
@@ -86,9 +84,7 @@ def test_dependencies_in_other_writings_are_read():
 )
 def test_other_bytes_are_refused_in_a_line(data):
     """Text, cut ends, broken compression, numbers without end, values of the wrong kind."""
-    with pytest.raises(
-        UserError, match=r"trace.0.et: is not an execution trace of Chakra \(.*allowed"
-    ) as error:
+    with pytest.raises(UserError, match=r"trace.0.et: is not an execution trace of Chakra \(.*allowed") as error:
         decode(data, "trace.0.et")
     assert "\n" not in str(error.value)
 
@@ -112,13 +108,7 @@ def test_the_protobuf_library_reads_the_same():
 
     file = descriptor_pb2.FileDescriptorProto(name="t.proto", package="t", syntax="proto3")
     attribute = file.message_type.add(name="Attribute")
-    kinds = {
-        "name": (1, 9),
-        "int32_val": (7, 5),
-        "int64_val": (9, 3),
-        "bool_val": (27, 8),
-        "string_val": (29, 9),
-    }
+    kinds = {"name": (1, 9), "int32_val": (7, 5), "int64_val": (9, 3), "bool_val": (27, 8), "string_val": (29, 9)}
     for name, (number, kind) in kinds.items():
         attribute.field.add(name=name, number=number, type=kind, label=1)
     node = file.message_type.add(name="Node")

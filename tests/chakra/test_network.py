@@ -15,9 +15,7 @@ from .replayer import replay
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "astra_sim.py"))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "layout"), some(BENCHMARK["LAYOUTS"], BENCHMARK["LAYOUTS"][::3], tuples=True)
-)
+@pytest.mark.parametrize(("nodes", "layout"), some(BENCHMARK["LAYOUTS"], BENCHMARK["LAYOUTS"][::3], tuples=True))
 def test_times_of_the_network_file_say_the_step(nodes, layout):
     """Kernels as they say and communication from bytes, groups and network.yml alone, against the simulated step."""
     made = BENCHMARK["exported"](nodes, layout)

@@ -97,10 +97,7 @@ def test_collectives_wait_for_all_and_kernels_for_each_other(tmp_path):
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
-        (
-            [[call(0)], [call(0, comm_size=32)]],
-            "call 0 of group 1: all_reduce of 32 bytes on rank 1, all_reduce of 64",
-        ),
+        ([[call(0)], [call(0, comm_size=32)]], "call 0 of group 1: all_reduce of 32 bytes on rank 1, all_reduce of 64"),
         ([[call(0)], [kernel(0)]], "call 0 of group 1, all_reduce: rank 1 does not make it"),
         ([[message(SEND, 0)], [kernel(0)]], "from rank 0 to 1 with tag 3: 1 sent, 0 received"),
         ([[kernel(0)], [message(SEND, 0)]], "t.1.et: node 0 message: a message of ranks 0 and 1 in rank 1"),
@@ -182,14 +179,7 @@ def node(number, name, schema, inputs=(), outputs=(), parent=1, **attributes):
     ]
     said = {"op_schema": schema, **attributes}
     attrs = [{"name": key, "type": "string", "value": value} for key, value in said.items()]
-    return {
-        "id": number,
-        "name": name,
-        "ctrl_deps": parent,
-        "inputs": sides[0],
-        "outputs": sides[1],
-        "attrs": attrs,
-    }
+    return {"id": number, "name": name, "ctrl_deps": parent, "inputs": sides[0], "outputs": sides[1], "attrs": attrs}
 
 
 def mm(number, storage=10, **more):
@@ -218,9 +208,7 @@ def add(number, storage):
     return node(number, "aten::add_", schema, both, both[:1])
 
 
-def host_files(
-    folder, rows, ranks=2, groups=({"pg_name": "0", "ranks": [], "group_size": 2},), schema=SCHEMAS[-1]
-):
+def host_files(folder, rows, ranks=2, groups=({"pg_name": "0", "ranks": [], "group_size": 2},), schema=SCHEMAS[-1]):
     """The same rows as the traces of all ranks."""
     first = [
         node(1, "[pytorch|profiler|execution_trace|process]", ""),
@@ -241,9 +229,7 @@ def product_s():
 def sum_s():
     """What the sum takes there between two ranks."""
     cluster = DGX.in_training
-    return collective("all_reduce", np.array([[0, 1]]), cluster, size_bytes=4096.0).solo_time_s(
-        4096.0, cluster
-    )
+    return collective("all_reduce", np.array([[0, 1]]), cluster, size_bytes=4096.0).solo_time_s(4096.0, cluster)
 
 
 def moved_s(count):
@@ -278,11 +264,7 @@ def test_views_room_and_callers_take_nothing(tmp_path):
     weight, view = tensor(12, 128, 512, kind="c10::BFloat16"), tensor(12, 512, 128, kind="c10::BFloat16")
     rows = [
         node(
-            3,
-            "aten::linear",
-            "aten::linear(Tensor input, Tensor weight) -> Tensor",
-            (weight,),
-            (tensor(10, 256, 128),),
+            3, "aten::linear", "aten::linear(Tensor input, Tensor weight) -> Tensor", (weight,), (tensor(10, 256, 128),)
         ),
         node(4, "aten::t", "aten::t(Tensor(a) self) -> Tensor(a)", (weight,), (view,), parent=3),
         node(5, "aten::empty", "aten::empty(SymInt[] size) -> Tensor", (), (tensor(77, 9),)),
@@ -342,9 +324,7 @@ def test_process_groups_are_those_that_nccl_says(tmp_path):
     assert step_s(tmp_path, rows, groups=GROUPS) == pytest.approx(sum_s(), abs=1e-9)
 
 
-CONV = node(
-    3, "aten::convolution", "aten::convolution(Tensor input) -> Tensor", (tensor(1, 9),), (tensor(2, 9),)
-)
+CONV = node(3, "aten::convolution", "aten::convolution(Tensor input) -> Tensor", (tensor(1, 9),), (tensor(2, 9),))
 DOUBLE = mm(3) | {"inputs": {**mm(3)["inputs"], "types": ["Tensor(double)", "Tensor(double)"]}}
 
 
@@ -354,19 +334,11 @@ DOUBLE = mm(3) | {"inputs": {**mm(3)["inputs"], "types": ["Tensor(double)", "Ten
         ([all_reduce(3, 7)], {"groups": GROUPS}, "node 3 c10d::allreduce_: does not say its process group"),
         ([CONV], {}, "node 3 aten::convolution: has no price; allowed: products, attention"),
         ([DOUBLE], {}, "node 3 aten::mm computes in another type; device h100-sxm-80gb has"),
-        (
-            [mm(3)],
-            {"schema": "1.1.1-chakra.1.0.0"},
-            "schema = '1.1.1-chakra.1.0.0'; allowed: 1.0.2-chakra.0.0.4",
-        ),
+        ([mm(3)], {"schema": "1.1.1-chakra.1.0.0"}, "schema = '1.1.1-chakra.1.0.0'; allowed: 1.0.2-chakra.0.0.4"),
         ([{"id": 3}], {}, "nodes[2]: KeyError 'attrs'; allowed: id, name"),
         ([7], {}, "nodes[2]: TypeError '7' is not a mapping"),
         ([mm(3), mm(4, parent=5), mm(5, parent=4)], {}, "ctrl_deps: some nodes call each other"),
-        (
-            [node(3, "c10d::gather_", "c10d::gather_(Tensor[] a) -> Work")],
-            {},
-            "node 3 c10d::gather_: is not read",
-        ),
+        ([node(3, "c10d::gather_", "c10d::gather_(Tensor[] a) -> Work")], {}, "node 3 c10d::gather_: is not read"),
         ([], {}, "has no operators"),
         (
             [mm(3)],
@@ -385,9 +357,7 @@ def test_traces_of_torch_that_cannot_be_read_are_refused(rows, more, said, tmp_p
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "data", [b"{", b"[]", b'{"nodes": []}', b'{"schema": "1.1.1-chakra.0.0.4"}', b"\xff\xfe"]
-)
+@pytest.mark.parametrize("data", [b"{", b"[]", b'{"nodes": []}', b'{"schema": "1.1.1-chakra.0.0.4"}', b"\xff\xfe"])
 def test_files_that_are_no_traces_are_refused(data, tmp_path):
     """Cut JSON, other JSON, other bytes, gzipped or not."""
     for name, content in (
@@ -415,9 +385,7 @@ def test_a_trace_that_torch_made_is_replayed():
     assert said["communication"]["all_reduce"]["calls"] == 2
     assert said["communication"]["all_reduce"]["bytes"] == 4 * (32 * 16 + 16)
     assert said["communication"]["send"]["bytes"] == 16
-    products = (
-        float(KernelModel(DGX.device, "fp32").gemm_time_s(*shape)) for shape in ((8, 16, 32), (16, 32, 8))
-    )
+    products = (float(KernelModel(DGX.device, "fp32").gemm_time_s(*shape)) for shape in ((8, 16, 32), (16, 32, 8)))
     assert sum(products) < min(said["compute_s"]) < said["step_time_s"]
     shown = run(*MADE, "--hardware", "dgx-h100")
     assert "a step on 2 ranks" in shown.output

@@ -25,9 +25,7 @@ def folded_step_us(label, **kinds):
     """The step as it is simulated by default: one rank of each class, blocks as single ops."""
     job, cluster = job_and_cluster(label, **kinds)
     plan, training = Plan.model_validate(PLANS[label]), TRAINING
-    return (
-        simulate(job.graph, cluster, plan, training, stack=job.stack, with_timeline=False).step_time_s * 1e6
-    )
+    return simulate(job.graph, cluster, plan, training, stack=job.stack, with_timeline=False).step_time_s * 1e6
 
 
 @pytest.mark.parametrize("label", some(PLANS, 6))

@@ -91,10 +91,7 @@ def test_what_has_no_node_is_refused():
 def test_more_ops_than_are_written_are_refused_before_they_are_made(monkeypatch):
     """With what makes them fewer."""
     monkeypatch.setattr("simpar.chakra.write.MOST_OPS", 1000)
-    assert (
-        " ops on 8 ranks: execution traces write all of them; allowed: 1,000 (fewer microbatches"
-        in refusal(dp=8)
-    )
+    assert " ops on 8 ranks: execution traces write all of them; allowed: 1,000 (fewer microbatches" in refusal(dp=8)
 
 
 def test_lossy_writes_copies_as_work_of_the_host():
@@ -114,21 +111,8 @@ def run(*words):
 def test_the_command_writes_what_the_step_is(tmp_path):
     """Step time as simulated, files in the folder, JSON with their names."""
     plan = tmp_path / "plan.json"
-    plan.write_text(
-        json.dumps({"tp": 2, "dp": 4, "zero": 1, "model": "tiny-llama", "training": TRAINING.model_dump()})
-    )
-    words = (
-        "export",
-        plan,
-        "--to",
-        "chakra",
-        "-o",
-        tmp_path / "out",
-        "--hardware",
-        "dgx-h100",
-        "--json",
-        "-",
-    )
+    plan.write_text(json.dumps({"tp": 2, "dp": 4, "zero": 1, "model": "tiny-llama", "training": TRAINING.model_dump()}))
+    words = ("export", plan, "--to", "chakra", "-o", tmp_path / "out", "--hardware", "dgx-h100", "--json", "-")
     found = run(*words)
     assert found.exit_code == 0, found.output
     said = json.loads(found.stdout)

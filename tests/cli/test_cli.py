@@ -26,9 +26,7 @@ from simpar.report.sweep import Sweep, Swept, print_sweep
 from tests.conftest import make_result, make_timeline
 from tests.gate import some
 
-HEAVY = (
-    "numpy", "scipy", "pandas", "matplotlib", "networkx", "numba", "torch", "simpy", "pydantic", "ruamel",
-)  # fmt: skip
+HEAVY = ("numpy", "scipy", "pandas", "matplotlib", "networkx", "numba", "torch", "simpy", "pydantic", "ruamel")
 COMMANDS = (
     "simulate", "search", "check", "compare", "report", "export", "import", "run", "explain", "replay", "ui", "plot",
     "calibrate", "learn", "validate", "list", "schema", "doctor", "hardware",
@@ -104,10 +102,7 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
         (["simulate", "gpt2-laptop", "--hardware", "DGX-H100"], "did you mean 'dgx-h100'"),
         (["simulate", "Llama-3-8B"], "is a model, not a scenario: use --model llama-3-8b --hardware NAME"),
         (["simulate", "gpt2-laptop", "--gpus", "8"], "did you mean --nodes"),
-        (
-            ["simulate", "gpt2-laptop", "--schedule", "zero-bubble"],
-            "did you mean 'zb-h1' or 'zb-h2' or 'zb-v'",
-        ),
+        (["simulate", "gpt2-laptop", "--schedule", "zero-bubble"], "did you mean 'zb-h1' or 'zb-h2' or 'zb-v'"),
         (["simulate", "gpt2-laptop", "--set", "zero=3"], "did you mean --set plan.zero=...?"),
         (["simulate", "gpt2-laptop", "--set", "seq_len=8"], "did you mean --set training.seq_len=...?"),
         (["simulate", "gpt2-laptop", "--set", "training.seq_len=4k"], "write the number out: 4096 or 4000"),
@@ -118,29 +113,14 @@ def test_there_is_no_command_that_does_not_work_yet(capsys):
         (["simulate", "gpt2-laptop", "--recompute", "some"], "recompute"),
         (["simulate", "gpt2-laptop", "--engine", "magic"], "magic"),
         (["simulate", "gpt2-laptop", "--seq-len", "1000000000000000"], "training.seq_len = 1000000000000000"),
+        (["simulate", "gpt2-laptop", "--global-batch", "8000000000000"], "training.global_batch = 8000000000000"),
         (
-            ["simulate", "gpt2-laptop", "--global-batch", "8000000000000"],
-            "training.global_batch = 8000000000000",
-        ),
-        (
-            [
-                "simulate",
-                "gpt2-laptop",
-                "--global-batch",
-                "8000000000",
-                "--micro-batch",
-                "1000000000",
-                "--pp",
-                "1",
-            ],
+            ["simulate", "gpt2-laptop", "--global-batch", "8000000000", "--micro-batch", "1000000000", "--pp", "1"],
             "plan.micro_batch = 1000000000",
         ),
         (["simulate", "gpt2-laptop", "--jitter", "5"], "perturbation.jitter.sigma = 5"),
         (["simulate", "gpt2-laptop", "--jitter", "0.1", "--seeds", "0"], "perturbation.jitter.seeds = 0"),
-        (
-            ["simulate", "gpt2-laptop", "--set", "perturbation.slow_ranks.0=1e15"],
-            "perturbation.slow_ranks.0 = 1",
-        ),
+        (["simulate", "gpt2-laptop", "--set", "perturbation.slow_ranks.0=1e15"], "perturbation.slow_ranks.0 = 1"),
         (
             [
                 "simulate",
@@ -220,11 +200,7 @@ def test_a_sweep_is_as_wide_as_the_terminal(width):
     out = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
     print_sweep(Sweep(tuple(rows)), out)
     said = re.sub(r"\x1b\[[0-9;]*m", "", out.file.getvalue()).splitlines()
-    table = (
-        said[: next(at for at, line in enumerate(said) if line.startswith("left out"))]
-        if width == 80
-        else said[:4]
-    )
+    table = said[: next(at for at, line in enumerate(said) if line.startswith("left out"))] if width == 80 else said[:4]
     assert all(len(line.rstrip()) <= width for line in table)
     assert not any("…" in line for line in said)
     assert f"zero=3 recompute=none: {'no ' * 40}".strip() in "\n".join(said)
@@ -249,9 +225,7 @@ def test_one_run_writes_every_output(tmp_path, capsys):
     assert "traceEvents" in json.loads((tmp_path / "t.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "kind", some(["timeline", "memory", "breakdown", "heatmap"], ["memory", "breakdown"])
-)
+@pytest.mark.parametrize("kind", some(["timeline", "memory", "breakdown", "heatmap"], ["memory", "breakdown"]))
 def test_a_saved_result_can_be_plotted(result, kind, tmp_path, capsys):
     """Simpar plot reads what simulate --json wrote."""
     result.save(tmp_path / "r.json")
@@ -355,9 +329,7 @@ def test_schemas_are_printed(what, capsys):
     assert json.loads(capsys.readouterr().out)["properties"]
 
 
-@pytest.mark.parametrize(
-    ("what", "kind"), [("profile", "clusters"), ("device", "devices"), ("stack", "stacks")]
-)
+@pytest.mark.parametrize(("what", "kind"), [("profile", "clusters"), ("device", "devices"), ("stack", "stacks")])
 def test_schemas_take_the_files_that_ship(what, kind):
     """Quantities with units, power as one or by parts; a file that is like another needs its name only."""
     jsonschema = pytest.importorskip("jsonschema", reason="an editor's validator is not installed")
@@ -431,17 +403,13 @@ def told_a_shell(**asked):
     """What the program answers a shell that completes."""
     environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])} | asked
     command = [sys.executable, "-c", "from simpar.cli import main; main()"]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=60
-    ).stdout
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     some(
-        [("simpar exp", "export"), ("simpar simulate --hard", "--hardware"), ("simpar comp", "compare")],
-        2,
-        tuples=True,
+        [("simpar exp", "export"), ("simpar simulate --hard", "--hardware"), ("simpar comp", "compare")], 2, tuples=True
     ),
 )
 def test_commands_and_flags_complete_in_a_shell(words, expected):

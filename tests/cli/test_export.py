@@ -268,18 +268,13 @@ def test_a_nearest_plan_fits_or_is_refused(tmp_path, capsys):
     assert "(--nearest --force exports it anyway)" in refused
     assert not out.exists()
     assert cli.run([*command, "--force"]) == 0
-    assert (
-        "note: Not the plan but the nearest that can be said: zero = 1: does not fit"
-        in capsys.readouterr().out
-    )
+    assert "note: Not the plan but the nearest that can be said: zero = 1: does not fit" in capsys.readouterr().out
 
 
 def test_a_key_of_a_scenario_in_the_wrong_place_is_named(tmp_path, capsys):
     """What says a plan and is no result is a scenario: nothing in it is passed over."""
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "model: gpt2\nhardware: dgx-h100\ntraining: {seq_len: 512, global_batch: 8}\nplan: {dp: 8}\n"
-    )
+    path.write_text("model: gpt2\nhardware: dgx-h100\ntraining: {seq_len: 512, global_batch: 8}\nplan: {dp: 8}\n")
     assert cli.run(["export", str(path), "--to", "megatron", "-o", str(tmp_path / "there")]) == 2
     line = f"{path}:2: unknown key hardware; did you mean cluster.hardware?\n"
     assert capsys.readouterr().err == line

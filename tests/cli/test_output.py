@@ -34,9 +34,8 @@ def test_a_reader_that_left_is_no_error(command):
     os.close(read)
     with os.fdopen(write, "wb") as pipe:
         ran = subprocess.run(
-            [sys.executable, "-m", "simpar", *command],
-            check=False, stdout=pipe, stderr=subprocess.PIPE, timeout=120,
-        )  # fmt: skip
+            [sys.executable, "-m", "simpar", *command], check=False, stdout=pipe, stderr=subprocess.PIPE, timeout=120
+        )
     assert (ran.returncode, ran.stderr) == (141, b"")
 
 
@@ -131,7 +130,7 @@ def test_the_summary_of_every_command_is_whole(group, capsys, monkeypatch):
         (["search", *SMALL, "--over", "nodes=1", "--backend", "spark"], "unknown backend 'spark'"),
         (["schema"], "plan|scenario|profile|device|stack|reliability"),
     ],
-)  # fmt: skip
+)
 def test_one_line_says_whose_fault_it_is(arguments, message, capsys):
     """What the command line gave is not blamed on a line of the file, and a remedy is a flag that exists."""
     assert cli.run(arguments) == 2
@@ -153,9 +152,7 @@ def test_published_figures_belong_to_the_run_that_was_published(capsys):
 def test_a_scenario_needs_no_suffix(tmp_path, monkeypatch, capsys):
     """A file that is there is read, whatever it is called; a file is no folder to export to, nor the other way."""
     file = tmp_path / "mine"
-    file.write_text(
-        "model: gpt2\ncluster: {hardware: laptop-cpu-4}\ntraining: {seq_len: 128, global_batch: 8}\n"
-    )
+    file.write_text("model: gpt2\ncluster: {hardware: laptop-cpu-4}\ntraining: {seq_len: 128, global_batch: 8}\n")
     assert cli.run(["simulate", str(file)]) == 0
     assert cli.run(["export", str(file), "--to", "torch", "--lossy", "-o", str(file)]) == 2
     assert f"--output {file}: is a file; allowed: a folder" in capsys.readouterr().err

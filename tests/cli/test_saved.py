@@ -204,9 +204,7 @@ def test_a_profile_in_a_scenario_is_read_as_strictly(tmp_path, capsys, wrong, sa
         f"scale_up: {{kind: shared_memory, latency: 1 us, {wrong}}}, "
         "host: {memory_bytes: 1 GiB, memory_bandwidth: 1 GB/s, pcie_bandwidth: 1 GB/s}}"
     )
-    path.write_text(
-        f"model: gpt2\ncluster:\n  hardware: {hardware}\ntraining: {{seq_len: 128, global_batch: 8}}\n"
-    )
+    path.write_text(f"model: gpt2\ncluster:\n  hardware: {hardware}\ntraining: {{seq_len: 128, global_batch: 8}}\n")
     assert cli.run(["simulate", str(path)]) == 2
     error = capsys.readouterr().err
     assert f"scenario.yaml:3: {said}" in error

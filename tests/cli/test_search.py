@@ -157,17 +157,7 @@ def test_flags_that_are_named_where_nothing_fits_have_a_plan_that_does(options, 
     """Each of them, in place of what was given."""
 
     def command(changed):
-        words = [
-            "search",
-            "--model",
-            "llama-3-8b",
-            "--hardware",
-            "dgx-h100",
-            "--seq-len",
-            "4096",
-            "--top",
-            "1",
-        ]
+        words = ["search", "--model", "llama-3-8b", "--hardware", "dgx-h100", "--seq-len", "4096", "--top", "1"]
         for flag, value in ({"--nodes": "1", "--global-batch": "16"} | changed).items():
             each = [f"{name}={one}" for name, one in value.items()] if flag == "--fix" else [value]
             words += [word for one in each for word in (flag, one)]
@@ -210,9 +200,7 @@ def test_ctrl_c_prints_the_best_so_far_with_its_gap(monkeypatch, tmp_path, capsy
 
     monkeypatch.setattr(BranchAndBound, "simulate", interrupted)
     plan = tmp_path / "plan.json"
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored where a shell runs tests behind itself
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs tests behind itself
     try:
         assert cli.run([*SMALL, "--objective", "time", "-o", str(plan)]) == 130
     finally:
@@ -232,9 +220,7 @@ def test_a_time_limit_is_no_error(tmp_path, capsys):
     assert (found["stopped"], found["certified_optimal"]) == ("time limit", False)
     assert 0 < found["gap"] <= 1
     assert Plan.load(plan).mesh.world_size == 8
-    assert (
-        cli.run([*ONE_STAGE, "--time-limit", "2 h", "--jobs", "2", "--backend", "local", "--top", "1"]) == 0
-    )
+    assert cli.run([*ONE_STAGE, "--time-limit", "2 h", "--jobs", "2", "--backend", "local", "--top", "1"]) == 0
     assert "stopped" not in capsys.readouterr().out
 
 
@@ -243,10 +229,7 @@ def test_a_grid_of_searches_is_drawn_as_a_heat_map(tmp_path, capsys):
     """Every cell is what its own search finds; what does not fit says so; the picture is written."""
     grid, picture = tmp_path / "grid.json", tmp_path / "grid.svg"
     assert (
-        cli.run(
-            [*SMALL, "--over", "model=tiny-llama,llama-3.1-405b", "--over", "nodes=1,2", "--json", str(grid)]
-        )
-        == 0
+        cli.run([*SMALL, "--over", "model=tiny-llama,llama-3.1-405b", "--over", "nodes=1,2", "--json", str(grid)]) == 0
     )
     said = capsys.readouterr().out
     assert all(words in said for words in ("nothing fits", "90 % interval", "over 99 % sure"))
@@ -259,21 +242,14 @@ def test_a_grid_of_searches_is_drawn_as_a_heat_map(tmp_path, capsys):
     alone = tmp_path / "alone.json"
     assert cli.run([*SMALL, "--nodes", "2", "--json", str(alone)]) == 0
     first = json.loads(alone.read_text())["candidates"][0]
-    for figure in (
-        "step_time_s",
-        "step_time_interval_s",
-        "reserved_memory_interval_bytes",
-        "fit_probability",
-    ):
+    for figure in ("step_time_s", "step_time_interval_s", "reserved_memory_interval_bytes", "fit_probability"):
         assert first[figure] == cells[1]["best"][figure]
     assert cli.run(["plot", str(grid), "--kind", "heatmap", "-o", str(picture)]) == 0
     assert picture.read_text().startswith("<?xml")
     assert cli.run(["plot", str(grid), "--kind", "timeline", "-o", str(picture)]) == 2
 
 
-def test_what_is_worth_measuring_is_a_table_and_plans_that_simulate_as_they_are(
-    tmp_path, capsys, monkeypatch
-):
+def test_what_is_worth_measuring_is_a_table_and_plans_that_simulate_as_they_are(tmp_path, capsys, monkeypatch):
     """The hint names the command that learns from it; a table that is there is never written over."""
     monkeypatch.chdir(tmp_path)
     asked = [*ONE_STAGE, "--suggest", "2", "--suggest-to", "runs.csv", "--json", "answer.json"]
@@ -317,9 +293,7 @@ def test_suggestions_that_cannot_be_are_one_line(flags, why, capsys, tmp_path, m
 @pytest.mark.parametrize("flags", [["-o"], ["--json"], ["--csv"], ["--suggest", "2", "--suggest-to"]])
 def test_what_cannot_be_written_is_said_before_the_search(flags, capsys, tmp_path, monkeypatch):
     """In one line: nobody waits for an answer that has no place."""
-    monkeypatch.setattr(
-        "simpar.planner.api.find_space", lambda *_: pytest.fail("searched before that was known")
-    )
+    monkeypatch.setattr("simpar.planner.api.find_space", lambda *_: pytest.fail("searched before that was known"))
     path = tmp_path / "none" / "out.csv"
     assert cli.run([*SMALL, *flags, str(path)]) == 2
     assert capsys.readouterr().err == f"{path}: cannot be written (No such file or directory)\n"

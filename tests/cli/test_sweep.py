@@ -12,18 +12,7 @@ from simpar.cli.sweep import parse
 from simpar.report.result import Result
 from simpar.verbs import scenario_key
 
-SMALL = [
-    "--model",
-    "small-llama",
-    "--hardware",
-    "dgx-h100",
-    "--nodes",
-    "2",
-    "--seq-len",
-    "512",
-    "--global-batch",
-    "32",
-]
+SMALL = ["--model", "small-llama", "--hardware", "dgx-h100", "--nodes", "2", "--seq-len", "512", "--global-batch", "32"]
 
 
 def test_every_combination_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

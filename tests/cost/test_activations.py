@@ -63,9 +63,7 @@ SCORES = 5 * HEADS * S / HIDDEN
 )
 def test_gpt_layer(tp: int, sp: bool, recompute: str, factor: float) -> None:
     """S b h times 34 + 5as/h, and its tensor-parallel, sequence-parallel, selective and full variants."""
-    assert saved("megatron-22b", UNFUSED, tp=tp, sp=sp, recompute=recompute) == pytest.approx(
-        factor * SBH, rel=1e-9
-    )
+    assert saved("megatron-22b", UNFUSED, tp=tp, sp=sp, recompute=recompute) == pytest.approx(factor * SBH, rel=1e-9)
 
 
 @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, True)])
@@ -77,8 +75,7 @@ def test_llama_layer_with_flash_attention(tp: int, sp: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "width"),
-    [("fp8", 1), ("nvfp4", 0.5 + 1 / 16), ("mxfp4", 0.5 + 1 / 32), ("mxfp8", 1 + 1 / 32)],
+    ("precision", "width"), [("fp8", 1), ("nvfp4", 0.5 + 1 / 16), ("mxfp4", 0.5 + 1 / 32), ("mxfp8", 1 + 1 / 32)]
 )
 def test_casts_that_narrow_products_keep(precision: str, width: float) -> None:
     """Inputs of qkv, gate and down as cast, scales included; the attention result for itself and for its projection."""
@@ -107,13 +104,10 @@ def test_a_product_that_is_computed_again_is_not_kept() -> None:
     dims, block = rank_dims(graph, Layout.of(plan), training), graph.blocks[graph.layers[0]]
     kept, not_kept = (block_activations(block, dims, stack, DecidedNumerics()) for stack in (CLEAN, again))
     assert kept.saved_bytes - not_kept.saved_bytes == 2 * f * S * B
-    assert (
-        not_kept.backward_workspace_bytes >= (2 * f + 2 * f + 4 * f) * S * B
-    )  # it, its gradient, both inputs'
+    assert not_kept.backward_workspace_bytes >= (2 * f + 2 * f + 4 * f) * S * B  # it, its gradient, both inputs'
     kernels = KernelModel(load_device("h100-sxm-80gb"))
     kept_times, again_times = (
-        {each.name: each for each in operator_times(block.operators, dims, kernels, stack)}
-        for stack in (CLEAN, again)
+        {each.name: each for each in operator_times(block.operators, dims, kernels, stack)} for stack in (CLEAN, again)
     )
     longer = again_times["activation"].backward_input_s - kept_times["activation"].backward_input_s
     assert longer == pytest.approx(2 * f * S * B / kernels.bandwidth)
@@ -128,9 +122,7 @@ def test_eager_llama_keeps_49_sbh() -> None:
 
 def test_recompute_orders_memory() -> None:
     """Full keeps less than selective, selective less than none."""
-    full, selective, none = (
-        saved("megatron-22b", UNFUSED, recompute=r) for r in ("full", "selective", "none")
-    )
+    full, selective, none = (saved("megatron-22b", UNFUSED, recompute=r) for r in ("full", "selective", "none"))
     assert full < selective < none
 
 
@@ -198,12 +190,7 @@ def test_arrays_give_what_scalars_give(stack: str, recompute: str) -> None:
         bulk = block_activations(block, RankDims(*columns), habits, DecidedNumerics(), recompute)
         for index, dims in enumerate(single):
             one = block_activations(block, dims, habits, DecidedNumerics(), recompute)
-            for field in (
-                "saved_bytes",
-                "recomputed_bytes",
-                "forward_workspace_bytes",
-                "backward_workspace_bytes",
-            ):
+            for field in ("saved_bytes", "recomputed_bytes", "forward_workspace_bytes", "backward_workspace_bytes"):
                 value = np.broadcast_to(getattr(bulk, field), (len(degrees),))[index]
                 assert value == pytest.approx(float(getattr(one, field)), rel=1e-12)
 

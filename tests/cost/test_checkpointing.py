@@ -75,10 +75,7 @@ sizes = st.floats(0, 10).map(lambda value: round(value, 2))
     budget=st.floats(1, 60),
 )
 def test_nothing_better_exists(
-    more: list[tuple[float, float, float]],
-    lengths: list[int],
-    flights: list[tuple[int, int]],
-    budget: float,
+    more: list[tuple[float, float, float]], lengths: list[int], flights: list[tuple[int, int]], budget: float
 ) -> None:
     """Trying every choice of every layer of small chains finds no faster one that fits."""
     extra = [RecomputeChoice(f"m{at}", 1, *values) for at, values in enumerate(more)]

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.architectures.graph import Attention, Operator, term
-from simpar.cost.context import (
-    ContextSplit,
-    block_times_s,
-    exchange_elements,
-    key_value_elements,
-    query_elements,
-)
+from simpar.cost.context import ContextSplit, block_times_s, exchange_elements, key_value_elements, query_elements
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import load_device
 
@@ -31,15 +25,7 @@ def operator(**mask: object) -> Operator:
 def dims(cp: int, *, seq: int = 65536, **exchange: int) -> dict[str, int]:
     """Local dims of 32 heads and 8 key-value heads of 128, as the plan would give them."""
     split = {"ulysses": 1, "blocks": 1, "gathered": 1, **exchange}
-    return {
-        "batch": 1,
-        "seq": seq // cp,
-        "context": seq,
-        "heads": 32,
-        "kv_heads": 8,
-        "head_dim": 128,
-        **split,
-    }
+    return {"batch": 1, "seq": seq // cp, "context": seq, "heads": 32, "kv_heads": 8, "head_dim": 128, **split}
 
 
 def work(op: Operator, local: dict[str, int], split: ContextSplit) -> list[float]:

@@ -49,9 +49,7 @@ def test_clamps_move_nine_passes_over_what_enters_the_activation() -> None:
     elements = COPIES * 2 * FFN
     latency_s = KERNELS.latency_s
     assert float(clamp.forward_s) - 3 * latency_s == pytest.approx(4 * 2 * elements / KERNELS.bandwidth)
-    assert float(clamp.backward_input_s) - 3 * latency_s == pytest.approx(
-        5 * 2 * elements / KERNELS.bandwidth
-    )
+    assert float(clamp.backward_input_s) - 3 * latency_s == pytest.approx(5 * 2 * elements / KERNELS.bandwidth)
     none = times(fused(STACK))["expert_clamp"]
     assert (none.forward_s, none.backward_input_s, none.forward_kernels) == (0.0, 0.0, 0)
 

@@ -33,9 +33,7 @@ def test_layers_fall_into_parts() -> None:
     assert (dense["mlp_norm"], dense["mlp_residual"]) == ("mlp", "mlp")
     mixture = _parts("deepseek-v3", "router")
     assert {mixture[name] for name in ("mlp_norm", "router", "shared_up", "mlp_residual")} == {"router"}
-    assert {mixture[name] for name in ("dispatch", "expert_up", "expert_activation", "combine")} == {
-        "experts"
-    }
+    assert {mixture[name] for name in ("dispatch", "expert_up", "expert_activation", "combine")} == {"experts"}
 
 
 def test_hybrids_and_ends_have_parts_of_their_own() -> None:
@@ -47,13 +45,7 @@ def test_hybrids_and_ends_have_parts_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("graphs", "launched"),
-    [
-        ((), 15 * 2),
-        (("attention",), 8 * 2 + 1),
-        (("attention", "router"), 5 * 2 + 2),
-        (("mamba",), 30),
-        (("step",), 0),
-    ],
+    [((), 15 * 2), (("attention",), 8 * 2 + 1), (("attention", "router"), 5 * 2 + 2), (("mamba",), 30), (("step",), 0)],
 )
 def test_a_captured_part_is_one_launch(graphs: tuple[str, ...], launched: int) -> None:
     """Fifteen operators of two kernels: seven of attention, three before and after the experts, five of these."""
@@ -67,12 +59,7 @@ def _host_s(graphs: Sequence[str]) -> float:
     plan = Plan.model_validate({"dp": 8, "ep": 8, "micro_batch": 1})
     training = Training(seq_len=256, global_batch=8)
     result = simulate(
-        load_model("qwen3-30b-a3b"),
-        load_cluster("hgx-b200", 1),
-        plan,
-        training,
-        stack=stack,
-        with_timeline=False,
+        load_model("qwen3-30b-a3b"), load_cluster("hgx-b200", 1), plan, training, stack=stack, with_timeline=False
     )
     return result.time_breakdown_s.host
 

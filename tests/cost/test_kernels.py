@@ -13,9 +13,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.graph import Attention
 from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
-from simpar.cost.operators import (
-    operator_times,
-)
+from simpar.cost.operators import operator_times
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
 from simpar.hardware.device import Device, load_device
@@ -74,8 +72,7 @@ def by_hand(num_sms: int = 1, **kernels: float) -> KernelModel:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "share"),
-    [(256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.8), (64, 64, 0.7)],
+    ("rows", "columns", "share"), [(256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.8), (64, 64, 0.7)]
 )
 def test_every_tile_computes_its_own_size(rows: int, columns: int, share: float) -> None:
     """2 x rows x columns x k FLOP on one multiprocessor; every halving of the tile loses a tenth."""
@@ -95,17 +92,13 @@ def test_a_wave_on_several_multiprocessors() -> None:
     assert part.gemm_time_s(256 * 22, 128, 4096) == pytest.approx(5.75 * wave_s, rel=1e-12)
     assert whole.gemm_time_s(256, 128, 4096) == pytest.approx(wave_s / 4 / 0.4, rel=1e-12)
     # the prologue counts as 1,024 more elements of k
-    assert by_hand(gemm_prologue_k=1024.0).gemm_time_s(256, 128, 4096) == pytest.approx(
-        2 * 256 * 128 * 5120 / 1e12
-    )
+    assert by_hand(gemm_prologue_k=1024.0).gemm_time_s(256, 128, 4096) == pytest.approx(2 * 256 * 128 * 5120 / 1e12)
 
 
 def test_thin_products_move_their_matrices() -> None:
     """1,024 x 2 x 1,024: 2 bytes of both operands and of the result, or 8 where it is read and added in fp32."""
     model, ends = by_hand(), 2 * 2 * 2 * 1024
-    assert model.gemm_time_s(1024, 1024, 2, accumulate=True) == pytest.approx(
-        (ends + 8 * 2**20) / 1e12, rel=1e-12
-    )
+    assert model.gemm_time_s(1024, 1024, 2, accumulate=True) == pytest.approx((ends + 8 * 2**20) / 1e12, rel=1e-12)
     assert model.gemm_time_s(1024, 1024, 0.5) == pytest.approx((ends / 4 + 2 * 2**20) / 1e12, rel=1e-12)
 
 
@@ -132,17 +125,13 @@ def test_rates_that_a_profile_leaves_out() -> None:
 def test_the_longest_block_row_ends_last(mask: Attention, context: int, seen: float, longest: int) -> None:
     """128 blocks of 128 queries on one multiprocessor: a tail of 0.5 is half of the longest row, 0.5 longest / 128."""
     assert mask.mean_keys(512) == seen
-    time = by_hand(attention_tail=0.5).attention_time_s(
-        (2, 512, 16, 64), context=context, seen=seen, backward=False
-    )
+    time = by_hand(attention_tail=0.5).attention_time_s((2, 512, 16, 64), context=context, seen=seen, backward=False)
     assert time == pytest.approx(4 * 2 * 512 * 16 * 64 * seen * (1 + 0.5 * longest / 128) / 1e12, rel=1e-12)
 
 
 def test_waves_quantise() -> None:
     """One tile more than a full wave costs visibly more than the share of its work."""
-    model = KernelModel(
-        load_device("h100-sxm-80gb").model_copy(update={"kernels": {"gemm_wave_overlap": 0.0}})
-    )
+    model = KernelModel(load_device("h100-sxm-80gb").model_copy(update={"kernels": {"gemm_wave_overlap": 0.0}}))
     full = 132 * 128  # tiles of 128 rows x 256 columns on 132 SMs
     step = model.gemm_time_s(full + 1, 256, 4096) / model.gemm_time_s(full, 256, 4096)
     assert step > 1.3
@@ -159,11 +148,7 @@ def test_large_gemm_in_a_known_range(device: str, low: float, high: float) -> No
 
 def test_backward_of_attention_is_two_and_a_half_forwards() -> None:
     """With equal efficiencies the backward takes 2.5 times the forward's arithmetic."""
-    equal = {
-        "attention_forward_efficiency": 0.5,
-        "attention_backward_efficiency": 0.5,
-        "kernel_latency_us": 0.0,
-    }
+    equal = {"attention_forward_efficiency": 0.5, "attention_backward_efficiency": 0.5, "kernel_latency_us": 0.0}
     model = KernelModel(MODEL.device.model_copy(update={"kernels": equal}))
     shape = (1, 8192, 32, 128)
     times = [model.attention_time_s(shape, context=8192, seen=4096, backward=b) for b in (False, True)]
@@ -192,18 +177,14 @@ def test_mean_keys_counts_the_mask(seq: int, window: int) -> None:
     chunk = np.arange(seq) // window
     own = (distance >= 0) & (chunk[:, None] == chunk)
     if seq % window == 0:
-        assert Attention(window=window, chunked=True).mean_keys(seq) == pytest.approx(
-            own.sum() / seq, abs=0.5
-        )
+        assert Attention(window=window, chunked=True).mean_keys(seq) == pytest.approx(own.sum() / seq, abs=0.5)
 
 
 def test_unfused_attention_pays_for_scores() -> None:
     """Materialised scores make attention memory-bound and slower."""
     shape = (4, 2048, 16, 128)
     fused, unfused = (
-        KernelModel(MODEL.device, attention=kind).attention_time_s(
-            shape, context=2048, seen=1024, backward=False
-        )
+        KernelModel(MODEL.device, attention=kind).attention_time_s(shape, context=2048, seen=1024, backward=False)
         for kind in ("flash", "unfused")
     )
     assert unfused > 2 * fused
@@ -242,9 +223,7 @@ def test_four_bits(precision: str) -> None:
 
 def test_four_bits_need_a_device_that_has_them() -> None:
     """Hopper does not; one line says what it has."""
-    with pytest.raises(
-        UserError, match=r"device h100-sxm-80gb: no nvfp4 arithmetic; allowed precision: .*fp8"
-    ):
+    with pytest.raises(UserError, match=r"device h100-sxm-80gb: no nvfp4 arithmetic; allowed precision: .*fp8"):
         KernelModel(load_device("h100-sxm-80gb")).peak("nvfp4")
 
 
@@ -297,10 +276,7 @@ def test_norms_operator_by_operator_move_every_intermediate(trained: bool, backw
     graph, plan, device = load_model("llama-2-7b"), Plan(), load_device("h100-sxm-80gb")
     norm = next(op for op in graph.blocks[graph.layers[0]].operators if op.kind == "norm")
     weights = tuple(replace(weight, trainable=trained) for weight in norm.weights)
-    dims, model = (
-        rank_dims(graph, Layout.of(plan), Training(seq_len=4096, global_batch=16)),
-        KernelModel(device),
-    )
+    dims, model = (rank_dims(graph, Layout.of(plan), Training(seq_len=4096, global_batch=16)), KernelModel(device))
     stack = load_stack("fsdp")
     eager = stack.model_copy(update={"fusion": stack.fusion.model_copy(update={"norm": False})})
     (found,) = operator_times([replace(norm, weights=weights)], dims, model, eager)
@@ -327,9 +303,7 @@ def test_casts_in_long_blocks(stack: str, kernels: tuple[int, int]) -> None:
     turned = 2 * narrow * size**2 * apart
     assert found.backward_input_s == pytest.approx(product_s + float(model.memory_time_s(moved + turned)))
     later = size**2 * (2 + 3 * narrow) / 0.6 if apart else 0.0
-    assert found.backward_weight_s == pytest.approx(
-        weights_s + float(model.memory_time_s(later, kernels=2 * apart))
-    )
+    assert found.backward_weight_s == pytest.approx(weights_s + float(model.memory_time_s(later, kernels=2 * apart)))
 
 
 def test_a_step_in_four_bits() -> None:
@@ -364,9 +338,9 @@ def test_a_window_fills_the_pipeline_no_further_than_its_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "measured"), [("a100-pcie-80gb", (0.214, 0.284, 0.446, 0.778, 1.484)),
-                             ("b200-sxm-throttled", (None, None, None, 0.168, 0.286))],
-)  # fmt: skip
+    ("device", "measured"),
+    [("a100-pcie-80gb", (0.214, 0.284, 0.446, 0.778, 1.484)), ("b200-sxm-throttled", (None, None, None, 0.168, 0.286))],
+)
 def test_few_heads_leave_multiprocessors_idle(device: str, measured: tuple[float | None, ...]) -> None:
     """Forward, causal, 4,096 tokens and 4 to 64 heads of 128: ms of SimuMax's tables of operators."""
     model = KernelModel(load_device(device), sustained=False)
@@ -386,11 +360,7 @@ def test_backward_kernels_may_have_a_tail_of_their_own_or_none() -> None:
         return float(KernelModel(device).attention_time_s(shape, **keys, backward=True))
 
     few, many = 4, 64  # heads: the rate without a tail is the same
-    for kernels, tail in (
-        ({}, 0.5),
-        ({"attention_backward_tail": 0.2}, 0.2),
-        ({"attention_backward_tail": 0.0}, 0.0),
-    ):
+    for kernels, tail in (({}, 0.5), ({"attention_backward_tail": 0.2}, 0.2), ({"attention_backward_tail": 0.0}, 0.0)):
         stretch = [1 + tail * 2 * MODEL.device.num_sms / (heads * 4096 / 128) for heads in (few, many)]
         found = [time_s(heads, **kernels) / heads for heads in (few, many)]
         assert found[0] / found[1] == pytest.approx(stretch[0] / stretch[1])
@@ -406,12 +376,8 @@ def test_the_last_blocks_end_by_their_longest_row() -> None:
         return float(model.attention_time_s((1, 4096, heads, 128), context=4096, seen=seen, backward=False))
 
     blocks = 8 * 4096 / 128
-    assert time_s(8, 2048) / time_s(8_000_000, 2048) * 1e6 == pytest.approx(
-        1 + device.num_sms / blocks, rel=1e-4
-    )
-    assert time_s(8, 4096) / time_s(8_000_000, 4096) * 1e6 == pytest.approx(
-        1 + 0.5 * device.num_sms / blocks, rel=1e-4
-    )
+    assert time_s(8, 2048) / time_s(8_000_000, 2048) * 1e6 == pytest.approx(1 + device.num_sms / blocks, rel=1e-4)
+    assert time_s(8, 4096) / time_s(8_000_000, 4096) * 1e6 == pytest.approx(1 + 0.5 * device.num_sms / blocks, rel=1e-4)
 
 
 def test_backward_of_hopper_reaches_its_charts() -> None:
@@ -430,8 +396,7 @@ def _rate(model: KernelModel, head_dim: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("device", "narrow", "wide"),
-    [("h100-sxm-80gb", 0.79, 1.17), ("h200-sxm", 0.79, 1.17), ("b200-sxm", 0.61, 1.13)],
+    ("device", "narrow", "wide"), [("h100-sxm-80gb", 0.79, 1.17), ("h200-sxm", 0.79, 1.17), ("b200-sxm", 0.61, 1.13)]
 )
 def test_narrow_heads_are_slower_and_wide_ones_faster(device: str, narrow: float, wide: float) -> None:
     """Heads of 64 and of 256 against 128, medians of forward kernels of 16,384 tokens in AIConfigurator's database."""

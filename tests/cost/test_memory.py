@@ -70,9 +70,7 @@ def test_reserved_exceeds_allocated_by_the_fragmentation() -> None:
     habits = stack.memory.allocator
     reserved = float(reserve(400 * MIB, 600 * MIB, habits, alternates=False).needed_bytes)
     assert reserved % (2 * MIB) == 0
-    assert reserved == pytest.approx(
-        400 * MIB + 600 * MIB * (1 + stack.memory.allocator.fragmentation), rel=0.003
-    )
+    assert reserved == pytest.approx(400 * MIB + 600 * MIB * (1 + stack.memory.allocator.fragmentation), rel=0.003)
 
 
 TRAINING = Training(seq_len=1024, global_batch=64)
@@ -81,9 +79,7 @@ TRAINING = Training(seq_len=1024, global_batch=64)
 def stage(model: str, stage_index: int, stack: str = "megatron", **plan: object) -> tuple[int, int]:
     """(parameter bytes, total bytes) of one pipeline rank."""
     habits = load_stack(stack)
-    held = stage_static_memory(
-        load_model(model), resolve(Plan(**plan), habits), TRAINING, habits, stage_index
-    )
+    held = stage_static_memory(load_model(model), resolve(Plan(**plan), habits), TRAINING, habits, stage_index)
     return held.bytes_of("parameters"), held.total_bytes
 
 
@@ -155,9 +151,7 @@ def test_nanotron_after_a_step(zero: int, dp: int, bytes_each: float) -> None:
 def test_copies_are_gone_when_passes_peak() -> None:
     """What the parameter gather leaves counts after a step, but not beside activations."""
     habits = load_stack("nanotron")
-    held = stage_static_memory(
-        load_model("llama-3-8b"), resolve(Plan(dp=8, zero=1), habits), TRAINING, habits, 0
-    )
+    held = stage_static_memory(load_model("llama-3-8b"), resolve(Plan(dp=8, zero=1), habits), TRAINING, habits, 0)
     assert held.total_bytes - held.resident_bytes == held.bytes_of("transient", BETWEEN) > 0
 
 

@@ -126,9 +126,7 @@ def test_fsdp_gathers_for_its_passes_only() -> None:
     assert held.bytes_of("gradients") == pytest.approx(4 * size / 8, rel=1e-4)
 
 
-def held_bytes(
-    graph: ModelGraph, stage: int, stack: str = "megatron", **plan: object
-) -> tuple[int, int, int]:
+def held_bytes(graph: ModelGraph, stage: int, stack: str = "megatron", **plan: object) -> tuple[int, int, int]:
     """(parameters, gradients, optimizer) bytes of a pipeline rank."""
     habits = load_stack(stack)
     held = stage_static_memory(graph, resolve(Plan(**plan), habits), TRAINING, habits, stage)
@@ -196,11 +194,7 @@ def test_parameters_that_are_freed_between_passes_take_less() -> None:
     cluster, graph = load_cluster("dgx-h100", 1), load_model("small-llama")
     keeps, frees = (
         simulate(
-            graph,
-            cluster,
-            Plan(pp=2, zero=3, micro_batch=1, reshard_after_forward=frees),
-            TRAINING,
-            stack="torchtitan",
+            graph, cluster, Plan(pp=2, zero=3, micro_batch=1, reshard_after_forward=frees), TRAINING, stack="torchtitan"
         )
         for frees in (False, True)
     )
@@ -211,7 +205,5 @@ def test_parameters_that_are_freed_between_passes_take_less() -> None:
 def test_one_rank_keeps_its_parameters_once(zero: int) -> None:
     """Without others to share with nothing is gathered beside what is stored."""
     cluster, graph = load_cluster("dgx-h100", 1), load_model("small-llama")
-    alone, whole = (
-        simulate(graph, cluster, Plan(tp=8, zero=each), TRAINING, stack="torchtitan") for each in (zero, 0)
-    )
+    alone, whole = (simulate(graph, cluster, Plan(tp=8, zero=each), TRAINING, stack="torchtitan") for each in (zero, 0))
     assert alone.memory.static_memory_bytes == whole.memory.static_memory_bytes

@@ -51,8 +51,7 @@ def test_first_steps_need_more_than_later_ones_report() -> None:
     assert found.reserved_bytes == reserve(GIB, 10 * GIB, HABITS).reserved_bytes
     assert found.needed_bytes == pytest.approx(14.5 * GIB, abs=SEGMENT)
     assert (
-        reserve(GIB, 10 * GIB, settling, held_bytes=5 * GIB, limit_bytes=12 * GIB).reserved_bytes
-        == found.needed_bytes
+        reserve(GIB, 10 * GIB, settling, held_bytes=5 * GIB, limit_bytes=12 * GIB).reserved_bytes == found.needed_bytes
     )
 
 
@@ -60,7 +59,5 @@ def test_arrays_give_what_scalars_give() -> None:
     """Sizes broadcast."""
     moving, alternates = np.array([1.0, 2.0, 3.0]) * GIB, np.array([True, False, True])
     bulk = reserve(GIB, moving, HABITS, alternates=alternates).reserved_bytes
-    single = [
-        reserve(GIB, m, HABITS, alternates=a).reserved_bytes for m, a in zip(moving, alternates, strict=True)
-    ]
+    single = [reserve(GIB, m, HABITS, alternates=a).reserved_bytes for m, a in zip(moving, alternates, strict=True)]
     assert bulk.tolist() == [float(one) for one in single]

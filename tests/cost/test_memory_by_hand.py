@@ -14,15 +14,7 @@ from simpar.cost.activations import block_activations
 from simpar.cost.memory.allocator import held_outputs_bytes, most_moving_bytes, reserve
 from simpar.cost.memory.bound import Flight
 from simpar.cost.memory.routed import experts_risk_bytes
-from simpar.cost.memory.static import (
-    PASSES,
-    HeldBlocks,
-    ParameterGroup,
-    Term,
-    cast_term,
-    held_memory,
-    parameter_terms,
-)
+from simpar.cost.memory.static import PASSES, HeldBlocks, ParameterGroup, Term, cast_term, held_memory, parameter_terms
 from simpar.cost.memory.widths import Widths, kept_widths, parameter_widths
 from simpar.cost.offload import host_memory, update_bytes
 from simpar.cost.optimizers import moment_bytes
@@ -36,12 +28,7 @@ from simpar.units import MIB
 
 P, N = 1280, 4
 """Parameters of a rank, and the data-parallel ranks that share them: 320 each."""
-MEMORY = {
-    "bucket_bytes": 4.0,
-    "gather_copies": True,
-    "gather_buffers": 2,
-    "allocator": {"workspace_bytes": 100.0},
-}
+MEMORY = {"bucket_bytes": 4.0, "gather_copies": True, "gather_buffers": 2, "allocator": {"workspace_bytes": 100.0}}
 
 
 def stack(**parts: object) -> Stack:
@@ -60,9 +47,7 @@ def terms(of: Stack, **plan: object) -> dict[str, float]:
     part = ParameterGroup(P, P // layout.shards, P * moment_bytes(layout))
     found: tuple[Term, ...] = parameter_terms([part], layout, of, residual_bytes=1000.0)
     return {
-        f"{each.name} {each.alive}".removesuffix(" always"): float(each.size_bytes)
-        for each in found
-        if each.size_bytes
+        f"{each.name} {each.alive}".removesuffix(" always"): float(each.size_bytes) for each in found if each.size_bytes
     }
 
 
@@ -146,9 +131,7 @@ def test_what_lives_on_the_host() -> None:
 
     AdamW reads a gradient, a parameter and two moments, 16 bytes, writes the last three, 12, and a copy of 2.
     """
-    layout = layout_of(
-        stack(), dp=2, zero=3, offload_optimizer="cpu", offload_parameters="cpu", offload_ratio=0.5
-    )
+    layout = layout_of(stack(), dp=2, zero=3, offload_optimizer="cpu", offload_parameters="cpu", offload_ratio=0.5)
     held = host_memory(layout, stack(), 1000.0, 77.0)
     assert (held.optimizer_bytes, held.gradients_bytes, held.parameters_bytes) == (6000.0, 2000.0, 2000.0)
     assert (held.activations_bytes, held.nvme_bytes, held.memory_bytes) == (77.0, 0.0, 10_077.0)
@@ -249,9 +232,7 @@ def test_workspaces_of_attention() -> None:
             "name": "", "description": "", "numerics": {"gradient_accumulation_fusion": fused},
             "memory": {"transformer_engine": engine},
         })  # fmt: skip
-        results[fused, engine] = block_activations(
-            attention_block(), RankDims(local, local), of, DecidedNumerics()
-        )
+        results[fused, engine] = block_activations(attention_block(), RankDims(local, local), of, DecidedNumerics())
     plain = results[False, False]
     assert plain.saved_bytes == 10 * unit + 4 * 1024 * 16
     assert [each.backward_workspace_bytes / unit for each in results.values()] == [14, 16, 14]
@@ -286,9 +267,7 @@ def test_narrow_copies_are_of_whole_parameters(zero: int, dp: int, copies: int) 
     layout = layout_of(of, dp=dp, zero=zero)
     end = Block("end", ())
     dims = {"hidden": 1024, "batch": 2, "seq": 512, "heads": 16, "head_dim": 64, "vocab": 1024}
-    graph = ModelGraph(
-        "by hand", dims, {"layer": attention_block()}, ("layer",), end, end, tied_embeddings=False
-    )
+    graph = ModelGraph("by hand", dims, {"layer": attention_block()}, ("layer",), end, end, tied_embeddings=False)
     held = held_memory(graph, HeldBlocks(((attention_block(), 1),), 0, 0), dims, layout, of)
     assert held.bytes_of("parameters", PASSES) == copies * 2 * 3 * 1024**2
 

@@ -103,7 +103,7 @@ STREAMED = [
     ("add", {}, 2 * (2 + 1), 2 * 3, 1),  # read two, write one
     ("dropout", {}, 2, 2, 0),  # inside the kernel of bias and residual: no launch
     ("dropout", EAGER, 2 + 2 + 1, 2 + 2 + 1, 1),  # read, write, and a mask of one byte
-]  # fmt: skip
+]
 
 
 @counted("copy", "norm", "gated_activation", "activation", "clamp", "rope", "convolution", "add", "dropout")
@@ -122,10 +122,7 @@ def test_an_addition_reads_every_input() -> None:
     """Three inputs: 2 x (3 + 1) bytes; a single input, or a stack that adds in another kernel: nothing."""
     three = timed(operator("add", inputs=("one", "two", "three")))
     assert us(three)[:2] == pytest.approx([1 + 8 * E * 1e-6, 1 + 6 * E * 1e-6], rel=1e-12)
-    for alone in (
-        timed(operator("add", inputs=("one",))),
-        timed(operator("add"), stack(fusion={"residual": True})),
-    ):
+    for alone in (timed(operator("add", inputs=("one",))), timed(operator("add"), stack(fusion={"residual": True}))):
         assert us(alone) == [0.0, 0.0, 0.0]
 
 
@@ -160,9 +157,7 @@ def test_a_product_in_eight_bits() -> None:
     """At twice the rate; the gradient (m n elements) is read in 2 bytes and written in 1 by a kernel of its own."""
     found = timed(PRODUCT, precision="fp8")
     cast = 1 + 3 * 1024 * 2048 * 1e-6
-    assert us(found) == pytest.approx(
-        [1 + FLOP / 2e6, 1 + FLOP / 2e6 + cast, 1 + 1.25 * FLOP / 2e6], rel=1e-12
-    )
+    assert us(found) == pytest.approx([1 + FLOP / 2e6, 1 + FLOP / 2e6 + cast, 1 + 1.25 * FLOP / 2e6], rel=1e-12)
     # operation by operation: both operands of each product, 5 bytes and two kernels each
     both = timed(PRODUCT, stack(numerics={"tensor_cast": TensorCast(kernels=2, element_bytes=5)}), "fp8")
     x, w, y = 1024 * 1024, 1024 * 2048, 1024 * 2048
@@ -174,9 +169,7 @@ def test_a_product_in_eight_bits() -> None:
 
 def test_a_fused_product_casts_its_input_for_each_of_its_outputs() -> None:
     """Operation by operation, gate and up are two products: 2 x 2 x 2 kernels, and the input is cast twice."""
-    both = replace(
-        PRODUCT, columns=term("ffn", times=2), weights=(Weight("weight", term("hidden", "ffn", times=2)),)
-    )
+    both = replace(PRODUCT, columns=term("ffn", times=2), weights=(Weight("weight", term("hidden", "ffn", times=2)),))
     found = timed(both, stack(numerics={"tensor_cast": TensorCast(kernels=2, element_bytes=5)}), "fp8")
     x, w, y = 2 * 1024 * 1024, 1024 * 4096, 1024 * 4096
     casts = [8 + 5e-6 * each for each in (x + w, y + w, y + x)]
@@ -200,8 +193,7 @@ def test_scales_in_tensor_cores_are_laid_out_before_each_product() -> None:
 def test_frozen_weights_in_few_bits() -> None:
     """Packed in half a byte they are widened to 2 before each product; in 8 bits turned (1 + 1) for one gradient."""
     packed, eight = (
-        replace(PRODUCT, weights=(replace(MATRIX, trainable=False, stored_bytes=width),))
-        for width in (0.5, 1.0)
+        replace(PRODUCT, weights=(replace(MATRIX, trainable=False, stored_bytes=width),)) for width in (0.5, 1.0)
     )
     weights = 1024 * 2048
     widened = timed(packed)
@@ -450,12 +442,8 @@ def test_measured_passes_replace_those_that_are_counted() -> None:
     of = stack(passes=dict.fromkeys(("norm", "loss", "embedding"), (3.0, 7.0)))
     table = Weight("table", term("vocab", "hidden"), "embedding")
     # backward kernels of a norm and of an embedding are two launches
-    assert us(timed(operator("norm"), of)) == pytest.approx(
-        [1 + 6 * E * 1e-6, 2 + 14 * E * 1e-6, 0.0], rel=1e-12
-    )
-    assert us(timed(operator("loss"), of)) == pytest.approx(
-        [1 + 12 * E * 1e-6, 1 + 28 * E * 1e-6, 0.0], rel=1e-12
-    )
+    assert us(timed(operator("norm"), of)) == pytest.approx([1 + 6 * E * 1e-6, 2 + 14 * E * 1e-6, 0.0], rel=1e-12)
+    assert us(timed(operator("loss"), of)) == pytest.approx([1 + 12 * E * 1e-6, 1 + 28 * E * 1e-6, 0.0], rel=1e-12)
     looked_up = timed(operator("embedding", weights=(table,)), of)
     assert us(looked_up) == pytest.approx([1 + 6 * E * 1e-6, 0.0, 2 + 14 * E * 1e-6], rel=1e-12)
 

@@ -3,13 +3,7 @@
 import pytest
 
 import simpar
-from simpar.cost.optimizers import (
-    Matrix,
-    inner_matrices,
-    moment_bytes,
-    products_time_s,
-    state_bytes,
-)
+from simpar.cost.optimizers import Matrix, inner_matrices, moment_bytes, products_time_s, state_bytes
 from simpar.errors import UserError
 from simpar.plan.choices.numerics import DecidedNumerics, Numerics
 from simpar.plan.optimizers import OPTIMIZERS
@@ -49,8 +43,7 @@ def step(training=TRAINING, **plan):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "width"),
-    [("adamw", 8), ("lion", 4), ("sgd_momentum", 4), ("sgd", 0), ("adamw_8bit", 2 + 8 / 256)],
+    ("optimizer", "width"), [("adamw", 8), ("lion", 4), ("sgd_momentum", 4), ("sgd", 0), ("adamw_8bit", 2 + 8 / 256)]
 )
 def test_states_of_elementwise_optimizers(optimizer, width):
     """Bytes a parameter: two or one fp32 moments, or two bytes and a scale in every 256 [arXiv 2110.02861]."""
@@ -60,9 +53,7 @@ def test_states_of_elementwise_optimizers(optimizer, width):
 @pytest.mark.parametrize(("dtype", "width"), [("bf16", 4), ("fp8", 2)])
 def test_moments_may_be_narrow(dtype, width):
     """Both moments of AdamW in the dtype of the plan; DeepSeek-V3 keeps them in bf16 (arXiv 2412.19437, 3.3.3)."""
-    assert states("adamw", moment_dtype=dtype) == pytest.approx(
-        width * simpar.Model("llama-3-8b").num_parameters()
-    )
+    assert states("adamw", moment_dtype=dtype) == pytest.approx(width * simpar.Model("llama-3-8b").num_parameters())
 
 
 def test_adafactor_keeps_a_row_and_a_column():
@@ -80,9 +71,7 @@ def test_muon_halves_the_states_of_matrices_inside_layers():
     graph = simpar.Model("llama-3-8b")
     inner = inner_parameters(graph)
     assert states("muon") == pytest.approx(8 * graph.num_parameters() - 4 * inner)
-    assert inner == pytest.approx(
-        graph.num_parameters() - 2 * graph.dims["vocab"] * graph.dims["hidden"], rel=1e-3
-    )
+    assert inner == pytest.approx(graph.num_parameters() - 2 * graph.dims["vocab"] * graph.dims["hidden"], rel=1e-3)
 
 
 def test_shampoo_keeps_two_factors_and_their_roots():
@@ -122,9 +111,7 @@ def test_experts_are_matrices_of_their_own():
 
 def test_states_and_updates_in_a_step():
     """Fewer state bytes take less memory and less time; matrix optimizers take longer, less so when sharded."""
-    results = {
-        name: step(tp=4, optimizer=name) for name in ("adamw", "lion", "adamw_8bit", "muon", "shampoo")
-    }
+    results = {name: step(tp=4, optimizer=name) for name in ("adamw", "lion", "adamw_8bit", "muon", "shampoo")}
     held = {name: result.memory.stages[0].optimizer_states_bytes for name, result in results.items()}
     spent = {name: result.time_breakdown_s.optimizer for name, result in results.items()}
     assert held["adamw_8bit"] < held["lion"] < held["muon"] < held["adamw"] < held["shampoo"]

@@ -21,9 +21,7 @@ def kept(model: str, stack: str = "megatron", **plan: object) -> float:
     """Bytes of placeholders on a rank."""
     graph = load_model(model)
     return float(
-        placeholder_bytes(
-            graph, rank_dims(graph, Layout.of(Plan(**plan)), TRAINING).tensor, load_stack(stack)
-        )
+        placeholder_bytes(graph, rank_dims(graph, Layout.of(Plan(**plan)), TRAINING).tensor, load_stack(stack))
     )
 
 

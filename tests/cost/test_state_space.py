@@ -25,14 +25,11 @@ from simpar.plan.plan import Plan
 from simpar.stacks.stack import MemoryHabits, Stack, load_stack
 from simpar.units import MEGA, TERA
 
-GRANITE = {
-    "mamba_heads": 128, "mamba_head_dim": 64, "state": 128, "mamba_groups": 1, "chunk": 256, "batch": 1,
-}  # fmt: skip
+GRANITE = {"mamba_heads": 128, "mamba_head_dim": 64, "state": 128, "mamba_groups": 1, "chunk": 256, "batch": 1}
 
 
 @pytest.mark.parametrize(
-    ("tokens", "measured"),
-    [(8192, 12.62), (16384, 12.92), (32768, 11.80), (65536, 11.07), (131072, 10.70)],
+    ("tokens", "measured"), [(8192, 12.62), (16384, 12.92), (32768, 11.80), (65536, 11.07), (131072, 10.70)]
 )
 def test_forward_on_h100_is_as_fast_as_measured(tokens: int, measured: float) -> None:
     """Millions of tokens a second of mamba-ssm's kernels in the shape of Granite 4 (vLLM pull request 27299)."""
@@ -125,11 +122,7 @@ def test_a_product_kept_in_more_bits_takes_that_time() -> None:
     assert seconds("mamba", "out_proj", "nvfp4") == seconds("mamba", "out_proj", "mxfp8")
     assert seconds("mamba", "in_proj", "nvfp4") < seconds("mamba", "in_proj", "fp8")
     kept = [
-        float(
-            block_activations(
-                graph.blocks[name], ranks, stack, DecidedNumerics(precision="nvfp4")
-            ).saved_bytes
-        )
+        float(block_activations(graph.blocks[name], ranks, stack, DecidedNumerics(precision="nvfp4")).saved_bytes)
         for name in ("mamba", "mamba_wide")
     ]
     assert kept[0] < kept[1]

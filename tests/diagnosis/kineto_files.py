@@ -84,9 +84,7 @@ def data_parallel_step(rank, *, slow=1.0, world_size=4, overlapped=True, shift_u
     half = 100 + 2000 * mine
     made.kernel("sm90_xmma_gemm_bf16_dgrad", 100 + 1000 * mine, 1000 * mine)
     made.kernel("flash_bwd_kernel", half, 1000 * mine)
-    begin, arrive = (
-        (100 + 2000 * mine, 100 + 2000 * last) if overlapped else (100 + 3000 * mine, 100 + 3000 * last)
-    )
+    begin, arrive = (100 + 2000 * mine, 100 + 2000 * last) if overlapped else (100 + 3000 * mine, 100 + 3000 * last)
     end = arrive + 800
     made.collective("allreduce", begin, end - begin, range(world_size))
     update = max(end, 100 + 3000 * mine)

@@ -30,11 +30,7 @@ def _rank(rank, world_size, timeline, known, slow):
     made, slices = Rank(rank, world_size), timeline.slices
     rows = np.flatnonzero(slices.class_id == mine)
     rows = rows[np.argsort(slices.start_ns[rows], kind="stable")]
-    busy = [
-        (slices.start_ns[r], slices.finish_ns[r])
-        for r in rows
-        if timeline.streams[slices.stream[r]] == "compute"
-    ]
+    busy = [(slices.start_ns[r], slices.finish_ns[r]) for r in rows if timeline.streams[slices.stream[r]] == "compute"]
     for row in rows.tolist():
         label, stream = timeline.labels[slices.label[row]], timeline.streams[slices.stream[row]]
         start, finish = int(slices.start_ns[row]), int(slices.finish_ns[row])
@@ -42,13 +38,7 @@ def _rank(rank, world_size, timeline, known, slow):
             continue
         if stream == "compute" and slices.inner[row] >= 0:
             inside = timeline.inner[slices.inner[row]]
-            steps = zip(
-                inside.labels,
-                inside.streams,
-                inside.start_ns.tolist(),
-                inside.finish_ns.tolist(),
-                strict=True,
-            )
+            steps = zip(inside.labels, inside.streams, inside.start_ns.tolist(), inside.finish_ns.tolist(), strict=True)
             for step, on, begin, end in steps:
                 if on == "compute" and step.name in known:
                     name = f"{NAMES[known[step.name]]}_{step.kind}"
@@ -61,8 +51,6 @@ def _rank(rank, world_size, timeline, known, slow):
                 arrived = max((end for _, end in busy if end <= start), default=start)
             made.collective("allreduce", arrived / 1000, (finish - arrived) / 1000, range(world_size))
         elif label.kind in ("tp", "pp", "cp", "ep"):
-            made.kernel(
-                f"ncclDevKernel_{label.kind}", start / 1000, (finish - start) / 1000, stream=COMMUNICATION
-            )
+            made.kernel(f"ncclDevKernel_{label.kind}", start / 1000, (finish - start) / 1000, stream=COMMUNICATION)
     made.step(0, timeline.span_ns / 1000)
     return made

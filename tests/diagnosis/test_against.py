@@ -54,9 +54,7 @@ def test_memory_by_category(tmp_path):
     curve = result.overview.stages[0].memory.total_bytes
     for held in (curve.min(), curve.max()):
         said = {"Total Allocated": int(held), "Total Reserved": int(held), "Device Type": 1}
-        made[1].events.append(
-            {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "ts": 1, "args": said}
-        )
+        made[1].events.append({"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "ts": 1, "args": said})
     found = explain(*(each.save(tmp_path) for each in made), plan=plan, changes=False)
     beside = found.against.memory
     (stage,) = result.memory.stages
@@ -131,9 +129,7 @@ def test_other_changes_are_ranked_with_intervals(with_straggler):
     """Every change that can be has a gain and an interval around it; what cannot be says why, last."""
     gains = with_straggler[0].changes.gains
     can = [each for each in gains if not each.refused]
-    assert [each.gain_s for each in can if each.fits] == sorted(
-        (e.gain_s for e in can if e.fits), reverse=True
-    )
+    assert [each.gain_s for each in can if each.fits] == sorted((e.gain_s for e in can if e.fits), reverse=True)
     for each in can:
         assert each.interval_s[0] <= each.gain_s <= each.interval_s[1]
     assert {"--zero 1", "--recompute full"} <= {each.change for each in gains}

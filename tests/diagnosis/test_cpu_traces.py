@@ -239,9 +239,7 @@ def test_a_posted_message_is_over_when_it_has_arrived(tmp_path):
     """A sender's span is open until it waits for it: what is idle meanwhile is not its message's."""
     found = two_stages(tmp_path, asked_for=550)
     sender, receiver = found.ranks
-    assert sender.causes_s["exposed_pp"] == pytest.approx(
-        (10 + 10 + 80) * US
-    )  # two messages, the sum at the end
+    assert sender.causes_s["exposed_pp"] == pytest.approx((10 + 10 + 80) * US)  # two messages, the sum at the end
     assert sender.causes_s["bubble"] == pytest.approx((50 + 20) * US)  # until the other asks; in the sum
     assert sender.causes_s["host"] == pytest.approx((900 - 560) * US)
     assert receiver.causes_s["bubble"] == pytest.approx((80 + 50) * US)
@@ -273,9 +271,7 @@ def test_traces_of_other_times_are_said(tmp_path, host, said):
 def test_a_pipeline_of_all_ranks_beside_a_group_of_its_ends(tmp_path):
     """Tied embeddings have a group of the first and last stage: messages are matched all the same."""
     made = []
-    for rank, (name, kind) in enumerate(
-        (("PP:0SEND_F0", "send"), ("PP:1RECV_F0", "recv"), ("", ""), ("", ""))
-    ):
+    for rank, (name, kind) in enumerate((("PP:0SEND_F0", "send"), ("PP:1RECV_F0", "recv"), ("", ""), ("", ""))):
         one = Rank(rank, 4)
         op(one, "aten::mm backward", 0, 100)
         if name:

@@ -41,12 +41,7 @@ NANOTRON = (
     "lm_loss: 11 | model_tflops_per_gpu: 440 | cuda_memory_allocated: 20.1G | cuda_max_memory_reserved: 56.8G |"
 )
 NANOTRON_MEMORY = " Memory usage: 1234.56MiB. Peak allocated 2048.00MiB. Peak reserved: 4096.00MiB"
-MEGATRON_SAYS = {
-    "step_time_s": 2.0,
-    "tflops": 412.5,
-    "allocated_bytes": 2048 * MIB,
-    "reserved_bytes": 4096 * MIB,
-}
+MEGATRON_SAYS = {"step_time_s": 2.0, "tflops": 412.5, "allocated_bytes": 2048 * MIB, "reserved_bytes": 4096 * MIB}
 
 
 def log(folder, template, **values):
@@ -126,7 +121,7 @@ def test_a_log_beside_a_plan(tmp_path, capsys):
         ),
         (NANOTRON, {}),
     ],
-)  # fmt: skip
+)
 def test_what_logs_say_of_the_job(tmp_path, lines, job):
     """Batch, sequences and devices: of steps before lists of arguments, and no rounded number."""
     found = read_log(log(tmp_path, lines))
@@ -136,10 +131,7 @@ def test_what_logs_say_of_the_job(tmp_path, lines, job):
 def test_a_batch_that_grows(tmp_path):
     """Of the steps whose time is taken."""
     path = tmp_path / "train.log"
-    steps = [
-        MEGATRON.format(i=i, ms=40.0).replace("size:    64", f"size: {8 if i < 3 else 32}")
-        for i in range(1, 9)
-    ]
+    steps = [MEGATRON.format(i=i, ms=40.0).replace("size:    64", f"size: {8 if i < 3 else 32}") for i in range(1, 9)]
     path.write_text("\n".join(steps))
     assert read_log(path).job == {"global_batch": 32}
 

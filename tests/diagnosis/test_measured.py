@@ -22,9 +22,7 @@ def test_a_step_is_claimed_once(tmp_path):
     """Kernels by class, the hidden sum in none of the causes, 100 us of launching; the parts sum to the step."""
     (found,) = explained(tmp_path, [data_parallel_step(0)]).ranks
     assert found.step_time_s == pytest.approx(3200 * US)
-    assert found.classes_s == pytest.approx(
-        {"attention": 1400 * US, "gemm": 1600 * US, "optimizer": 100 * US}
-    )
+    assert found.classes_s == pytest.approx({"attention": 1400 * US, "gemm": 1600 * US, "optimizer": 100 * US})
     assert found.causes_s == pytest.approx({"compute": 3000 * US, "optimizer": 100 * US, "host": 100 * US})
     assert found.axes["dp"].busy_s == pytest.approx(800 * US)
     assert found.axes["dp"].size_bytes == 2000
@@ -104,9 +102,7 @@ def test_copies_and_memory(tmp_path):
     made.event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 100, 50, args={"correlation": 9})
     for when, held in enumerate((2, 3, 1)):
         memory = {"Total Allocated": held * 2**30, "Total Reserved": 4 * 2**30, "Device Type": 1}
-        made.events.append(
-            {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "ts": when, "args": memory}
-        )
+        made.events.append({"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "ts": when, "args": memory})
     (found,) = explained(tmp_path, [made]).ranks
     assert found.causes_s["offload"] == pytest.approx(50 * US)
     assert (found.memory.allocated_bytes, found.memory.reserved_bytes) == (3 * 2**30, 4 * 2**30)

@@ -17,9 +17,7 @@ HOSTILE = "</script><script>document.title='x'</script><img src=x onerror=alert(
 
 def series_of(page):
     """What the scripts of a page draw."""
-    return json.loads(
-        re.search(r'<script type="application/json" id="series">(.*?)</script>', page, re.DOTALL)[1]
-    )
+    return json.loads(re.search(r'<script type="application/json" id="series">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def test_both_timelines_stand_above_each_other(tmp_path, capsys):
@@ -34,9 +32,7 @@ def test_both_timelines_stand_above_each_other(tmp_path, capsys):
     for row in data["stages"]:
         kinds = [data["kinds"][kind]["lane"] for kind in row["blocks"]["kind"]]
         busy = sum(ns for ns, lane in zip(row["blocks"]["duration"], kinds, strict=True) if lane == 0)
-        assert busy == pytest.approx(
-            1e9 * (result.step_time_s - found.measured.mean_s()["exposed_dp"]), rel=0.02
-        )
+        assert busy == pytest.approx(1e9 * (result.step_time_s - found.measured.mean_s()["exposed_dp"]), rel=0.02)
     save_page(found, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == page
     assert cli.run(["explain", str(tmp_path / "trace-rank0.json"), "--html", str(tmp_path / "one.html")]) == 0
@@ -71,9 +67,7 @@ def test_the_page_in_a_browser(browser, tmp_path):
     save_page(hostile(tmp_path), path)
     for width in (1280, 400):
         page, trouble = browser.new_page(viewport={"width": width, "height": 900}), []
-        page.on(
-            "console", lambda message, seen=trouble: message.type == "error" and seen.append(message.text)
-        )
+        page.on("console", lambda message, seen=trouble: message.type == "error" and seen.append(message.text))
         page.on("pageerror", lambda error, seen=trouble: seen.append(str(error)))
         page.goto(path.as_uri())
         page.wait_for_selector("#rows[data-to]")

@@ -36,9 +36,8 @@ def build(folder, builder):
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(folder / "trees")]
     command += ["-D", f"example={SMALL}"]
     done = subprocess.run(
-        [*command, "-b", builder, str(docs), str(folder / builder)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [*command, "-b", builder, str(docs), str(folder / builder)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -64,8 +64,4 @@ def test_pairs_named_twice_count_once():
     streams = np.array([0, 3, 5]), np.array([0, 1, 2, 0, 3])
     pointer, waiting, follower = np.zeros(5, np.int64), np.zeros(4, np.int64), np.zeros(6, np.int64)
     assert order.follow(waits, streams, pointer, follower, waiting) == 3
-    assert (pointer.tolist(), follower[:3].tolist(), waiting.tolist()) == (
-        [0, 2, 3, 3, 3],
-        [1, 3, 2],
-        [0, 1, 1, 1],
-    )
+    assert (pointer.tolist(), follower[:3].tolist(), waiting.tolist()) == ([0, 2, 3, 3, 3], [1, 3, 2], [0, 1, 1, 1])

@@ -93,9 +93,7 @@ def test_equal_flows_may_count_as_one(seed):
     """Three equal flows get what one with three times the coefficients gets: why folding is exact."""
     routes, caps, link_rate = random_flows(seed)
     many = {(f, copy): route for f, route in routes.items() for copy in range(3)}
-    rates = max_min_rates(
-        dict(enumerate(many.values())), {i: caps[f] for i, (f, _) in enumerate(many)}, link_rate
-    )
+    rates = max_min_rates(dict(enumerate(many.values())), {i: caps[f] for i, (f, _) in enumerate(many)}, link_rate)
     as_one = max_min_rates({f: [(at, 3 * c) for at, c in r] for f, r in routes.items()}, caps, link_rate)
     assert all(rates[i] == as_one[f] for i, (f, _) in enumerate(many))
 

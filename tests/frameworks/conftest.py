@@ -15,13 +15,7 @@ PLANS = {
     "ddp": {"dp": 8},
     "tp": {"tp": 4, "dp": 2, "sequence_parallel": True},
     "tp-without-sp": {"tp": 4, "dp": 2, "sequence_parallel": False, "zero": 1},
-    "tp-overlapped": {
-        "tp": 4,
-        "dp": 2,
-        "zero": 2,
-        "sequence_parallel": True,
-        "tensor_parallel": {"overlap": True},
-    },
+    "tp-overlapped": {"tp": 4, "dp": 2, "zero": 2, "sequence_parallel": True, "tensor_parallel": {"overlap": True}},
     "pp": {"pp": 4, "dp": 2, "zero": 1},
     "pp-uneven": {"pp": 4, "dp": 2, "layers": (7, 9, 9, 7)},
     "interleaved": {"pp": 4, "vpp": 2, "dp": 2, "zero": 1},
@@ -63,14 +57,7 @@ PLANS = {
 MIXTURES = {
     "experts": {"dp": 8, "ep": 8, "zero": 1, "etp": 1},
     "experts-tp": {"tp": 2, "dp": 4, "ep": 4, "etp": 1, "zero": 1, "sequence_parallel": True},
-    "experts-overlapped": {
-        "dp": 8,
-        "ep": 8,
-        "etp": 1,
-        "zero": 1,
-        "ep_overlap": True,
-        "recompute": "selective",
-    },
+    "experts-overlapped": {"dp": 8, "ep": 8, "etp": 1, "zero": 1, "ep_overlap": True, "recompute": "selective"},
     "experts-per-node": {"dp": 8, "ep": 8, "etp": 1, "zero": 1, "token_dispatch": "per_node"},
     "experts-pp": {"pp": 2, "dp": 4, "ep": 4, "etp": 1, "zero": 1, "capacity_factor": 1.5},
 }

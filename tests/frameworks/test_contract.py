@@ -171,12 +171,8 @@ def written(target, world_size=8, **values):
 def test_pages_name_only_files_that_are_there(target, nodes):
     """Every file that README.md speaks of is one of the export, and every way to start it is spoken of."""
     made = written(target, 8 * nodes, dp=8 * nodes, zero=3)
-    page = "\n".join(
-        line for line in made["README.md"].splitlines() if not line.startswith("- Checked against")
-    )
-    named = {
-        name.removeprefix("./") for name in re.findall(r"[\w./]+\.(?:sh|py|json|yaml|toml|csv|txt)\b", page)
-    }
+    page = "\n".join(line for line in made["README.md"].splitlines() if not line.startswith("- Checked against"))
+    named = {name.removeprefix("./") for name in re.findall(r"[\w./]+\.(?:sh|py|json|yaml|toml|csv|txt)\b", page)}
     assert named <= set(made)
     assert {name for name in made if name in STARTS} <= named
     assert ("local.sh" in made) == ("local.sh" in named) == (nodes == 1 and "slurm.sh" in made)
@@ -202,13 +198,7 @@ def test_jobs_of_kubernetes_have_a_pod_a_node(target):
 def test_a_dtype_of_gradients_that_a_plan_says_is_kept_or_lost_aloud(target, dtype):
     """Be it a habit of the stack that the plan was made for; a search's plan has its stack's habits."""
     graph = load_model("llama-3.1-8b")
-    values = {
-        "dp": 8,
-        "zero": 3,
-        "model": "llama-3.1-8b",
-        "training": TRAINING.model_dump(),
-        "grad_dtype": dtype,
-    }
+    values = {"dp": 8, "zero": 3, "model": "llama-3.1-8b", "training": TRAINING.model_dump(), "grad_dtype": dtype}
     stack = {"fp32": "megatron", "bf16": "deepspeed"}[dtype]  # of which it is the habit
     plan = check(Plan.model_validate({**values, "stack": stack}), Target(graph, TRAINING, 8, 8))
     made = export(plan, graph, TRAINING, target, lossy=True)
@@ -224,6 +214,4 @@ def test_a_dtype_of_gradients_that_a_plan_says_is_kept_or_lost_aloud(target, dty
         *TRAINERS,
     )
     found = plan.model_copy(update={"predicted": {"step_time_s": 1.0}})
-    assert not any(
-        loss.field == "grad_dtype" for loss in export(found, graph, TRAINING, target, lossy=True).lost
-    )
+    assert not any(loss.field == "grad_dtype" for loss in export(found, graph, TRAINING, target, lossy=True).lost)

@@ -65,9 +65,7 @@ def torchtitan(facts):
     """A registry with two recipes: what they share, and the one that is asked for."""
     calls = []
     for section, made in (("training", "TrainingConfig"), ("parallelism", "ParallelismConfig")):
-        own = {
-            key.removeprefix(f"{section}."): value for key, value in facts.items() if key.startswith(section)
-        }
+        own = {key.removeprefix(f"{section}."): value for key, value in facts.items() if key.startswith(section)}
         calls.append(f"{section}={made}({', '.join(f'{key}={value!r}' for key, value in own.items())})")
     calls += [f"model_spec=model_registry('{facts['flavor']}')"]
     calls += [f"activation_checkpoint={facts['activation_checkpoint']}.Config()"]
@@ -141,9 +139,7 @@ def placed(entry):
     plan, place = imported(entry).plan, entry["on"]
     cluster = load_cluster(place["hardware"], nodes=place["nodes"])
     if "devices" in place:  # of one node
-        cluster = replace(
-            cluster, profile=cluster.profile.model_copy(update={"devices_per_node": place["devices"]})
-        )
+        cluster = replace(cluster, profile=cluster.profile.model_copy(update={"devices_per_node": place["devices"]}))
     shape = {key: place[key] for key in ("seq_len", "global_batch") if key in place}
     training = Training.model_validate({**shape, **(plan.training or {})})
     graph = read_config(entry["config"]) if "config" in entry else load_model(plan.model or place["model"])
@@ -165,11 +161,7 @@ def state_bytes(known, plan, cluster):
         kept, sharded = 8, 8
     else:
         kept, sharded = 2 + (2 if plan.numerics.grad_dtype == "bf16" else 4), 12
-    return (
-        (kept + sharded) * whole / world
-        if zero == 3
-        else kept * own + sharded * (whole / world if zero else own)
-    )
+    return (kept + sharded) * whole / world if zero == 3 else kept * own + sharded * (whole / world if zero else own)
 
 
 def flop_per_token(known, seq_len):
@@ -200,9 +192,7 @@ def test_what_was_imported_can_be_simulated(name):
     flop, mixture = flop_per_token(known, training.seq_len), "active" in known
     assert result.speed.model_flops_per_step == pytest.approx(flop * tokens, rel=0.02 if mixture else 0.01)
     states = state_bytes(known, plan, cluster)
-    assert (
-        0.98 * states < result.memory.static_memory_bytes < 1.5 * states
-    )  # stages that are not alike, buckets
+    assert 0.98 * states < result.memory.static_memory_bytes < 1.5 * states  # stages that are not alike, buckets
     assert result.memory.peak_reserved_bytes > result.memory.static_memory_bytes
     assert result.fits or "fits" not in known
     rate = flop * tokens / result.step_time_s / cluster.world_size

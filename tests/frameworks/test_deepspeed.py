@@ -140,10 +140,7 @@ def test_a_config_of_a_user_is_read():
             "zero_optimization.offload_optimizer.device = 'gpu': allowed: none, cpu, nvme",
         ),
         ('{"bf16": {}, "optimizer": {"type": "Lamb"}}', "optimizer.type = 'lamb'"),
-        (
-            '{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}',
-            "= 7",
-        ),
+        ('{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}', "= 7"),
     ],
 )
 def test_bad_configs_are_one_line(text, words):
@@ -193,11 +190,7 @@ def test_overlap_is_that_of_the_stage_where_nothing_says_it(stage, said, overlap
         ("falcon-7b", {"dp": 8, "zero": 3}, None),
         ("llama-3-8b", {"dp": 8, "zero": 2, "kind": "fsdp"}, "whole parameters"),
         ("llama-3-8b", {"dp": 8, "zero": 0, "grad_dtype": "fp32"}, "dtype of parameters"),
-        (
-            "llama-3-8b",
-            {"dp": 8, "zero": 0, "grad_dtype": "fp32", "precision": "fp16"},
-            "dtype of parameters",
-        ),
+        ("llama-3-8b", {"dp": 8, "zero": 0, "grad_dtype": "fp32", "precision": "fp16"}, "dtype of parameters"),
         ("llama-3-8b", {"dp": 8, "zero": 1, "grad_dtype": "fp32", "precision": "fp16"}, None),
         (
             "llama-3-8b",

@@ -105,13 +105,7 @@ def test_no_detail_is_dropped(target):
 @pytest.mark.parametrize("target", CONFIGS)
 def test_configs_come_back(target):
     """Every shipped model's config.json gives the graph that was exported, details and all."""
-    for model in {model for tries in OTHERS.values() for model, _ in tries} | {
-        "gemma-3-1b",
-        "gpt-oss-20b",
-        "kimi-k2",
-    }:
+    for model in {model for tries in OTHERS.values() for model, _ in tries} | {"gemma-3-1b", "gpt-oss-20b", "kimi-k2"}:
         graph = load_model(model)
         files, _ = told(graph, target)
-        assert replace(read_config(json.loads(files["config.json"]), model), name=model) == graph, config_of(
-            model
-        )
+        assert replace(read_config(json.loads(files["config.json"]), model), name=model) == graph, config_of(model)

@@ -67,7 +67,7 @@ def test_axes_of_a_slice_multiply_up_to_its_devices(values, hardware, expected):
 @pytest.mark.parametrize(
     "hardware",
     ["gb200-nvl72", {"name": "ours", "groups": [{"hardware": "gb200-nvl72"}, {"hardware": "mi250x-8"}], "between": {}}],
-)  # fmt: skip
+)
 def test_nodes_are_those_of_the_plans_cluster(hardware, tmp_path):
     """Four devices each, in Python and from the command line; eight are those of no cluster."""
     values = {"dp": 8, "zero": 3, "recompute": "full"}
@@ -89,18 +89,7 @@ def test_what_runs_on_gpus_is_told_by_the_command_line_too(tmp_path):
     assert cli.run(["export", str(plan), "--to", "maxtext", "-o", str(out)]) == 0
     found = YAML(typ="safe", pure=True).load((out / "maxtext.yml").read_text())
     assert (found.get("hardware"), found["dcn_fsdp_parallelism"]) == (None, 1)
-    command = [
-        "export",
-        str(plan),
-        "--to",
-        "maxtext",
-        "-o",
-        str(out),
-        "--hardware",
-        "dgx-h100",
-        "--nodes",
-        "2",
-    ]
+    command = ["export", str(plan), "--to", "maxtext", "-o", str(out), "--hardware", "dgx-h100", "--nodes", "2"]
     assert cli.run(command) == 0
     found = YAML(typ="safe", pure=True).load((out / "maxtext.yml").read_text())
     assert (found["hardware"], found["dcn_fsdp_parallelism"], found["ici_fsdp_parallelism"]) == ("gpu", 2, 8)
@@ -108,9 +97,7 @@ def test_what_runs_on_gpus_is_told_by_the_command_line_too(tmp_path):
 
 def test_every_node_knows_its_rank_and_the_first(tmp_path):
     """What jax.distributed.initialize is told on GPUs, with SLURM's and python's places taken."""
-    plan = checked(
-        "llama-3.1-8b", 16, dp=16, zero=3, recompute="full", cluster={"hardware": "dgx-h100", "nodes": 2}
-    )
+    plan = checked("llama-3.1-8b", 16, dp=16, zero=3, recompute="full", cluster={"hardware": "dgx-h100", "nodes": 2})
     (tmp_path / "slurm.sh").write_text(exported("maxtext", plan)["slurm.sh"])
     stubs = {
         "scontrol": "printf 'first\\nsecond\\n'",
@@ -124,11 +111,7 @@ def test_every_node_knows_its_rank_and_the_first(tmp_path):
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "first,second",
     }  # fmt: skip
     done = subprocess.run(
-        ["bash", str(tmp_path / "slurm.sh"), "steps=3"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+        ["bash", str(tmp_path / "slurm.sh"), "steps=3"], env=environment, capture_output=True, text=True, check=True
     )
     command = "-m maxtext.trainers.pre_train.train maxtext.yml steps=3"
     assert done.stdout.splitlines() == [f"first:29500 2 {rank} {command}" for rank in (0, 1)]

@@ -106,8 +106,7 @@ def test_layouts_come_back(layers):
 
 
 @pytest.mark.parametrize(
-    ("text", "stages"),
-    [("Et*3|(tt|)*2,t|L", (3, 2, 2, 1, 0)), ("E|t*2|tL", (0, 2, 1)), ("E,t,t|t*4,L", (2, 4))],
+    ("text", "stages"), [("Et*3|(tt|)*2,t|L", (3, 2, 2, 1, 0)), ("E|t*2|tL", (0, 2, 1)), ("E,t,t|t*4,L", (2, 4))]
 )
 def test_layouts_as_people_write_them(text, stages):
     """Commas are decoration, repetition has two forms."""
@@ -190,11 +189,7 @@ def test_bad_arguments_are_one_line(arguments, words):
         ("kimi-k2", {"dp": 8, "ep": 8}, "beta_fast = 1: 32 is built in"),
         ("gpt-oss-20b", {"dp": 8, "ep": 8}, None),
         ("gpt-oss-20b", {"dp": 4, "cp": 2, "cp_method": "ulysses", "cp_balance": "zigzag"}, None),
-        (
-            "gpt-oss-20b",
-            {"dp": 4, "cp": 2, "cp_method": "ring", "cp_balance": "zigzag"},
-            "sinks of attention",
-        ),
+        ("gpt-oss-20b", {"dp": 4, "cp": 2, "cp_method": "ring", "cp_balance": "zigzag"}, "sinks of attention"),
         ("gpt-oss-20b", {"tp": 2, "dp": 4}, "etp = 2"),
         ("gpt-oss-20b", {"tp": 2, "dp": 4, "ep": 8, "etp": 1}, None),
         ("gemma-3-1b", {"dp": 8}, "rope_local_base_freq"),
@@ -271,9 +266,7 @@ def test_what_a_stack_decided_is_no_choice():
 def test_parameters_are_gathered_late_where_gradients_are_reduced_late():
     """Said or lost: Megatron-LM has the one with the other only; left open it is as Megatron-LM has it."""
     late = {"dp": 8, "zero": 1, "overlap_grad_reduce": False}
-    reasons = unsupported(
-        checked(**late, overlap_param_gather=True), load_model("llama-3-8b"), TRAINING, "megatron"
-    )
+    reasons = unsupported(checked(**late, overlap_param_gather=True), load_model("llama-3-8b"), TRAINING, "megatron")
     assert reasons == ["overlap_param_gather = true: it needs overlap_grad_reduce"]
     assert "--overlap" not in command(**late)
     alone = checked(dp=1, tp=8, zero=1, overlap_grad_reduce=False, overlap_param_gather=True)
@@ -364,10 +357,7 @@ ON_TWO = "--num-layers 80 --pipeline-model-parallel-size 2"
         (f"50 --recompute-method block {ON_TWO} --decoder-first-pipeline-num-layers 50", "full"),
         ("11 --recompute-method block --num-layers 32", "every:3"),
         ("6 --recompute-method block --num-layers 10", "layers:full*6,none*4"),
-        (
-            f"20 --recompute-method block {ON_TWO} --mtp-num-layers 1",
-            "layers:full*20,none*20,full*20,none*21",
-        ),
+        (f"20 --recompute-method block {ON_TWO} --mtp-num-layers 1", "layers:full*20,none*20,full*20,none*21"),
         (f"40 --recompute-method block {ON_TWO} --mtp-num-layers 1", "layers:full*80,none*1"),
         ("1 --recompute-method uniform --num-layers 32", "full"),
         ("8 --recompute-method uniform --num-layers 32", "layers:full:8*32"),
@@ -414,9 +404,7 @@ def test_every_cth_layer_is_counted_without_those_that_predict():
 
 def test_fsdp_without_a_strategy_shards_nothing():
     """Megatron-FSDP's default; a note says so."""
-    found = read(
-        "--micro-batch-size 1 --use-distributed-optimizer --use-megatron-fsdp", "train.sh", "megatron"
-    )
+    found = read("--micro-batch-size 1 --use-distributed-optimizer --use-megatron-fsdp", "train.sh", "megatron")
     assert found.plan.data_parallel.zero == 0
     assert any("shards nothing" in note for note in found.notes)
 

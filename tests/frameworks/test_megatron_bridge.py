@@ -41,9 +41,7 @@ def test_no_argument_of_megatron_is_forgotten(label):
 
 def test_a_three_dimensional_layout():
     """Degrees, distributed optimizer, recomputation and precision."""
-    text = exported("megatron-bridge", checked(tp=2, pp=2, dp=2, zero=1, recompute="full"))[
-        "simpar_recipe.py"
-    ]
+    text = exported("megatron-bridge", checked(tp=2, pp=2, dp=2, zero=1, recompute="full"))["simpar_recipe.py"]
     found = keywords(text)
     expected = {
         "model.tensor_model_parallel_size": "2", "model.pipeline_model_parallel_size": "2",
@@ -175,28 +173,15 @@ LOW = "grad_reduce_in_fp32 = False"
         (BRIDGE, ['mixed_precision = "bf16_mixed"', f"ddp.{LOW}"], "bf16", "fp32"),
         (
             BRIDGE,
-            [
-                'mixed_precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")',
-                f"mixed_precision.{LOW}",
-            ],
+            ['mixed_precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")', f"mixed_precision.{LOW}"],
             "mxfp8",
             "bf16",
         ),
         (BRIDGE, ['mixed_precision = MixedPrecisionConfig(bf16=True, fp8="hybrid")'], "fp8", "fp32"),
         (NEMO, [f"trainer.plugins.{LOW}"], "bf16", "bf16"),
         (NEMO, ["trainer.plugins = bf16_with_fp8_mixed()", f"trainer.plugins.{LOW}"], "fp8", "bf16"),
-        (
-            NEMO,
-            ["trainer.plugins = bf16_with_fp8_mixed()", 'trainer.plugins.fp8_recipe = "mxfp8"'],
-            "mxfp8",
-            "fp32",
-        ),
-        (
-            NEMO,
-            ['trainer.plugins = nl.MegatronMixedPrecision(precision="bf16-mixed")'],
-            "bf16",
-            "fp32",
-        ),
+        (NEMO, ["trainer.plugins = bf16_with_fp8_mixed()", 'trainer.plugins.fp8_recipe = "mxfp8"'], "mxfp8", "fp32"),
+        (NEMO, ['trainer.plugins = nl.MegatronMixedPrecision(precision="bf16-mixed")'], "bf16", "fp32"),
     ],
 )
 def test_fields_of_the_precision_go_over_what_its_function_sets(text, lines, precision, grad_dtype):

@@ -74,9 +74,7 @@ def test_a_dense_hybrid_has_no_experts():
     assert found["--ffn-hidden-size"] == 21504
     assert (found["--mamba-num-groups"], found["--position-embedding-type"]) == (8, "none")
     assert "--squared-relu" in found
-    assert not any(
-        "moe" in name or "expert" in name for name in found if name != "--expert-model-parallel-size"
-    )
+    assert not any("moe" in name or "expert" in name for name in found if name != "--expert-model-parallel-size")
     assert "--mtp-use-repeated-layer" not in found
 
 

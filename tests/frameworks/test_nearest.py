@@ -55,9 +55,9 @@ def test_what_saves_memory_can_be_added():
     one, two = saving(found, job)
     assert [near.changes[1:] for near in one] == [("zero = 3",), ("recompute = full",)]
     assert [near.changes[1:] for near in two] == [("recompute = full", "zero = 3")]
-    (near,) = nearest(
-        checked("llama-3-8b", dp=8, zero=3, recompute="selective"), Job(graph, TRAINING, "nanotron", 8)
-    )[:1]
+    (near,) = nearest(checked("llama-3-8b", dp=8, zero=3, recompute="selective"), Job(graph, TRAINING, "nanotron", 8))[
+        :1
+    ]
     assert (near.plan.data_parallel.zero, near.plan.memory.recompute) == (1, "full")
     assert near.given_up == ("zero",)
     assert saving([near], job) == [[], []]

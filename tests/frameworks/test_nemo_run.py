@@ -82,13 +82,7 @@ def test_one_node_runs_here(monkeypatch):
     [
         (
             ("--account", "ours", "--partition", "gpu"),
-            {
-                "kind": "SlurmExecutor",
-                "nodes": 4,
-                "ntasks_per_node": 8,
-                "gpus_per_node": 8,
-                "account": "ours",
-            },
+            {"kind": "SlurmExecutor", "nodes": 4, "ntasks_per_node": 8, "gpus_per_node": 8, "account": "ours"},
         ),
         (
             ("--executor", "kubeflow", "--image", "bridge"),
@@ -105,9 +99,7 @@ def test_four_nodes_are_asked_for(monkeypatch, arguments, expected):
 
 def test_slurm_through_ssh(monkeypatch):
     """The login node, who one is there, and where the job lies."""
-    log = launched(
-        monkeypatch, on_four_nodes(), "--account", "a", "--host", "h", "--user", "u", "--folder", "/f"
-    )
+    log = launched(monkeypatch, on_four_nodes(), "--account", "a", "--host", "h", "--user", "u", "--folder", "/f")
     assert vars(log[1][2].tunnel) == {"kind": "SSHTunnel", "host": "h", "user": "u", "job_dir": "/f"}
 
 
@@ -144,6 +136,4 @@ def test_the_script_is_clean(tmp_path):
     ast.parse(text)
     path = tmp_path / "launch.py"
     path.write_text(text)
-    subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(path)], check=True
-    )
+    subprocess.run([sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(path)], check=True)

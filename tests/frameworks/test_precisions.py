@@ -13,14 +13,7 @@ from .conftest import written_and_lost
 LLAMA = load_model("llama-3.2-1b")
 SHAPE = Training(seq_len=512, global_batch=16)
 EVERYWHERE = {"bf16", "fp32"}
-NEAREST = {
-    "fp8_blockwise": "fp8",
-    "mxfp8": "fp8",
-    "nvfp4": "bf16",
-    "mxfp4": "bf16",
-    "fp8": "bf16",
-    "fp16": "bf16",
-}
+NEAREST = {"fp8_blockwise": "fp8", "mxfp8": "fp8", "nvfp4": "bf16", "mxfp4": "bf16", "fp8": "bf16", "fp16": "bf16"}
 
 
 @pytest.mark.parametrize("target", TARGETS)

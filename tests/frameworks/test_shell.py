@@ -34,13 +34,13 @@ if [[ "$TOKENS" == "MOCK" ]] || [[ -z "$TOKENS" ]]; then MORE+=("--mock-data"); 
 @pytest.mark.parametrize(
     "start",
     [
-        'torchrun --nproc_per_node 8 pretrain_gpt.py \\\n  ${ARGS[@]} \\\n  ${MORE[@]}\n',
+        "torchrun --nproc_per_node 8 pretrain_gpt.py \\\n  ${ARGS[@]} \\\n  ${MORE[@]}\n",
         'COMMAND="\ncd ${HERE};\npython pretrain_gpt.py ${ARGS[@]} ${MORE[@]}"\nsrun bash -c "${COMMAND}"\n',
-        'sbatch <<EOF\n#!/bin/bash\nsrun python x.py ${ARGS[@]} ${MORE[@]} | tee \\${SLURM_JOB_ID}.log\nEOF\n',
+        "sbatch <<EOF\n#!/bin/bash\nsrun python x.py ${ARGS[@]} ${MORE[@]} | tee \\${SLURM_JOB_ID}.log\nEOF\n",
         'main() { torchrun pretrain_gpt.py "${ARGS[@]}" ${MORE[*]}; }\nmain "$@"\n',
     ],
     ids=["command", "text", "here-document", "function"],
-)  # fmt: skip
+)
 def test_what_a_launcher_would_start_is_read(start):
     """Defaults, arithmetic, arrays that grow, groups in quotes, decided branches, functions, here-documents."""
     found = read(LAUNCHER + start, "train.sh", "megatron")
@@ -100,9 +100,7 @@ def test_conditions(condition, holds):
 
 def test_case_and_words():
     """The first pattern that fits; words split as a shell does."""
-    script = Script(
-        "S=8b\ncase $S in 7b|8b) L=32 ;; *) L=80 ;; esac\nW='a b'\nrun x$L \"$W\" $W y\\ z", "a.sh"
-    )
+    script = Script("S=8b\ncase $S in 7b|8b) L=32 ;; *) L=80 ;; esac\nW='a b'\nrun x$L \"$W\" $W y\\ z", "a.sh")
     assert script.commands == [["run", "x32", "a b", "a", "b", "y z"]]
 
 
@@ -136,9 +134,7 @@ def test_yaml_of_arguments(section):
     assert plan.data_parallel.overlap_grad_reduce is False
     assert found.ignored == ("swiglu", "load")
     assert any("does not say the model's hidden, heads" in note for note in found.notes)
-    with pytest.raises(
-        UserError, match=r"model.yaml: tensor_model_parallel_size = many: allowed: a positive"
-    ):
+    with pytest.raises(UserError, match=r"model.yaml: tensor_model_parallel_size = many: allowed: a positive"):
         read(text.replace("size: 2", "size: many"), "model.yaml", "megatron")
 
 
@@ -152,8 +148,8 @@ def test_yaml_of_arguments(section):
         ('f() { "$@"; }; f run 1', ["1"]),
         ('g() { run $1; }; f() { g "$@" x; }; f 4', ["4"]),
         ('f() { run "${1}"; }; f "$@"', ["${1}"]),
-        ('set -- 1 2; for a; do A+=$a; done; run $A', ["12"]),
-        ('f() { run $X; }; X=3 f; run $X', ["3"]),
+        ("set -- 1 2; for a; do A+=$a; done; run $A", ["12"]),
+        ("f() { run $X; }; X=3 f; run $X", ["3"]),
         ("A=1 B=2\nrun $A $B", ["1", "2"]),
         ("A=1\nA=2 run $A", ["1"]),
         ("let A=4/2 B=A+1; ((A += 3)); run $A $B", ["5", "3"]),
@@ -164,7 +160,7 @@ def test_yaml_of_arguments(section):
         ("IFS=, read A B <<< 1,2; run $A", ["${A}"]),
         ("A=1; run ${A:+a} ${B:+b} ${A+c}", ["a", "c"]),
     ],
-)  # fmt: skip
+)
 def test_arguments_of_functions_and_what_sets_variables(text, words):
     """A body has the arguments of its call; commands of the shell that set variables are no launches."""
     assert Script(text, "a.sh").commands[0] == ["run", *words]

@@ -50,10 +50,7 @@ def with_word(plan, block, name, words, *, stage=0):
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [
-        *((name, target) for name in LAYOUTS for target in ("torch", "megatron")),
-        ("tp, sequence", "torchtitan"),
-    ],
+    [*((name, target) for name in LAYOUTS for target in ("torch", "megatron")), ("tp, sequence", "torchtitan")],
 )
 def test_a_layout_written_as_stages_is_exported_as_the_layout(name, target):
     """The same files as from the plan that has no stages of its own, but for the plan beside them."""
@@ -92,9 +89,7 @@ def test_recomputation_stage_by_stage_is_one_layer_by_layer():
     """What no target has a word for is lost in a line, not the layout."""
     plan = staged(pp=4, dp=2, layers=(7, 9, 9, 7), changes=[(0, "recompute", "full")])
     assert as_uniform(plan, GRAPH).memory.recompute == "layers:full*7,none*25"
-    assert [reason.split(" =")[0] for reason in unsupported(plan, GRAPH, TRAINING, "megatron")] == [
-        "recompute"
-    ]
+    assert [reason.split(" =")[0] for reason in unsupported(plan, GRAPH, TRAINING, "megatron")] == ["recompute"]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +130,6 @@ def test_what_is_no_single_layout_is_refused_by_stage_and_operator(plan, words):
 def test_durations_that_a_schedule_is_made_for_are_no_loss():
     """A table is made from them; the targets write it or have their own."""
     plan = whole(pp=4, dp=2, schedule="1f1b")
-    timed = plan.model_copy(
-        update={"pipeline": plan.pipeline.model_copy(update={"pass_costs": (1.0, 1.2, 0.8)})}
-    )
+    timed = plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"pass_costs": (1.0, 1.2, 0.8)})})
     for target in ("torch", "megatron"):
         assert unsupported(timed, GRAPH, TRAINING, target) == unsupported(plan, GRAPH, TRAINING, target)

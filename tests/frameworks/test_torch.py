@@ -42,10 +42,7 @@ def test_the_script_imports_torch_and_the_standard_library_only():
     """It does not need simpar, nor anything else."""
     tree = ast.parse(SCRIPT.read_text())
     found = {
-        alias.name.split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
+        alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
     }
     found |= {str(node.module).split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert found - {"torch"} <= set(sys.stdlib_module_names)
@@ -113,12 +110,7 @@ def losses(folder, steps=3, **values):
         "PYTHONPATH": str(folder),
     }
     done = subprocess.run(
-        ["bash", str(folder / "local.sh")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
+        ["bash", str(folder / "local.sh")], env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [float(found) for found in re.findall(r"loss ([\d.]+),", done.stdout)]

@@ -21,9 +21,7 @@ EXPRESSIBLE = [
     (target, label)
     for target in FILES
     for label in PLANS
-    if not unsupported(
-        checked(model="llama-3.1-8b", **PLANS[label]), load_model("llama-3.1-8b"), TRAINING, target
-    )
+    if not unsupported(checked(model="llama-3.1-8b", **PLANS[label]), load_model("llama-3.1-8b"), TRAINING, target)
 ]
 CARRIED = [(target, label) for target, label in EXPRESSIBLE if not label.endswith("-alone")]
 
@@ -153,44 +151,19 @@ def test_files_that_are_none_are_one_line(text, name, words):
         ("torchtitan", "gpt2", {"dp": 8}, "Llama 3 and Qwen3"),
         ("torchtitan", "mixtral-8x7b", {"dp": 8}, "Llama 3 and Qwen3"),
         ("torchtitan", "gpt-oss-20b", {"dp": 8, "zero": 3, "ep": 8}, None),
-        (
-            "torchtitan",
-            "gpt-oss-20b",
-            {"dp": 8, "zero": 3, "hsdp": 2, "ep": 8},
-            "ep = 8: experts are spread over",
-        ),
-        (
-            "torchtitan",
-            "qwen3-30b-a3b",
-            {"dp": 8, "zero": 3, "ep": 8, "capacity_factor": 2.0},
-            "no token is dropped",
-        ),
-        (
-            "torchtitan",
-            "qwen3-30b-a3b",
-            {"tp": 2, "dp": 4, "zero": 3, "ep": 2, "etp": 2},
-            "etp = 2: experts are whole",
-        ),
+        ("torchtitan", "gpt-oss-20b", {"dp": 8, "zero": 3, "hsdp": 2, "ep": 8}, "ep = 8: experts are spread over"),
+        ("torchtitan", "qwen3-30b-a3b", {"dp": 8, "zero": 3, "ep": 8, "capacity_factor": 2.0}, "no token is dropped"),
+        ("torchtitan", "qwen3-30b-a3b", {"tp": 2, "dp": 4, "zero": 3, "ep": 2, "etp": 2}, "etp = 2: experts are whole"),
         ("torchtitan", "deepseek-v3", {"pp": 2, "dp": 4, "zero": 3}, "layers that predict further tokens"),
         ("torchtitan-0.2", "qwen3-30b-a3b", {"dp": 8, "zero": 3}, "Llama 3 and Qwen3"),
         ("torchtitan", "llama-3.1-8b", {"dp": 8, "zero": 3, "recompute": "every:2"}, "every:2"),
         ("torchtitan-0.2", "llama-3.1-8b", {"dp": 8, "zero": 3, "recompute": "every:2"}, None),
         ("torchtitan-0.2", "llama-2-7b", {"dp": 8, "zero": 3}, "flavours"),
-        (
-            "torchtitan-0.2",
-            "llama-3.1-8b",
-            {"tp": 2, "dp": 4, "zero": 3, "sequence_parallel": False},
-            "sequence",
-        ),
+        ("torchtitan-0.2", "llama-3.1-8b", {"tp": 2, "dp": 4, "zero": 3, "sequence_parallel": False}, "sequence"),
         ("torchtitan-0.2", "llama-3.1-8b", {"tp": 2, "dp": 4}, "replicated parameters"),
         ("torchtitan", "llama-3.1-8b", {"tp": 2, "dp": 4}, None),
         ("torchtitan", "llama-3.1-8b", {"pp": 4, "dp": 2, "zero": 3, "schedule": "zb-v"}, "split backward"),
-        (
-            "torchtitan",
-            "llama-3.1-8b",
-            {"dp": 8, "zero": 3, "bucket_bytes": "25 MiB"},
-            "bucket_bytes = 26214400:",
-        ),
+        ("torchtitan", "llama-3.1-8b", {"dp": 8, "zero": 3, "bucket_bytes": "25 MiB"}, "bucket_bytes = 26214400:"),
     ],
 )
 def test_what_torchtitan_cannot_say_is_named(target, model, values, words):
@@ -213,8 +186,7 @@ def test_context_ranks_share_states_as_replicas_do(values, field):
     """FSDP shards over both: no other stage of ZeRO, and no split backward beside it."""
     plan = checked(model="llama-3.1-8b", **values, cp_method="all_gather", cp_balance="zigzag")
     assert any(
-        reason.startswith(field)
-        for reason in unsupported(plan, load_model("llama-3.1-8b"), TRAINING, "torchtitan")
+        reason.startswith(field) for reason in unsupported(plan, load_model("llama-3.1-8b"), TRAINING, "torchtitan")
     )
 
 
@@ -262,11 +234,7 @@ def test_a_registry_is_read_one_recipe_at_a_time():
     assert any("2 sequences a data-parallel rank" in note for note in found.notes)
     assert found.ignored == ("training.steps",)
     found = read(REGISTRY, f"{name}:llama3_8b_float8", "torchtitan")
-    assert (found.plan.mesh.tp, found.plan.numerics.precision, found.plan.memory.recompute) == (
-        2,
-        "fp8",
-        "none",
-    )
+    assert (found.plan.mesh.tp, found.plan.numerics.precision, found.plan.memory.recompute) == (2, "fp8", "none")
     assert found.plan.training == {"seq_len": 8192, "global_batch": 8}
     assert any("for some layers only" in note for note in found.notes)
     with pytest.raises(UserError, match="activation_checkpoint = policy"):
@@ -303,11 +271,7 @@ filter_fqns = "output"
 """
     found = read(text, "llama3_405b.toml", "torchtitan-0.2")
     plan = found.plan
-    assert (plan.model, plan.numerics.precision, plan.tensor_parallel.overlap) == (
-        "llama-3.1-405b",
-        "fp8",
-        True,
-    )
+    assert (plan.model, plan.numerics.precision, plan.tensor_parallel.overlap) == ("llama-3.1-405b", "fp8", True)
     assert (plan.micro_batch, plan.training) == (2, {"seq_len": 8192})
     assert found.ignored == ("training.compile", "float8.filter_fqns")
 
@@ -360,7 +324,5 @@ def test_how_keys_travel_comes_back():
         text = exported("torchtitan-0.2", plan)["torchtitan.toml"]
         assert f'context_parallel_rotate_method = "{word}"' in text
         assert comes_back("torchtitan-0.2", plan, "torchtitan.toml")
-    with pytest.raises(
-        UserError, match="context_parallel_rotate_method = round: allowed: allgather, alltoall"
-    ):
+    with pytest.raises(UserError, match="context_parallel_rotate_method = round: allowed: allgather, alltoall"):
         read(text.replace('"alltoall"', '"round"'), "job.toml", "torchtitan-0.2")

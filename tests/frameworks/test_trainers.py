@@ -97,9 +97,7 @@ def test_weights_of_few_bits_are_widened_or_refused(model, widened):
     assert found["model_quantization_config_kwargs"] == {"dequantize": True}
     plan = checked(model, dp=8, zero=3)
     assert not unsupported(plan, graph, TRAINING, "llama-factory")
-    assert [reason.partition(":")[0] for reason in unsupported(plan, graph, TRAINING, "trl")] == [
-        f"model = {model}"
-    ]
+    assert [reason.partition(":")[0] for reason in unsupported(plan, graph, TRAINING, "trl")] == [f"model = {model}"]
 
 
 def test_models_without_a_released_name_are_refused():

@@ -139,9 +139,7 @@ def test_what_they_cannot_say_is_named(target, model, values, words):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("target", ["deepspeed", "accelerate", "sagemaker"])
-@pytest.mark.parametrize(
-    "model", ["llama-3-8b", "llama-3.1-8b", "qwen3-8b", "gemma-2-2b", "gpt-neox-20b", "opt-1.3b"]
-)
+@pytest.mark.parametrize("model", ["llama-3-8b", "llama-3.1-8b", "qwen3-8b", "gemma-2-2b", "gpt-neox-20b", "opt-1.3b"])
 def test_the_config_says_the_model_to_transformers(target, model):
     """What transformers makes of the written config.json has every detail of the model, and its sizes."""
     transformers = pytest.importorskip("transformers")
@@ -183,7 +181,7 @@ def test_a_config_of_nanotron_comes_back(label):
 @pytest.mark.parametrize(
     ("mode", "beside", "said"),
     [("REDUCE_SCATTER", True, 0), ("REDUCE_SCATTER", False, 1), ("REDUCE_SCATTER", None, 1), ("ALL_REDUCE", False, 0)],
-)  # fmt: skip
+)
 def test_communication_that_waits_is_said(mode, beside, said):
     """A plan has no word for nanotron's asynchronous linear layers; its stack has them."""
     layout = {"dp": 4, "tp": 2, "pp": 1, "tp_mode": mode, "tp_linear_async_communication": beside}
@@ -192,9 +190,7 @@ def test_communication_that_waits_is_said(mode, beside, said):
     assert "parallelism.tp_linear_async_communication" not in found.ignored
     notes = export(checked(tp=2, dp=4), load_model("llama-3-8b"), TRAINING, "nanotron").notes
     assert any("tp_linear_async_communication" in note for note in notes)
-    with pytest.raises(
-        UserError, match=r"tp_linear_async_communication = true: allowed: false, or .*REDUCE_SCATTER"
-    ):
+    with pytest.raises(UserError, match=r"tp_linear_async_communication = true: allowed: false, or .*REDUCE_SCATTER"):
         read(json.dumps({"parallelism": layout | {"tp_mode": "ALL_REDUCE", "tp_linear_async_communication": True}}),
              "config.yaml", "nanotron")  # fmt: skip
 

@@ -18,28 +18,12 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.units import GB, GIB, US
 from tests.gate import some
 
-BLOCKS = (
-    "port_tx",
-    "port_rx",
-    "nic_tx",
-    "nic_rx",
-    "leaf_up",
-    "leaf_down",
-    "pcie_tx",
-    "pcie_rx",
-    "host_memory",
-)
+BLOCKS = ("port_tx", "port_rx", "nic_tx", "nic_rx", "leaf_up", "leaf_down", "pcie_tx", "pcie_rx", "host_memory")
 
 
 def small(nodes: int, *, per_node: int = 4, nics: int = 4, up: str = "nvswitch", **out: Any) -> Cluster:
     """Nodes of ports at 100 GB/s and NICs at 10 GB/s, two nodes to a leaf unless said otherwise."""
-    network = {
-        "kind": "ib",
-        "nics_per_node": nics,
-        "nic_bandwidth": 10 * GB,
-        "latency": US,
-        "nodes_per_leaf": 2,
-    }
+    network = {"kind": "ib", "nics_per_node": nics, "nic_bandwidth": 10 * GB, "latency": US, "nodes_per_leaf": 2}
     profile = ClusterProfile.model_validate(
         {
             "name": "small", "device": "l4", "devices_per_node": per_node,
@@ -199,7 +183,7 @@ def test_node_pattern_degrades_its_rails() -> None:
 
 @pytest.mark.parametrize(
     "pattern", ["nic_tx[999]", "wire[0]", "node:9", "nic_tx[-1]", "leaf_up[0]", "", "node:", f"nic_tx[{'9' * 5000}]"]
-)  # fmt: skip
+)
 def test_unknown_links_are_refused(pattern: str) -> None:
     """A pattern that names no link is one clear line."""
     with pytest.raises(UserError, match="degraded link"):
@@ -287,9 +271,7 @@ def test_the_fabric_repeats_in_blocks() -> None:
 
 def test_a_link_beyond_integers_is_one_line(tmp_path):
     """A capacity that engines cannot count names file, field and what is allowed."""
-    text = (
-        bundled("clusters")["hgx-h100"].read_text().replace("bandwidth: 450 GB/s", "bandwidth: 1000000 GB/s")
-    )
+    text = bundled("clusters")["hgx-h100"].read_text().replace("bandwidth: 450 GB/s", "bandwidth: 1000000 GB/s")
     path = tmp_path / "fast.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=r"fast.yaml:\d+: scale_up.bandwidth = .*allowed: up to 500,000 GB/s"):
@@ -301,9 +283,7 @@ def test_uplinks_that_bind_are_counted_in_integers_and_others_need_not_be():
     profile = load_cluster("dgx-h100").profile
     out = profile.scale_out.model_copy(update={"rails": False, "nodes_per_leaf": 2048})
     load_cluster(profile.model_copy(update={"scale_out": out}), 4096)
-    load_cluster(
-        profile.model_copy(update={"scale_out": out.model_copy(update={"oversubscription": 2.0})}), 4096
-    )
+    load_cluster(profile.model_copy(update={"scale_out": out.model_copy(update={"oversubscription": 2.0})}), 4096)
     degraded = load_cluster(profile.model_copy(update={"scale_out": out}), 4096)
     with pytest.raises(UserError, match=r"link leaf_up\[0\] of 819,200 GB/s"):
         degraded.with_degraded({"leaf_up[0]": 0.5})

@@ -12,9 +12,7 @@ from simpar.hardware.intervals import FILE, interval_of
 from simpar.stacks.stack import load_stack
 
 KNOWN = json.loads(FILE.read_text())
-PROFILES = {
-    "clusters": lambda name: load_cluster(name).profile, "devices": load_device, "stacks": load_stack,
-}  # fmt: skip
+PROFILES = {"clusters": lambda name: load_cluster(name).profile, "devices": load_device, "stacks": load_stack}
 
 
 def value_of(kind: str, profile: str, name: str) -> float:

@@ -91,7 +91,7 @@ def changed(tmp_path: Path, name: str, old: str, new: str) -> Path:
         ("meta-llama3-h100", "oversubscription: 7", "oversubscription: 0.5", r"greater than or equal to 1"),
         ("hgx-h100", "device: h100-sxm-80gb", "device: h100", "unknown device 'h100'; did you mean"),
     ],
-)  # fmt: skip
+)
 def test_contradictions_are_refused(tmp_path: Path, name: str, old: str, new: str, message: str) -> None:
     """A profile that cannot be is one clear line that names the file's key."""
     with pytest.raises(UserError, match=message):
@@ -133,13 +133,9 @@ def test_a_profile_of_ones_own_is_written_out_whole(name):
     """A shipped profile under another name comes back as it was, device included; under its own it is named."""
     cluster = load_cluster(name)
     assert written(cluster) == name
-    own = replace(
-        cluster, profile=cluster.profile.model_copy(update={"name": "ours", "device": cluster.device})
-    )
+    own = replace(cluster, profile=cluster.profile.model_copy(update={"name": "ours", "device": cluster.device}))
     again = parse(ClusterProfile, written(own), source="a plan")
-    for (_, one), (_, other) in zip(
-        leaves(own.profile.model_dump()), leaves(again.model_dump()), strict=True
-    ):
+    for (_, one), (_, other) in zip(leaves(own.profile.model_dump()), leaves(again.model_dump()), strict=True):
         assert one == (pytest.approx(other, rel=1e-13) if isinstance(one, float) else other)
 
 

@@ -131,8 +131,7 @@ def test_parameter_server_is_worse_than_a_ring_by_half_the_members() -> None:
     """A server moves X(N-1) each way on one port: N/2 times a ring."""
     shape, cluster = regular(1, 8), switch(8)
     server, ring = (
-        float(collective_time_s("all_reduce", 1.0 * MB, shape, cluster, algorithm=name))
-        for name in ("star", "ring")
+        float(collective_time_s("all_reduce", 1.0 * MB, shape, cluster, algorithm=name)) for name in ("star", "ring")
     )
     assert server == pytest.approx(7.0)
     assert server / ring == pytest.approx(8 / 2)

@@ -85,9 +85,7 @@ def _more_exposed(result: Result) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("defect", "said"),
-    [(_more_static, "above the peak"), (_more_exposed, "above busy")],
-    ids=["static", "exposed"],
+    ("defect", "said"), [(_more_static, "above the peak"), (_more_exposed, "above busy")], ids=["static", "exposed"]
 )
 def test_planted_defects_are_found(
     defect: Callable[[Result], Result], said: str, monkeypatch: pytest.MonkeyPatch

@@ -42,9 +42,7 @@ def peak(stage: int = 0, stack: str = "megatron", **plan: object) -> StageMemory
     return peaks(stack, **plan)[stage]
 
 
-@given(
-    parameters=st.integers(1, 10**11), dp=st.integers(1, 512), zero=st.integers(0, 2), stack=st.sampled_from(STACKS)
-)  # fmt: skip
+@given(parameters=st.integers(1, 10**11), dp=st.integers(1, 512), zero=st.integers(0, 2), stack=st.sampled_from(STACKS))
 def test_a_higher_zero_stage_holds_no_more(parameters: int, dp: int, zero: int, stack: str) -> None:
     """Every further stage shards more of the state, up to the rounding of shards."""
     habits = load_stack(stack)

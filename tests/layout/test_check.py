@@ -39,41 +39,26 @@ def test_dp_and_the_schedule_are_filled_in(target):
             {"cp": 8, "cp_method": "ulysses", "ulysses": 4},
             "plan.ulysses = 4: cp_method ulysses takes all of cp = 8; allowed: 8, or cp_method ring or all_gather",
         ),
-        (
-            {"cp": 8, "cp_method": "ring", "ulysses": 3},
-            "plan.ulysses = 3: does not divide cp = 8; allowed: 1, 2, 4, 8",
-        ),
+        ({"cp": 8, "cp_method": "ring", "ulysses": 3}, "plan.ulysses = 3: does not divide cp = 8; allowed: 1, 2, 4, 8"),
         ({"ep": 2}, "plan.ep = 2: llama-3-8b has no experts; allowed: 1"),
         ({"sequence_parallel": True}, "plan.sequence_parallel = true: needs tp > 1"),
         ({"micro_batch": 3}, "plan.micro_batch = 3: does not divide the 4 sequences of a rank"),
         ({"pp": 64}, "64 stages for 32 layers; allowed: at most 34"),
         ({"pp": 2, "layers": (16, 15)}, "plan.layers: 31 layers in all; allowed: the model's 32"),
         ({"pp": 2, "layers": (32,)}, "plan.layers: 1 stages; allowed: one number for each of pp x vpp = 2"),
-        (
-            {"pp": 4, "layers": (0, 0, 16, 16)},
-            "plan.layers: stage 1 has none; allowed: 0 in the first and the last",
-        ),
+        ({"pp": 4, "layers": (0, 0, 16, 16)}, "plan.layers: stage 1 has none; allowed: 0 in the first and the last"),
         ({"pp": 2, "schedule": "gpipe", "vpp": 2}, "schedule gpipe: vpp = 2; allowed: 1"),
         ({"pp": 2, "schedule": "zb-v", "vpp": 1}, "schedule zb-v: vpp = 1; allowed: 2"),
-        (
-            {"pp": 8, "schedule": "dualpipev", "micro_batch": 4},
-            "8 microbatches; allowed: at least 2 x pp = 16",
-        ),
+        ({"pp": 8, "schedule": "dualpipev", "micro_batch": 4}, "8 microbatches; allowed: at least 2 x pp = 16"),
         ({"pp": 2, "schedule": "dualpipe", "sync": "local-sgd"}, "dualpipe has two copies of every stage"),
         ({"pp": 2, "actions": "0F0,0B0\n1F0,1B0"}, "the action table has 1 microbatches; allowed: 8"),
         ({"actions": "0F0"}, "needed are one F and either one B or one I and one W"),
         ({"hsdp": 2}, "plan.hsdp = 2: makes replicas of sharded states; allowed: with zero 1, 2 or 3"),
         ({"hsdp": 3, "zero": 3}, "plan.hsdp = 3: does not divide dp = 64"),
-        (
-            {"kind": "fsdp", "zero": 1},
-            "plan.kind = fsdp with zero = 1: fsdp shards gradients; allowed: zero 2 or 3",
-        ),
+        ({"kind": "fsdp", "zero": 1}, "plan.kind = fsdp with zero = 1: fsdp shards gradients; allowed: zero 2 or 3"),
         ({"kind": "single_process"}, "plan.kind = single_process: 64 devices; allowed: those of one node, 8"),
         ({"kind": "single_process", "zero": 1}, "plan.zero = 1: single_process keeps all states"),
-        (
-            {"kind": "single_process", "pp": 2},
-            "plan.pp = 2: single_process is pure data parallelism; allowed: 1",
-        ),
+        ({"kind": "single_process", "pp": 2}, "plan.pp = 2: single_process is pure data parallelism; allowed: 1"),
     ],
 )
 def test_what_cannot_be_says_why(target, values, said):
@@ -196,19 +181,13 @@ def test_durations_reach_the_schedules_that_look_at_them(target):
     ("values", "said"),
     [
         ({"ep": 3}, "plan.ep = 3: does not divide the 16 experts; allowed: 1, 2, 4, 8, 16"),
-        (
-            {"tp": 8, "ep": 2, "etp": 16},
-            "plan.etp = 16: does not divide tp = 8 and the experts' ffn size 128",
-        ),
+        ({"tp": 8, "ep": 2, "etp": 16}, "plan.etp = 16: does not divide tp = 8 and the experts' ffn size 128"),
         (
             {"tp": 4, "ep": 16, "etp": 4, "pp": 2},
             "ep x etp = 16 x 4 does not divide the tp x cp x dp = 32 ranks of a stage; allowed: 1, 2, 4, 8",
         ),
         ({"tp": 2, "ep": 4, "sequence_parallel": False}, "take each token from one rank; allowed: true"),
-        (
-            {"ep": 16, "zero": 3, "hsdp": 8},
-            "plan.hsdp = 8: does not divide the 4 ranks that hold the same experts",
-        ),
+        ({"ep": 16, "zero": 3, "hsdp": 8}, "plan.hsdp = 8: does not divide the 4 ranks that hold the same experts"),
     ],
 )
 def test_experts_that_cannot_be_spread_say_why(values, said):

@@ -91,7 +91,7 @@ def test_measured_runs_may_lack_what_a_stack_does():
     """Overlap that is off, buckets and stages that the head makes uneven are changed for them only."""
     plan = Plan(
         pp=2, dp=4, zero=1, kind="ddp", bucket_bytes="40 MiB", overlap_grad_reduce=False, overlap_param_gather=False
-    )  # fmt: skip
+    )
     usual = list(single_changes(plan, GPT2))
     more = [change for change in single_changes(plan, GPT2, is_measured=True) if change not in usual]
     mib = 2**20

@@ -34,9 +34,9 @@ def test_routed_tokens_are_those_of_the_ranks_that_share_an_expert():
     """With sequence parallelism a rank routes its own rows and works on those of its etp peers; else on all rows."""
     graph = load_model("tiny-mixture")
     rows = {
-        etp: rank_dims(
-            graph, Layout.of(Plan(tp=4, dp=1, ep=ep, etp=etp, sequence_parallel=True)), TRAINING
-        ).expert["seq"]
+        etp: rank_dims(graph, Layout.of(Plan(tp=4, dp=1, ep=ep, etp=etp, sequence_parallel=True)), TRAINING).expert[
+            "seq"
+        ]
         for etp, ep in ((1, 4), (2, 2), (4, 1))
     }
     assert rows == {1: 2048, 2: 4096, 4: 8192}

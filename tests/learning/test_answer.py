@@ -185,10 +185,7 @@ def test_what_was_learnt_under_another_version_is_refused(tmp_path, learnt, caps
     (runs, answer), ours = learnt, tmp_path / "ours.yaml"
     text = answer.to_yaml("ours.yaml")
     job = ["simulate", "--model", "llama-2-7b", "--seq-len", "4096", "--global-batch", "64"]
-    for old, words in (
-        (text.replace("revision: 1", "revision: 0"), "simpar 0."),
-        ("learned: yes", "an older"),
-    ):
+    for old, words in ((text.replace("revision: 1", "revision: 0"), "simpar 0."), ("learned: yes", "an older")):
         ours.write_text(old)
         for command in (
             [*job, "--hardware", "dgx-h100", "--stack", str(ours)], [*job, "--hardware", str(ours)],

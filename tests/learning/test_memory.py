@@ -80,9 +80,7 @@ def test_what_a_stack_keeps_is_learnt_back():
     assert np.median(np.abs(found.learned.left_out)) < 0.02
     values = dict(zip((key for _, _, key in found.learned.prior.names), found.learned.values, strict=True))
     assert values["memory.extra_saved"] == pytest.approx(12.0, rel=0.15)
-    assert values["memory.allocator.fragmentation"] + values["memory.allocator.churn"] == pytest.approx(
-        0.35, rel=0.15
-    )
+    assert values["memory.allocator.fragmentation"] + values["memory.allocator.churn"] == pytest.approx(0.35, rel=0.15)
 
 
 @pytest.mark.slow
@@ -139,9 +137,7 @@ def test_runs_without_memory_teach_what_they_did(tmp_path):
     """No parameter of memory moves, nothing is said of it, and step times teach the same with peaks and without."""
     with_peaks = rows_of(LAYOUTS[:2], slower=1.2)
     without = [{**row, "peak_mem_gib": ""} for row in with_peaks]
-    both, bare = (
-        learn_profiles(table(tmp_path / f"{at}.csv", rows)) for at, rows in enumerate((with_peaks, without))
-    )
+    both, bare = (learn_profiles(table(tmp_path / f"{at}.csv", rows)) for at, rows in enumerate((with_peaks, without)))
     assert bare.to_dict()["memory"] is None
     assert not [change for change in bare.changes() if change["parameter"].startswith("memory.")]
     assert "memory" not in bare.to_yaml("ours.yaml").partition("stacks:")[0]
@@ -153,8 +149,7 @@ def test_runs_without_memory_teach_what_they_did(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("peak", "words"),
-    [("65000", "65,000.00 GiB are more than its device has (79.2)"), ("0.02", "is it in GiB?")],
+    ("peak", "words"), [("65000", "65,000.00 GiB are more than its device has (79.2)"), ("0.02", "is it in GiB?")]
 )
 def test_odd_peaks_are_left_out_and_said(tmp_path, peak, words):
     """The time of the run is learnt from all the same."""
@@ -179,9 +174,7 @@ def test_folders_of_runs_on_processors_have_no_peak(tmp_path):
     """What a process grows by is no tensor; an accelerator's allocator is believed."""
     path = folder(tmp_path / "run", {"tp": 2, "zero": 0}, peak_reserved_bytes=5e9)
     assert reported(path, Chosen("simpar", "laptop-cpu-4")).peak is None
-    path = folder(
-        tmp_path / "other", {"tp": 2, "zero": 0}, peak_reserved_bytes=5e9, machine={"device": "cuda"}
-    )
+    path = folder(tmp_path / "other", {"tp": 2, "zero": 0}, peak_reserved_bytes=5e9, machine={"device": "cuda"})
     assert reported(path, Chosen("simpar", "dgx-h100")).peak == Peak(5e9)
 
 

@@ -55,9 +55,7 @@ def test_a_folder_is_the_layout_that_ran(tmp_path):
 @pytest.mark.slow
 def test_three_runs_teach_a_processor(tmp_path):
     """Cores that are slower and shared: a fourth layout is predicted where the shipped estimate is far off."""
-    truth = Tuning(
-        {"cpu-laptop": {"sustained_clock": 0.5}}, {}, {"laptop-cpu-4": {"host.compute_capacity": 2.0}}
-    )
+    truth = Tuning({"cpu-laptop": {"sustained_clock": 0.5}}, {}, {"laptop-cpu-4": {"host.compute_capacity": 2.0}})
     plans = ({"dp": 4}, {"tp": 2}, {"pp": 4, "schedule": "gpipe"}, {"pp": 2, "schedule": "1f1b"})
     paths = []
     for at, plan in enumerate(plans):
@@ -72,10 +70,7 @@ def test_three_runs_teach_a_processor(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [
-        ({"machine": {"device": "cuda"}}, "of another device"),
-        ({"model": "package.module:function"}, "code of yours"),
-    ],
+    [({"machine": {"device": "cuda"}}, "of another device"), ({"model": "package.module:function"}, "code of yours")],
 )
 def test_runs_that_cannot_be_learnt_from_say_why(tmp_path, change, reason):
     """Another device than the profile's, and models that are code."""

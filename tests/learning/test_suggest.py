@@ -17,14 +17,7 @@ from simpar.planner.progress import Progress
 from simpar.stacks.stack import load_stack
 from simpar.validation.columns import RUN_COLUMNS
 
-FIXED = {
-    "recompute": "none",
-    "hsdp": 1,
-    "micro_batch": "1,2",
-    "cp": 1,
-    "pp": "1,2",
-    "sequence_parallel": False,
-}
+FIXED = {"recompute": "none", "hsdp": 1, "micro_batch": "1,2", "cp": 1, "pp": "1,2", "sequence_parallel": False}
 
 
 def _problem(stack="megatron", hardware="dgx-h100", **options):
@@ -68,9 +61,7 @@ def test_what_was_suggested_is_learnt_known_and_not_suggested_again(tmp_path, se
     assert [one.gain for one in chosen] == sorted(one.gain for one in chosen)
     assert all(one.fit_probability >= 0.95 and one.devices == 8 * one.nodes for one in chosen)
     shown = found.candidates[:2]
-    whole = [
-        replace(chosen[0], plan=one.plan, nodes=4, devices=32, step_time_s=one.step_time_s) for one in shown
-    ]
+    whole = [replace(chosen[0], plan=one.plan, nodes=4, devices=32, step_time_s=one.step_time_s) for one in shown]
     table = tmp_path / "suggested.csv"
     plans = write(whole, table)
     fast = 0.98 * min(one.step_time_s for one in shown)
@@ -131,13 +122,7 @@ def test_what_is_suggested_is_as_small_as_tells(searched):
     for one in chosen:
         plan, whole = one.plan, by_rank[one.candidate].plan
         assert plan.cluster["nodes"] == one.nodes
-        assert (
-            plan.training["global_batch"] * problem.cluster.nodes == problem.training.global_batch * one.nodes
-        )
+        assert plan.training["global_batch"] * problem.cluster.nodes == problem.training.global_batch * one.nodes
         assert plan.mesh.dp * problem.cluster.nodes == whole.mesh.dp * one.nodes
-        assert (plan.mesh.tp, plan.mesh.pp, plan.micro_batch) == (
-            whole.mesh.tp,
-            whole.mesh.pp,
-            whole.micro_batch,
-        )
+        assert (plan.mesh.tp, plan.mesh.pp, plan.micro_batch) == (whole.mesh.tp, whole.mesh.pp, whole.micro_batch)
         assert one.to_dict()["device_hours"] == pytest.approx(30 * one.step_time_s * one.devices / 3600)

@@ -65,19 +65,14 @@ def test_bytes_of_a_checkpoint():
         assert checkpoint_bytes(graph, Layout.of(plan), load_stack(stack)) == width * each, (words, stack)
     plan = resolve(Plan(lora_rank=8, lora_targets=("q_proj", "v_proj")), load_stack("megatron"))
     adapters = 12 * 2 * 2 * 8 * 768  # layers, projections, sides
-    assert (
-        checkpoint_bytes(tuned_graph(plan, graph), Layout.of(plan), load_stack("megatron")) == 14 * adapters
-    )
+    assert checkpoint_bytes(tuned_graph(plan, graph), Layout.of(plan), load_stack("megatron")) == 14 * adapters
 
 
 def test_what_each_kind_of_checkpoint_blocks():
     """Synchronous: storage; asynchronous: the copy to the host; in memory: no storage at all."""
     cluster = load_cluster("dgx-h100", 16)
     size = 1_000 * GB
-    found = {
-        kind: saving(size, cluster, Operation(days=1, checkpoint=kind))
-        for kind in ("sync", "async", "memory")
-    }
+    found = {kind: saving(size, cluster, Operation(days=1, checkpoint=kind)) for kind in ("sync", "async", "memory")}
     stored = size / (16 * 1e9)
     assert found["sync"].blocking_s == pytest.approx(stored)
     snapshot = size / 128 / cluster.profile.host.pcie_bandwidth

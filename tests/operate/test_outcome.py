@@ -70,9 +70,7 @@ def test_what_choices_change(llama):
     background = operate(llama, Operation(**slow_storage, checkpoint="async")).effective_time.mean
     memory = operate(llama, Operation(**slow_storage, checkpoint="memory")).effective_time.mean
     assert sync < background < memory
-    plenty, none = (
-        operate(llama, Operation(days=20, runs=100, spares=n)).effective_time.mean for n in (None, 2)
-    )
+    plenty, none = (operate(llama, Operation(days=20, runs=100, spares=n)).effective_time.mean for n in (None, 2))
     assert none < plenty - 0.1
     lame = operate(llama, Operation(days=20, runs=100, slow={"per_node_day": 1e-3, "slowdown": 2.0}))
     assert lame.time_share["slow nodes"] > 0.01

@@ -38,14 +38,7 @@ def result(inputs):
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [
-        ("15T", 15 * 10**12),
-        ("300B", 3 * 10**11),
-        ("1.4e12", 14 * 10**11),
-        ("7 M", 7 * 10**6),
-        (5, 5),
-        (2.0, 2),
-    ],
+    [("15T", 15 * 10**12), ("300B", 3 * 10**11), ("1.4e12", 14 * 10**11), ("7 M", 7 * 10**6), (5, 5), (2.0, 2)],
 )
 def test_tokens_are_read(text, tokens):
     """As people write them."""
@@ -114,9 +107,7 @@ def test_failures_make_it_longer(inputs, result):
     mean_s, blocking_s = DAY_S / per_day, job.size_bytes / (64 * 10**9)
     closed = efficiency(daly(blocking_s, mean_s), blocking_s, mean_s, 600 + blocking_s)
     assert failures.effective_time == pytest.approx(closed, abs=0.002)
-    expected = (
-        per_day * found.days.value
-    )  # of a Poisson process: three standard errors of the mean of all runs
+    expected = per_day * found.days.value  # of a Poisson process: three standard errors of the mean of all runs
     assert failures.interruptions == pytest.approx(expected, abs=3 * (expected / operation.runs) ** 0.5)
     assert found.cost_usd.value / ideal.cost_usd.value == pytest.approx(found.days.value / ideal.days.value)
     assert 1 < found.energy_mwh.value / ideal.energy_mwh.value < found.days.value / ideal.days.value
@@ -141,9 +132,7 @@ def test_the_command_says_it(capsys):
     flags = ["--tokens", "2M", "--price-per-gpu-hour", "2", "--reliability", "meta-rsc-2"]
     assert run(["simulate", *SMALL, *flags, "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["whole_run"]["cost_usd"]["value"] == pytest.approx(
-        2 * found["whole_run"]["device_hours"]["value"]
-    )
+    assert found["whole_run"]["cost_usd"]["value"] == pytest.approx(2 * found["whole_run"]["device_hours"]["value"])
     assert found["whole_run"]["failures"]["reliability"] == "meta-rsc-2"
     assert "operation" not in found
     assert run(["simulate", *SMALL, "--reliability", "meta-rsc-2"]) == 2

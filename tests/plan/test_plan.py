@@ -119,34 +119,19 @@ def test_microbatches():
     ("text", "said"),
     [
         ("tp: 1\nzero: 4", "/plan.yaml:2: zero = 4: Input should be 0, 1, 2 or 3"),
-        (
-            "micro_batch_size: 0",
-            "/plan.yaml:1: micro_batch_size = 0: Input should be greater than or equal to 1",
-        ),
+        ("micro_batch_size: 0", "/plan.yaml:1: micro_batch_size = 0: Input should be greater than or equal to 1"),
         ("mesh:\n  tp: 0", "/plan.yaml:2: mesh.tp = 0: Input should be greater than or equal to 1"),
         ("tpp: 4", "/plan.yaml:1: tpp = 4: is not a key of a plan; did you mean 'tp'?"),
-        (
-            "pipeline:\n  schedul: 1f1b",
-            "/plan.yaml:2: unknown key pipeline.schedul; did you mean 'schedule'?",
-        ),
-        (
-            "tp: 2\nschedule: gpip",
-            "/plan.yaml:2: schedule = 'gpip': is not a schedule; did you mean 'gpipe'?",
-        ),
-        (
-            "recompute: every:0",
-            "/plan.yaml:1: recompute = 'every:0': allowed none, selective, full, optimal, every:C",
-        ),
+        ("pipeline:\n  schedul: 1f1b", "/plan.yaml:2: unknown key pipeline.schedul; did you mean 'schedule'?"),
+        ("tp: 2\nschedule: gpip", "/plan.yaml:2: schedule = 'gpip': is not a schedule; did you mean 'gpipe'?"),
+        ("recompute: every:0", "/plan.yaml:1: recompute = 'every:0': allowed none, selective, full, optimal, every:C"),
         ("rank_order: tp-dp", "/plan.yaml:1: rank_order = ('tp', 'dp'): the rank order names each of"),
         ("function-: 1", "/plan.yaml:1: function- = 1: is not a key of a plan"),
         ("pipeline: {function-: 1}", "/plan.yaml:1: unknown key pipeline.function-"),
         ("search: {fit_probability: 0.9, stack: x}", "unknown key search.stack; allowed: fit_probability"),
         ("search: {fit_probability: 1.5}", "/plan.yaml:1: search.fit_probability = 1.5: "),
         ("version: 2", "/plan.yaml:1: version = 2: plans of another version cannot be read; allowed: '1'"),
-        (
-            "training: {seq_len: 0}",
-            "/plan.yaml:1: training.seq_len = 0: Input should be greater than or equal to 1",
-        ),
+        ("training: {seq_len: 0}", "/plan.yaml:1: training.seq_len = 0: Input should be greater than or equal to 1"),
         ("tp: 2\ntensor_parallel_size: 4", "tp = 2 and tensor_parallel_size = 4 mean the same; give one"),
         ("micro_batch: 2\nmicro_batch_size: 4", "micro_batch_size = 4 mean the same; give one"),
         ("pipeline: 1f1b\nvpp: 2", "'1f1b' stands where a section with fields is needed"),
@@ -191,11 +176,7 @@ def test_every_section_is_a_field():
 
 
 @settings(max_examples=40)
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=5), lambda x: st.dictionaries(st.text(max_size=9), x)
-    )
-)
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.dictionaries(st.text(max_size=9), x)))
 def test_reading_never_breaks(data):
     """Any mapping is a plan or a UserError."""
     with contextlib.suppress(UserError):
@@ -213,9 +194,7 @@ def test_keys_of_removed_products_keep_the_value_that_old_files_have(nested):
     assert old == Plan()
     assert "tp_method" not in str(old.model_dump())
     for keys in ({"tp_method": "2d"}, {"tp_method": "1d", "tp_depth": 2}):
-        with pytest.raises(
-            UserError, match=r"^old.json: tp_(method|depth) = '?2d?'?: .* was removed; allowed: 1"
-        ):
+        with pytest.raises(UserError, match=r"^old.json: tp_(method|depth) = '?2d?'?: .* was removed; allowed: 1"):
             files.parse(Plan, as_written(keys), source="old.json")
 
 

@@ -35,9 +35,7 @@ def test_the_largest_of_normals(count: int, mean: float) -> None:
     assert expected_maximum(count) == pytest.approx(mean, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("count", "variance"), [(1, 1.0), (2, 1 - 1 / pi), (5, 0.44753), (10, 0.34434), (20, 0.27570)]
-)
+@pytest.mark.parametrize(("count", "variance"), [(1, 1.0), (2, 1 - 1 / pi), (5, 0.44753), (10, 0.34434), (20, 0.27570)])
 def test_the_variance_of_the_largest_of_normals(count: int, variance: float) -> None:
     """Closed forms for one and two, tables beyond [Sarhan and Greenberg 1956, Ann. Math. Stat. 27]."""
     assert maximum_moments(count)[1] == pytest.approx(variance, abs=1e-4)
@@ -50,9 +48,7 @@ def test_the_variance_of_the_largest_of_normals(count: int, variance: float) -> 
         (256, 32, 8192, (0.3, 0.05)), (64, 2, 1024, (0.1, 0.0)), (128, 16, 256, (0.1, 0.03)),
     ],
 )  # fmt: skip
-def test_the_fullest_of_ranks_is_as_sampled(
-    experts: int, ep: int, copies: int, imbalance: tuple[float, float]
-) -> None:
+def test_the_fullest_of_ranks_is_as_sampled(experts: int, ep: int, copies: int, imbalance: tuple[float, float]) -> None:
     """Counts drawn from a multinomial under popularities that are drawn too: mean and deviation of the fullest."""
     draws, rng = 6000, np.random.default_rng(7)
     spread = (imbalance[0] + imbalance[1] * rng.choice([-1, 1], draws))[:, None]
@@ -95,9 +91,7 @@ def test_arrays_of_ranks() -> None:
 
 def test_capacity_is_what_every_rank_works_on() -> None:
     """Padding to 1.25 times the mean costs 1.25 times, whatever the balance."""
-    assert (
-        fullest_load(Routing(8, 128), DecidedExperts(capacity_factor=1.25, expert_imbalance=1.0), 8) == 1.25
-    )
+    assert fullest_load(Routing(8, 128), DecidedExperts(capacity_factor=1.25, expert_imbalance=1.0), 8) == 1.25
     padded = DecidedExperts(capacity_factor=1.0, expert_imbalance=1.0, expert_load="sampled")
     assert not has_sampled_loads(padded, 8)
 
@@ -195,9 +189,7 @@ def test_the_fullest_rank_receives_a_token_once(ranks: int) -> None:
 def test_a_power_law_of_all_experts_on_a_rank_is_balanced() -> None:
     """One rank has all tokens; more ranks and larger exponents are less even; none has more than every token once."""
     routing = Routing(8, 128)
-    choices = [
-        DecidedExperts(expert_imbalance=a, expert_distribution="power_law") for a in (1.0, 1.0001, 1.2)
-    ]
+    choices = [DecidedExperts(expert_imbalance=a, expert_distribution="power_law") for a in (1.0, 1.0001, 1.2)]
     loads = [[fullest_load(routing, choice, ranks) for ranks in (1, 8, 64, 128)] for choice in choices]
     assert all(row == sorted(row) and row[0] == pytest.approx(1) for row in loads)
     assert loads[0] == pytest.approx(loads[1], rel=0.002)

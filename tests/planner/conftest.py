@@ -13,14 +13,7 @@ from simpar.planner.certify.frontier import Frontier
 from simpar.planner.space.fit import needs
 from simpar.planner.space.rows import enumerate_space
 
-CLUSTERS = (
-    ("dgx-h100", 1),
-    ("dgx-h100", 2),
-    ("dgx-a100-80gb", 1),
-    ("l4-8", 2),
-    ("a100-pcie-8", 1),
-    ("rtx-3090-8", 2),
-)
+CLUSTERS = (("dgx-h100", 1), ("dgx-h100", 2), ("dgx-a100-80gb", 1), ("l4-8", 2), ("a100-pcie-8", 1), ("rtx-3090-8", 2))
 STACKS = ("megatron", "fsdp", "nanotron", "deepspeed", "torchtitan")
 
 

@@ -13,11 +13,7 @@ from simpar.planner import Constraints
 @pytest.fixture(scope="module")
 def small():
     """gpt2 on four laptop-like devices."""
-    return (
-        simpar.Model("gpt2"),
-        simpar.Cluster("laptop-cpu-4"),
-        simpar.Training(seq_len=128, global_batch=4),
-    )
+    return (simpar.Model("gpt2"), simpar.Cluster("laptop-cpu-4"), simpar.Training(seq_len=128, global_batch=4))
 
 
 FIXED = {"micro_batch": 1, "recompute": "none", "zero": 0, "schedule": "1f1b", "tp": 1, "precision": "fp32"}

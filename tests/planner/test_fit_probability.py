@@ -41,14 +41,7 @@ def test_what_is_listed_fits_as_probably_as_asked_for_and_the_margin_is_told() -
 @pytest.mark.slow
 def test_recomputation_by_layer_is_chosen_again_for_what_the_margin_costs() -> None:
     """The same layout with more kept, where less must stay free: 2.9 % faster, as the search without a margin finds."""
-    fixed = {
-        **FIXED,
-        "pp": 2,
-        "cp": 1,
-        "schedule": "1f1b",
-        "zero": 1,
-        "recompute": ("none", "full", "optimal"),
-    }
+    fixed = {**FIXED, "pp": 2, "cp": 1, "schedule": "1f1b", "zero": 1, "recompute": ("none", "full", "optimal")}
     sure, predicted = (
         simpar.search(
             "llama-3.2-3b",

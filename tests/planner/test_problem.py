@@ -20,10 +20,7 @@ SHAPE = "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=128, g
         ({"fit_probability": 0.4}, "fit_probability = 0.4: allowed: from 0.5"),
         ({"fit_probability": 1.0}, "fit_probability = 1.0"),
         ({"deadline_s": 0.0}, "deadline = 0.0: allowed: above 0 s"),
-        (
-            {"fixed": {"recompute": "layers:full:2"}},
-            "plan.recompute = layers:full:2: is a choice for one layout",
-        ),
+        ({"fixed": {"recompute": "layers:full:2"}}, "plan.recompute = layers:full:2: is a choice for one layout"),
         ({"fixed": {"recompute": ("none", "layers:full:2")}}, "is a choice for one layout"),
     ],
 )

@@ -70,9 +70,7 @@ def test_words_say_what_is_done_before_anything_is_bounded():
     assert in_words("enumerating", Counts(), None) == "enumerating"
     assert in_words("bounding", Counts(space_size=1234), None) == "bounding 1,234 layouts"
     counts = Counts(space_size=9, feasible=1234, bounded=1234, swept=5, simulated=1)
-    assert (
-        in_words("searching", counts, 1.23456) == "searching: 1,234 bounded, 5 swept, 1 simulated, best 1.235"
-    )
+    assert in_words("searching", counts, 1.23456) == "searching: 1,234 bounded, 5 swept, 1 simulated, best 1.235"
 
 
 def test_a_search_says_what_it_does_from_the_first_moment_on():
@@ -81,19 +79,9 @@ def test_a_search_says_what_it_does_from_the_first_moment_on():
     progress = Progress(report=lambda phase, counts, _best: heard.append((phase, counts.space_size)))
     few = Constraints(fixed={"cp": 1, "pp": (1, 2), "micro_batch": 8, "recompute": "none"})
     search(
-        "tiny-llama",
-        Cluster("dgx-h100"),
-        Training(seq_len=128, global_batch=64),
-        constraints=few,
-        progress=progress,
+        "tiny-llama", Cluster("dgx-h100"), Training(seq_len=128, global_batch=64), constraints=few, progress=progress
     )
     phases = list(dict.fromkeys(phase for phase, _ in heard))
-    assert phases == [
-        "enumerating",
-        "deciding what fits",
-        "bounding",
-        "searching",
-        "comparing the best with others",
-    ]
+    assert phases == ["enumerating", "deciding what fits", "bounding", "searching", "comparing the best with others"]
     assert heard[0][1] == 0
     assert all(layouts > 0 for _, layouts in heard[1:])

@@ -6,15 +6,7 @@ from simpar.errors import UserError
 from simpar.planner.sweep import Cell, sweep
 from simpar.planner.workers import Workers
 
-HELD = {
-    "tp": (1, 2),
-    "pp": 1,
-    "zero": 1,
-    "hsdp": 1,
-    "micro_batch": 1,
-    "recompute": "none",
-    "tp_overlap": False,
-}
+HELD = {"tp": (1, 2), "pp": 1, "zero": 1, "hsdp": 1, "micro_batch": 1, "recompute": "none", "tp_overlap": False}
 
 
 @pytest.fixture

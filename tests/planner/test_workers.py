@@ -147,9 +147,7 @@ def test_large_reports_are_made_by_several_processes(problem_of, alone, monkeypa
     """They are those that one process makes."""
     problem, expected = problem_of(5, **HELD, **FEW), alone(5, **FEW)
     monkeypatch.setattr(exact, "MANY_OPS", 0)
-    monkeypatch.setattr(
-        Frontier, "_let_go", lambda self, *_: [one.let_go() for one in self.simulated.values()]
-    )
+    monkeypatch.setattr(Frontier, "_let_go", lambda self, *_: [one.let_go() for one in self.simulated.values()])
     assert answer(problem, workers=Workers(2)) == expected
 
 
@@ -158,9 +156,7 @@ def test_only_rows_that_may_fit_are_sent_ahead(problem_of, monkeypatch):
     """Those of which the very table holds too much are neither simulated nor dropped before their turn."""
     problem = problem_of(13, **HELD)
     usual = Frontier.least_bytes
-    monkeypatch.setattr(
-        Frontier, "least_bytes", lambda self, row, *of: np.inf if row % 2 else usual(self, row, *of)
-    )
+    monkeypatch.setattr(Frontier, "least_bytes", lambda self, row, *of: np.inf if row % 2 else usual(self, row, *of))
     monkeypatch.setattr(Workers, "pool", Here)
     monkeypatch.setattr(Here, "items", sent := [])
     assert answer(problem, workers=Workers(8)) == answer(problem)
@@ -189,6 +185,4 @@ def test_numbers_and_backends_that_are_not_allowed_are_refused():
     with pytest.raises(UserError, match="dask"):
         Workers(2, "spark")
     with pytest.raises(UserError, match="jobs = -2"):
-        simpar.search(
-            "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=8), jobs=-2
-        )
+        simpar.search("tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=8), jobs=-2)

@@ -12,9 +12,7 @@ import pytest
 from simpar import cli
 from simpar.plan.plan import Plan
 
-TINY = [
-    "gpt2-laptop", "--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--top", "3",
-]  # fmt: skip
+TINY = ["gpt2-laptop", "--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--top", "3"]
 SPACES = ("uniform", "uneven", "alpa")
 NARROW = {
     "uniform": ["--recompute", "none"],
@@ -60,20 +58,7 @@ def test_other_hardware_may_be_named(written, capsys):
     """A flag wins over the cluster that the file names."""
     plan, answer = written["uniform"]
     assert (
-        cli.run(
-            [
-                "simulate",
-                str(plan),
-                "--hardware",
-                "dgx-h100",
-                "--dp",
-                "8",
-                "--micro-batch",
-                "1",
-                "--json",
-                "-",
-            ]
-        )
+        cli.run(["simulate", str(plan), "--hardware", "dgx-h100", "--dp", "8", "--micro-batch", "1", "--json", "-"])
         == 0
     )
     result = json.loads(capsys.readouterr().out)

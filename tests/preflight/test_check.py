@@ -19,9 +19,7 @@ SIZES = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
     "--num-query-groups 8 --vocab-size 128256 --seq-length 2048"
 )
-LAYOUT = (
-    "--tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 1 --global-batch-size 8 --bf16"
-)
+LAYOUT = "--tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 1 --global-batch-size 8 --bf16"
 COMMAND = f"torchrun --nproc-per-node=8 pretrain_gpt.py {SIZES} {LAYOUT} --use-distributed-optimizer --data-path 'my d'"
 HARDWARE = ["--hardware", "dgx-h100", "--model", "llama-3-8b"]
 
@@ -81,9 +79,7 @@ def test_patched_command_is_the_neighbour(usual, capsys, alone):
 
 def test_does_not_fit(tmp_path, capsys, alone):
     """Replicas of 8 billion parameters with all their states are too large for a device: exit code 3, and what fits."""
-    large = COMMAND.replace("size 2 --sequence-parallel", "size 1").replace(
-        "--use-distributed-optimizer ", ""
-    )
+    large = COMMAND.replace("size 2 --sequence-parallel", "size 1").replace("--use-distributed-optimizer ", "")
     path = tmp_path / "found.json"
     code = run(["check", "--json", str(path), *HARDWARE, "--", *shlex.split(large)])
     found = json.loads(path.read_text())
@@ -264,9 +260,7 @@ def test_the_micro_batch_follows_from_batch_and_ranks(tmp_path, capsys):
     _, found = checked(capsys, "--hardware", "dgx-h100", "--nodes", "1", "--model", "llama-3.2-1b", "--seq-len", "1024",
                        "--from", "deepspeed", str(path))  # fmt: skip
     assert found["plan"]["micro_batch"] == 2
-    assert [note for note in found["notes"] if "micro" in note] == [
-        "The micro-batch is 2: the step has 4 of them."
-    ]
+    assert [note for note in found["notes"] if "micro" in note] == ["The micro-batch is 2: the step has 4 of them."]
 
 
 @pytest.mark.usefixtures("no_neighbours")
@@ -301,9 +295,7 @@ def test_what_a_text_cannot_say_is_named(tmp_path, capsys):
     arguments = [*HARDWARE, "--nodes", "1", "--seq-len", "16384", str(path)]
     assert run(["check", "--json", str(written), *arguments]) in (0, 3)
     said, found = capsys.readouterr().out, json.loads(written.read_text())
-    assert [one["unsaid"] for one in found["neighbours"] if not one["edits"]] == [
-        ['memory.recompute = "full"']
-    ]
+    assert [one["unsaid"] for one in found["neighbours"] if not one["edits"]] == [['memory.recompute = "full"']]
     assert '- memory.recompute = "full" (not in the text): ' in said
     assert "nothing in the text" not in said
 
@@ -322,10 +314,6 @@ def test_what_a_text_cannot_say_is_named(tmp_path, capsys):
 )
 def test_typing_errors_are_named(capsys, wrong, meant):
     """A flag that nobody reads and that is nearly one that is missing; flags of another meaning are let through."""
-    text = (
-        COMMAND.replace("--tensor-model-parallel-size", wrong) + " --eval-micro-batch-size 4 --log-interval 1"
-    )
+    text = COMMAND.replace("--tensor-model-parallel-size", wrong) + " --eval-micro-batch-size 4 --log-interval 1"
     _, found = checked(capsys, *HARDWARE, "--", *shlex.split(text))
-    assert [note for note in found["notes"] if "not read" in note] == [
-        f"{wrong} is not read: {meant} may be meant."
-    ]
+    assert [note for note in found["notes"] if "not read" in note] == [f"{wrong} is not read: {meant} may be meant."]

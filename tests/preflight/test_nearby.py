@@ -64,10 +64,7 @@ def test_other_pipeline_with_chunks(capsys, monkeypatch):
     """Another pipeline, its schedule and its chunks are one choice, and here the best."""
     _, found = checked(capsys, "--hardware", "dgx-h100", "--", *LAUNCH.split())
     best = found["neighbours"][0]
-    assert best["edits"] == [
-        "--pipeline-model-parallel-size 2",
-        "--num-virtual-stages-per-pipeline-rank 2",
-    ]
+    assert best["edits"] == ["--pipeline-model-parallel-size 2", "--num-virtual-stages-per-pipeline-rank 2"]
     monkeypatch.setattr(nearby, "_simulated", lambda *_: iter(()))
     _, again = checked(capsys, "--hardware", "dgx-h100", "--", *found["patched"].split())
     assert again["step_time_s"] == best["step_time_s"] < 0.93 * found["step_time_s"]
@@ -79,15 +76,7 @@ def test_an_overlap_alone_is_a_neighbour(capsys, monkeypatch):
     monkeypatch.setattr(nearby, "_simulated", lambda frontier, _: seen.append(frontier.rows) or iter(()))
     checked(capsys, *HARDWARE, "--", *shlex.split(COMMAND))
     (rows,) = seen
-    own = {
-        "tp": 2,
-        "cp": 1,
-        "pp": 1,
-        "micro_batch": 1,
-        "zero": 1,
-        "recompute": "none",
-        "sequence_parallel": True,
-    }
+    own = {"tp": 2, "cp": 1, "pp": 1, "micro_batch": 1, "zero": 1, "recompute": "none", "sequence_parallel": True}
     same = np.logical_and.reduce([rows.one_of(name, value) for name, value in own.items()])
     overlaps = ("tp_overlap", "overlap_grad_reduce", "overlap_param_gather")
     changed = np.array([rows.one_of(name, True) for name in overlaps])[:, same].sum(axis=0)

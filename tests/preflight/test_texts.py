@@ -54,11 +54,7 @@ def test_launchers(text, target, world):
         ("# --tp 1\nx --tp 8", Edit("--tp", "4"), "# --tp 1\nx --tp 4"),
         ("x --tp-comm 2 --tp 8", Edit("--tp", "4"), "x --tp-comm 2 --tp 4"),
         ("x --tp 8 --bf16 --lr 1", Edit("--bf16", is_gone=True), "x --tp 8 --lr 1"),
-        (
-            "x \\\n  --tp 8 \\\n  --bf16 \\\n  --lr 1",
-            Edit("--tp", is_gone=True),
-            "x \\\n  --bf16 \\\n  --lr 1",
-        ),
+        ("x \\\n  --tp 8 \\\n  --bf16 \\\n  --lr 1", Edit("--tp", is_gone=True), "x \\\n  --bf16 \\\n  --lr 1"),
         ("x --use-a --lr 1", Edit("--use-b"), "x --use-a --use-b --lr 1"),
         ("x --lr 1", Edit("--use-b"), None),
     ],

@@ -40,10 +40,7 @@ def test_replicas_are_those_that_hold_the_same_stages(order: tuple[str, ...]) ->
     assert (mesh.pp, mesh.dp, mesh.world_size, mesh.whole) == (2, 6, 24, whole)
     ranks = np.arange(24)
     assert mesh.at(mesh.coordinates(ranks)).tolist() == ranks.tolist()
-    assert (
-        whole.coordinates(mesh.opposite(ranks))["pp"].tolist()
-        == (3 - whole.coordinates(ranks)["pp"]).tolist()
-    )
+    assert whole.coordinates(mesh.opposite(ranks))["pp"].tolist() == (3 - whole.coordinates(ranks)["pp"]).tolist()
     for group in mesh.groups("dp"):
         stage = whole.coordinates(group)["pp"]
         assert np.unique(stage).tolist() in ([0, 3], [1, 2])

@@ -65,9 +65,7 @@ def slowed(folder: Path, factor: float) -> str:
     return str(folder / f"cluster-{factor}.yaml")
 
 
-def step_s(
-    graph: ModelGraph, cluster: Cluster, layers: tuple[int, ...] | None = None, **plan: object
-) -> float:
+def step_s(graph: ModelGraph, cluster: Cluster, layers: tuple[int, ...] | None = None, **plan: object) -> float:
     """Seconds of a step of sixteen sequences."""
     values = {"pp": len(layers) if layers else 1, "layers": layers, "micro_batch": 1, **plan}
     training = Training(seq_len=2048, global_batch=16)
@@ -106,11 +104,7 @@ def test_the_best_cut_follows_the_speeds(tmp_path: Path, factor: float) -> None:
 )
 def test_folded_equals_unfolded(plan: Plan) -> None:
     """Only equal ranks are folded: every rank on its own gives the same step, to the nanosecond."""
-    graph, cluster, training = (
-        load_model("llama-3-8b"),
-        cluster_of(*MIXED),
-        Training(seq_len=4096, global_batch=8),
-    )
+    graph, cluster, training = (load_model("llama-3-8b"), cluster_of(*MIXED), Training(seq_len=4096, global_batch=8))
     job = make_job(graph, cluster, plan, training)
     found = {}
     for name, perturbation in (("folded", Perturbation()), ("unfolded", UNFOLDED)):
@@ -125,15 +119,9 @@ def test_folded_equals_unfolded(plan: Plan) -> None:
 
 def test_stages_of_their_own_on_groups_equal_the_uniform_plan() -> None:
     """The same layout said as stages with meshes takes the same time."""
-    graph, cluster, training = (
-        load_model("llama-3-8b"),
-        cluster_of(*MIXED),
-        Training(seq_len=4096, global_batch=32),
-    )
+    graph, cluster, training = (load_model("llama-3-8b"), cluster_of(*MIXED), Training(seq_len=4096, global_batch=32))
     uniform = simulate(graph, cluster, Plan(tp=2, pp=2, zero=1, micro_batch=1, layers=(10, 22)), training)
-    stages = [
-        {"layers": 10, "first_device": 0, "mesh": [4, 2]}, {"layers": 22, "first_device": 8, "mesh": [4, 2]},
-    ]  # fmt: skip
+    stages = [{"layers": 10, "first_device": 0, "mesh": [4, 2]}, {"layers": 22, "first_device": 8, "mesh": [4, 2]}]
     plan = Plan.model_validate({"micro_batch": 4, "zero": 1, "pipeline": {"stages": stages}})
     own = simulate(graph, cluster, plan, training)
     assert own.step_time_s == uniform.step_time_s
@@ -167,9 +155,7 @@ def test_the_report_names_the_devices_of_stages() -> None:
     assert words.startswith("memory is tightest on stage 0 (a100-sxm-40gb)")
     assert [cells[-1] for _, cells in memory_rows(found.memory.stages)] == [small.device, large.device]
     rows = page_data(found)["memory"]["stages"]
-    assert sum(bar["share"] for bar in rows[1]["bars"]) == pytest.approx(
-        large.peak_bytes / large.capacity_bytes
-    )
+    assert sum(bar["share"] for bar in rows[1]["bars"]) == pytest.approx(large.peak_bytes / large.capacity_bytes)
     assert rows[0]["capacity_share"] == pytest.approx(small.capacity_bytes / large.capacity_bytes)
 
 

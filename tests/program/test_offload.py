@@ -89,9 +89,7 @@ def test_twin_flow_splits_states_and_time(ratio):
 def test_a_delayed_update_hides_behind_the_passes():
     """With the gradients of the step before, the update runs beside the passes and only what is longer shows."""
     training = simpar.Training(seq_len=1024, global_batch=512)
-    plans = [
-        {"zero": 1, "offload_optimizer": "cpu", "offload_delayed": late, "micro_batch": 4} for late in (0, 1)
-    ]
+    plans = [{"zero": 1, "offload_optimizer": "cpu", "offload_delayed": late, "micro_batch": 4} for late in (0, 1)]
     waiting, hidden = (step(training=training, **plan) for plan in plans)
     assert hidden.time_breakdown_s.offload < 0.2 * waiting.time_breakdown_s.offload
     assert hidden.step_time_s < waiting.step_time_s
@@ -101,9 +99,7 @@ def test_two_devices_behind_one_switch_contend():
     """Parameters of two devices take twice as long over one uplink as over two; alone neither matters."""
     plan = {"zero": 3, "offload_parameters": "cpu", "offload_optimizer": "cpu"}
     fast = {"memory_bandwidth": 1e13, "pcie_bandwidth": 1e9, "switch_bandwidth": 1e9}
-    apart, together = (
-        step(cluster=with_host("dgx-h100", devices_per_switch=size, **fast), **plan) for size in (1, 2)
-    )
+    apart, together = (step(cluster=with_host("dgx-h100", devices_per_switch=size, **fast), **plan) for size in (1, 2))
     busy = [result.communication["offload"].busy_s for result in (apart, together)]
     assert busy[1] == pytest.approx(2 * busy[0], rel=0.02)
     assert together.step_time_s > 1.5 * apart.step_time_s
@@ -223,10 +219,7 @@ def assert_agreeing(tp, pp, zero, share, home):
         ({"offload_delayed": True}, "offload_optimizer"),
         ({"zero": 1, "offload_optimizer": "cpu", "offload_gradients": True}, "zero 2 or 3"),
         ({"zero": 2, "offload_parameters": "cpu"}, "zero 3"),
-        (
-            {"zero": 3, "offload_parameters": "cpu", "offload_optimizer": "cpu", "offload_ratio": 0.5},
-            "offload_ratio 1",
-        ),
+        ({"zero": 3, "offload_parameters": "cpu", "offload_optimizer": "cpu", "offload_ratio": 0.5}, "offload_ratio 1"),
         ({"sync": "local-sgd", "offload_optimizer": "cpu"}, "sync bsp"),
     ],
 )

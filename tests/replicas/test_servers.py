@@ -22,9 +22,7 @@ def setting():
     job = make_job("gpt2", cluster, plan, simpar.Training(seq_len=1024, global_batch=64))
     lowered = lower_job(job, cluster)
     _, engine = choose_engine("auto", lowered.program)
-    return setting_of(
-        lowered, engine(lowered.program), cluster, simpar.Perturbation(jitter_sigma=0.2, seed=3)
-    )
+    return setting_of(lowered, engine(lowered.program), cluster, simpar.Perturbation(jitter_sigma=0.2, seed=3))
 
 
 def rates(setting, servers: float) -> tuple[float, float]:

@@ -52,18 +52,10 @@ def cluster_of(hardware: str, link: float) -> Cluster:
 
 
 def accounted(
-    model: str,
-    cluster: Cluster,
-    plan: Plan,
-    perturbation: Perturbation,
-    stack: str | None = None,
-    *,
-    batch: int = 32,
+    model: str, cluster: Cluster, plan: Plan, perturbation: Perturbation, stack: str | None = None, *, batch: int = 32
 ) -> tuple[Lowered, Accounts]:
     """The account of a step of a batch of sequences of 512 tokens."""
-    job = make_job(
-        load_model(model, seq_len=512), cluster, plan, Training(seq_len=512, global_batch=batch), stack
-    )
+    job = make_job(load_model(model, seq_len=512), cluster, plan, Training(seq_len=512, global_batch=batch), stack)
     lowered = lower_job(job, cluster, perturbation)
     timing = choose_engine("auto", lowered.program)[1](lowered.program)
     return lowered, account(lowered, timing, perturbation.slow_ranks)
@@ -83,9 +75,7 @@ def assert_caused(layout: dict[str, object], setting: tuple[object, ...], *, bat
     if layout["pp"] == 1:
         values = {**layout, "schedule": "1f1b"}
     plan = Plan(**values)
-    _, found = accounted(
-        model, cluster_of(hardware, link), plan, Perturbation(slow_ranks=slow), stack, batch=batch
-    )
+    _, found = accounted(model, cluster_of(hardware, link), plan, Perturbation(slow_ranks=slow), stack, batch=batch)
     assert (found.causes_ns.sum(axis=1) == found.step_ns).all()
     assert (found.causes_ns >= 0).all()
     assert (found.kernels_s() >= 0).all()
@@ -100,9 +90,7 @@ def assert_caused(layout: dict[str, object], setting: tuple[object, ...], *, bat
             assert (end - begin)[why == cause].sum() == found.causes_ns[class_id, cause]
 
 
-@pytest.mark.parametrize(
-    "values", [{"zero": 1}, {"tp": 4, "pp": 2, "recompute": "full"}, {"cp": 2, "zero": 3}]
-)
+@pytest.mark.parametrize("values", [{"zero": 1}, {"tp": 4, "pp": 2, "recompute": "full"}, {"cp": 2, "zero": 3}])
 def test_kernels_are_told_apart(values: dict[str, object]) -> None:
     """Products and kernels bound by memory are all kernels there are, and the same where blocks are written out."""
     job = make_job(
@@ -113,9 +101,7 @@ def test_kernels_are_told_apart(values: dict[str, object]) -> None:
     )
     both = []
     for collapse in (True, False):
-        lowered = lower(
-            job, load_cluster("dgx-h100"), schedule_of(job.layout, job.training), collapse=collapse
-        )
+        lowered = lower(job, load_cluster("dgx-h100"), schedule_of(job.layout, job.training), collapse=collapse)
         found = account(lowered, choose_engine("auto", lowered.program)[1](lowered.program))
         kernels_s, causes = found.kernels_s(), [CAUSES.index(cause) for cause in ("compute", "optimizer")]
         assert kernels_s.sum(axis=1) * 1e9 == pytest.approx(found.causes_ns[:, causes].sum(axis=1))
@@ -189,15 +175,11 @@ def test_waiting_for_a_stage_with_more_layers() -> None:
     """Of three equal stages and one with more layers, that one is named."""
     layers = [10, 14, 8, 8]
     found = simulated("gpt3-13b", "dgx-h100", 1, Plan(pp=4, layers=layers), seq_len=512, global_batch=128)
-    lowered, accounts = accounted(
-        "gpt3-13b", load_cluster("dgx-h100"), Plan(pp=4, layers=layers), Perturbation()
-    )
+    lowered, accounts = accounted("gpt3-13b", load_cluster("dgx-h100"), Plan(pp=4, layers=layers), Perturbation())
     waited = accounts.waiting(0)[0]
     assert (waited.cause, lowered.stage_of_class[waited.class_id]) == ("unequal work", 1)
     assert accounts.causes_ns[0, WAITING] > 0.15 * accounts.step_ns
-    assert (
-        found.time_breakdown_s.waiting < 0.02 * found.step_time_s
-    )  # the report is about the stage with most work
+    assert found.time_breakdown_s.waiting < 0.02 * found.step_time_s  # the report is about the stage with most work
 
 
 def test_the_timeline_is_as_long_as_the_step() -> None:

@@ -16,9 +16,7 @@ def texts():
     """What stands in the cells of a grid with one best plan and one cell in which nothing fits."""
 
     def drawn(best):
-        rows = [
-            {"model": "m", "nodes": n, "parameters": 1e9, "best": plan} for n, plan in ((1, None), (2, best))
-        ]
+        rows = [{"model": "m", "nodes": n, "parameters": 1e9, "best": plan} for n, plan in ((1, None), (2, best))]
         axes = plot_grid({"axes": ["model", "nodes"], "cells": rows, "title": "t"}).axes[0]
         return [text.get_text() for text in axes.texts]
 
@@ -27,10 +25,7 @@ def texts():
 
 def test_a_cell_says_how_far_its_step_may_be_off_and_how_surely_it_fits(texts):
     """Both in lines of their own."""
-    assert texts(BEST) == [
-        "nothing fits",
-        "50%  64 GiB\n2.00 s \N{MINUS SIGN}10 +25%\n97 % sure to fit\n1 device\nmb1",
-    ]
+    assert texts(BEST) == ["nothing fits", "50%  64 GiB\n2.00 s \N{MINUS SIGN}10 +25%\n97 % sure to fit\n1 device\nmb1"]
 
 
 def test_grids_of_versions_that_did_not_say_it_are_drawn_without(texts):

@@ -118,7 +118,4 @@ def test_cells_of_a_csv_are_no_formulas():
 def test_cells_of_html_are_no_markup():
     """Names come from files."""
     table = Table(["a"], [["<b>"]])
-    assert (
-        table.html()
-        == "<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>"
-    )
+    assert table.html() == "<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>"

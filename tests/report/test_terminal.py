@@ -35,9 +35,7 @@ def test_no_color_is_honoured(result, monkeypatch):
 
 def test_the_headline_names_model_cluster_and_layout(result):
     """One line: what, where, how."""
-    assert headline(result) == (
-        "gpt3-175b (175 B) on 4 x dgx-h100 (32 H100): tp8 pp4, 1f1b, micro-batch 2, bf16"
-    )
+    assert headline(result) == ("gpt3-175b (175 B) on 4 x dgx-h100 (32 H100): tp8 pp4, 1f1b, micro-batch 2, bf16")
 
 
 def test_a_report_fits_eighty_columns(result):
@@ -70,9 +68,7 @@ def test_each_bubble_says_of_what_it_is_a_share():
 
 def test_a_published_figure_stands_beside_the_prediction(result):
     """Each published number with ours, the difference in percent, and the source."""
-    beside = result.with_published(
-        Published(source="a paper", step_time_s=result.step_time_s / 1.1, mfu=0.41)
-    )
+    beside = result.with_published(Published(source="a paper", step_time_s=result.step_time_s / 1.1, mfu=0.41))
     assert [name for name, _, _ in published_rows(beside)] == ["step time, s", "MFU, %"]
     text = printed(beside, terminal=False)
     assert "(+10.0%)" in text
@@ -96,9 +92,7 @@ def test_html_is_escaped_and_complete(result):
     text = to_html(result)
     assert "step time" in text
     assert "<script" not in to_html(
-        Result(
-            **{**result.__dict__, "setup": result.setup.model_copy(update={"model": {"name": "<script>"}})}
-        )
+        Result(**{**result.__dict__, "setup": result.setup.model_copy(update={"model": {"name": "<script>"}})})
     )
 
 

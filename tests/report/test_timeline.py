@@ -47,9 +47,7 @@ def test_kernels_of_one_action_merge_into_one_block(timeline):
     columns = {name: getattr(slices, name) for name in slices.__dataclass_fields__}
     early = type(slices)(**{**columns, "finish_ns": first.start_ns + half})
     late = type(slices)(**{**columns, "start_ns": first.finish_ns - half})
-    both = type(slices)(
-        **{name: np.concatenate([getattr(early, name), getattr(late, name)]) for name in columns}
-    )
+    both = type(slices)(**{name: np.concatenate([getattr(early, name), getattr(late, name)]) for name in columns})
     split = type(timeline)(both, timeline.labels, timeline.classes, timeline.streams, timeline.arrows)
     assert len(overview(split).stages[0].blocks.of_kind("forward")) == 8
 
@@ -60,9 +58,7 @@ def test_the_slowest_class_of_a_pipeline_rank_is_shown(timeline):
     classes = (RankClass("stage 0", 0, 0, 7), *timeline.classes[1:3], RankClass("slow", 0, 3, 1))
     finish = np.where(slices.class_id == 3, slices.finish_ns + 1, slices.finish_ns)
     columns = {name: getattr(slices, name) for name in slices.__dataclass_fields__} | {"finish_ns": finish}
-    mixed = type(timeline)(
-        type(slices)(**columns), timeline.labels, classes, timeline.streams, timeline.arrows
-    )
+    mixed = type(timeline)(type(slices)(**columns), timeline.labels, classes, timeline.streams, timeline.arrows)
     assert timelines.shown_classes(mixed) == (3, 1, 2)
 
 

@@ -106,15 +106,11 @@ def test_blocks_open_into_their_steps(timeline):
     slices = timeline.slices
     forwards = np.flatnonzero((slices.label == 0) & (slices.class_id == 0))
     inner = np.where(np.isin(np.arange(len(slices)), forwards), 0, -1)
-    opened = replace(
-        timeline, slices=replace(slices, inner=inner), inner=(steps,), arrows=timeline.arrows[:0]
-    )
+    opened = replace(timeline, slices=replace(slices, inner=inner), inner=(steps,), arrows=timeline.arrows[:0])
     events = trace(opened)["traceEvents"]
     found = [e for e in events if e["ph"] == "X" and e["name"] == "fwd norm L0"]
     assert [e["ts"] for e in found] == (slices.start_ns[forwards] / 1000).tolist()
-    assert len(events) == len(trace(replace(timeline, arrows=timeline.arrows[:0]))["traceEvents"]) + 3 * len(
-        found
-    )
+    assert len(events) == len(trace(replace(timeline, arrows=timeline.arrows[:0]))["traceEvents"]) + 3 * len(found)
 
 
 def test_large_timelines_show_one_class_a_stage(timeline, monkeypatch):
@@ -122,10 +118,7 @@ def test_large_timelines_show_one_class_a_stage(timeline, monkeypatch):
     slices = timeline.slices
     twin = replace(slices, class_id=slices.class_id + 4)
     both = type(slices)(
-        **{
-            name: np.concatenate([getattr(slices, name), getattr(twin, name)])
-            for name in slices.__dataclass_fields__
-        }
+        **{name: np.concatenate([getattr(slices, name), getattr(twin, name)]) for name in slices.__dataclass_fields__}
     )
     double = replace(timeline, slices=both, classes=(*timeline.classes, *timeline.classes), memory=())
     monkeypatch.setattr("simpar.report.trace.MAX_SLICES", len(slices))

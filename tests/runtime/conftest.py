@@ -34,9 +34,7 @@ def run_workers(forks: str, folder: Path, script: Path, cases: list[dict], proce
     inputs, output, logs = folder / "cases.json", folder / "results.json", folder / "logs"
     inputs.write_text(json.dumps(cases))
     command = [sys.executable, str(FORKS), "ask", forks, str(processes), str(logs)]
-    subprocess.run(
-        [*command, str(script), str(inputs), str(output)], env=environment(), timeout=LIMIT_S, check=False
-    )
+    subprocess.run([*command, str(script), str(inputs), str(output)], env=environment(), timeout=LIMIT_S, check=False)
     results = json.loads(output.read_text()) if output.exists() else []
     said = "\n".join(path.read_text() for path in sorted(logs.glob("*/stderr.log")))
     assert len(results) == len(cases), f"case {len(results)} failed:\n{first_error(said)}"
@@ -45,9 +43,7 @@ def run_workers(forks: str, folder: Path, script: Path, cases: list[dict], proce
 
 def first_error(text: str) -> str:
     """Where the first rank that failed was, and every rank's last words, before what was ended with it."""
-    words = [
-        line for line in text.splitlines() if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)
-    ]
+    words = [line for line in text.splitlines() if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)]
     return "\n".join([text[max(0, text.find("Traceback")) :][:3000], *words[:8]])
 
 
@@ -76,13 +72,7 @@ def simpar_run(tmp_path):
     def run(*arguments: object, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "simpar", "run", *map(str, arguments)]
         return subprocess.run(
-            command,
-            env=environment(),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
+            command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=limit_s, check=False
         )
 
     return run

@@ -182,9 +182,7 @@ class Trained(NamedTuple):
     def of(cls, losses: list[float], before: dict[str, torch.Tensor], engine) -> Trained:
         """An engine's, whose parameters were others ``before``."""
         found = whole_parameters(engine)
-        changes = (
-            float((value - before[name]).abs().max()) for name, value in found.items() if name in before
-        )
+        changes = (float((value - before[name]).abs().max()) for name, value in found.items() if name in before)
         return cls(losses, found, max(changes, default=0.0))
 
 
@@ -270,8 +268,7 @@ def compare(case: dict, rank: int, world: int) -> dict:
     loss = max(abs(a - b) for a, b in zip(losses, expected.losses, strict=True))
     twin, alike = {OUTPUT: TABLE}, expected.parameters
     differences = (
-        float((value - alike[name if name in alike else twin[name]]).abs().max())
-        for name, value in found.items()
+        float((value - alike[name if name in alike else twin[name]]).abs().max()) for name, value in found.items()
     )
     parameter = max(differences, default=0.0)  # a rank of frozen layers trains nothing
     worst = torch.tensor([loss, parameter], dtype=torch.float64)

@@ -96,8 +96,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results = [
-        compare(case, dist.get_rank(), dist.get_world_size())
-        for case in json.loads(Path(sys.argv[1]).read_text())
+        compare(case, dist.get_rank(), dist.get_world_size()) for case in json.loads(Path(sys.argv[1]).read_text())
     ]
     if dist.get_rank() == 0:
         Path(sys.argv[2]).write_text(json.dumps(results))

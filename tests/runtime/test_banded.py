@@ -16,14 +16,7 @@ from simpar.runtime.banded import Band, Run, band  # noqa: E402
 from simpar.runtime.context import Context  # noqa: E402
 
 HEADS, KV_HEADS, HEAD_DIM, LENGTH = 4, 2, 6, 16
-WAYS = [
-    ("contiguous", None),
-    ("zigzag", None),
-    ("striped", None),
-    ("zigzag", 5),
-    ("striped", 3),
-    ("contiguous", 6),
-]
+WAYS = [("contiguous", None), ("zigzag", None), ("striped", None), ("zigzag", 5), ("striped", 3), ("contiguous", 6)]
 
 
 def written_out(length: int, left: int | None, right: int | None) -> torch.Tensor:
@@ -50,9 +43,7 @@ def test_a_band_is_what_the_positions_say(start, step, length, window):
         found[seen.rows, seen.columns] = written_out(size, seen.left, seen.right)
         assert min(found[seen.rows].sum(1)) > 0
         part = seen.mask(0, size, "cpu")
-        assert torch.equal(
-            found[seen.rows, seen.columns], torch.ones(size, size) > 0 if part is None else part
-        )
+        assert torch.equal(found[seen.rows, seen.columns], torch.ones(size, size) > 0 if part is None else part)
     assert torch.equal(found, expected)
 
 
@@ -105,10 +96,7 @@ def test_blocks_of_all_ranks_join_to_whole_attention(kernel, balance, window, mo
     keys, values = (x.repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (key, value))
     seen = written_out(LENGTH, None if window is None else window - 1, 0)
     scores = (query @ keys.transpose(-1, -2) * HEAD_DIM**-0.5).masked_fill(~seen, -torch.inf)
-    expected, upstream = (
-        scores.softmax(-1) @ values,
-        torch.randn(2, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64),
-    )
+    expected, upstream = (scores.softmax(-1) @ values, torch.randn(2, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64))
     wanted = torch.autograd.grad(expected, leaves, upstream)
     every = [Context(2, rank, method="all_gather", balance=balance) for rank in range(2)]
     places = [each.positions(LENGTH // 2) for each in every]
@@ -117,9 +105,7 @@ def test_blocks_of_all_ranks_join_to_whole_attention(kernel, balance, window, mo
     monkeypatch.setattr(context, "_travel", lambda *_: enumerate(blocks))
     for here, place in zip(every, places, strict=True):
         monkeypatch.setattr(
-            context._Homecoming,
-            "arrived",
-            lambda self, here=here: sent.setdefault(here.rank, self.every)[here.rank],
+            context._Homecoming, "arrived", lambda self, here=here: sent.setdefault(here.rank, self.every)[here.rank]
         )
         ours = [x.detach()[:, :, place].requires_grad_() for x in leaves]
         found = context.attention(*ours, here, window)

@@ -14,9 +14,7 @@ def be_brief(monkeypatch):
     """Have a calibration measure on one core, whose threads never wait for a busy one, each for two milliseconds."""
     standard = measure.quick
     monkeypatch.setattr(measure, "usable_cores", lambda: 1)
-    monkeypatch.setattr(
-        measure, "quick", lambda *given: standard(*given).model_copy(update={"window_s": 0.002})
-    )
+    monkeypatch.setattr(measure, "quick", lambda *given: standard(*given).model_copy(update={"window_s": 0.002}))
 
 
 @pytest.mark.parametrize(

@@ -152,10 +152,7 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_kept(store, monkeypatch):
     [
         ({"model.a": torch.zeros(3, 5)}, "another model: model.a is 3 x 4 there, 3 x 5 here"),
         ({"model.b": torch.zeros(2)}, "another model: model.b is absent there, 2 here"),
-        (
-            {"delayed.a": torch.zeros(2)},
-            "holds no delayed update of a, .*allowed: that layout, or offload_ratio 1",
-        ),
+        ({"delayed.a": torch.zeros(2)}, "holds no delayed update of a, .*allowed: that layout, or offload_ratio 1"),
     ],
 )
 def test_checkpoints_of_another_model_are_refused(store, wanted, words):
@@ -223,19 +220,7 @@ def losses(folder):
 @pytest.mark.slow
 def test_a_killed_rank_costs_nothing_but_time(simpar_run, tmp_path):
     """SIGKILL between two checkpoints: all ranks start again from the last, and repeat its steps to the last bit."""
-    command = [
-        sys.executable,
-        "-m",
-        "simpar",
-        "run",
-        *SMALL,
-        "--steps",
-        "20",
-        "--zero",
-        "1",
-        "--json",
-        "out.json",
-    ]
+    command = [sys.executable, "-m", "simpar", "run", *SMALL, "--steps", "20", "--zero", "1", "--json", "out.json"]
     command += ["--checkpoint", "saved", "--checkpoint-every", "6", "-o", "out"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
     deadline, before = time.monotonic() + 300, {}

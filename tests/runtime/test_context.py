@@ -39,9 +39,7 @@ def test_zigzag_gives_every_rank_the_same_work():
 def test_sinks_take_their_share_of_every_softmax(window):
     """Output and gradients are those of a softmax with one more logit a head, whose value is zero."""
     torch.manual_seed(0)
-    query, key, value = (
-        torch.randn(2, heads, 9, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
-    )
+    query, key, value = (torch.randn(2, heads, 9, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
     sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
     keys, values = (x.repeat_interleave(2, dim=1) for x in (key, value))
     distance = torch.arange(9)[:, None] - torch.arange(9)

@@ -9,24 +9,11 @@ from simpar.architectures.graph import Block, Operator, term  # noqa: E402
 from simpar.architectures.hf_config import read  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
-from simpar.runtime.decoder import (  # noqa: E402
-    OUTPUT,
-    TABLE,
-    BlockModule,
-    Decoder,
-    Part,
-    Recompute,
-)
+from simpar.runtime.decoder import OUTPUT, TABLE, BlockModule, Decoder, Part, Recompute  # noqa: E402
 from simpar.runtime.initial import initial_value  # noqa: E402
 from simpar.runtime.strategy import is_decoder  # noqa: E402
 
-TINY = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def decoder(graph, **part):
@@ -68,9 +55,7 @@ def test_the_module_has_the_parameters_of_the_graph(name):
     """Built without memory, a model has exactly as many parameters as its graph counts, and what only training has."""
     graph = load_model(name)
     with torch.device("meta"):
-        model = Decoder(
-            graph, Part(range(len(graph.layers)), embedding=True, head=True), Place(), Recompute()
-        )
+        model = Decoder(graph, Part(range(len(graph.layers)), embedding=True, head=True), Place(), Recompute())
     further = sum(graph.blocks[n].parameters(graph.dims) for n in graph.layers if n in graph.auxiliary)
     assert sum(parameter.numel() for parameter in model.parameters()) == graph.num_parameters() + further
 

@@ -56,11 +56,7 @@ def test_nothing_is_evaluated_unless_asked_for(tmp_path):
     ("measuring", "settings", "words"),
     [
         ({"held_out": "x.bin"}, [], "--held-out x.bin: allowed: with --eval-every N"),
-        (
-            {"evaluate_every": 1, "held_out": "x.bin"},
-            [],
-            "--held-out x.bin: the run trains on synthetic tokens",
-        ),
+        ({"evaluate_every": 1, "held_out": "x.bin"}, [], "--held-out x.bin: the run trains on synthetic tokens"),
         ({"evaluate_every": 0}, [], "measuring.evaluate_every = 0: "),
         ({"evaluate_every": 1}, ["plan.sync=local-sgd"], "--eval-every with plan.sync = local-sgd: "),
     ],
@@ -72,8 +68,7 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path, measuring, settings, word
 
 
 @pytest.mark.parametrize(
-    ("count", "words"),
-    [(None, "--eval-every: nothing is held out of "), (70, "4 sequences of 16 tokens; allowed: 8")],
+    ("count", "words"), [(None, "--eval-every: nothing is held out of "), (70, "4 sequences of 16 tokens; allowed: 8")]
 )
 def test_a_file_needs_one_beside_it_that_is_long_enough(tmp_path, count, words):
     """Held-out data is a file of its own, with as many sequences as an evaluation takes."""

@@ -185,8 +185,7 @@ def test_one_kernel_for_all_experts_gives_the_numbers_of_a_loop(bias, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("dtype", "out", "taken"),
-    [(torch.bfloat16, 24, True), (torch.float32, 24, False), (torch.bfloat16, 20, False)],
+    ("dtype", "out", "taken"), [(torch.bfloat16, 24, True), (torch.float32, 24, False), (torch.bfloat16, 20, False)]
 )
 def test_the_kernel_is_asked_only_for_what_it_takes(dtype, out, taken, monkeypatch):
     """bf16 in rows of whole 16 bytes on a device that has it."""

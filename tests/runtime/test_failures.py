@@ -41,9 +41,7 @@ def test_running_out_names_rank_stage_prediction_and_flags():
     said = OutOfMemory(3, "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB)").told(plan, result)
     assert "\n" not in said
     assert re.match(r"rank 3 \(stage 1 of 2\): out of memory \(CUDA .*\); predicted [\d.]+ [MG]iB of", said)
-    assert said.endswith(
-        "less with --micro-batch 2, --zero 1, --recompute full, --set plan.offload_optimizer=cpu"
-    )
+    assert said.endswith("less with --micro-batch 2, --zero 1, --recompute full, --set plan.offload_optimizer=cpu")
     assert "nothing was predicted" in OutOfMemory(0, "out of memory").told(plan, None)
 
 
@@ -79,10 +77,7 @@ def test_torchs_error_is_one_of_them():
     ("text", "words"),
     [
         ("traceback : Signal 9 (SIGKILL) received by PID 7\n", "host's memory runs out; less with"),
-        (
-            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n",
-            "2 nodes did not meet .*--nnodes",
-        ),
+        ("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n", "2 nodes did not meet .*--nnodes"),
         ("a\nValueError: odd\nb\n", "ValueError: odd"),
         ("", "no reason was left"),
     ],

@@ -45,13 +45,9 @@ def calls(monkeypatch):
     def counted(name, function):
         def call(*arguments, **options):
             found[name] += 1
-            wide = [
-                x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments
-            ]
+            wide = [x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
             narrow = arguments[0].dtype
-            return tuple(
-                x if name == "forward" and x.ndim == 3 else x.to(narrow) for x in function(*wide, **options)
-            )
+            return tuple(x if name == "forward" and x.ndim == 3 else x.to(narrow) for x in function(*wide, **options))
 
         return call
 
@@ -84,9 +80,7 @@ def test_a_step_of_one_rank_runs_in_kernels(world, calls, values, share):
     recompute = Recompute(plan.memory.recompute, prepared.selective)
     blueprint = Blueprint(graph, plan, prepared.strategy, Dtypes.of(plan), recompute)
     engine = make_engine(blueprint, TRAINING, Learning(), prepared.schedule, ranks)
-    tokens = torch.zeros(
-        TRAINING.global_batch // plan.mesh.dp, TRAINING.seq_len // plan.mesh.cp, dtype=torch.int64
-    )
+    tokens = torch.zeros(TRAINING.global_batch // plan.mesh.dp, TRAINING.seq_len // plan.mesh.cp, dtype=torch.int64)
     engine.forward_backward(tokens, tokens)
     assert calls["forward"] > 0
     assert calls["backward"] > 0
@@ -110,7 +104,5 @@ def weight_sizes(graph):
     from simpar.runtime.decoder import Decoder, Part
 
     with torch.device("meta"):
-        whole = Decoder(
-            graph, Part(range(len(graph.layers)), embedding=True, head=True), Place(), Recompute()
-        )
+        whole = Decoder(graph, Part(range(len(graph.layers)), embedding=True, head=True), Place(), Recompute())
     return [parameter.numel() for parameter in whole.parameters()]

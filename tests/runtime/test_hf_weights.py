@@ -138,10 +138,7 @@ def test_what_a_config_says_makes_a_difference(name, tmp_path):
         "deepseek_v3-yarn": {"routed_scaling_factor": 1.0},
     }[name]
     graphs = [read({**config, **more}, family) for more in ({}, changed)]
-    models, files = (
-        [decoder(graph) for graph in graphs],
-        safetensors.load_file(tmp_path / "model.safetensors"),
-    )
+    models, files = ([decoder(graph) for graph in graphs], safetensors.load_file(tmp_path / "model.safetensors"))
     with torch.no_grad():
         for model, graph in zip(models, graphs, strict=True):
             own = dict(model.named_parameters())
@@ -165,19 +162,13 @@ def test_defaults_are_those_of_transformers(family):
     one, other = few.positions, all_of_it.positions
     assert (one.windowed is None) == (other.windowed is None)
     for mine, wanted in ((one.rope, other.rope), (one.windowed or one.rope, other.windowed or other.rope)):
-        assert (mine.theta, mine.fraction, mine.interleaved) == (
-            wanted.theta,
-            wanted.fraction,
-            wanted.interleaved,
-        )
+        assert (mine.theta, mine.fraction, mine.interleaved) == (wanted.theta, wanted.fraction, wanted.interleaved)
         assert mine.frequencies(8).tolist() == wanted.frequencies(8).tolist()
 
 
 def test_a_family_without_known_files_is_refused():
     """The families that are known are named."""
-    with pytest.raises(
-        UserError, match=r"model_type = apertus: its weight files are not known; allowed: arcee, bamba"
-    ):
+    with pytest.raises(UserError, match=r"model_type = apertus: its weight files are not known; allowed: arcee, bamba"):
         rules("apertus", [], {})
 
 
@@ -190,9 +181,7 @@ def named_alike(family, config, files):
     assert sorted(each for rule in found for each in rule.theirs) == sorted(files)
     for rule in found:
         parameters = rule.read([files[each] for each in rule.theirs], graph.dims)
-        assert {key: each.shape for key, each in parameters.items()} == {
-            key: own[key].shape for key in rule.ours
-        }
+        assert {key: each.shape for key, each in parameters.items()} == {key: own[key].shape for key in rule.ours}
         for key, tensor in rule.write(list(parameters.values()), graph.dims).items():
             assert torch.equal(tensor, files[key]), key
     return {key: (rule, files) for rule in found for key in rule.ours}
@@ -220,20 +209,13 @@ def test_files_are_known_where_no_run_computes_the_model(family, tmp_path):
 def test_files_of_grok_are_known():
     """There is no class for it in transformers: names are those of its port to torch (linear gates linear_v)."""
     config = {"model_type": "grok-1", **DECLARED["grok-1"].tiny}
-    sizes = {
-        "attn.q_proj": (32, 32),
-        "attn.k_proj": (16, 32),
-        "attn.v_proj": (16, 32),
-        "attn.o_proj": (32, 32),
-    }
+    sizes = {"attn.q_proj": (32, 32), "attn.k_proj": (16, 32), "attn.v_proj": (16, 32), "attn.o_proj": (32, 32)}
     sizes |= {f"{when}_{what}_norm": (32,) for when in ("pre", "post") for what in ("attn", "moe")}
     sizes |= {"moe_block.gate": (2, 32)}
     for e in range(2):
         sizes |= {f"moe_block.experts.{e}.linear{kind}": (48, 32) for kind in ("", "_v")}
         sizes |= {f"moe_block.experts.{e}.linear_1": (32, 48)}
-    shapes = {
-        f"model.layers.{layer}.{name}.weight": size for layer in range(2) for name, size in sizes.items()
-    }
+    shapes = {f"model.layers.{layer}.{name}.weight": size for layer in range(2) for name, size in sizes.items()}
     shapes |= {"model.embed_tokens.weight": (96, 32), "model.norm.weight": (32,)}
     files = {name: torch.randn(size) for name, size in shapes.items()}
     rule, _ = named_alike("grok-1", config, files)["layers.0.expert_up.weight"]
@@ -243,12 +225,7 @@ def test_files_of_grok_are_known():
 
 def test_older_and_newer_words_of_rope_scaling_mean_the_same():
     """A config in the words of older files is the one of newer files."""
-    old = {
-        "model_type": "llama",
-        **LLAMA,
-        "rope_theta": 5e5,
-        "rope_scaling": {"type": "linear", "factor": 2.0},
-    }
+    old = {"model_type": "llama", **LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
     newer = {"model_type": "llama", **LLAMA, **new}
     assert read(old, "m").details.positions == read(newer, "m").details.positions

@@ -17,9 +17,7 @@ def test_numbers_are_those_of_the_published_generator():
     assert [int(each) % 2**64 for each in mixed(state)] == published
 
 
-@pytest.mark.parametrize(
-    "name", [NAME, "layers.0.conv.weight", "layers.0.scan.decay", "layers.0.scan.step_bias"]
-)
+@pytest.mark.parametrize("name", [NAME, "layers.0.conv.weight", "layers.0.scan.decay", "layers.0.scan.step_bias"])
 def test_parts_are_those_of_the_whole(name, monkeypatch):
     """Rows, columns or both, in chunks of any size: equal to the last bit."""
     shape = (24, 7, 10) if name == NAME else (24, 4) if "conv" in name else (24,)

@@ -73,9 +73,7 @@ def test_no_layer_looks_ahead():
 
 def test_mixers_begin_as_released():
     """-a between 1 and 16, steps between 0.001 and 0.1, a skip of one."""
-    decay, bias, skip = (
-        initial_value(f"layers.0.scan.{name}", (500,), 3) for name in ("decay", "step_bias", "skip")
-    )
+    decay, bias, skip = (initial_value(f"layers.0.scan.{name}", (500,), 3) for name in ("decay", "step_bias", "skip"))
     assert 1 <= decay.exp().min() < 2
     assert 15 < decay.exp().max() <= 16
     size = functional.softplus(bias)

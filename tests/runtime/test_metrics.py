@@ -17,20 +17,13 @@ def job(folder, **measuring):
     """A job whose figures go to somewhere."""
     training = {"seq_len": 8, "global_batch": 4}
     return Job(
-        folder=str(folder),
-        plan=Plan(),
-        model="gpt2",
-        training=training,
-        steps=9,
-        measuring=Measuring(**measuring),
+        folder=str(folder), plan=Plan(), model="gpt2", training=training, steps=9, measuring=Measuring(**measuring)
     )
 
 
 def test_figures_are_those_of_a_row():
     """Losses and seconds as they are, tokens by the second; phases stay in the log."""
-    assert metrics.figures(ROW, 32) == {
-        "loss": 2.5, "evaluation_loss": 2.75, "step_time_s": 0.5, "tokens_per_s": 64.0
-    }  # fmt: skip
+    assert metrics.figures(ROW, 32) == {"loss": 2.5, "evaluation_loss": 2.75, "step_time_s": 0.5, "tokens_per_s": 64.0}
 
 
 @pytest.mark.parametrize(
@@ -78,9 +71,7 @@ def test_a_run_at_weights_and_biases_goes_on_after_a_resume(tmp_path, monkeypatc
 
     def init(**options):
         begun.append(options)
-        return SimpleNamespace(
-            log=lambda row, step: logged.append((step, row)), finish=lambda: logged.append("done")
-        )
+        return SimpleNamespace(log=lambda row, step: logged.append((step, row)), finish=lambda: logged.append("done"))
 
     module = ModuleType("wandb")
     module.init = init

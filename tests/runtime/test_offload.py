@@ -25,7 +25,7 @@ PARAMETERS = {**AWAY, "offload_parameters": "cpu"}
         ({"zero": 3, **PARAMETERS, "offload_parameters": "nvme"}, "plan.offload_parameters = nvme"),
         ({"dp": 1, "pp": 4, "schedule": "zb-h1", **PARAMETERS}, "offload_parameters = cpu with schedule zb-h1: "),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_is_refused_with_the_reason(values, words):
     """Drives have no part in torch; fully_shard misses gradients of a split backward."""
     plan = Plan(**{"precision": "fp32", "dp": 4, **values})

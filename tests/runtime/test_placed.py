@@ -39,10 +39,7 @@ def test_tables_are_cut_by_role_and_where_they_are_gathered(role, gathered, part
     stage = with_roles(StagePlan(layers=4, first_device=0, mesh=(2,)), graph, sequence_parallel=False)
     block = stage.sharding["embedding"]
     own = block.model_copy(
-        update={
-            "operators": {"token_embedding": (role,)},
-            "gathered": ("token_embedding",) if gathered else (),
-        }
+        update={"operators": {"token_embedding": (role,)}, "gathered": ("token_embedding",) if gathered else ()}
     )
     stage = stage.model_copy(update={"sharding": {**stage.sharding, "embedding": own}})
     held = kept_on(stage, graph.embedding, graph.embedding.operators[0], (4096, 256))

@@ -57,9 +57,7 @@ def test_the_loss_is_the_first_and_a_weighted_mean_of_the_others():
     by_hand = []
     for depth, each in enumerate(logits):
         chances = functional.log_softmax(each, dim=-1)
-        there = [
-            chances[row, at, samples[row, at + 1 + depth]] for row in range(2) for at in range(5 - depth)
-        ]
+        there = [chances[row, at, samples[row, at + 1 + depth]] for row in range(2) for at in range(5 - depth)]
         by_hand.append(-sum(there) / 10)
     expected = by_hand[0] + WEIGHT * (by_hand[1] + by_hand[2]) / 2
     torch.testing.assert_close(mean_loss(logits, targets), expected)

@@ -26,9 +26,7 @@ class Driver:
         return [self.name] if fnmatch(self.name, pattern) else []
 
 
-@pytest.mark.parametrize(
-    ("driver", "count"), [("nvidia0", 3), ("kfd", 3), ("dxg", 3), ("nvidiactl", 0), ("", 0)]
-)
+@pytest.mark.parametrize(("driver", "count"), [("nvidia0", 3), ("kfd", 3), ("dxg", 3), ("nvidiactl", 0), ("", 0)])
 def test_devices_are_those_that_torch_counts(monkeypatch, driver, count):
     """Where a driver's file is, NVIDIA's, AMD's or that of WSL; elsewhere torch is not asked."""
     torch = pytest.importorskip("torch")
@@ -41,9 +39,7 @@ def test_devices_are_those_that_torch_counts(monkeypatch, driver, count):
 def job(**machine):
     """A job that says no more of its machine than this."""
     training = Training(seq_len=8, global_batch=8)
-    return Job(
-        plan=Plan(dp=4), model="gpt2", training=training, steps=1, folder=".", machine=Machine(**machine)
-    )
+    return Job(plan=Plan(dp=4), model="gpt2", training=training, steps=1, folder=".", machine=Machine(**machine))
 
 
 def test_one_process_for_all_replicas_needs_a_device_for_each(monkeypatch):
@@ -74,7 +70,7 @@ def test_servers_take_cores_and_no_devices(monkeypatch):
             "--min-learning-rate.* = 0.001: allowed: at most learning_rate = 0.0001",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_contradicts_itself_is_refused(tmp_path, monkeypatch, capsys, arguments, words):
     """One line with exit code 2, and nothing is written."""
     pytest.importorskip("torch")

@@ -24,9 +24,7 @@ def test_every_rank_receives_all_that_it_needs_once(source, target):
     """Put together, the pieces that arrive are the receiver's part of the tensor."""
     (one, _), (two, _) = source, target
     whole = np.arange(np.prod(SHAPE)).reshape(SHAPE)
-    found = {
-        rank: np.full([b - a for a, b in two.box(rank)], -1) for rank in range(8, 8 + two.stage.num_devices)
-    }
+    found = {rank: np.full([b - a for a, b in two.box(rank)], -1) for rank in range(8, 8 + two.stage.num_devices)}
     for piece in pieces(one, two):
         have = one.box(piece.sender)
         part = whole[tuple(slice(*each) for each in have)][within(piece.box, have)]
@@ -44,9 +42,7 @@ def test_copies_cross_in_slices_between_unlike_stages(source, target):
     states = joint((one.stage, two.stage), (left, right), SHAPE)
     sent = pieces(Held.of(one.stage, states[0], SHAPE), Held.of(two.stage, states[1], SHAPE))
     if states == (left, right) and one.stage.mesh == two.stage.mesh and left == right:
-        assert [(piece.sender, piece.receiver) for piece in sent] == [
-            (n, n + 8) for n in range(one.stage.num_devices)
-        ]
+        assert [(piece.sender, piece.receiver) for piece in sent] == [(n, n + 8) for n in range(one.stage.num_devices)]
     elif "R" not in states[1]:
         elements = sum(np.prod([b - a for a, b in piece.box]) for piece in sent)
         assert elements == np.prod(SHAPE)

@@ -23,9 +23,7 @@ WIDE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("cases", "ranks"), some([(CASES, 2), (WIDE, 4)], 1, tuples=True), ids=["gate", "wide"]
-)
+@pytest.mark.parametrize(("cases", "ranks"), some([(CASES, 2), (WIDE, 4)], 1, tuples=True), ids=["gate", "wide"])
 def test_replicas_on_ranks_train_like_replicas_one_by_one(run_rounds, cases, ranks):
     """After two rounds and a step every rank holds what its replica has in one process; replicas are apart again."""
     results = run_rounds(cases, ranks)

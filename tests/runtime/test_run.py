@@ -20,17 +20,7 @@ from simpar.runtime.traces import MEASURED_PID
 from tests.runtime.conftest import LIMIT_S, environment
 from tests.trace_rules import check_trace
 
-TINY = [
-    "gpt2-laptop",
-    "--model",
-    "tiny-llama",
-    "--seq-len",
-    "32",
-    "--global-batch",
-    "8",
-    "--micro-batch",
-    "2",
-]
+TINY = ["gpt2-laptop", "--model", "tiny-llama", "--seq-len", "32", "--global-batch", "8", "--micro-batch", "2"]
 SMALL = {
     "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 4,
@@ -69,9 +59,7 @@ def test_a_run_reports_measured_beside_predicted(forked, tmp_path):
     both = json.loads((tmp_path / "both.json").read_text())
     assert check_trace(both) == []
     named = [e["args"]["name"] for e in both["traceEvents"] if e.get("name") == "process_name"]
-    assert [name for name in named if name.startswith("measured: rank")] == [
-        f"measured: rank {r}" for r in range(4)
-    ]
+    assert [name for name in named if name.startswith("measured: rank")] == [f"measured: rank {r}" for r in range(4)]
     assert any(name.startswith("simulated: ") for name in named)
     spans = {e["name"] for e in both["traceEvents"] if e["ph"] == "X" and e["pid"] >= MEASURED_PID}
     assert {"forward", "backward", "optimizer", "aten::mm"} <= spans
@@ -101,19 +89,10 @@ def test_one_process_that_drives_all_replicas_trains_as_ddp_does(forked, tmp_pat
     ("arguments", "words"),
     [
         (["nowhere.json", "--steps", "2"], "nowhere.json: cannot be read"),
-        (
-            [*TWO, "--steps", "2", "--checkpoint", "/dev/null"],
-            "--checkpoint /dev/null: is a file; allowed: a folder",
-        ),
-        (
-            [*TWO, "--steps", "2", "--tp", "3"],
-            "plan: tp x cp x pp = 3 x 1 x 1 = 3 does not divide the 2 devices",
-        ),
+        ([*TWO, "--steps", "2", "--checkpoint", "/dev/null"], "--checkpoint /dev/null: is a file; allowed: a folder"),
+        ([*TWO, "--steps", "2", "--tp", "3"], "plan: tp x cp x pp = 3 x 1 x 1 = 3 does not divide the 2 devices"),
         ([*TWO, "--steps", "2", "--dp", "4"], "plan.dp = 4: .*leaves 2; allowed: 2"),
-        (
-            [*TINY, "--steps", "2", "--nproc", "2"],
-            "laptop-cpu-4 of gpt2-laptop: 1 x 4 devices for 2 ranks; allowed",
-        ),
+        ([*TINY, "--steps", "2", "--nproc", "2"], "laptop-cpu-4 of gpt2-laptop: 1 x 4 devices for 2 ranks; allowed"),
         ([*TWO, "--steps", "2", "--set", "plan.version=9"], "plan.version = .*plans of another version"),
         ([*TWO, "--steps", "2", "--device", "cuda"], "machine.device = cuda: .*CUDA"),
         ([*TWO, "--steps", "2", "--tokens", "none.bin"], "none.bin: cannot be read"),
@@ -144,9 +123,7 @@ def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, tmp_path, capsys, ar
         (["--sync", "asp", "--tp", "2", "--dp", "1"], "plan.sync = asp: one replica"),
     ],
 )
-def test_flags_out_of_range_are_refused_before_anything_starts(
-    monkeypatch, tmp_path, capsys, arguments, words
-):
+def test_flags_out_of_range_are_refused_before_anything_starts(monkeypatch, tmp_path, capsys, arguments, words):
     """One line that names the flag or field; no worker, no folder."""
     monkeypatch.chdir(tmp_path)
     assert cli.run(["run", *TWO, "--steps", "2", *arguments]) == 2
@@ -180,12 +157,7 @@ def test_files_do_not_get_to_run_code(monkeypatch, tmp_path, capsys):
     """A plan that names a module:function is refused unless the command line says the same."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text("open('ran', 'w').write('x')\ndef build():\n    pass\n")
-    plan = {
-        "version": "1",
-        "model": "evil:build",
-        "training": {"seq_len": 32, "global_batch": 2},
-        "mesh": {"dp": 1},
-    }
+    plan = {"version": "1", "model": "evil:build", "training": {"seq_len": 32, "global_batch": 2}, "mesh": {"dp": 1}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     assert cli.run(["run", "plan.json", "--steps", "1"]) == 2
     assert "pass --model evil:build" in capsys.readouterr().err
@@ -251,10 +223,7 @@ def test_a_failing_rank_ends_all_of_them(simpar_run, tmp_path):
     ("nodes", "said"),
     [
         (launching.Nodes(), {"nnodes": "1", "local_addr": "127.0.0.1", "node_rank": 0}),
-        (
-            launching.Nodes(2, 1, "there:29500"),
-            {"nnodes": "2", "rdzv_endpoint": "there:29500", "node_rank": 1},
-        ),
+        (launching.Nodes(2, 1, "there:29500"), {"nnodes": "2", "rdzv_endpoint": "there:29500", "node_rank": 1}),
     ],
 )
 def test_ranks_are_started_in_words_of_torchrun(tmp_path, nodes, said):
@@ -266,11 +235,7 @@ def test_ranks_are_started_in_words_of_torchrun(tmp_path, nodes, said):
     found = vars(get_args_parser().parse_args(words))
     assert start == [sys.executable, "-m", "torch.distributed.run"]
     assert {key: found[key] for key in said} == said
-    assert (found["nproc_per_node"], found["max_restarts"], found["log_dir"]) == (
-        "3",
-        2,
-        str(tmp_path / "logs"),
-    )
+    assert (found["nproc_per_node"], found["max_restarts"], found["log_dir"]) == ("3", 2, str(tmp_path / "logs"))
     assert (found["module"], found["training_script"]) == (True, "simpar.runtime.worker")
     assert found["training_script_args"] == [str(tmp_path / "job.json")]
 
@@ -314,30 +279,8 @@ def heard():
 @pytest.mark.slow
 def test_an_interrupted_run_says_what_was_done_and_goes_on(simpar_run, tmp_path):
     """Ctrl-C: exit code 130, steps and losses printed and written; the same command goes on, its log whole."""
-    flags = [
-        *TINY,
-        "--nproc",
-        "1",
-        "--set",
-        "cluster=null",
-        "-o",
-        "here",
-        "--checkpoint",
-        "ck",
-        "--checkpoint-every",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "simpar",
-        "run",
-        *flags,
-        "2",
-        "--lr-schedule",
-        "wsd",
-        "--lr-steps",
-        "900",
-    ]
+    flags = [*TINY, "--nproc", "1", "--set", "cluster=null", "-o", "here", "--checkpoint", "ck", "--checkpoint-every"]
+    command = [sys.executable, "-m", "simpar", "run", *flags, "2", "--lr-schedule", "wsd", "--lr-steps", "900"]
     process = subprocess.Popen(
         [*command, "--steps", "900"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True,
         start_new_session=True, preexec_fn=heard,
@@ -375,17 +318,7 @@ def test_nodes_with_folders_of_their_own_report_all_ranks(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = [
-        *TINY,
-        "--nproc",
-        "1",
-        "--set",
-        "cluster=null",
-        "--nnodes",
-        "2",
-        "--rendezvous",
-        f"127.0.0.1:{port}",
-    ]
+    flags = [*TINY, "--nproc", "1", "--set", "cluster=null", "--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}"]
     nodes = [
         subprocess.Popen(
             [sys.executable, "-m", "simpar", "run", *flags, "--node-rank", str(node), "--steps", "3", "-o", f"n{node}"],

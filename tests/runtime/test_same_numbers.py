@@ -10,10 +10,7 @@ SHARP = 1e-11
 BF16 = 3e-3  # of the loss
 SHARE_BF16 = 2**-6  # of how far parameters move: a random walk of 64 roundings by 2^-9 on a gradient's way
 ROUNDED = {"precision": "bf16", "optimizer": "sgd", "learning": {"learning_rate": 0.1}}
-FAST = {
-    **ROUNDED,
-    "learning": {"learning_rate": 10.0},
-}  # half of an adapter is zero at first: it hardly moves
+FAST = {**ROUNDED, "learning": {"learning_rate": 10.0}}  # half of an adapter is zero at first: it hardly moves
 CLIPPED = {"learning": {"clip_norm": 0.5}}
 SEQUENCE = {"tp": 2, "sequence_parallel": True, "model": "gpt2"}
 SLICED = {"tp": 2, "etp": 2, "sequence_parallel": True}
@@ -74,12 +71,7 @@ ADDED_APART = stage(4, 0, (2, 2), **GPT2)
 ADDED_APART["sharding"]["layer"]["operators"] |= {"mlp_residual": ["batch", "sum"]}
 ADDED_APART["sharding"]["embedding"]["operators"] |= {"position_embedding": ["batch", "sum"]}
 STAGED = [
-    staged(
-        stage(2, 0, (2,), recompute="full"),
-        stage(1, 2, (1,)),
-        stage(1, 3, (1,), recompute="selective"),
-        **CLIPPED,
-    ),
+    staged(stage(2, 0, (2,), recompute="full"), stage(1, 2, (1,)), stage(1, 3, (1,), recompute="selective"), **CLIPPED)
 ]
 WIDE_STAGED = [
     staged(OF_ALPA, micro_batch=4),
@@ -101,7 +93,7 @@ WIDE_STAGED = [
     staged(stage(2, 0, (1, 2), rows=True), stage(2, 2, (2,)), **ROUNDED),
     staged(TIED, stage(3, 2, (1, 2), **GPT2, rows=True), schedule="zb-h1", **GPT2, **ROUNDED),
     staged(gathering(stage(4, 0, (2, 2), rows=True, recompute="full")), micro_batch=4, **ROUNDED),
-]  # fmt: skip
+]
 CONTINUED_STAGED = [
     staged(TIED, stage(3, 2, (1, 2), **GPT2, rows=True), **GPT2, then={"pp": 2, "dp": 2, "schedule": "zb-v"}),
     staged(OF_ALPA, micro_batch=4, then=staged(OF_ALPA, micro_batch=4)),
@@ -278,12 +270,7 @@ WIDE_CONTINUED = [
 ]
 WIDE_EIGHT = [
     staged(
-        TIED,
-        stage(2, 2, (2,), **GPT2),
-        stage(1, 4, (2, 2), **GPT2, rows=True),
-        schedule="zb-h1",
-        **GPT2,
-        **CLIPPED,
+        TIED, stage(2, 2, (2,), **GPT2), stage(1, 4, (2, 2), **GPT2, rows=True), schedule="zb-h1", **GPT2, **CLIPPED
     ),
     staged(stage(1, 0, (2, 2)), stage(2, 4, (1,)), stage(1, 5, (1,)), stage(0, 6, (2,)), **CLIPPED),
     {"cp": 2, "pp": 2, "dp": 2, "cp_method": "ring", "zero": 3, "recompute": "full"},
@@ -294,15 +281,7 @@ WIDE_EIGHT = [
     {"dp": 4, **SEQUENCE, "zero": 3, "hsdp": 2},
     {"pp": 2, "dp": 4, "zero": 3, "hsdp": 2},
     {"pp": 4, "dp": 2, "zero": 1, "model": "deep", "schedule": "v-half"},
-    {
-        "pp": 2,
-        "dp": 2,
-        "tp": 2,
-        "ep": 4,
-        "sequence_parallel": True,
-        "schedule": "interleaved",
-        "model": "mixtral",
-    },
+    {"pp": 2, "dp": 2, "tp": 2, "ep": 4, "sequence_parallel": True, "schedule": "interleaved", "model": "mixtral"},
     {"dp": 4, "tp": 2, "ep": 4, "sequence_parallel": True, "zero": 3, "hsdp": 2, "model": "mixtral"},
     {"dp": 4, "tp": 2, "ep": 2, "sequence_parallel": True, "zero": 1, "hsdp": 2, "model": "mixtral"},
     {"pp": 2, "dp": 4, "ep": 2, "zero": 3, "hsdp": 2, "model": "latent"},
@@ -343,11 +322,11 @@ WIDE_OFFLOADED = [
     {"tp": 4, "ep": 2, "etp": 2, "sequence_parallel": True, **AWAY, "model": "latent"},
     {"dp": 2, "pp": 2, "ep": 2, "schedule": "1f1b", **AWAY, "model": "further", "offload_activations": 0.5},
     {"dp": 4, "zero": 2, "lora_rank": 2, **AWAY, "offload_activations": 0.5},
-]  # fmt: skip
+]
 CONTINUED_ON_HOST = [
     {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5, "then": {"dp": 4, "zero": 1, **AWAY, "offload_ratio": 0.5}},
     {"dp": 4, "zero": 2, **DELAYED, "then": {"dp": 4, "zero": 2, **DELAYED}},
-]  # fmt: skip
+]
 
 
 CAST = [

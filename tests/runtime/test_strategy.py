@@ -164,42 +164,12 @@ def test_stages_without_a_sharding_are_refused_for_what_a_real_run_does_with_the
 @pytest.mark.parametrize(
     ("model", "mesh", "operators", "words"),
     [
-        (
-            "tiny-llama",
-            (1, 8),
-            {},
-            "stages[0].sharding.layer.qkv as batch, column on mesh (1, 8): the runtime",
-        ),
-        (
-            "olmo-2-7b",
-            (1, 4),
-            {},
-            "qk_norm as batch, features on mesh (1, 4): it normalises over all heads at once",
-        ),
-        (
-            "gpt2",
-            (4,),
-            {"attention": ("sequence",)},
-            "attention as sequence on mesh (4,): attention across parts",
-        ),
-        (
-            "tiny-llama",
-            (1, 3),
-            {},
-            "qkv as batch, column on mesh (1, 3): slices of 4 sequences of 64 tokens",
-        ),
-        (
-            "tiny-llama",
-            (8,),
-            {},
-            "stages[0].sharding.embedding.token_embedding as batch on mesh (8,): slices of 4",
-        ),
-        (
-            "tiny-llama",
-            (4,),
-            {"mlp_norm": ("partial_gradient",)},
-            "mlp_up: mlp_norm is written as X and read as B",
-        ),
+        ("tiny-llama", (1, 8), {}, "stages[0].sharding.layer.qkv as batch, column on mesh (1, 8): the runtime"),
+        ("olmo-2-7b", (1, 4), {}, "qk_norm as batch, features on mesh (1, 4): it normalises over all heads at once"),
+        ("gpt2", (4,), {"attention": ("sequence",)}, "attention as sequence on mesh (4,): attention across parts"),
+        ("tiny-llama", (1, 3), {}, "qkv as batch, column on mesh (1, 3): slices of 4 sequences of 64 tokens"),
+        ("tiny-llama", (8,), {}, "stages[0].sharding.embedding.token_embedding as batch on mesh (8,): slices of 4"),
+        ("tiny-llama", (4,), {"mlp_norm": ("partial_gradient",)}, "mlp_up: mlp_norm is written as X and read as B"),
     ],
 )
 def test_operators_that_do_not_run_in_their_role_are_named(

@@ -130,8 +130,7 @@ def accounted_bytes(kind, layers, precision, recompute):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize(
-    ("precision", "recompute"),
-    [("fp32", "none"), ("bf16", "none"), ("bf16", "selective"), ("bf16", "full")],
+    ("precision", "recompute"), [("fp32", "none"), ("bf16", "none"), ("bf16", "selective"), ("bf16", "full")]
 )
 def test_a_layer_keeps_what_the_account_says(monkeypatch, kind, precision, recompute):
     """Within 0.3 %, in both families, in fp32 and bf16: without copies of weights, which are shared by microbatches."""

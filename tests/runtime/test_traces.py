@@ -29,24 +29,8 @@ def kineto(base_ns, start_us, *, pid, names=("forward", "aten::mm")):
          "dur": 100.4 - 10 * depth}
         for depth, name in enumerate(names, 1)
     ]  # fmt: skip
-    helper = {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": "gloo",
-        "pid": pid,
-        "tid": 9,
-        "ts": start_us + 5,
-        "dur": 3.0,
-    }
-    unseen = {
-        "ph": "X",
-        "cat": "python_function",
-        "name": "own",
-        "pid": pid,
-        "tid": 7,
-        "ts": start_us,
-        "dur": 1.0,
-    }
+    helper = {"ph": "X", "cat": "cpu_op", "name": "gloo", "pid": pid, "tid": 9, "ts": start_us + 5, "dur": 3.0}
+    unseen = {"ph": "X", "cat": "python_function", "name": "own", "pid": pid, "tid": 7, "ts": start_us, "dur": 1.0}
     return {"baseTimeNanoseconds": base_ns, "traceEvents": [*slices, helper, unseen]}
 
 

@@ -45,29 +45,9 @@ def files_of(family, config, folder):
 
 def flags(folder, *more):
     """A run of one step that changes nothing."""
-    shape = [
-        "--model",
-        str(folder / "config.json"),
-        "--seq-len",
-        "16",
-        "--global-batch",
-        "8",
-        "--micro-batch",
-        "1",
-    ]
+    shape = ["--model", str(folder / "config.json"), "--seq-len", "16", "--global-batch", "8", "--micro-batch", "1"]
     exact = ["--precision", "fp32", "--optimizer", "sgd", "--learning-rate", "1e-30"]
-    return [
-        "gpt2-laptop",
-        *shape,
-        *exact,
-        "--set",
-        "cluster=null",
-        "--steps",
-        "1",
-        "--init-from",
-        str(folder),
-        *more,
-    ]
+    return ["gpt2-laptop", *shape, *exact, "--set", "cluster=null", "--steps", "1", "--init-from", str(folder), *more]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -112,9 +92,7 @@ def test_a_run_starts_from_the_weights_it_is_given(forked, tmp_path):
         alone = ["--nproc", "1", "--threads", "1", "--seed", "5"]
         done = forked("run", *given, *more, *alone, "-o", f"log{len(more)}")
         assert done.returncode == 0, done.stderr
-        losses.append(
-            json.loads((tmp_path / f"log{len(more)}/report.json").read_text())["measured"]["losses"][0]
-        )
+        losses.append(json.loads((tmp_path / f"log{len(more)}/report.json").read_text())["measured"]["losses"][0])
     assert losses[0] != losses[1]
 
 
@@ -132,9 +110,7 @@ def broken(folder, kind):
     elif kind == "size":
         (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
     elif kind == "quantised":
-        (folder / "config.json").write_text(
-            json.dumps({**config, "quantization_config": {"quant_method": "fp8"}})
-        )
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     elif kind == "torn":
         path = folder / "a.safetensors"
         (folder / "model.safetensors.index.json").unlink()
@@ -160,9 +136,7 @@ def test_what_cannot_be_started_from_is_said_in_one_line(tmp_path, capsys, monke
     files_of("llama", LLAMA, tmp_path / "in")
     shutil.copytree(tmp_path / "in", tmp_path / "bad")
     broken(tmp_path / "bad", kind)
-    given = [
-        str(tmp_path / "bad") if flag == str(tmp_path / "in") else flag for flag in flags(tmp_path / "in")
-    ]
+    given = [str(tmp_path / "bad") if flag == str(tmp_path / "in") else flag for flag in flags(tmp_path / "in")]
     assert cli.run(["run", *given, "--nproc", "1", "-o", "log"]) == 2
     said = capsys.readouterr().err
     assert words in said
@@ -187,14 +161,11 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path, capsys, monkeypatc
         ("model.layers.0.self_attn.rotary_emb.inv_freq", ""),
         ("tied", ""),
     ],
-)  # fmt: skip
+)
 def test_tensors_that_the_model_lacks_are_named(tmp_path, name, words):
     """A folder with more than the model would be another model: what follows from the config may be there."""
     config = {**LLAMA, "tie_word_embeddings": True}
-    tensors, graph = (
-        files_of("llama", config, tmp_path / "in"),
-        read({"model_type": "llama", **config}, "llama"),
-    )
+    tensors, graph = (files_of("llama", config, tmp_path / "in"), read({"model_type": "llama", **config}, "llama"))
     table = tensors["model.embed_tokens.weight"]
     more = {"lm_head.weight": table.clone()} if name == "tied" else {name: torch.ones_like(table)}
     (tmp_path / "in/model.safetensors.index.json").unlink()
@@ -225,7 +196,5 @@ def test_a_shard_that_is_cut_short_is_said_in_one_line(tmp_path):
     whole = (tmp_path / "there/b.safetensors").read_bytes()
     (tmp_path / "there/b.safetensors").write_bytes(whole[: len(whole) // 2])
     model = Decoder(graph, Part(range(len(graph.layers)), embedding=True, head=True), Place(), Recompute())
-    with pytest.raises(
-        UserError, match=r"b\.safetensors: is not a whole safetensors file \(.*; allowed: the shard"
-    ):
+    with pytest.raises(UserError, match=r"b\.safetensors: is not a whole safetensors file \(.*; allowed: the shard"):
         fill(model, 0, graph, Released.of(tmp_path / "there", graph))

@@ -22,9 +22,7 @@ def llama():
 
 def vit():
     """ViT-B/16."""
-    return transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000)), torch.zeros(
-        1, 3, 224, 224
-    )
+    return transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000)), torch.zeros(1, 3, 224, 224)
 
 
 def t5():

@@ -33,10 +33,7 @@ def test_modules_around_a_call(llama):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("number", "returns int"),
-        ("failing", r"cannot be built without weights \(ValueError: no such width\)"),
-    ],
+    [("number", "returns int"), ("failing", r"cannot be built without weights \(ValueError: no such width\)")],
 )
 def test_what_is_no_module_is_refused(name, message, monkeypatch):
     """In one line that names the function."""

@@ -29,7 +29,7 @@ def cluster(*calls, pieces=(), table=False):
         ([("a", "mul", "x", "y")], "activation", ("x", "y")),
     ],
     ids=["norm", "gated", "activation", "glu", "residual", "scale", "product"],
-)  # fmt: skip
+)
 def test_what_a_pass_is(ops, kind, saves):
     """A norm reduces and takes a root, an activation bends, a gate multiplies two streams, a sum only adds."""
     (found,) = classify(cluster(*(call(name, op, *reads) for name, op, *reads in ops)), TOKENS, 8)
@@ -46,9 +46,7 @@ def test_a_product_with_a_table_is_a_rotation():
 
 def test_weights_of_a_norm_are_vectors():
     """Whatever they were taken for as single calls; a scaled pass that has weights keeps what it reads."""
-    norm = cluster(
-        call("a", "mean", "x"), call("b", "rsqrt", "a"), call("c", "mul", "x", "b"), pieces=(WEIGHT,)
-    )
+    norm = cluster(call("a", "mean", "x"), call("b", "rsqrt", "a"), call("c", "mul", "x", "b"), pieces=(WEIGHT,))
     assert classify(norm, TOKENS, 8)[0].pieces == (Piece("w", "norm.weight", 8, "vector"),)
     scaled = cluster(call("a", "mul", "x"), pieces=(WEIGHT,))
     assert classify(scaled, TOKENS, 8)[0].saves == ("x",)

@@ -69,9 +69,7 @@ def test_stacks_of_matrices():
     """One matrix an expert, and one bias where it has any."""
     up = mixture()[2]
     sizes = (term("hidden"), term("expert_ffn"))
-    with_bias = draft(
-        up.name, up.kind, 48, pieces=(Piece("a", "w", 1, "expert"), Piece("a", "b", 1, "expert"))
-    )
+    with_bias = draft(up.name, up.kind, 48, pieces=(Piece("a", "w", 1, "expert"), Piece("a", "b", 1, "expert")))
     found = expert_weights("expert_up", with_bias, *sizes)
     assert [weight.name for weight in found] == ["expert_up.weight", "expert_up.bias"]
     assert [weight.size for weight in found] == [

@@ -47,11 +47,7 @@ def mixture(*, gate: int = 2, clamps: bool = False) -> dict[str, Node]:
 
 def pieces(node: Node) -> tuple[Piece, ...]:
     """Parameters that a call reads, with all their elements."""
-    sizes = {
-        "w_router": EXPERTS * HIDDEN,
-        "w_up": EXPERTS * HIDDEN * 2 * NARROW,
-        "w_down": EXPERTS * NARROW * HIDDEN,
-    }
+    sizes = {"w_router": EXPERTS * HIDDEN, "w_up": EXPERTS * HIDDEN * 2 * NARROW, "w_down": EXPERTS * NARROW * HIDDEN}
     return tuple(Piece(node.name, ref, sizes[ref], "matrix") for ref in node.refs if ref in sizes)
 
 
@@ -61,9 +57,7 @@ def test_a_mixture_is_found() -> None:
     assert (found.router.name, found.source, found.up.name, found.down.name, found.end.name) == (
         "scores", "x", "up", "down", "out",
     )  # fmt: skip
-    assert [node.name for node in found.between] == [
-        "scores", "order", "picked", "up", "act", "down", "back", "out",
-    ]  # fmt: skip
+    assert [node.name for node in found.between] == ["scores", "order", "picked", "up", "act", "down", "back", "out"]
     assert (found.hidden, found.narrow) == (HIDDEN, NARROW)
 
 
@@ -84,12 +78,7 @@ def test_its_operators() -> None:
     ]  # fmt: skip
     router, dispatch, up, act, down, combine = drafts
     assert (router.inputs, dispatch.inputs) == (("stream",), ("stream", "scores"))
-    assert (up.contraction, up.columns, down.contraction, down.columns) == (
-        HIDDEN,
-        2 * NARROW,
-        NARROW,
-        HIDDEN,
-    )
+    assert (up.contraction, up.columns, down.contraction, down.columns) == (HIDDEN, 2 * NARROW, NARROW, HIDDEN)
     assert act.columns == NARROW
     assert dispatch.rows == up.rows == ROWS
     assert combine.rows == router.rows == ((1, ("batch", "seq")),)

@@ -72,9 +72,5 @@ def test_other_widths_are_no_latent_attention():
 def test_keys_and_values_differ_in_width():
     """And belong to one head each."""
     found = latent_mask(Attention(causal=True))
-    assert (found.key_dim, found.value_dim, found.kv_heads) == (
-        term("qk_dim"),
-        term("value_dim"),
-        term("heads"),
-    )
+    assert (found.key_dim, found.value_dim, found.kv_heads) == (term("qk_dim"), term("value_dim"), term("heads"))
     assert found.causal

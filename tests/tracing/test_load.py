@@ -53,13 +53,7 @@ def counted(name: str) -> tuple[int, int, int]:
 
     made = own_model(f"traced_models:{name}")
     module, given = made if isinstance(made, tuple) else (made, torch.zeros(1, SEQ, dtype=torch.int64))
-    inputs = (
-        list(given.values())
-        if isinstance(given, dict)
-        else list(given)
-        if isinstance(given, tuple)
-        else [given]
-    )
+    inputs = list(given.values()) if isinstance(given, dict) else list(given) if isinstance(given, tuple) else [given]
     first = inputs[0].shape[1] if not inputs[0].is_floating_point() else 0
     sized = []
     for each in inputs:
@@ -94,13 +88,9 @@ def test_a_traced_decoder_is_the_built_in_one(name: str, plan: dict[str, object]
     assert ours.num_parameters() == theirs.num_parameters()
     assert matmul_flop_per_token(ours, SEQ) == matmul_flop_per_token(theirs, SEQ)
     for convention in ("full", "causal"):
-        assert attention_flop_per_token(ours, SEQ, convention) == attention_flop_per_token(
-            theirs, SEQ, convention
-        )
+        assert attention_flop_per_token(ours, SEQ, convention) == attention_flop_per_token(theirs, SEQ, convention)
     cluster, whole = simpar.Cluster("dgx-h100"), simpar.Plan(micro_batch=1, **plan)
-    one, two = (
-        simpar.simulate(graph, cluster, whole, TRAINING, with_timeline=False) for graph in (ours, theirs)
-    )
+    one, two = (simpar.simulate(graph, cluster, whole, TRAINING, with_timeline=False) for graph in (ours, theirs))
     assert one.speed.step_time_s == pytest.approx(two.speed.step_time_s, rel=1e-3)
     assert one.memory.peak_memory_bytes == pytest.approx(two.memory.peak_memory_bytes, rel=2e-3)
 
@@ -189,10 +179,7 @@ def families() -> Iterator[dict[str, ModelGraph]]:
     import sys
 
     sys.path.insert(0, str(Path(__file__).parent))
-    yield {
-        name: simpar.Model(f"hub_models:{name}", seq_len=SEQ)
-        for name in ("gpt2", "llama", "vit", "t5", "bert")
-    }
+    yield {name: simpar.Model(f"hub_models:{name}", seq_len=SEQ) for name in ("gpt2", "llama", "vit", "t5", "bert")}
     sys.path.pop(0)
 
 
@@ -212,8 +199,6 @@ def test_gpt2_and_llama_of_transformers_are_the_built_in_ones(families: dict[str
     """Step time and memory equal those of the catalogue's graphs."""
     cluster, plan = simpar.Cluster("dgx-h100"), simpar.Plan(tp=2, pp=2, micro_batch=1)
     for name, known in (("gpt2", "gpt2"), ("llama", "llama-3-8b")):
-        one, two = (
-            simpar.simulate(graph, cluster, plan, TRAINING) for graph in (families[name], simpar.Model(known))
-        )
+        one, two = (simpar.simulate(graph, cluster, plan, TRAINING) for graph in (families[name], simpar.Model(known)))
         assert one.speed.step_time_s == pytest.approx(two.speed.step_time_s, rel=1e-3)
         assert one.memory.peak_memory_bytes == pytest.approx(two.memory.peak_memory_bytes, rel=2e-3)

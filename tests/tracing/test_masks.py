@@ -16,9 +16,7 @@ def made(name, target, *given, **named):
 
 def constants(rows):
     """Constants with one call ``mask`` that makes some rows, and one ``turned`` that reverses them."""
-    return Constants(
-        [made("mask", lambda: rows), made("turned", torch.logical_not, Ref("mask"))],
-    )
+    return Constants([made("mask", lambda: rows), made("turned", torch.logical_not, Ref("mask"))])
 
 
 ONES = torch.ones(6, 6, dtype=torch.bool)

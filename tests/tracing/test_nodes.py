@@ -12,9 +12,7 @@ SHAPES = (Shape(batch=6, seq=40), Shape(batch=4, seq=24))
 def test_products_of_polynomials():
     """(2 batch + 3) * (seq + 5) has four terms; nothing times nothing is 1."""
     found = times(((2, ("batch",)), (3, ())), ((1, ("seq",)), (5, ())))
-    assert {names: value for value, names in found} == {
-        ("batch", "seq"): 2, ("batch",): 10, ("seq",): 3, (): 15,
-    }  # fmt: skip
+    assert {names: value for value, names in found} == {("batch", "seq"): 2, ("batch",): 10, ("seq",): 3, (): 15}
     assert times() == ((1, ()),)
     assert times(((1, ("x",)), (1, ())), ((1, ("x",)), (-1, ()))) == ((1, ("x", "x")), (0, ("x",)), (-1, ()))
 

@@ -50,10 +50,7 @@ def test_an_attention_that_cannot_be_split_says_why():
     bare = [each for each in layer() if each.name != "wo"]
     bare[bare.index(next(d for d in bare if d.name == "s1"))] = draft("s1", "add", 32, "x", "core")
     assert find_roles(bare, "").refusal == "an attention without an output projection"
-    plain = [
-        draft("core", "attention", 32, "x", core=CORE),
-        draft("wo", "matmul", 32, "core", contraction=32),
-    ]
+    plain = [draft("core", "attention", 32, "x", core=CORE), draft("wo", "matmul", 32, "core", contraction=32)]
     assert "no plain products" in find_roles(plain, "").refusal
 
 
@@ -66,12 +63,7 @@ def test_keys_of_another_tower_cross():
         draft("wo", "matmul", 32, "core", contraction=32),
     ]
     roles = find_roles(cross, "memory")
-    assert roles.names == {
-        "wq": "cross_q",
-        "wkv": "cross_kv",
-        "core": "cross_attention",
-        "wo": "cross_o_proj",
-    }
+    assert roles.names == {"wq": "cross_q", "wkv": "cross_kv", "core": "cross_attention", "wo": "cross_o_proj"}
 
 
 def test_sums_of_polynomials():

@@ -20,16 +20,7 @@ QUICK = ("gemma2", "deepseek_v3")
 """One with caps and windows, and one with experts and latent attention."""
 CHOOSING = ("deepseek_v3", "glm4_moe", "minimax_m2", "dots1")
 """Families whose routers have a bias that is chosen by and not trained: transformers keeps it as a buffer."""
-UNTRACED = {
-    "gpt_neo",
-    "falcon_h1",
-    "bamba",
-    "granitemoehybrid",
-    "mamba2",
-    "nemotron_h",
-    "olmo-clipped",
-    "dbrx",
-}
+UNTRACED = {"gpt_neo", "falcon_h1", "bamba", "granitemoehybrid", "mamba2", "nemotron_h", "olmo-clipped", "dbrx"}
 """Families whose causal masks are buffers, which have no values without weights, those with scans in chunks, and those
 that clip what they project."""
 
@@ -53,9 +44,7 @@ def test_a_traced_model_is_its_configs(name: str) -> None:
 
     traced = simpar.Model(f"tiny_transformers:{name.replace('-', '_')}", seq_len=SEQ)
     said = tiny_transformers.config_of(name).to_dict()
-    known = read(
-        {key: value for key, value in said.items() if value is not None or key in MODELS[name]}, name
-    )
+    known = read({key: value for key, value in said.items() if value is not None or key in MODELS[name]}, name)
     biases = sum("moe" in layer for layer in known.layers) * known.dims.get("num_experts", 0)
     buffers = biases if name.startswith(CHOOSING) else 0
     assert traced.num_parameters() == known.num_parameters() - buffers

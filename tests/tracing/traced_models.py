@@ -10,9 +10,7 @@ from torch.nn import functional
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions where asked."""
 
-    def __init__(
-        self, hidden: int, heads: int, kv_heads: int, *, bias: bool, causal: bool, rotary: bool = False
-    ):
+    def __init__(self, hidden: int, heads: int, kv_heads: int, *, bias: bool, causal: bool, rotary: bool = False):
         super().__init__()
         self.heads, self.kv_heads, self.dim, self.causal, self.rotary = (
             heads,
@@ -30,8 +28,7 @@ class Attention(nn.Module):
         """Queries of x, keys and values of x or of the memory."""
         source = x if memory is None else memory
         q, k, v = (
-            part.unflatten(-1, (-1, self.dim)).transpose(1, 2)
-            for part in (self.q(x), self.k(source), self.v(source))
+            part.unflatten(-1, (-1, self.dim)).transpose(1, 2) for part in (self.q(x), self.k(source), self.v(source))
         )
         if self.rotary:
             q, k = rotate(q), rotate(k)
@@ -104,9 +101,7 @@ class Layer(nn.Module):
     def __init__(self, hidden: int, attention: nn.Module, mlp: nn.Module, norm=nn.LayerNorm, cross=None):
         super().__init__()
         self.attention, self.mlp, self.cross = attention, mlp, cross
-        self.norms = nn.ModuleDict(
-            {name: norm(hidden) for name in ("attention", "cross", "mlp")[:: 1 if cross else 2]}
-        )
+        self.norms = nn.ModuleDict({name: norm(hidden) for name in ("attention", "cross", "mlp")[:: 1 if cross else 2]})
 
     def forward(self, x, memory=None):
         """Residual branches."""
@@ -119,9 +114,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Tokens to logits."""
 
-    def __init__(
-        self, layers, hidden: int, *, vocab: int = 512, positions: int = 0, tied: bool, norm=nn.LayerNorm
-    ):
+    def __init__(self, layers, hidden: int, *, vocab: int = 512, positions: int = 0, tied: bool, norm=nn.LayerNorm):
         super().__init__()
         self.tokens = nn.Embedding(vocab, hidden)
         self.positions = nn.Embedding(positions, hidden) if positions else None
@@ -210,10 +203,7 @@ class Pair(nn.Module):
 
 def pair():
     """A module with two inputs of tokens."""
-    return Pair(), {
-        "source": torch.zeros(1, 48, dtype=torch.int64),
-        "target": torch.zeros(1, 48, dtype=torch.int64),
-    }
+    return Pair(), {"source": torch.zeros(1, 48, dtype=torch.int64), "target": torch.zeros(1, 48, dtype=torch.int64)}
 
 
 def short_pair():
@@ -302,7 +292,6 @@ def failing() -> nn.Module:
 def giant() -> nn.Module:
     """More parameters than a laptop holds."""
     stack = [
-        Layer(16384, Attention(16384, 128, 8, bias=False, causal=True), Gated(16384, 57344), RMSNorm)
-        for _ in range(2)
+        Layer(16384, Attention(16384, 128, 8, bias=False, causal=True), Gated(16384, 57344), RMSNorm) for _ in range(2)
     ]
     return Decoder(stack, 16384, vocab=128256, tied=False, norm=RMSNorm)

@@ -31,17 +31,13 @@ def test_an_export_is_that_of_the_command(client, tmp_path):
     from simpar.frameworks import draft
     from simpar.frameworks.source import Facts, load_source
 
-    made = client.post("/api/export", json={"state": ON_NODES, "target": "megatron", "lossy": True}).json()[
-        "file"
-    ]
+    made = client.post("/api/export", json={"state": ON_NODES, "target": "megatron", "lossy": True}).json()["file"]
     archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(made["base64"])))
     path = tmp_path / "scenario.yaml"
     path.write_text(client.post("/api/yaml", json={"state": ON_NODES}).json()["file"]["text"])
     source = load_source(str(path), Facts())
     known = draft(source.plan, source.graph, source.training, "megatron", devices_per_node=8, lossy=True)
-    figures = re.search(
-        r"Predicted under megatron: (.* reserved at the peak)", archive.read("README.md").decode()
-    )
+    figures = re.search(r"Predicted under megatron: (.* reserved at the peak)", archive.read("README.md").decode())
     files = known.written(figures[1], made["notes"][-1]).files
     assert {name: archive.read(name).decode() for name in archive.namelist()} == dict(files)
     assert "a step" in made["notes"][-1]
@@ -72,6 +68,4 @@ def test_a_file_that_cannot_be_is_one_line(client, address, body, words):
 def test_a_scenario_is_opened(client, state):
     """Its state comes back."""
     text = client.post("/api/yaml", json={"state": state}).json()["file"]["text"]
-    assert client.post("/api/open", json={"name": "mine.yaml", "text": text}).json()["state"]["plan"] == {
-        "pp": 2
-    }
+    assert client.post("/api/open", json={"name": "mine.yaml", "text": text}).json()["state"]["plan"] == {"pp": 2}

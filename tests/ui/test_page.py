@@ -47,10 +47,7 @@ def visit(browser: Any, address: str) -> Iterator[Any]:
         page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("dialog", lambda dialog: trouble.append(dialog.message))
-        page.on(
-            "request",
-            lambda request: request.url.startswith((address, "data:")) or trouble.append(request.url),
-        )
+        page.on("request", lambda request: request.url.startswith((address, "data:")) or trouble.append(request.url))
         page.goto(link or address)
         return page
 
@@ -62,9 +59,7 @@ def visit(browser: Any, address: str) -> Iterator[Any]:
 
 def settle(page: Any, layout: str) -> None:
     """Wait until the numbers are those of a layout."""
-    page.wait_for_function(
-        "(words) => document.getElementById('title').textContent.includes(words)", arg=layout
-    )
+    page.wait_for_function("(words) => document.getElementById('title').textContent.includes(words)", arg=layout)
 
 
 def test_a_plan_is_made_by_hand(visit):

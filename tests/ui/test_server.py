@@ -62,10 +62,7 @@ def test_the_page_begins_with_the_named_scenario(client, state):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (
-            {"state": {"model": "gpt5", "cluster": {"hardware": "dgx-h100"}, "training": {}}},
-            "training.seq_len",
-        ),
+        ({"state": {"model": "gpt5", "cluster": {"hardware": "dgx-h100"}, "training": {}}}, "training.seq_len"),
         ({"state": []}, "state = list"),
         ({"state": {}, "change": {"tpp": 2}}, "missing"),
         ({"state": {"operation": {}}}, "unknown key operation"),
@@ -108,9 +105,7 @@ def test_an_illegal_plan_says_what_would_be_legal(ask, state):
     """The error is the library's line, and the choices are there to mend it."""
     found = ask({**state, "plan": {"tp": 3}}, brief=False)
     assert "does not divide" in found["error"]
-    assert 4 in [
-        value["value"] for choice in found["choices"] if choice["name"] == "tp" for value in choice["values"]
-    ]
+    assert 4 in [value["value"] for choice in found["choices"] if choice["name"] == "tp" for value in choice["values"]]
 
 
 @pytest.mark.parametrize(

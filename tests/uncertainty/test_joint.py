@@ -14,12 +14,7 @@ UNLIKE = {**ALIKE, "c": Known("c", {"compute": 0.6, "exposed_dp": 0.4})}
 
 def _measured(name, error, shares=None, kin=None):
     return MeasuredLayout(
-        cluster="here",
-        layout=name,
-        kin=kin or name,
-        shares=shares or UNLIKE[name].shares,
-        step_time_s=1.0,
-        error=error,
+        cluster="here", layout=name, kin=kin or name, shares=shares or UNLIKE[name].shares, step_time_s=1.0, error=error
     )
 
 

@@ -14,13 +14,7 @@ from simpar.uncertainty.table import MemoryErrors, shipped
 from simpar.units import GIB
 
 EXACT = MemoryErrors(
-    bias=0.0,
-    allocator=0.1,
-    communicators=(0.0, 0.0),
-    imbalance=(0.0, 0.0),
-    habits=(0.0, 0.0, 0.0),
-    low=-1.6,
-    high=1.6,
+    bias=0.0, allocator=0.1, communicators=(0.0, 0.0), imbalance=(0.0, 0.0), habits=(0.0, 0.0, 0.0), low=-1.6, high=1.6
 )
 SIZES = st.floats(1.0, 80.0)
 
@@ -52,8 +46,7 @@ def test_arrays_are_many_single_cases(moving: list[float]) -> None:
     sizes = np.array(moving) * GIB
     many = risk.needed_bytes(0.95, sizes + GIB, Parts(GIB, sizes, 0.0, sizes / 8, sizes / 4))
     each = [
-        float(risk.needed_bytes(0.95, size + GIB, Parts(GIB, size, 0.0, size / 8, size / 4)))
-        for size in sizes.tolist()
+        float(risk.needed_bytes(0.95, size + GIB, Parts(GIB, size, 0.0, size / 8, size / 4))) for size in sizes.tolist()
     ]
     assert np.asarray(many).tolist() == pytest.approx(each)
 
@@ -63,11 +56,7 @@ def test_runs_of_the_users_count_as_far_as_they_predict_one_another() -> None:
     known, hardly, unknown = shipped().memory.habits
 
     def habits(stack: str, peaks: int, error: float) -> float:
-        runs = (
-            OwnRuns(
-                cluster="", traits=Traits(stack, ""), layouts=40, error=0.1, peaks=peaks, peak_error=error
-            ),
-        )
+        runs = (OwnRuns(cluster="", traits=Traits(stack, ""), layouts=40, error=0.1, peaks=peaks, peak_error=error),)
         return MemoryRisk.of(stack, shipped(), runs).habits
 
     assert habits("nobody's", 0, 0.0) == unknown
@@ -100,9 +89,7 @@ def test_stacks_whose_memory_nobody_measured_are_riskier() -> None:
     """A stack without measured memory is riskier than one with it."""
     table = shipped()
     known = max(table.memory_runs, key=lambda name: table.memory_runs[name], default="")
-    risks = [
-        MemoryRisk.of(name, table).excess_bytes(Parts(10.0, 10.0, 0.0))[1] for name in (known, "nobody's")
-    ]
+    risks = [MemoryRisk.of(name, table).excess_bytes(Parts(10.0, 10.0, 0.0))[1] for name in (known, "nobody's")]
     assert risks[0] < risks[1]
 
 
@@ -120,9 +107,7 @@ def test_more_bytes_at_risk_fit_less_probably(moving: float, experts: float, mor
 
 @example(1.0, 1.0, 5.4e-163, 0.0)
 @given(SIZES, SIZES, st.floats(0.0, 5.0), st.just(0.0) | st.floats(0.01, 5.0))
-def test_causes_add_up_to_what_must_stay_free(
-    static: float, moving: float, outside: float, experts: float
-) -> None:
+def test_causes_add_up_to_what_must_stay_free(static: float, moving: float, outside: float, experts: float) -> None:
     """Parts of causes are positive and add up to one; what a model has none of is not named."""
     risk = MemoryRisk.of("nobody's", shipped())
     shares = risk.shares(Parts(static * GIB, moving * GIB, outside * GIB, experts * GIB, experts * GIB))
@@ -156,8 +141,6 @@ def test_the_most_that_may_move_fills_the_device_with_a_probability(
     parts = Parts(static * GIB, 0.0, outside * GIB)
     for rounds in (24, 25):
         found = risk.most_moving_bytes(probability, parts, lambda free: left * GIB - free, rounds)
-        needed = (
-            risk.needed_bytes(probability, found, parts._replace(moving_bytes=found)) if found > 0 else None
-        )
+        needed = risk.needed_bytes(probability, found, parts._replace(moving_bytes=found)) if found > 0 else None
         assert needed is None or needed == pytest.approx(left * GIB, abs=1.0)
     assert risk.most_moving_bytes(AS_PREDICTED, parts, lambda free: left * GIB - free) == left * GIB

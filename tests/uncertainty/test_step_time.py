@@ -23,9 +23,7 @@ def error(traits: Traits, seen: dict[str, dict[str, float]]) -> StepTimeError:
 def test_no_spread_is_below_that_of_its_own_runs() -> None:
     """The larger of both, of that stack on that device alone; ends and the part of layouts go with it."""
     assert error(KNOWN, {}).spread == 0.04
-    found = error(
-        KNOWN, {"megatron": {"h100-sxm-80gb": 0.1, "b200-sxm": 0.3}, "nemo": {"h100-sxm-80gb": 0.2}}
-    )
+    found = error(KNOWN, {"megatron": {"h100-sxm-80gb": 0.1, "b200-sxm": 0.3}, "nemo": {"h100-sxm-80gb": 0.2}})
     assert (found.spread, found.layout) == (0.1, 0.05)
     assert found.interval_s(2.0) == pytest.approx((2.0 * exp(-0.15), 2.0 * exp(0.3)))
     mixture = Traits("megatron", "h100-sxm-80gb", mixture=True)

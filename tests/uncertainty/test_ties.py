@@ -29,7 +29,7 @@ SURE = 4 * 0.5 / sqrt(DRAWS)
 SPREAD = 0.02
 LAYOUTS = st.lists(
     st.tuples(st.floats(0.5, 2.0), st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3)), min_size=1, max_size=6
-)  # fmt: skip
+)
 
 
 def _standing(layouts: list[tuple[float, list[float]]], spread: float = SPREAD) -> Standing:
@@ -88,9 +88,7 @@ def test_probabilities_sum_to_one_and_regrets_are_no_gains(layouts: list[tuple[f
 
 @given(LAYOUTS, st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=30)
-def test_the_order_of_layouts_does_not_matter(
-    layouts: list[tuple[float, list[float]]], random: object
-) -> None:
+def test_the_order_of_layouts_does_not_matter(layouts: list[tuple[float, list[float]]], random: object) -> None:
     """A permutation of layouts is one of what is said of them."""
     order = list(range(len(layouts)))
     random.shuffle(order)  # type: ignore[attr-defined]
@@ -133,6 +131,4 @@ def test_one_more_layout_is_tied_up_to_the_limit_and_not_beyond() -> None:
         both = np.array([1.0, factor * limit])
         assert standing(both, np.vstack([parts, both[1] * parts]), SPREAD).tied[-1] == is_tied
     assert limit_s(np.ones(1), parts, 0.5 * SPREAD) < limit
-    assert limit_s(np.array([1.0, 1.1]), np.vstack([parts, 1.1 * parts]), SPREAD) == pytest.approx(
-        limit, rel=0.003
-    )
+    assert limit_s(np.array([1.0, 1.1]), np.vstack([parts, 1.1 * parts]), SPREAD) == pytest.approx(limit, rel=0.003)

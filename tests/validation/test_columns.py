@@ -19,9 +19,7 @@ ROOM = Path(columns.__file__).parent
 RUNS = ("rows", "row_plan", "models", "devices", "layers", "rates", "table", "planned", "chosen")
 
 
-def written(
-    path: Path, row: dict[str, str], separator: str = ",", *, mark: str = "", end: str = "\n"
-) -> Path:
+def written(path: Path, row: dict[str, str], separator: str = ",", *, mark: str = "", end: str = "\n") -> Path:
     """A table of one row."""
     lines = [separator.join(row), separator.join(row.values())]
     path.write_text(mark + end.join(lines) + end, encoding="utf-8", newline="")
@@ -29,8 +27,7 @@ def written(
 
 
 @pytest.mark.parametrize(
-    ("separator", "mark", "end"),
-    [(",", "\ufeff", "\r\n"), (";", "", "\n"), ("\t", "", "\n"), (", ", "", "\n")],
+    ("separator", "mark", "end"), [(",", "\ufeff", "\r\n"), (";", "", "\n"), ("\t", "", "\n"), (", ", "", "\n")]
 )
 def test_what_a_spreadsheet_writes_is_read(separator, mark, end, tmp_path):
     """Byte order marks, carriage returns, semicolons and tabs change nothing."""
@@ -43,10 +40,7 @@ def test_what_a_spreadsheet_writes_is_read(separator, mark, end, tmp_path):
     ("content", "message"),
     [
         ("", "is empty; a measured table needs source"),
-        (
-            "source,num_gpus,seq_len\na,8,1\n",
-            "column n_gpus missing; did you mean 'num_gpus'?; a measured table",
-        ),
+        ("source,num_gpus,seq_len\na,8,1\n", "column n_gpus missing; did you mean 'num_gpus'?; a measured table"),
         (",".join(ROW) + "\n", "has no rows"),
     ],
 )
@@ -63,10 +57,7 @@ def test_columns_that_nothing_reads_are_named(tmp_path, capsys):
     """A misspelt column is not quietly a blank one."""
     row = {("micro_bach" if name == "micro_batch" else name): value for name, value in ROW.items()}
     path = written(tmp_path / "t.csv", row | {"operator": "me"})
-    assert validate_table(path)["columns_not_read"] == {
-        "micro_bach": "did you mean 'micro_batch'?",
-        "operator": "",
-    }
+    assert validate_table(path)["columns_not_read"] == {"micro_bach": "did you mean 'micro_batch'?", "operator": ""}
     assert cli.run(["validate", str(path)]) == 0
     said = capsys.readouterr().out
     assert "column micro_bach is not read; did you mean 'micro_batch'?" in said
@@ -76,14 +67,10 @@ def test_columns_that_nothing_reads_are_named(tmp_path, capsys):
 def test_every_column_that_is_read_is_documented():
     """The code reads no other columns than the table of them has, and the documentation has the same."""
     source = "".join((ROOM / f"{name}.py").read_text() for name in RUNS)
-    read = set(re.findall(r'\b(?:text|number|whole|measurement|one_of|plain)\(\s*row, "(\w+)"', source)) - {
-        "op"
-    }
+    read = set(re.findall(r'\b(?:text|number|whole|measurement|one_of|plain)\(\s*row, "(\w+)"', source)) - {"op"}
     assert read <= {*RUN_COLUMNS, *PLAN_COLUMNS}
     page = (ROOM.parents[1] / "docs" / "measured.md").read_text()
-    assert [
-        line for name, what in RUN_COLUMNS.items() if (line := f"| `{name}` | {what} |") not in page
-    ] == []
+    assert [line for name, what in RUN_COLUMNS.items() if (line := f"| `{name}` | {what} |") not in page] == []
     names = [*RUN_COLUMNS, *PLAN_COLUMNS, *UNREAD, "stack.launch.graphs", "hardware.scale_out", "model.norm"]
     assert unread([dict.fromkeys(names, "")]) == {}
 
@@ -92,9 +79,7 @@ def test_nothing_searches_texts_for_patterns():
     """Tables are read by columns and vocabularies; regular expressions would read words into notes again."""
     files = [*ROOM.glob("*.py"), *(ROOM.parent / "learning").glob("*.py")]
     assert len(files) > 20
-    assert [
-        path.name for path in files if re.search(r"^(import|from) re\b", path.read_text(), re.MULTILINE)
-    ] == []
+    assert [path.name for path in files if re.search(r"^(import|from) re\b", path.read_text(), re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize(
@@ -103,10 +88,7 @@ def test_nothing_searches_texts_for_patterns():
         ({"precision": "int8"}, "precision = 'int8': "),
         ({"recompute": "sometimes"}, "recompute = 'sometimes': "),
         ({"schedule": "chimera"}, "schedule = 'chimera': "),
-        (
-            {"zero_stage_or_fsdp": "sharded"},
-            "zero_stage_or_fsdp 'sharded' is not a known word; allowed: 0 to 3",
-        ),
+        ({"zero_stage_or_fsdp": "sharded"}, "zero_stage_or_fsdp 'sharded' is not a known word; allowed: 0 to 3"),
         ({"zero_stage_or_fsdp": "HSDP"}, "zero_stage_or_fsdp 'HSDP' is not a known word"),
         ({"gpu_type": "Gaudi 3"}, "no profile for gaudi 3"),
         ({"gpu_type": "V100 16GB"}, "no profile for v100 16gb"),

@@ -18,11 +18,7 @@ MADE_FOR = {
 
 
 def _plan(folder, **changes):
-    said = {
-        **Plan(tp=2, dp=8, zero=1, rank_order="dp-tp-cp-pp").model_dump(mode="json"),
-        **MADE_FOR,
-        **changes,
-    }
+    said = {**Plan(tp=2, dp=8, zero=1, rank_order="dp-tp-cp-pp").model_dump(mode="json"), **MADE_FOR, **changes}
     (folder / "one.plan.json").write_text(json.dumps(said))
     return "one.plan.json"
 

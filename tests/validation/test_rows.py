@@ -34,9 +34,7 @@ def same(row: dict[str, str]) -> tuple[object, ...]:
     """What a row is read as, without the texts that only label it."""
     entry = case(row)
     assert entry.graph.name == (row["model_name"].strip() or "model")
-    return dataclasses.replace(entry, graph=dataclasses.replace(entry.graph, name=""), supposed=()), measured(
-        row
-    )
+    return dataclasses.replace(entry, graph=dataclasses.replace(entry.graph, name=""), supposed=()), measured(row)
 
 
 @given(
@@ -52,8 +50,7 @@ def test_no_label_changes_what_a_row_is_read_as(row: dict[str, str], labels: dic
 
 
 @pytest.mark.parametrize(
-    "labels",
-    [{"source": "dgxc-prod cluster"}, {"source": "KempnerForge tests"}, {"notes": "packed sequences off"}],
+    "labels", [{"source": "dgxc-prod cluster"}, {"source": "KempnerForge tests"}, {"notes": "packed sequences off"}]
 )
 def test_no_label_changes_a_prediction(labels: dict[str, str]) -> None:
     """The same seconds and bytes, to the last bit."""
@@ -108,14 +105,7 @@ def test_fields_of_profiles_are_columns() -> None:
 def test_the_column_model_is_a_released_model_or_a_config() -> None:
     """Sizes that a row prints, and fields that it names, replace the model's own."""
     bare = ROW | dict.fromkeys(("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "vocab"), "")
-    named = {
-        **bare,
-        "model": "deepseek-v3",
-        "n_layers": "4",
-        "model.first_k_dense_replace": "1",
-        "tp": "1",
-        "dp": "",
-    }
+    named = {**bare, "model": "deepseek-v3", "n_layers": "4", "model.first_k_dense_replace": "1", "tp": "1", "dp": ""}
     layers = case({**named, "model.num_nextn_predict_layers": "null"}).graph.layers
     assert layers == ("layer", "layer_moe", "layer_moe", "layer_moe")
     config = '{"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, '
@@ -143,7 +133,7 @@ def test_the_column_model_is_a_released_model_or_a_config() -> None:
         ({"bucket_bytes": "many"}, "bucket_bytes = 'many'"),
         ({"not_modelled": "a proxy"}, "a proxy"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_in_a_cell_is_one_line(change: dict[str, str], reason: str) -> None:
     """With the column, the value and what is allowed."""
     found = outcome(2, {**ROW, **change})
@@ -161,10 +151,7 @@ def test_settings_that_say_so_are_tuned() -> None:
         "micro_batch", "cp_method", "recompute", "vpp",
     )  # fmt: skip
     assert case({**row, "micro_batch": "", "cp_method": "ring", "vpp": "2"}).open == ("micro_batch",)
-    assert (
-        "tp_overlap = tuned: allowed for micro_batch, vpp,"
-        in outcome(2, {**row, "tp_overlap": "tuned"}).reason
-    )
+    assert "tp_overlap = tuned: allowed for micro_batch, vpp," in outcome(2, {**row, "tp_overlap": "tuned"}).reason
 
 
 def test_documents_are_packed_where_a_row_says_so() -> None:

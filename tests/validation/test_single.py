@@ -20,9 +20,7 @@ from simpar.validation.single import single_outcomes
 from simpar.validation.summary import figures
 from simpar.validation.table import validate_table
 
-KERNELS = (
-    "source,op,gpu_type,dtype,batch,m,n,k,n_heads,seq_len,head_dim,causal,direction,layout,time_us,tflops\n"
-)
+KERNELS = "source,op,gpu_type,dtype,batch,m,n,k,n_heads,seq_len,head_dim,causal,direction,layout,time_us,tflops\n"
 CALLS = "source,op,gpu_type,fabric,n_gpus,n_nodes,message_bytes,time_us,busbw_GBps\n"
 
 
@@ -35,9 +33,7 @@ def table(path: Path, text: str) -> dict[str, object]:
 
 def test_a_product_of_known_error(tmp_path: Path) -> None:
     """Measured at half of the model's speed, the prediction is 50 % low."""
-    predicted = float(
-        KernelModel(load_device("h100-sxm-80gb"), sustained=False).gemm_time_s(4096, 4096, 4096)
-    )
+    predicted = float(KernelModel(load_device("h100-sxm-80gb"), sustained=False).gemm_time_s(4096, 4096, 4096))
     row = f"mine,matmul,H100 SXM,bf16,,4096,4096,4096,,,,,,,{2e6 * predicted},\n"
     found = table(tmp_path, KERNELS + row)
     assert found["time_ape_median"] == pytest.approx(50.0, abs=1e-3)
@@ -56,10 +52,7 @@ def test_rates_over_the_unmasked_flop_are_of_causal_kernels(tmp_path: Path) -> N
 
 def test_short_tables_are_listed_operation_by_operation(tmp_path: Path) -> None:
     """Each with its shape, what was predicted and measured, or why it is not modelled."""
-    rows = (
-        "mine,matmul,H100 SXM,bf16,,4096.0,1024.0,512.0,,,,,,,100,\n"
-        "mine,hbm_copy,H100 SXM,bf16,,,,,,,,,,,100,\n"
-    )
+    rows = "mine,matmul,H100 SXM,bf16,,4096.0,1024.0,512.0,,,,,,,100,\nmine,hbm_copy,H100 SXM,bf16,,,,,,,,,,,100,\n"
     out = StringIO()
     print_validation(table(tmp_path, KERNELS + rows), Console(file=out, width=120))
     assert "matmul 4096 x 1024 x 512 H100 SXM" in out.getvalue()

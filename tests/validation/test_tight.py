@@ -78,10 +78,5 @@ def test_adapters_of_a_contest_attend_in_8_bits_where_no_ranks_share_a_sequence(
     assert entry.stack_changes == {"fusion.attention_rate.others": EIGHT_BIT_RATE}
     assert "frozen weights and attention in 8 bits" in entry.read_as
     assert predict(entry).step_time_s < predict(replace(entry, stack_changes={})).step_time_s
-    for other in (
-        {"cp": "2", "dp": "4"},
-        {"gpu_type": "MI325X"},
-        {"precision": "bf16"},
-        {"source": "a paper"},
-    ):
+    for other in ({"cp": "2", "dp": "4"}, {"gpu_type": "MI325X"}, {"precision": "bf16"}, {"source": "a paper"}):
         assert not published.case({**ADAPTERS, **other}).stack_changes

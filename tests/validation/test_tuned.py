@@ -22,9 +22,7 @@ def test_the_fastest_micro_batch_that_fits() -> None:
     assert case(OPEN).open == ("micro_batch", "recompute")
     assert found.open == ()
     every = [
-        predict(
-            replace(case(OPEN), plan={**case(OPEN).plan, "micro_batch": size, "recompute": again}, open=())
-        )
+        predict(replace(case(OPEN), plan={**case(OPEN).plan, "micro_batch": size, "recompute": again}, open=()))
         for size in (1, 2, 4, 8)
         for again in ("none", "full")
     ]
@@ -53,14 +51,7 @@ def test_contests_share_keys_by_the_fastest_way() -> None:
 @pytest.mark.slow
 def test_embedding_and_head_may_count_as_layers() -> None:
     """14 layers on 4 ranks: 16 things in chunks of 4, 2 or 1, of which the fastest that fits is taken."""
-    row = {
-        **OPEN,
-        "n_layers": "14",
-        "pp": "4",
-        "dp": "2",
-        "recompute": "none",
-        "schedule": "interleaved 1F1B",
-    }
+    row = {**OPEN, "n_layers": "14", "pp": "4", "dp": "2", "recompute": "none", "schedule": "interleaved 1F1B"}
     found, prediction = settled(case(row))
     assert "vpp" in case(row).open
     every = [
@@ -74,14 +65,7 @@ def test_embedding_and_head_may_count_as_layers() -> None:
 
 def test_too_large_a_model_takes_what_needs_least() -> None:
     """Where nothing fits, the smallest need is predicted, and that it does not fit."""
-    large = {
-        **OPEN,
-        "n_layers": "320",
-        "n_gpus": "2",
-        "dp": "1",
-        "gpus_per_node": "2",
-        "global_batch_seqs": "4",
-    }
+    large = {**OPEN, "n_layers": "320", "n_gpus": "2", "dp": "1", "gpus_per_node": "2", "global_batch_seqs": "4"}
     found, prediction = settled(case(large))
     assert not prediction.fits
     assert (found.plan["micro_batch"], found.plan["recompute"]) == (1, "full")
@@ -110,10 +94,7 @@ def test_virtual_stages_are_chosen_with_the_micro_batch() -> None:
     row = {**OPEN, "pp": "4", "tp": "2", "dp": "2", "vpp": ""}
     assert "vpp" in case(row).open
     found, prediction = settled(case(row))
-    fixed = {
-        **case({**row, "micro_batch": str(found.plan["micro_batch"]), "vpp": "1"}).plan,
-        "recompute": "none",
-    }
+    fixed = {**case({**row, "micro_batch": str(found.plan["micro_batch"]), "vpp": "1"}).plan, "recompute": "none"}
     assert prediction.step_time_s <= predict(replace(case(row), plan=fixed, open=())).step_time_s
     assert "vpp" not in case({**row, "vpp": "2"}).open
 

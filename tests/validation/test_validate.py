@@ -58,15 +58,7 @@ def test_the_interval_of_memory_is_that_of_the_peak_beside_it() -> None:
 
 def test_memory_is_of_the_rank_that_a_stack_logs() -> None:
     """With one microbatch the last stage is the fullest, for its logits; nanotron's log shows the first."""
-    row = {
-        **ROW,
-        "stack": "nanotron",
-        "n_gpus": "8",
-        "tp": "1",
-        "pp": "2",
-        "dp": "4",
-        "global_batch_seqs": "16",
-    }
+    row = {**ROW, "stack": "nanotron", "n_gpus": "8", "tp": "1", "pp": "2", "dp": "4", "global_batch_seqs": "16"}
     asked = case({**row, "model_name": "ours", "n_layers": "8", "vocab": "128256", "micro_batch": "4"})
     assert predict(asked).peak_reserved_bytes < 0.95 * result_of(asked).memory.peak_reserved_bytes
 

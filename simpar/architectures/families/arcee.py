@@ -7,9 +7,6 @@ from simpar.architectures.transformer import Style
 
 FAMILIES = (
     ModelFamily(
-        "arcee",
-        llama_like(Style(gated=False), biases={**ATTENTION_BIAS, **MLP_BIAS}),
-        Details("relu2"),
-        tiny=TINY,
+        "arcee", llama_like(Style(gated=False), biases={**ATTENTION_BIAS, **MLP_BIAS}), Details("relu2"), tiny=TINY
     ),
 )

@@ -33,9 +33,7 @@ def _read(config: Config, name: str) -> ModelGraph:
 
 def _read_2(config: Config, name: str) -> ModelGraph:
     shape = llama_shape(config)
-    usual = all_but_every(
-        config, shape.layers, "sliding_window_pattern", "_sliding_window_pattern", default=4
-    )
+    usual = all_but_every(config, shape.layers, "sliding_window_pattern", "_sliding_window_pattern", default=4)
     layers = rotary_in_windows(windows_in(config, shape.layers, usual, default=4096))
     return build(name, shape, style_of(config, STYLE, ATTENTION_BIAS), layers=layers)
 

@@ -16,9 +16,7 @@ def _read(config: Config, name: str) -> ModelGraph:
         config, hidden=config.size("d_model"), ffn=inner.size("ffn_hidden_size"), layers=config.size("n_layers"),
         heads=config.size("n_heads"), kv_heads=inner.size("kv_n_heads", default=1),
     )  # fmt: skip
-    mixture = Mixture(
-        inner.size("moe_num_experts"), inner.size("moe_top_k", default=1), inner.size("ffn_hidden_size")
-    )
+    mixture = Mixture(inner.size("moe_num_experts"), inner.size("moe_top_k", default=1), inner.size("ffn_hidden_size"))
     return build(name, with_experts(shape, mixture), style_of(config, Style(norm="weight")))
 
 

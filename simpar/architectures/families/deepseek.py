@@ -59,12 +59,7 @@ def _latent(config: Config) -> Latent | None:
 
 FAMILIES = (
     ModelFamily("deepseek", _read, FIRST, tiny=TINY_FIRST),
-    ModelFamily(
-        "deepseek_v2",
-        _read,
-        V2,
-        tiny={**TINY_LATENT, "head_dim": 4, "topk_method": "group_limited_greedy"},
-    ),
+    ModelFamily("deepseek_v2", _read, V2, tiny={**TINY_LATENT, "head_dim": 4, "topk_method": "group_limited_greedy"}),
     ModelFamily(
         "deepseek_v3",
         partial(_read, topk_method="noaux_tc"),

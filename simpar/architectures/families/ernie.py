@@ -27,9 +27,7 @@ def _read_sparse(config: Config, name: str) -> ModelGraph:
     layers = _layers(config, shape.layers)
     style = style_of(config, STYLE, BIASES)
     if style.mlp_bias and shared:
-        raise UserError(
-            f"{config.source}: use_bias = true: allowed: false, shared experts have no biases here"
-        )
+        raise UserError(f"{config.source}: use_bias = true: allowed: false, shared experts have no biases here")
     dense = any(not layer.experts for layer in layers)
     full = with_experts(shape, mixture, ffn=config.size("intermediate_size") if dense else 0)
     return build(name, full, style, layers=layers)

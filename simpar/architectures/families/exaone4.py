@@ -21,10 +21,5 @@ def _read(config: Config, name: str) -> ModelGraph:
 
 
 FAMILIES = (
-    ModelFamily(
-        "exaone4",
-        _read,
-        weights=POST_NORMS,
-        tiny={**TINY, "num_hidden_layers": 4, "sliding_window": 8},
-    ),
+    ModelFamily("exaone4", _read, weights=POST_NORMS, tiny={**TINY, "num_hidden_layers": 4, "sliding_window": 8}),
 )

@@ -15,9 +15,7 @@ MIXED = LLAMA.changed(
     ends={"final_norm": "model.final_layernorm"},
 ).with_mixer("mamba")  # fmt: skip
 """Llama's names, with mixers and MLPs as in Falcon-H1 and Bamba."""
-TINY_MIXER = {
-    **TINY, "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 8,
-}  # fmt: skip
+TINY_MIXER = {**TINY, "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 8}
 
 
 def _read(config: Config, name: str) -> ModelGraph:

@@ -22,7 +22,7 @@ PLAIN = Details(GELU, 0.000001, norm_offset=1.0)
 CAPPED = replace(PLAIN, caps=Caps(attention=50.0, logits=30.0), scales=Scales(attention=256**-0.5))
 LOCAL = Details(
     GELU, 0.000001, norm_offset=1.0, positions=Positions(Rope(1_000_000.0), Rope()), scales=Scales(attention=256**-0.5)
-)  # fmt: skip
+)
 WIDE = {**TINY, "head_dim": 8}
 TINY_CAPPED = {**WIDE, "sliding_window": 8, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0}
 every_other = partial(alternating, period=2)

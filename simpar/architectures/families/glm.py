@@ -7,14 +7,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import (
-    dense_first,
-    llama_like,
-    llama_shape,
-    routed_in_groups,
-    style_of,
-    with_experts,
-)
+from simpar.architectures.reading import dense_first, llama_like, llama_shape, routed_in_groups, style_of, with_experts
 from simpar.architectures.transformer import Style, build
 from simpar.architectures.weights import GATE_UP, LLAMA, ROUTER_BIAS, Packing
 

@@ -38,8 +38,7 @@ FAMILIES = (
         _read,
         Details("gelu_new", dropout=DROPOUT),
         GPT2.changed(
-            packed={QKV: ("attn.c_attn", Packing.QKV_COLUMNS)},
-            transposed=frozenset({"o_proj", "up", "mlp_down"}),
+            packed={QKV: ("attn.c_attn", Packing.QKV_COLUMNS)}, transposed=frozenset({"o_proj", "up", "mlp_down"})
         ),
         TINY,
     ),

@@ -9,9 +9,7 @@ from simpar.architectures.weights import LLAMA
 from simpar.errors import UserError
 
 STYLE = Style(qk_norm="head", extra={"qk_norm_last": True})
-WEIGHTS = LLAMA.changed(
-    layer={"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"}
-)
+WEIGHTS = LLAMA.changed(layer={"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"})
 
 
 def _experts(config: Config) -> Mixture:
@@ -29,20 +27,19 @@ def _experts(config: Config) -> Mixture:
 
 FAMILIES = (
     ModelFamily(
-        "hunyuan_v1_dense",
-        llama_like(STYLE, biases=ATTENTION_BIAS),
-        weights=WEIGHTS,
-        tiny={**TINY, "head_dim": 8},
+        "hunyuan_v1_dense", llama_like(STYLE, biases=ATTENTION_BIAS), weights=WEIGHTS, tiny={**TINY, "head_dim": 8}
     ),
     ModelFamily(
         "hunyuan_v1_moe",
         llama_like(STYLE, biases=ATTENTION_BIAS, experts=_experts),
         weights=WEIGHTS.changed(
             layer={
-                "router": "mlp.gate.wg", "shared_gate": "mlp.shared_mlp.gate_proj",
-                "shared_up": "mlp.shared_mlp.up_proj", "shared_down": "mlp.shared_mlp.down_proj",
+                "router": "mlp.gate.wg",
+                "shared_gate": "mlp.shared_mlp.gate_proj",
+                "shared_up": "mlp.shared_mlp.up_proj",
+                "shared_down": "mlp.shared_mlp.down_proj",
             }
         ),
         tiny={**TINY, "head_dim": 8, "num_experts": 4, "moe_topk": 2},
     ),
-)  # fmt: skip
+)

@@ -20,8 +20,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     every = config.size("no_rope_layer_interval", default=4)
     chunk = config.size("attention_chunk_size", default=8192)
     layers = [
-        Layer(chunk, chunked=True) if layer % every else Layer(rotary=False)
-        for layer in range(1, shape.layers + 1)
+        Layer(chunk, chunked=True) if layer % every else Layer(rotary=False) for layer in range(1, shape.layers + 1)
     ]
     full = with_experts(shape, mixture, ffn=config.size("intermediate_size_mlp") if step > 1 else 0)
     graph = build(

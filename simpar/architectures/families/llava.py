@@ -26,9 +26,7 @@ def _vision(config: Config, images: int) -> Vision:
     """A ViT with CLIP's defaults; with InternViT's RMS norms and normed queries and keys if the config says so."""
     hidden, heads = config.size("hidden_size", default=1024), config.size("num_attention_heads", default=16)
     if hidden % heads:
-        raise UserError(
-            f"{config.source}: num_attention_heads = {heads} does not divide hidden_size = {hidden}"
-        )
+        raise UserError(f"{config.source}: num_attention_heads = {heads} does not divide hidden_size = {hidden}")
     side = config.size("image_size", default=336) // config.size("patch_size", default=14)
     bias = config.flag("qkv_bias", default=True)
     norms = "rms" if config.text("norm_type").startswith("rms") else "layer"

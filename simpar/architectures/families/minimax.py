@@ -16,14 +16,8 @@ FAMILIES = (
             kv_heads=8,
             experts=experts_of("num_local_experts", "num_experts", experts=256, topk=8, router_bias=True),
         ),
-        Details(
-            norm_eps=0.000001,
-            positions=Positions(Rope(5_000_000.0)),
-            gating=Gating("sigmoid", bias="chooses"),
-        ),
-        NUMBERED_EXPERTS.changed(
-            tensors={"router.bias": ("block_sparse_moe.e_score_correction_bias", Packing.SAME)}
-        ),
+        Details(norm_eps=0.000001, positions=Positions(Rope(5_000_000.0)), gating=Gating("sigmoid", bias="chooses")),
+        NUMBERED_EXPERTS.changed(tensors={"router.bias": ("block_sparse_moe.e_score_correction_bias", Packing.SAME)}),
         {**TINY, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
     ),
 )

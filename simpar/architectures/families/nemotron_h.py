@@ -38,9 +38,7 @@ def _read(config: Config, name: str) -> ModelGraph:
         chunk=config.size("chunk_size", default=128),
     )
     if state.heads % state.groups:
-        raise UserError(
-            f"{config.source}: n_groups = {state.groups}: allowed: a divisor of the {state.heads} heads"
-        )
+        raise UserError(f"{config.source}: n_groups = {state.groups}: allowed: a divisor of the {state.heads} heads")
     style = style_of(config, Style(gated=False, rotary=False), {**ATTENTION_BIAS, **MLP_BIAS})
     wide = config.optional_size("num_layers_at_end_in_bf16")
     if wide > len(pattern):
@@ -82,9 +80,7 @@ def _pattern(config: Config) -> str:
 
 def _experts(config: Config) -> Mixture:
     width = config.size("moe_intermediate_size")
-    shared = (
-        config.size("moe_shared_expert_intermediate_size") if config.data.get("n_shared_experts", 1) else 0
-    )
+    shared = config.size("moe_shared_expert_intermediate_size") if config.data.get("n_shared_experts", 1) else 0
     mixture = Mixture(
         config.size("n_routed_experts"), config.size("num_experts_per_tok"), width, shared_ffn=shared, router_bias=True,
         gated=False, latent=config.optional_size("moe_latent_size"),

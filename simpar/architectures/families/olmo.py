@@ -11,14 +11,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Caps, Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import (
-    ATTENTION_BIAS,
-    Windows,
-    all_but_every,
-    experts_of,
-    llama_like,
-    windows_in,
-)
+from simpar.architectures.reading import ATTENTION_BIAS, Windows, all_but_every, experts_of, llama_like, windows_in
 from simpar.architectures.transformer import Style
 from simpar.architectures.weights import POST_NORMS
 
@@ -42,19 +35,11 @@ FAMILIES = (
         llama_like(NORMED_AFTER, windows=_windows, biases=ATTENTION_BIAS),
         Details(positions=Positions(Rope(500_000.0), Rope(500_000.0))),
         POST_NORMS,
-        {
-            **TINY,
-            "num_hidden_layers": 4,
-            "sliding_window": 8,
-            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
-        },
+        {**TINY, "num_hidden_layers": 4, "sliding_window": 8, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     ),
     ModelFamily(
         "olmoe",
-        llama_like(
-            Style(qk_norm="full"),
-            experts=experts_of("num_experts", "num_local_experts", experts=64, topk=8),
-        ),
+        llama_like(Style(qk_norm="full"), experts=experts_of("num_experts", "num_local_experts", experts=64, topk=8)),
         Details(gating=Gating(normalised=False)),
         tiny={**TINY, "num_experts": 4, "num_experts_per_tok": 2},
     ),

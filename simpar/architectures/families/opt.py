@@ -19,13 +19,9 @@ def _read(config: Config, name: str) -> ModelGraph:
         heads=config.size("num_attention_heads"), positions=config.size("max_position_embeddings", default=2048) + 2,
     )  # fmt: skip
     if not config.flag("do_layer_norm_before", default=True):
-        raise UserError(
-            f"{name}: do_layer_norm_before = false: norms behind attention and MLP are not modelled"
-        )
+        raise UserError(f"{name}: do_layer_norm_before = false: norms behind attention and MLP are not modelled")
     if config.size("word_embed_proj_dim", default=hidden) != hidden:
-        raise UserError(
-            f"{name}: word_embed_proj_dim: allowed: hidden_size, {hidden}; projections are not modelled"
-        )
+        raise UserError(f"{name}: word_embed_proj_dim: allowed: hidden_size, {hidden}; projections are not modelled")
     style = style_of(config, replace(GPT_STYLE, tied=True), {"enable_bias": ALL_BIASES})
     weighted = config.flag("layer_norm_elementwise_affine", default=True)
     return build(name, shape, replace(style, norm="layer" if weighted else "none"))

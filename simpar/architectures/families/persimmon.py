@@ -29,9 +29,6 @@ FAMILIES = (
             ends={"final_norm": "model.final_layernorm"},
             packed={QKV: ("self_attn.query_key_value", Packing.QKV_GROUPS)},
         ),
-        {
-            **{key: value for key, value in TINY.items() if key != "num_key_value_heads"},
-            "qk_layernorm": False,
-        },
+        {**{key: value for key, value in TINY.items() if key != "num_key_value_heads"}, "qk_layernorm": False},
     ),
 )

@@ -27,20 +27,19 @@ FAMILIES = (
         "phi3",
         llama_like(windows=USED_WINDOWS),
         weights=LLAMA.changed(
-            packed={
-                QKV: ("self_attn.qkv_proj", Packing.QKV_ROWS), GATE_UP: ("mlp.gate_up_proj", Packing.HALVES),
-            }
+            packed={QKV: ("self_attn.qkv_proj", Packing.QKV_ROWS), GATE_UP: ("mlp.gate_up_proj", Packing.HALVES)}
         ),
         tiny=TINY,
     ),
     ModelFamily(
         "phimoe",
         llama_like(
-            Style(norm="layer"), biases={**ATTENTION_BIAS, "lm_head_bias": ("head_bias",)},
+            Style(norm="layer"),
+            biases={**ATTENTION_BIAS, "lm_head_bias": ("head_bias",)},
             experts=experts_of("num_local_experts", experts=16, topk=2),
         ),
         Details(positions=Positions(Rope(1_000_000.0)), gating=Gating("sparse_mixer")),
         NUMBERED_EXPERTS,
         {**TINY, "num_local_experts": 4, "attention_bias": True, "lm_head_bias": True},
     ),
-)  # fmt: skip
+)

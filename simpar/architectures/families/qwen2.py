@@ -5,14 +5,7 @@ from simpar.architectures.details import Details, Gating
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.mixture import Mixture
-from simpar.architectures.reading import (
-    UNUSED_WINDOWS,
-    llama_like,
-    llama_shape,
-    style_of,
-    windows_of,
-    with_experts,
-)
+from simpar.architectures.reading import UNUSED_WINDOWS, llama_like, llama_shape, style_of, windows_of, with_experts
 from simpar.architectures.transformer import Layer, Style, build
 from simpar.architectures.weights import LLAMA, Packing
 
@@ -42,12 +35,7 @@ def _read_sparse(config: Config, name: str) -> ModelGraph:
 
 
 FAMILIES = (
-    ModelFamily(
-        "qwen2",
-        llama_like(BIASED, windows=UNUSED_WINDOWS),
-        Details(norm_eps=0.000001),
-        tiny=TINY,
-    ),
+    ModelFamily("qwen2", llama_like(BIASED, windows=UNUSED_WINDOWS), Details(norm_eps=0.000001), tiny=TINY),
     ModelFamily(
         "qwen2_moe",
         _read_sparse,

@@ -4,14 +4,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.reading import (
-    ATTENTION_BIAS,
-    MLP_BIAS,
-    all_but_every,
-    llama_shape,
-    style_of,
-    windows_of,
-)
+from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, all_but_every, llama_shape, style_of, windows_of
 from simpar.architectures.transformer import Layer, Style, build
 from simpar.errors import UserError
 

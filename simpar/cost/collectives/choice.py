@@ -12,15 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from simpar.cost.collectives import host
 from simpar.cost.collectives.algorithm import base_op, rounds
 from simpar.cost.collectives.algorithms import ALGORITHMS, OPS
-from simpar.cost.collectives.lines import (
-    Line,
-    considered,
-    envelope_s,
-    lines,
-    raw_cost,
-    raw_costs,
-    unit_loads,
-)
+from simpar.cost.collectives.lines import Line, considered, envelope_s, lines, raw_cost, raw_costs, unit_loads
 from simpar.cost.collectives.parameters import parameters
 from simpar.cost.collectives.placement import GroupShape, Placement, place, regular, representative
 from simpar.cost.collectives.traffic import Edges, concatenate, is_port, occupancy
@@ -157,12 +149,7 @@ def shape_numbers(groups: Ints, cluster: Cluster) -> Ints:
 
 
 def collective_time_s(
-    op: str,
-    size_bytes: ArrayLike,
-    shape: GroupShape | tuple[int, int],
-    cluster: Cluster,
-    *,
-    algorithm: str = "auto",
+    op: str, size_bytes: ArrayLike, shape: GroupShape | tuple[int, int], cluster: Cluster, *, algorithm: str = "auto"
 ) -> NDArray[np.float64]:
     """Seconds of a collective alone on an undamaged cluster, for an array of sizes in bytes.
 

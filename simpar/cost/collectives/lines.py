@@ -83,9 +83,7 @@ def raw_costs(op: str, placed: Placement, algorithm: str = "auto") -> list[RawCo
 
 def considered(op: str, placed: Placement) -> list[Algorithm]:
     """The algorithms that the library considers by itself, for groups of one shape. Raises UserError."""
-    asked = [
-        each for each in ALGORITHMS.values() if base_op(op) in each.OPS and each.automatic(op, placed.shape)
-    ]
+    asked = [each for each in ALGORITHMS.values() if base_op(op) in each.OPS and each.automatic(op, placed.shape)]
     refused = {each.NAME: each.refuses(op, placed) for each in asked}
     able = [each for each in asked if refused[each.NAME] is None]
     if not able:
@@ -178,10 +176,7 @@ def lines(raw_cost: RawCost, values: Mapping[str, float]) -> list[Line]:
     # late members delay a collective once per gibibyte: it was measured in tests of that size
     caps = [
         cap
-        for cap in (
-            algorithm.rate_cap(raw_cost.op, raw_cost.shape, values),
-            GIB / late_s if late_s else None,
-        )
+        for cap in (algorithm.rate_cap(raw_cost.op, raw_cost.shape, values), GIB / late_s if late_s else None)
         if cap
     ]
     cap = min(caps, default=None)

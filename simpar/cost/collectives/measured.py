@@ -53,9 +53,7 @@ def calibrated(cluster: Cluster, measured: Mapping[str, float]) -> Cluster:
     return _at_scale(node, inside, whole, domains)
 
 
-def _at_scale(
-    node: Cluster, inside: Mapping[str, float], whole: Mapping[str, float], domains: int
-) -> Cluster:
+def _at_scale(node: Cluster, inside: Mapping[str, float], whole: Mapping[str, float], domains: int) -> Cluster:
     """The cluster whose lack of bandwidth is a loss at scale; two nodes reach each other as the profile says."""
     result = _matched(node, whole, domains, _SCALE)
     if result.state["nic_scale_loss"] == 0.0:
@@ -86,12 +84,7 @@ def _disturbed(cluster: Cluster, inside: Mapping[str, float]) -> Cluster:
 
 
 def _matched(
-    cluster: Cluster,
-    measured: Mapping[str, float],
-    domains: int,
-    names: tuple[str, ...],
-    *,
-    beside_s: float = 0.0,
+    cluster: Cluster, measured: Mapping[str, float], domains: int, names: tuple[str, ...], *, beside_s: float = 0.0
 ) -> Cluster:
     """The cluster with one factor on the parameters ``names`` that meets the first measurement less ``beside_s``."""
     if not measured:

@@ -34,10 +34,7 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "ll128_hop_factor": (0.55, "hop latency of the LL128 protocol over that of Simple"),
     "ll128_efficiency": (0.92, "bandwidth of the LL128 protocol over that of Simple"),
     "port_efficiency": (0.81, "share of the scale-up port that rings and trees reach"),
-    "pair_loss": (
-        0.2,
-        "fraction of port_efficiency lost by a ring of 2 ranks; a ring of N loses (2/N)^2 of it",
-    ),
+    "pair_loss": (0.2, "fraction of port_efficiency lost by a ring of 2 ranks; a ring of N loses (2/N)^2 of it"),
     "port_scale_loss": (0.0, "share of a port lost per doubling of a group inside a domain beyond two"),
     "gather_share": (1.0, "part of port_efficiency left to all-gathers"),
     "scatter_share": (1.0, "part of port_efficiency left to reduce-scatters"),
@@ -51,10 +48,7 @@ PARAMETERS: dict[str, tuple[float, str]] = {
     "exchange_efficiency": (0.77, "share of the scale-up port that an all-to-all reaches"),
     "nic_efficiency": (0.94, "share of the NICs that rings and trees reach"),
     "exchange_nic_efficiency": (0.92, "share of the NICs that an all-to-all reaches"),
-    "dispatch_gb_per_s": (
-        371.0,
-        "copies by rank that the kernels of a multi-domain dispatch move when run alone",
-    ),
+    "dispatch_gb_per_s": (371.0, "copies by rank that the kernels of a multi-domain dispatch move when run alone"),
     "dispatch_far_gb_per_s": (
         180.0,
         "copies by domain that they move when run alone (both: benchmarks/fit_dispatch.py)",

@@ -45,9 +45,7 @@ def round_of(count: int, volume: float) -> Domains:
     return Domains(order, np.roll(order, -1), np.full(count, volume))
 
 
-def spread(
-    placement: Placement, sent: ArrayLike, received: ArrayLike, domains: Domains | None = None
-) -> Edges:
+def spread(placement: Placement, sent: ArrayLike, received: ArrayLike, domains: Domains | None = None) -> Edges:
     """Loads of a pattern: bytes on links per byte of size, before efficiencies.
 
     ``sent`` and ``received`` broadcast to [G, N]: bytes on each member's port. What domains exchange is

@@ -56,9 +56,7 @@ def reserve(
     return Reservation(needed, reserved)
 
 
-def most_moving_bytes(
-    static_bytes: Numbers, limit_bytes: float, habits: AllocatorHabits, *, alternates: bool
-) -> float:
+def most_moving_bytes(static_bytes: Numbers, limit_bytes: float, habits: AllocatorHabits, *, alternates: bool) -> float:
     """The most bytes that may come and go beside ``static_bytes`` while the need stays within the limit."""
     whole = np.floor(limit_bytes / _SEGMENT) * _SEGMENT
     return float((whole - static_bytes) / (1.0 + habits.least_gaps(alternates)))
@@ -82,13 +80,7 @@ def memory_risk(stack: Stack, cluster: Cluster) -> MemoryRisk:
 
 
 def held_outputs_bytes(
-    layout: Layout,
-    training: Training,
-    stack: Stack,
-    rank: int,
-    partial_sum_bytes: float,
-    *,
-    held_up: bool = False,
+    layout: Layout, training: Training, stack: Stack, rank: int, partial_sum_bytes: float, *, held_up: bool = False
 ) -> float:
     """Freed outputs of row-parallel products that a communication stream still uses on a pipeline rank.
 

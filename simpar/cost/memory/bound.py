@@ -64,11 +64,7 @@ class Flight:
 
 
 def _in_flight(
-    pipe: tuple[str, int, int],
-    rank: int,
-    microbatches: Ints,
-    layers: tuple[Ints, Ints, Ints],
-    table: Schedule | None,
+    pipe: tuple[str, int, int], rank: int, microbatches: Ints, layers: tuple[Ints, Ints, Ints], table: Schedule | None
 ) -> tuple[Ints | Flags, ...]:
     """Columns of a :class:`Flight`, in its order, of one rank of ``pipe`` (schedule, ranks, chunks): [..., layouts].
 

@@ -65,8 +65,7 @@ def _routed_bytes(
     squares, beside = np.zeros(np.shape(flight.deepest)), np.zeros(np.shape(flight.deepest))
     for number, (name, recompute) in enumerate(flight.kinds):
         one, two = (
-            astuple(block_activations(graph.blocks[name], each, stack, layout, recompute))
-            for each in (dims, more)
+            astuple(block_activations(graph.blocks[name], each, stack, layout, recompute)) for each in (dims, more)
         )
         grown = (np.asarray(high - low, dtype=np.float64) for low, high in zip(one, two, strict=True))
         saved, again, forward, backward = (each[expand] if each.ndim else each for each in grown)

@@ -115,9 +115,7 @@ def parameter_terms(
     gathered = np.where(keeps_parameters(layout), spread, 0)
     copied = np.where((zero == 1) | (zero == 2), num_parameters + shard, 0) * (shards > 1)
     bucketed = np.where((layout.width > 1) & (layout.kind == "ddp"), num_parameters, 0)
-    rows = np.where(
-        (np.asarray(layout.tp) > 1) & np.asarray(layout.sequence_parallel, bool), residual_bytes, 0.0
-    )
+    rows = np.where((np.asarray(layout.tp) > 1) & np.asarray(layout.sequence_parallel, bool), residual_bytes, 0.0)
     kept = kept_gradients(layout) * np.where(whole_gradients, num_parameters, shard)
     weights = weight_terms(
         layout,
@@ -132,13 +130,7 @@ def parameter_terms(
 
 
 def weight_terms(
-    layout: Layout,
-    stack: Stack,
-    *,
-    stored: Numbers,
-    gradients: Numbers,
-    states_bytes: Numbers,
-    buckets: Numbers,
+    layout: Layout, stack: Stack, *, stored: Numbers, gradients: Numbers, states_bytes: Numbers, buckets: Numbers
 ) -> tuple[Term, ...]:
     """Terms of weights from numbers of elements: parameters, gradients, gradients with separate buckets; and states."""
     widths = parameter_widths(layout, stack)
@@ -173,9 +165,7 @@ def _states(parts: Sequence[ParameterGroup], widths: Widths, zero: Ints, layout:
     return total
 
 
-def held_memory(
-    graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack
-) -> StaticMemory:
+def held_memory(graph: ModelGraph, held: HeldBlocks, dims: Dims, layout: Layout, stack: Stack) -> StaticMemory:
     """The account of a rank that holds some blocks, under dims of one rank (region "tensor").
 
     ``plan`` must be resolved. Tied embeddings are held once where embedding and head meet. Shards carry their padding:

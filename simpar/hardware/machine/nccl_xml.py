@@ -69,13 +69,9 @@ def _parsed(text: str, file: str) -> ElementTree.Element:
             if depth > MAX_DEPTH:
                 raise UserError(f"{file}: nested more than {MAX_DEPTH} levels deep")
     except ElementTree.ParseError as error:
-        raise UserError(
-            f"{file}:{error.position[0]}: not valid XML ({str(error).partition(':')[0]})"
-        ) from None
+        raise UserError(f"{file}:{error.position[0]}: not valid XML ({str(error).partition(':')[0]})") from None
     if root is None or root.tag != "system":
-        raise UserError(
-            f"{file}: the outermost element is {root.tag if root is not None else 'none'}: wants system"
-        )
+        raise UserError(f"{file}: the outermost element is {root.tag if root is not None else 'none'}: wants system")
     return root
 
 
@@ -119,9 +115,7 @@ def _cards(found: Reading, root: ElementTree.Element, hosts: int) -> None:
 
 def _links(found: Reading, devices: Sequence[ElementTree.Element]) -> None:
     """Note the NVLinks, if every device has equally many and all lead to switches or all to devices."""
-    counts = {
-        sum(_number(link, "count", found.file) for link in device.findall("nvlink")) for device in devices
-    }
+    counts = {sum(_number(link, "count", found.file) for link in device.findall("nvlink")) for device in devices}
     classes = {link.get("tclass", "")[:6] for device in devices for link in device.findall("nvlink")}
     if counts == {0}:
         found.say("scale_up.kind", "pcie")
@@ -132,17 +126,13 @@ def _links(found: Reading, devices: Sequence[ElementTree.Element]) -> None:
     elif classes == {"0x0302"} and _all_joined(devices):
         found.links = Links(found.file, counts.pop(), switched=False)
     else:
-        found.unread.append(
-            "scale_up: NVLinks do not join every pair of GPUs; a profile has as many between all"
-        )
+        found.unread.append("scale_up: NVLinks do not join every pair of GPUs; a profile has as many between all")
 
 
 def _all_joined(devices: Sequence[ElementTree.Element]) -> bool:
     """Whether every device has equally many links to each of the others."""
     pairs = [
-        Counter(
-            link.get("target") for link in device.findall("nvlink") for _ in range(int(link.get("count", 0)))
-        )
+        Counter(link.get("target") for link in device.findall("nvlink") for _ in range(int(link.get("count", 0))))
         for device in devices
     ]
     return all(len(each) == len(devices) - 1 and len(set(each.values())) == 1 for each in pairs)

@@ -25,9 +25,7 @@ NVLINK = {
 }  # fmt: skip
 """By device: GB/s of an NVLink in one direction, and links of a device. Sources: NVIDIA's pages of NVLink (300, 600,
 900 and 1,800 GB/s of 6, 12, 18 and 18 links, both directions together); of A800 and H800 their 400 GB/s."""
-WITH_NETWORK = (
-    "scale_out.kind", "scale_out.nics_per_node", "scale_out.nic_bandwidth", "scale_out.nodes_per_leaf",
-)  # fmt: skip
+WITH_NETWORK = ("scale_out.kind", "scale_out.nics_per_node", "scale_out.nic_bandwidth", "scale_out.nodes_per_leaf")
 KINDS = (topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE)
 
 
@@ -113,11 +111,7 @@ def _read(paths: Sequence[str], partition: str | None) -> list[Reading]:
 def _devices(readings: Sequence[Reading]) -> tuple[str, ...]:
     """The devices that agree with all files that name one. Raises UserError where there is none."""
     named = [reading for reading in readings if reading.devices]
-    left = [
-        device
-        for device in (named[0].devices if named else ())
-        if all(device in each.devices for each in named)
-    ]
+    left = [device for device in (named[0].devices if named else ()) if all(device in each.devices for each in named)]
     if named and not left:
         said = "; ".join(f"{each.file}: {' or '.join(each.devices)}" for each in named)
         raise UserError(f"device: the files name different ones ({said})")
@@ -127,9 +121,7 @@ def _devices(readings: Sequence[Reading]) -> tuple[str, ...]:
 def _only_one(devices: Sequence[str], facts: dict[str, Fact], readings: Sequence[Reading]) -> str:
     """The shipped profile with one of these devices, as many, linked alike. Raises UserError for none or several."""
     if not devices:
-        raise UserError(
-            f"the files do not say which GPU it is: name a shipped profile to start from with --{LIKE}"
-        )
+        raise UserError(f"the files do not say which GPU it is: name a shipped profile to start from with --{LIKE}")
     profiles = {
         name: files.parse(ClusterProfile, load_profile(name, "clusters", "hardware")[0])
         for name in files.bundled("clusters")
@@ -139,9 +131,7 @@ def _only_one(devices: Sequence[str], facts: dict[str, Fact], readings: Sequence
         name: profile
         for name, profile in profiles.items()
         if profile.device in devices
-        and (
-            wanted["devices_per_node"] is None or profile.devices_per_node == wanted["devices_per_node"].value
-        )
+        and (wanted["devices_per_node"] is None or profile.devices_per_node == wanted["devices_per_node"].value)
         and (wanted["kind"] is None or (profile.scale_out and profile.scale_out.kind == wanted["kind"].value))
         and not any(each.links and profile.scale_up.kind == "pcie" for each in readings)
     }

@@ -26,10 +26,7 @@ _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))??(?::(?P<count>\d+))?(?:\(.*)?$")
 
 def is_nodes(text: str) -> bool:
     """Whether a text is the output of ``scontrol show nodes``."""
-    return (
-        re.search(r"^NodeName=\S+ .*\b(Arch|CPUTot|CoresPerSocket|RealMemory)=", text, re.MULTILINE)
-        is not None
-    )
+    return re.search(r"^NodeName=\S+ .*\b(Arch|CPUTot|CoresPerSocket|RealMemory)=", text, re.MULTILINE) is not None
 
 
 def is_tree(text: str) -> bool:
@@ -42,9 +39,7 @@ def read_nodes(text: str, file: str, partition: str | None = None) -> Reading:
 
     Where nodes have different GPUs, a partition must be named.
     """
-    nodes = [
-        _fields(record) for record in re.split(r"(?m)^(?=NodeName=)", text) if record.startswith("NodeName=")
-    ]
+    nodes = [_fields(record) for record in re.split(r"(?m)^(?=NodeName=)", text) if record.startswith("NodeName=")]
     kept = [node for node in nodes if partition is None or partition in node.get("Partitions", "").split(",")]
     if not kept:
         names = sorted({name for node in nodes for name in node.get("Partitions", "").split(",") if name})
@@ -57,12 +52,8 @@ def read_nodes(text: str, file: str, partition: str | None = None) -> Reading:
     if not kinds:
         raise UserError(f"{file}: no node with GPUs (Gres=gpu:...)")
     if len(kinds) > 1:
-        said = ", ".join(
-            f"{len(of)} nodes with {count} x {name or 'gpu'}" for (name, count), of in kinds.items()
-        )
-        raise UserError(
-            f"{file}: several kinds of nodes: {said}; name one by --partition, and write a mixture of them"
-        )
+        said = ", ".join(f"{len(of)} nodes with {count} x {name or 'gpu'}" for (name, count), of in kinds.items())
+        raise UserError(f"{file}: several kinds of nodes: {said}; name one by --partition, and write a mixture of them")
     ((name, count), of) = next(iter(kinds.items()))
     result.say("devices_per_node", count)
     result.devices = devices_called(name) if name else ()
@@ -91,15 +82,11 @@ def _gpus(node: Mapping[str, str], found: Reading) -> tuple[str, int] | None:
             continue
         kind, count = match["type"] or "", int(match["count"] or 1)
         if _MIG.search(kind):
-            found.unread.append(
-                f"{printable(node['NodeName'])}: {count} parts of GPUs ({printable(kind)}): left out"
-            )
+            found.unread.append(f"{printable(node['NodeName'])}: {count} parts of GPUs ({printable(kind)}): left out")
             continue
         listed.append((kind, count))
     if len(listed) > 1:
-        raise UserError(
-            f"{found.file}: node {printable(node['NodeName'])} has several kinds of GPUs: {listed}"
-        )
+        raise UserError(f"{found.file}: node {printable(node['NodeName'])} has several kinds of GPUs: {listed}")
     return listed[0] if listed else None
 
 
@@ -109,9 +96,7 @@ def _memory(found: Reading, nodes: Sequence[Mapping[str, str]]) -> None:
     if sizes:
         found.say("host.memory_bytes", f"{min(sizes)} MiB")
     if len(sizes) > 1:
-        found.unread.append(
-            f"nodes have {' and '.join(f'{size} MiB' for size in sorted(sizes))}: the least is taken"
-        )
+        found.unread.append(f"nodes have {' and '.join(f'{size} MiB' for size in sorted(sizes))}: the least is taken")
 
 
 def devices_called(name: str) -> tuple[str, ...]:
@@ -137,9 +122,7 @@ def read_tree(text: str, file: str, nodes: frozenset[str] | None = None) -> Read
     """Nodes below a leaf switch, among ``nodes`` if given. Raises UserError for a line that is not understood."""
     result = Reading(TREE, file)
     leaves, above, blocks = _tree(text, file)
-    kept = {
-        name: [host for host in hosts if nodes is None or host in nodes] for name, hosts in leaves.items()
-    }
+    kept = {name: [host for host in hosts if nodes is None or host in nodes] for name, hosts in leaves.items()}
     sizes = Counter(len(hosts) for hosts in kept.values() if hosts)
     named, left = (sum(map(len, of.values())) for of in (leaves, kept))
     if 0 < left < named:
@@ -155,15 +138,11 @@ def read_tree(text: str, file: str, nodes: frozenset[str] | None = None) -> Read
             result.unread.append(f"leaf switches differ ({said}): the largest is taken")
         result.nodes = frozenset(host for hosts in kept.values() for host in hosts)
     if leaves and not sizes:
-        result.unread.append(
-            "scale_out.nodes_per_leaf: none of the GPUs' nodes hangs on a switch of the file"
-        )
+        result.unread.append("scale_out.nodes_per_leaf: none of the GPUs' nodes hangs on a switch of the file")
     if len(above) > 1:
         result.unread.append(f"{len(above)} switches above the leaves: a profile joins leaves by one spine")
     if len(leaves) > 1:
-        result.unread.append(
-            "scale_out.oversubscription and rails: the file does not say how leaves are joined"
-        )
+        result.unread.append("scale_out.oversubscription and rails: the file does not say how leaves are joined")
     if blocks:
         size = max(len(hosts) for hosts in blocks.values())
         result.unread.append(
@@ -204,9 +183,7 @@ def hosts_of(text: str, place: str) -> Iterator[str]:
         pieces = re.split(r"\[([^\]]*)\]", part)
         if not part or any(mark in piece for piece in pieces[::2] for mark in "[]"):
             raise UserError(f"{place}: {printable(text)[:60]!r} is not a list of hosts")
-        options = [
-            [piece] if index % 2 == 0 else list(_ranges(piece, place)) for index, piece in enumerate(pieces)
-        ]
+        options = [[piece] if index % 2 == 0 else list(_ranges(piece, place)) for index, piece in enumerate(pieces)]
         for name in itertools.product(*options):
             count += 1
             if count > MOST_HOSTS:

@@ -34,9 +34,7 @@ def read_matrix(text: str, file: str) -> Reading:
     matrix, columns = _cells(_ESCAPES.sub("", text).splitlines(), file)
     devices = [name for name in columns if _DEVICE.fullmatch(name)]
     if sorted(devices) != sorted(name for name in matrix if _DEVICE.fullmatch(name)):
-        raise UserError(
-            f"{file}: the matrix has {len(devices)} columns of GPUs, and rows of others; is it whole?"
-        )
+        raise UserError(f"{file}: the matrix has {len(devices)} columns of GPUs, and rows of others; is it whole?")
     result = Reading(KIND, file)
     result.say("devices_per_node", len(devices))
     _cards(result, matrix, devices, [name for name in columns if name not in devices])
@@ -61,11 +59,7 @@ def _cells(lines: Sequence[str], file: str) -> tuple[Matrix, list[str]]:
         cells = words[1 : len(columns) + 1]
         wrong = next((cell for cell in cells if not _CELL.fullmatch(cell)), None)
         if wrong is not None or len(cells) < len(columns):
-            fault = (
-                f"{printable(wrong)!r} is not a connection"
-                if wrong
-                else f"{len(cells)} of {len(columns)} cells"
-            )
+            fault = f"{printable(wrong)!r} is not a connection" if wrong else f"{len(cells)} of {len(columns)} cells"
             raise UserError(f"{file}:{number}: row {words[0]} of the matrix: {fault}")
         rows[words[0]] = dict(zip(columns, cells, strict=True))
     if not rows:
@@ -91,9 +85,7 @@ def _cards(found: Reading, matrix: Matrix, devices: Sequence[str], cards: Sequen
         found.say("scale_out.nics_per_node", len(used), LEAST)
         others = [card for card in cards if card not in used]
         if others:
-            found.unread.append(
-                f"{', '.join(others)}: behind no PCIe switch of a GPU, left out of the network"
-            )
+            found.unread.append(f"{', '.join(others)}: behind no PCIe switch of a GPU, left out of the network")
 
 
 def _links(found: Reading, matrix: Matrix, devices: Sequence[str]) -> None:

@@ -47,9 +47,7 @@ def _in_order(each: Iterable[_Joined]) -> tuple[_Joined, ...]:
             raise ValueError(f"choices behind unknown ones: {', '.join(axis.name for axis in waiting)}")
         for axis in ready:
             waiting.remove(axis)
-            place = (
-                len(joined) if axis.after is None else [each.name for each in joined].index(axis.after) + 1
-            )
+            place = len(joined) if axis.after is None else [each.name for each in joined].index(axis.after) + 1
             joined.insert(place, axis)
     return tuple(joined)
 
@@ -79,9 +77,7 @@ MOVES = _in_order(choice.moves for choice in CHOICES if choice.moves is not None
 SYNONYMS = {word: choice.key or choice.name for choice in CHOICES for word in choice.synonyms}
 """Flat keys by other frameworks' words for them."""
 SECTIONS: dict[str, tuple[str, ...]] = {
-    section: tuple(
-        each.name for each in CHOICES if each.section == section and each.key == each.name == each.field
-    )
+    section: tuple(each.name for each in CHOICES if each.section == section and each.key == each.name == each.field)
     for section in dict.fromkeys(each.section for each in CHOICES if each.section)
 }
 """For every section of a plan, its fields that a plan may also have as keys of its own."""

@@ -88,9 +88,7 @@ def _has_context_ranks(rows: Columns) -> Flags:
 
 
 _DECIDES = deciding(MEMORY, BLOCKS)
-_KEEPS_CONTEXT = Rules(
-    ("context",), reads=("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses")
-)
+_KEEPS_CONTEXT = Rules(("context",), reads=("tp", "cp", "sequence_parallel", "cp_method", "cp_balance", "ulysses"))
 CHOICES = in_section(
     "context_parallel",
     Choice(
@@ -98,12 +96,7 @@ CHOICES = in_section(
         by_stack=True,
         is_exported=True,
         axis=OptionalAxis(
-            _DECIDES,
-            _has_context_ranks,
-            rules=(_KEEPS_CONTEXT,),
-            label=None,
-            is_decided=True,
-            after="reduce_dtype",
+            _DECIDES, _has_context_ranks, rules=(_KEEPS_CONTEXT,), label=None, is_decided=True, after="reduce_dtype"
         ),
         moves=Moves(replacements=replaced_by("cp_method", "ring", "all_gather", "ulysses"), led_by="cp"),
     ),
@@ -112,12 +105,7 @@ CHOICES = in_section(
         by_stack=True,
         is_exported=True,
         axis=OptionalAxis(
-            _DECIDES,
-            _has_context_ranks,
-            rules=(_KEEPS_CONTEXT,),
-            label=None,
-            is_decided=True,
-            after="cp_method",
+            _DECIDES, _has_context_ranks, rules=(_KEEPS_CONTEXT,), label=None, is_decided=True, after="cp_method"
         ),
         moves=Moves(replacements=replaced_by("cp_balance", "zigzag", "contiguous"), led_by="cp"),
     ),

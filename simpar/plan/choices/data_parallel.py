@@ -251,12 +251,7 @@ KEEPS_STATES = Rules(
 STATES, SENT = deciding(MEMORY, REPLICAS), deciding(REPLICAS)
 CHOICES = in_section(
     "data_parallel",
-    Choice(
-        "kind",
-        by_stack=True,
-        is_exported=True,
-        moves=Moves(replacements=replaced_by("kind", None), led_by="zero"),
-    ),
+    Choice("kind", by_stack=True, is_exported=True, moves=Moves(replacements=replaced_by("kind", None), led_by="zero")),
     Choice(
         "zero",
         is_exported=True,
@@ -281,10 +276,7 @@ CHOICES = in_section(
         synonyms=("data_parallel_replicate_degree",),
         flag=Flag(int, "Number of replicas of the sharded states (HSDP)"),
         axis=Axis(
-            STATES | {TRAFFIC},
-            lambda problem: divisors(problem.cluster.world_size),
-            _replicas_fit,
-            after="zero",
+            STATES | {TRAFFIC}, lambda problem: divisors(problem.cluster.world_size), _replicas_fit, after="zero"
         ),
         moves=Moves(replacements=replaced_by("hsdp", 1)),
     ),
@@ -293,11 +285,7 @@ CHOICES = in_section(
         by_stack=True,
         is_exported=True,
         axis=OptionalAxis(
-            SENT,
-            lambda rows: shares(rows) & ~fully_sharded(rows),
-            label=None,
-            is_decided=True,
-            after="recompute_early",
+            SENT, lambda rows: shares(rows) & ~fully_sharded(rows), label=None, is_decided=True, after="recompute_early"
         ),
         moves=Moves(
             _other_buckets,
@@ -359,11 +347,7 @@ CHOICES = in_section(
         "sync",
         flag=Flag(str, "How replicas cooperate: bsp, ssp, asp, local-sgd or diloco"),
         axis=OptionalAxis(
-            STATES,
-            legal=_enters_at_one_end,
-            rules=(KEEPS_STATES, KEEPS_EXPERTS),
-            label="{}",
-            after="token_dispatch",
+            STATES, legal=_enters_at_one_end, rules=(KEEPS_STATES, KEEPS_EXPERTS), label="{}", after="token_dispatch"
         ),
     ),
     Choice(
@@ -379,10 +363,7 @@ CHOICES = in_section(
     Choice(
         "staleness",
         axis=OptionalAxis(
-            SENT,
-            lambda rows: scheme_takes(rows, "staleness"),
-            companions={"sync": "ssp"},
-            after="sync_every",
+            SENT, lambda rows: scheme_takes(rows, "staleness"), companions={"sync": "ssp"}, after="sync_every"
         ),
     ),
     Choice(

@@ -127,9 +127,7 @@ def _with_loss_chunks(stack: Stack, chunks: int) -> Stack:
 
 
 def _with_segments(stack: Stack, expandable: bool) -> Stack:
-    allocator = stack.memory.allocator.model_copy(
-        update={"expandable": expandable, "always_expandable": expandable}
-    )
+    allocator = stack.memory.allocator.model_copy(update={"expandable": expandable, "always_expandable": expandable})
     return stack.model_copy(update={"memory": stack.memory.model_copy(update={"allocator": allocator})})
 
 

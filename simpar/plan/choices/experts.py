@@ -62,9 +62,7 @@ def _exchanges(rows: Columns) -> Flags:
     return np.asarray(rows["ep"] > 1)
 
 
-KEEPS_EXPERTS = Rules(
-    ("experts",), reads=("tp", "cp", "pp", "ep", "sequence_parallel", "etp", "sync", "servers")
-)
+KEEPS_EXPERTS = Rules(("experts",), reads=("tp", "cp", "pp", "ep", "sequence_parallel", "etp", "sync", "servers"))
 CHOICES = in_section(
     "experts",
     Choice(

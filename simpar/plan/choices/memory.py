@@ -100,9 +100,7 @@ CHOICES = in_section(
         is_column=True,
         synonyms=("recompute_granularity",),
         flag=Flag(str, f"Recomputed activations: {recompute.WORDS}"),
-        axis=Axis(
-            deciding(MEMORY, SHAPE, KERNELS), lambda _: RECOMPUTE, _policy_fits, after="sequence_parallel"
-        ),
+        axis=Axis(deciding(MEMORY, SHAPE, KERNELS), lambda _: RECOMPUTE, _policy_fits, after="sequence_parallel"),
         moves=Moves(
             lambda plan, _: (mode for mode in MODES if mode != plan.memory.recompute),
             around=recompute.SIMPLE,

@@ -143,8 +143,7 @@ CHOICES = in_section(
         moves=Moves(
             lambda plan, _: twice_and_half(plan.mesh.cp) if plan.mesh.cp > 1 else (),
             size=Size(
-                lambda _, facts: max(1, 2 * facts.training.seq_len // LEAST_PIECE),
-                lambda facts: facts.world_size,
+                lambda _, facts: max(1, 2 * facts.training.seq_len // LEAST_PIECE), lambda facts: facts.world_size
             ),
             room=lambda plan: {"cp": 1} if plan.mesh.cp > 1 else {},
             replacements=lambda plan: _with_its_ranks(plan, "cp"),
@@ -168,19 +167,14 @@ CHOICES = in_section(
         reopens=("dp", "layers", "offload_gradients"),
         idle_at_one="schedule",
         axis=Axis(
-            deciding(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC, TABLE),
-            _pipeline_degrees,
-            _pipeline_fits,
-            after="cp",
+            deciding(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC, TABLE), _pipeline_degrees, _pipeline_fits, after="cp"
         ),
         moves=Moves(
             lambda plan, _: () if plan.pipeline.actions else twice_and_half(plan.mesh.pp),
             size=Size(lambda _, facts: len(facts.graph.layers) + 2, lambda facts: facts.world_size),
             change=_pipelines,
             room=lambda plan: {"pp": plan.mesh.pp // 2} if plan.mesh.pp > 1 else {},
-            replacements=lambda plan: _with_its_ranks(
-                plan, "pp", vpp=1, schedule=None, layers=None, actions=None
-            ),
+            replacements=lambda plan: _with_its_ranks(plan, "pp", vpp=1, schedule=None, layers=None, actions=None),
             after="tp",
         ),
     ),

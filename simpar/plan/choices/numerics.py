@@ -32,9 +32,7 @@ from simpar.units import Flags
 PrecisionName = Annotated[
     str, AfterValidator(known_precision), WithJsonSchema({"type": "string", "enum": [*PRECISIONS]})
 ]
-Optimizer = Annotated[
-    str, AfterValidator(known_optimizer), WithJsonSchema({"type": "string", "enum": [*OPTIMIZERS]})
-]
+Optimizer = Annotated[str, AfterValidator(known_optimizer), WithJsonSchema({"type": "string", "enum": [*OPTIMIZERS]})]
 
 OWN_WIDTH = tuple(each.name for each in OPTIMIZERS.values() if each.has_own_width)
 """Optimizers whose states have a bit width of their own."""
@@ -122,17 +120,11 @@ CHOICES = in_section(
         axis=OptionalAxis(STATES, label=None, is_decided=True, after="moment_dtype"),
         moves=Moves(replacements=replaced_by("grad_dtype", None)),
     ),
-    Choice(
-        "reduce_dtype",
-        axis=OptionalAxis(SENT, _reduces, label="gradients sent as {}", after="grad_dtype"),
-    ),
+    Choice("reduce_dtype", axis=OptionalAxis(SENT, _reduces, label="gradients sent as {}", after="grad_dtype")),
     Choice(
         "gather_dtype",
         axis=OptionalAxis(
-            SENT,
-            lambda rows: gathers(rows) | step_apart(rows),
-            label="parameters sent as {}",
-            after="servers",
+            SENT, lambda rows: gathers(rows) | step_apart(rows), label="parameters sent as {}", after="servers"
         ),
     ),
     Choice(
@@ -151,10 +143,7 @@ CHOICES = in_section(
     Choice(
         "moment_dtype",
         axis=OptionalAxis(
-            STATES,
-            lambda rows: ~has_value(rows, "optimizer", *OWN_WIDTH),
-            label="{} moments",
-            after="optimizer",
+            STATES, lambda rows: ~has_value(rows, "optimizer", *OWN_WIDTH), label="{} moments", after="optimizer"
         ),
     ),
 )

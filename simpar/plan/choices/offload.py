@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from pydantic import Field
 
-from simpar.plan.choices.choice import (
-    Choice,
-    Columns,
-    Moves,
-    OptionalAxis,
-    has_value,
-    in_section,
-    replaced_by,
-)
+from simpar.plan.choices.choice import Choice, Columns, Moves, OptionalAxis, has_value, in_section, replaced_by
 from simpar.plan.choices.data_parallel import KEEPS_STATES, SENT, STATES
 from simpar.plan.choices.memory import undecided
 from simpar.plan.choices.section import Section
@@ -139,15 +131,12 @@ CHOICES = in_section(
         "offload_parameters",
         axis=OptionalAxis(STATES, rules=(KEEPS_STATES,), label="parameters on {}", after="offload_gradients"),
         moves=Moves(
-            replacements=lambda _: ({"offload_parameters": "none", "offload_optimizer": "none"},),
-            saves=_saves,
+            replacements=lambda _: ({"offload_parameters": "none", "offload_optimizer": "none"},), saves=_saves
         ),
     ),
     Choice(
         "offload_activations",
-        axis=OptionalAxis(
-            STATES, legal=_waits_or_is_chosen, rules=(KEEPS_STATES,), after="offload_parameters"
-        ),
+        axis=OptionalAxis(STATES, legal=_waits_or_is_chosen, rules=(KEEPS_STATES,), after="offload_parameters"),
         moves=Moves(replacements=replaced_by("offload_activations", 0.0), saves=_saves),
     ),
 )

@@ -33,15 +33,7 @@ from simpar.plan.choices.choice import (
 from simpar.plan.choices.section import Section
 from simpar.plan.choices.target import Target
 from simpar.plan.routing import has_sampled_loads
-from simpar.plan.schedules import (
-    FOLDED,
-    SCHEDULES,
-    declared,
-    known_name,
-    meant_by,
-    natural_vpp,
-    usual_schedule,
-)
+from simpar.plan.schedules import FOLDED, SCHEDULES, declared, known_name, meant_by, natural_vpp, usual_schedule
 from simpar.plan.stage_layers import spread_layers, stage_layers
 from simpar.plan.stages import StagePlan
 from simpar.units import Count, Counts, Flags
@@ -65,16 +57,11 @@ class Pipeline(Section):
     """Pipeline parallelism: which schedule, how many chunks a rank, layers of every virtual stage."""
 
     schedule: str | None = Field(
-        None,
-        description=f"name of a schedule; default {usual_schedule()}, {usual_schedule(chunks=2)} with chunks",
+        None, description=f"name of a schedule; default {usual_schedule()}, {usual_schedule(chunks=2)} with chunks"
     )
     vpp: Count = Field(1, description="model chunks per pipeline rank; default as the schedule needs")
-    layers: tuple[Layers, ...] | None = Field(
-        None, description="transformer layers per virtual stage, in order"
-    )
-    actions: str | None = Field(
-        None, description="action table (CSV, a line a rank) instead of a named schedule"
-    )
+    layers: tuple[Layers, ...] | None = Field(None, description="transformer layers per virtual stage, in order")
+    actions: str | None = Field(None, description="action table (CSV, a line a rank) instead of a named schedule")
     slices: tuple[Count, ...] | None = Field(
         None, description=f"tokens of every slice of a sequence; {SLICING} chooses them"
     )
@@ -155,9 +142,7 @@ def check_slices(plan: Plan, target: Target) -> None:
         raise UserError(f"{what}: {sum(slices)} tokens in all; allowed: the sequence's {seq_len}")
     rows = plan.mesh.tp if plan.tensor_parallel.sequence_parallel else 1
     if any(size % rows for size in slices or ()):
-        raise UserError(
-            f"{what}: sequence parallelism shares rows over tp = {rows}; allowed: multiples of {rows}"
-        )
+        raise UserError(f"{what}: sequence parallelism shares rows over tp = {rows}; allowed: multiples of {rows}")
 
 
 def may_be_sliced(problem: Question, schedule: str) -> bool:
@@ -279,21 +264,14 @@ CHOICES = in_section(
         flag=Flag(str, "Pipeline schedule (simpar list schedules)"),
         reopens=("layers",),
         read=lambda plan: plan.schedule,  # the usual one where a plan names none
-        axis=Axis(
-            deciding(MEMORY, SHAPE, OPS, KERNELS, TABLE),
-            schedules_to_try,
-            _schedule_fits,
-            after="micro_batch",
-        ),
+        axis=Axis(deciding(MEMORY, SHAPE, OPS, KERNELS, TABLE), schedules_to_try, _schedule_fits, after="micro_batch"),
         moves=Moves(
             _other_schedules,
             around=USUAL,
             menu=lambda plan, _: SCHEDULES if plan.mesh.pp > 1 else (),
             change=_with_its_chunks,
             room=lambda plan: (
-                {"schedule": USUAL[0], "vpp": 1}
-                if (plan.schedule, plan.pipeline.vpp) != (USUAL[0], 1)
-                else {}
+                {"schedule": USUAL[0], "vpp": 1} if (plan.schedule, plan.pipeline.vpp) != (USUAL[0], 1) else {}
             ),
             replacements=lambda _: (
                 {"schedule": None, "actions": None, "pass_costs": None},
@@ -328,11 +306,7 @@ CHOICES = in_section(
         "layers",
         is_exported=True,
         moves=Moves(
-            _evened,
-            replacements=replaced_by("layers", None),
-            after="bucket_bytes",
-            led_by="pp",
-            for_measured=True,
+            _evened, replacements=replaced_by("layers", None), after="bucket_bytes", led_by="pp", for_measured=True
         ),
     ),
     Choice("actions", is_exported=True, is_held=False),

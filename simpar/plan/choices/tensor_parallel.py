@@ -73,9 +73,7 @@ def refuse_tensor_parallel(tp: int, target: Target, *, sequence_parallel: bool =
     Without ``sequence_parallel``, sequences aside.
     """
     if sequence_parallel and tp == 1:
-        raise UserError(
-            "plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out"
-        )
+        raise UserError("plan.sequence_parallel = true: needs tp > 1, with tp = 1 there is nothing to share out")
     if tp > 1 and (refusal := target.graph.facts.get("no_tensor_parallel")):
         raise UserError(f"plan.tp = {tp}: {target.graph.name} has {refusal}; allowed: 1")
     for dims in target.graph.scopes:
@@ -96,9 +94,7 @@ def _divide_dims(tp: int, dims: Mapping[str, int], seq_len: int | None) -> None:
     whole = gcd(*sizes.values())
     for name, size in sizes.items():
         if size % tp:
-            raise UserError(
-                f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {listed_divisors(whole)}"
-            )
+            raise UserError(f"plan.tp = {tp}: does not divide the {name} {size}; allowed: {listed_divisors(whole)}")
     kv_heads = dims["kv_heads"]
     if kv_heads % tp and tp % kv_heads:
         raise UserError(
@@ -156,10 +152,7 @@ CHOICES = in_section(
             "--sequence-parallel/--no-sequence-parallel",
         ),
         axis=Axis(
-            deciding(MEMORY, BLOCKS, REPLICAS, OPS, TRAFFIC),
-            lambda _: (False, True),
-            _sequence_fits,
-            after="hsdp",
+            deciding(MEMORY, BLOCKS, REPLICAS, OPS, TRAFFIC), lambda _: (False, True), _sequence_fits, after="hsdp"
         ),
         moves=Moves(
             lambda plan, _: (not plan.tensor_parallel.sequence_parallel,) if plan.mesh.tp > 1 else (),
@@ -183,9 +176,7 @@ CHOICES = in_section(
             after="recompute",
         ),
         moves=Moves(
-            around=(True, False),
-            replacements=lambda _: ({"tensor_parallel": {"overlap": False}},),
-            led_by="tp",
+            around=(True, False), replacements=lambda _: ({"tensor_parallel": {"overlap": False}},), led_by="tp"
         ),
     ),
 )

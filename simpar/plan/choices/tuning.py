@@ -23,9 +23,7 @@ class Tuning(Section):
     """
 
     lora_rank: Count | None = None
-    lora_targets: tuple[Projection, ...] = (
-        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-    )  # fmt: skip
+    lora_targets: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     frozen_layers: int = Field(0, ge=0, strict=True)
     frozen_dtype: Literal["bf16", "fp8", "nf4"] = "bf16"
 
@@ -46,9 +44,5 @@ class DecidedTuning:
 
 
 CHOICES = in_section(
-    "tuning",
-    Choice("lora_rank"),
-    Choice("lora_targets"),
-    Choice("frozen_layers"),
-    Choice("frozen_dtype"),
+    "tuning", Choice("lora_rank"), Choice("lora_targets"), Choice("frozen_layers"), Choice("frozen_dtype")
 )

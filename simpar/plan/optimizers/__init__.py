@@ -24,9 +24,7 @@ BY_VALUE = ", ".join(each.name for each in OPTIMIZERS.values() if not each.by_sh
 IN_TORCH = tuple(each.name for each in OPTIMIZERS.values() if each.in_torch)
 """Optimizers that ``torch.optim`` has, and hence the runtime and the exporters."""
 
-MOMENTUM = ", ".join(
-    name for name in IN_TORCH if "momentum" in (OPTIMIZERS[name].in_torch or InTorch("")).options
-)
+MOMENTUM = ", ".join(name for name in IN_TORCH if "momentum" in (OPTIMIZERS[name].in_torch or InTorch("")).options)
 """Names of torch's optimizers that take a momentum, as one text."""
 
 

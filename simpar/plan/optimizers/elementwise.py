@@ -17,13 +17,7 @@ OPTIMIZERS = (
         usual=True,
     ),
     Optimizer(
-        "sgd",
-        "Stochastic gradient descent, no states",
-        "",
-        moments=0,
-        others=0,
-        on_host=True,
-        in_torch=InTorch("SGD"),
+        "sgd", "Stochastic gradient descent, no states", "", moments=0, others=0, on_host=True, in_torch=InTorch("SGD")
     ),
     Optimizer(
         "sgd_momentum",
@@ -34,14 +28,7 @@ OPTIMIZERS = (
         on_host=True,
         in_torch=InTorch("SGD", ("momentum",), ("momentum_buffer",)),
     ),
-    Optimizer(
-        "lion",
-        "Sign of a momentum: one state [arXiv 2302.06675]",
-        "2023-02",
-        moments=1,
-        others=1,
-        on_host=True,
-    ),
+    Optimizer("lion", "Sign of a momentum: one state [arXiv 2302.06675]", "2023-02", moments=1, others=1, on_host=True),
     Optimizer(
         "adamw_8bit",
         "AdamW with moments of eight bits, a scale for every 256 of them [arXiv 2110.02861]",

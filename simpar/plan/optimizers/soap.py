@@ -30,9 +30,7 @@ def _work(rows: float, columns: float) -> list[Work]:
     for side, other in ((rows, columns), (columns, rows)):
         if side <= LARGEST_SIDE:
             result.append(Work(((side, other, side),), "fp32", repeated=TURNS))
-            result.append(
-                Work(((side, side, other),), "fp32", decomposition_flop=QR_FLOP * side**3 / TURNED_EVERY)
-            )
+            result.append(Work(((side, side, other),), "fp32", decomposition_flop=QR_FLOP * side**3 / TURNED_EVERY))
             result.append(Work(((side, side, side),), "fp32", pieces=1 / TURNED_EVERY))
     return result
 

@@ -43,9 +43,7 @@ def same_memory(name: str) -> tuple[str, ...]:
     """Schedules searched by default, with as many chunks as ``name``, that promise no more in flight than it does."""
     one, many = declared(name), (8, 64)  # ranks and microbatches, enough for a pipeline to fill
     most = one.promise.most_in_flight(*many)
-    alike = [
-        each for each in SCHEDULES.values() if each.chunks == one.chunks and each.searched == "by default"
-    ]
+    alike = [each for each in SCHEDULES.values() if each.chunks == one.chunks and each.searched == "by default"]
     return tuple(each.name for each in alike if each.promise.most_in_flight(*many) <= most)
 
 
@@ -113,9 +111,7 @@ def make_schedule(
     chunks = producer.chunks if vpp is None else vpp
     if not producer.any_chunks and chunks != producer.chunks:
         others = ", ".join(each.name for each in SCHEDULES.values() if each.any_chunks)
-        raise UserError(
-            f"schedule {name}: vpp = {chunks}; allowed: {producer.chunks} (any number of chunks: {others})"
-        )
+        raise UserError(f"schedule {name}: vpp = {chunks}; allowed: {producer.chunks} (any number of chunks: {others})")
     shape = (num_ranks, num_microbatches, *((chunks,) if producer.any_chunks else ()))
     return producer.make(*shape, costs=costs) if producer.looks_at_costs else producer.make(*shape)
 

@@ -120,9 +120,7 @@ class Schedule:
     @property
     def actions(self) -> tuple[tuple[Action, ...], ...]:
         """Every rank's actions as objects, for reading; use :meth:`arrays` in bulk."""
-        return tuple(
-            tuple(Action(*row) for row in zip(*_plain(columns), strict=True)) for columns in self.ranks
-        )
+        return tuple(tuple(Action(*row) for row in zip(*_plain(columns), strict=True)) for columns in self.ranks)
 
     def arrays(self, rank: int) -> tuple[NDArray[np.int8], NDArray[np.int32], NDArray[np.int32]]:
         """One rank's actions as (codes, stages, microbatches); a code is an index into ``FBIW``."""
@@ -198,9 +196,7 @@ def _cells(rank: int, line: str) -> Iterable[tuple[int, int, int, int]]:
             continue
         forward, backward = (_parse(rank, part) for part in pair.groups())
         if forward[0] != F or backward[0] not in (B, I):
-            raise UserError(
-                f"schedule line {rank + 1}: {cell!r}: a forward overlaps with a B or an I, in this order"
-            )
+            raise UserError(f"schedule line {rank + 1}: {cell!r}: a forward overlaps with a B or an I, in this order")
         yield (*forward, 1)
         yield (*backward, 0)
 
@@ -226,9 +222,7 @@ def verify(schedule: Schedule, *, memory_cap: int | None = None) -> None:
     for rank in range(schedule.num_ranks):
         peak = schedule.peak_in_flight(rank)
         if memory_cap is not None and peak > memory_cap:
-            raise UserError(
-                f"schedule {schedule.name}: rank {rank} keeps {peak} forwards; allowed: {memory_cap}"
-            )
+            raise UserError(f"schedule {schedule.name}: rank {rank} keeps {peak} forwards; allowed: {memory_cap}")
 
 
 def waits_for(schedule: Schedule) -> Ints:
@@ -253,9 +247,7 @@ class _Flat:
     def of(schedule: Schedule) -> _Flat:
         sizes = [len(columns) for columns in schedule.ranks]
         parts = zip(*(schedule.arrays(rank) for rank in range(schedule.num_ranks)), strict=True)
-        return _Flat(
-            np.repeat(np.arange(len(sizes)), sizes), *(np.concatenate(p).astype(np.int64) for p in parts)
-        )
+        return _Flat(np.repeat(np.arange(len(sizes)), sizes), *(np.concatenate(p).astype(np.int64) for p in parts))
 
     def text(self, at: int) -> str:
         return f"{self.stage[at]}{LETTERS[self.code[at]]}{self.microbatch[at]}"

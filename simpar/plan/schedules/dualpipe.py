@@ -24,9 +24,7 @@ def dualpipe(p: int, m: int) -> Schedule:
     Raises UserError unless p is even, m is even and m >= 2p.
     """
     if not _allows_both_ends(p, m):
-        raise UserError(
-            f"schedule dualpipe: pp = {p}, {m} microbatches; allowed: both even, and at least {2 * p}"
-        )
+        raise UserError(f"schedule dualpipe: pp = {p}, {m} microbatches; allowed: both even, and at least {2 * p}")
     return Schedule("dualpipe", m, tuple(range(p)), tuple(_dualpipe_rank(r, p, m) for r in range(p)), m // 2)
 
 

@@ -123,9 +123,7 @@ def _even_table(rank_of_stage: tuple[int, ...], m: int, rule: Rule) -> Ints:
 
 
 @lru_cache(maxsize=64)
-def begun(
-    name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs, forwards: int
-) -> Schedule:
+def begun(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs, forwards: int) -> Schedule:
     """The table for ``costs`` up to the time at which the first stage has begun ``forwards`` forwards."""
     pipeline = Pipeline.idle(rank_of_stage, m, rule.order)
     RUN(pipeline, m, rule.cap, costs, forwards)
@@ -152,8 +150,7 @@ def _by_rank(actions: Ints, rank_of_stage: tuple[int, ...], ends: Ints) -> tuple
     microbatch[np.argsort(actions.astype(np.int32), kind="stable")] = nth
     kind, stage = np.divmod(actions, num)
     parts = (
-        np.split(column, ends[:-1])
-        for column in (CODES[kind].astype(np.int8), stage.astype(np.int32), microbatch)
+        np.split(column, ends[:-1]) for column in (CODES[kind].astype(np.int8), stage.astype(np.int32), microbatch)
     )
     return tuple(columns(*each) for each in zip(*parts, strict=True))
 

@@ -113,9 +113,7 @@ PRODUCERS = (
         one_f_one_b,
         Promise("2020-06", min, lambda p, _m: 3 * (p - 1)),
         lambda r, p, _v, m: moment([p - r], 0, m),
-        names=Names(
-            hints=("pipedream", "pipedreamflush", "dapple"), pattern=r"none|1f1b|pipedream-?flush|dapple"
-        ),
+        names=Names(hints=("pipedream", "pipedreamflush", "dapple"), pattern=r"none|1f1b|pipedream-?flush|dapple"),
         usual=True,
     ),
     Producer(

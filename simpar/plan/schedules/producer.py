@@ -154,6 +154,4 @@ def moment(most: Sequence[int], last: int, microbatches: Ints, *, turns: bool = 
     number = np.asarray(microbatches)
     late = (number < most[-1]) & turns
     forward = np.where(late, NONE, last)
-    return Moment(
-        np.minimum(np.array(most), number[:, None]), forward, NONE if last == NONE else len(most) - 1
-    )
+    return Moment(np.minimum(np.array(most), number[:, None]), forward, NONE if last == NONE else len(most) - 1)

@@ -250,9 +250,7 @@ def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
     if problem.target:
         return f"{problem.target} cannot express it"
     others = [axis for axis in problem.constraints.fixed if axis not in layout]
-    return (
-        f"excluded together with --fix {', '.join(others)}" if others else "excluded by the rest of the plan"
-    )
+    return f"excluded together with --fix {', '.join(others)}" if others else "excluded by the rest of the plan"
 
 
 def runners_up(beside: Beside, taken: list[int], count: int) -> list[Exact]:

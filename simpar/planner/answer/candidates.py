@@ -53,14 +53,10 @@ def answer_of(
     if problem.objective == BY_REGRET:
         tied = sum(bool(one.figures.get("tied")) for one in candidates)
         shortest_s = min(one.step_time_s for one in candidates)
-        details["tie"] = {
-            "candidates": tied, "shortest_step_time_s": shortest_s, "limit_s": choice.limit_s
-        }  # fmt: skip
+        details["tie"] = {"candidates": tied, "shortest_step_time_s": shortest_s, "limit_s": choice.limit_s}
     certified = gap <= 0 and whole
     shown, others_compared = candidates[: progress.top], candidates[progress.top :]
-    return SearchResult(
-        shown, counts, problem.objective, certified, gap, progress.seconds, details, others_compared
-    )
+    return SearchResult(shown, counts, problem.objective, certified, gap, progress.seconds, details, others_compared)
 
 
 def _candidate(
@@ -98,9 +94,7 @@ def plan_of(problem: Problem, result: Result) -> Plan:
 
 
 def _predicted(result: Result) -> dict[str, float]:
-    return {
-        "step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
-    }  # fmt: skip
+    return {"step_time_s": result.step_time_s, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes}
 
 
 def _takers(plan: Plan, graph: ModelGraph) -> tuple[str, ...]:

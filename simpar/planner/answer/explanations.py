@@ -37,9 +37,7 @@ def why_it_loses(result: Result, best: Result) -> tuple[str, ...]:
 def _differences(other: Result, best: Result) -> str:
     """Where another plan spends more and less time than the best, largest difference first."""
     mine, theirs = other.time_breakdown_s.model_dump(), best.time_breakdown_s.model_dump()
-    changes = sorted(
-        ((mine[name] - theirs[name], words) for name, words in CAUSES.items()), key=lambda c: -abs(c[0])
-    )
+    changes = sorted(((mine[name] - theirs[name], words) for name, words in CAUSES.items()), key=lambda c: -abs(c[0]))
     said = [
         f"{format_seconds(abs(change))} {'more' if change > 0 else 'less'} {words}"
         for change, words in changes

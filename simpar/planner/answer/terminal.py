@@ -45,10 +45,7 @@ def print_search(found: SearchResult, console: Console) -> None:
     sections = (
         ("The whole run of the first, without failures", whole_run_words(found.best)),
         ("Why the first wins", list(found.best.why)),
-        (
-            "Why the others come after it",
-            [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]],
-        ),
+        ("Why the others come after it", [f"{one.rank}: {'; '.join(one.why)}" for one in found.candidates[1:]]),
         (
             "Chosen without a search",
             [f"{one['name']}: {'; '.join(one['why'])}" for one in found.details.get("naive", ())],
@@ -147,9 +144,7 @@ def _scope(found: SearchResult) -> Iterator[str]:
     yield "searched: " + "; ".join(f"{name} {listed(values)}" for name, values in told["searched"].items())
     yield from told.get("meanings", ())
     usual = usual_values()
-    held = [
-        name if value == usual.get(name, name) else f"{name} {value}" for name, value in told["held"].items()
-    ]
+    held = [name if value == usual.get(name, name) else f"{name} {value}" for name, value in told["held"].items()]
     if held:
         yield f"held as the plan has it: {', '.join(held)}"
     if decided := told.get("decided_by"):
@@ -162,11 +157,7 @@ def _scope(found: SearchResult) -> Iterator[str]:
 
 def _decided(told: Mapping[str, Any], stack: str) -> str:
     """Which framework restricts the plans, which values it left out, and how to search without it."""
-    by = (
-        f"by --portable {told['target']}"
-        if told["asked"]
-        else f"by {told['target']}, the framework of stack {stack}"
-    )
+    by = f"by --portable {told['target']}" if told["asked"] else f"by {told['target']}, the framework of stack {stack}"
     gone = "; ".join(f"{name} {listed(values)}" for name, values in told["left_out"].items())
     return f"{by}: without {gone or 'layouts that it does not have'} (--portable any searches them, too)"
 
@@ -273,6 +264,4 @@ def print_grid(grid: Mapping[str, Any], console: Console) -> None:
     console.print(Table(columns, rows))
     done = [cell for cell in grid["cells"] if cell["best"]]
     certified = sum(cell["certified_optimal"] for cell in done)
-    console.print(
-        f"{len(done)} of {len(grid['cells'])} have a plan that fits, {certified} certified", soft_wrap=True
-    )
+    console.print(f"{len(done)} of {len(grid['cells'])} have a plan that fits, {certified} certified", soft_wrap=True)

@@ -58,9 +58,7 @@ def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
     plans = [one.plan for one in results]
     complexity = [_complexity(problem, plan) for plan in plans]
     first, tied, regret = stands.choice(complexity), stands.tied, stands.expected_regret
-    order = sorted(
-        range(len(results)), key=lambda at: (at != first, not tied[at], regret[at] if tied[at] else at)
-    )
+    order = sorted(range(len(results)), key=lambda at: (at != first, not tied[at], regret[at] if tied[at] else at))
     figures = tuple(
         {
             "best_probability": round(float(stands.best_probability[at]), DIGITS),
@@ -70,11 +68,7 @@ def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
         }
         for at in order
     )
-    why = (
-        _what_decided(stands, order, plans, complexity)
-        if tied.sum() > 1
-        else _what_told(stands, first, results)
-    )
+    why = _what_decided(stands, order, plans, complexity) if tied.sum() > 1 else _what_told(stands, first, results)
     return Choice(tuple(results[at] for at in order), figures, why, longest_s)
 
 
@@ -152,7 +146,5 @@ def _complexity(problem: Problem, plan: Plan) -> tuple[int, int]:
     if plan.pipeline.stages:  # meshes of their own
         return 0, len(_axes(plan))
     domain = problem.cluster.domain_size
-    spanning = [
-        axis for axis in ("tp", "cp") if np.ptp(plan.mesh.groups(axis) // domain, axis=1).any()
-    ]  # fmt: skip
+    spanning = [axis for axis in ("tp", "cp") if np.ptp(plan.mesh.groups(axis) // domain, axis=1).any()]
     return len(spanning), len(_axes(plan))

@@ -76,24 +76,12 @@ class Table:
         source = waits_for(schedule)
         source[code == W] = -1
         marked = _boundary(code, stage)
-        alone = np.array([(letter, bool(last)) in apart for letter in LETTERS for last in (0, 1)])[
-            code * 2 + marked
-        ]
+        alone = np.array([(letter, bool(last)) in apart for letter in LETTERS for last in (0, 1)])[code * 2 + marked]
         pairs = np.flatnonzero(np.concatenate([columns.overlap for columns in schedule.ranks]))
         joined = pairs[~(alone[pairs] | alone[pairs + 1])]
         other = np.full(len(code), -1, dtype=np.int64)
         other[joined], source[joined + 1] = source[joined + 1], -1
-        return Table(
-            schedule,
-            code,
-            stage,
-            rank,
-            before,
-            source,
-            other,
-            joined,
-            whole,
-        )
+        return Table(schedule, code, stage, rank, before, source, other, joined, whole)
 
     @cached_property
     def boundary(self) -> Flags:
@@ -136,10 +124,7 @@ class Table:
     @cached_property
     def graph(self) -> Graph:
         """The columns that a sweep reads action by action."""
-        order, opened = (
-            np.concatenate(self.levels),
-            np.where(self.boundary & (self.code == F), self.stage, -1),
-        )
+        order, opened = (np.concatenate(self.levels), np.where(self.boundary & (self.code == F), self.stage, -1))
         waits = self.before, self.source, self.other
         return Graph(order, *waits, self.queue, self.column, self.message, opened)
 
@@ -256,11 +241,7 @@ def finishes_ns(
 
 
 def _sweep(
-    graph: Graph,
-    charges: tuple[Floats, Floats],
-    floors: Floats,
-    found: tuple[Floats, Floats],
-    all_sent: bool,
+    graph: Graph, charges: tuple[Floats, Floats], floors: Floats, found: tuple[Floats, Floats], all_sent: bool
 ) -> None:
     """:func:`finishes_ns` action by action instead of by level; fills ``found`` with ends and arrivals of messages."""
     durations, messages = charges

@@ -170,10 +170,7 @@ class Sweeps:
             for letter in shape.letters
             for boundary in (False, True)
         }
-        hops, floors = (
-            pipelines.hops(shape, pipelines.index[charge.rows]),
-            _floors(charge, table, times["F", True]),
-        )
+        hops, floors = (pipelines.hops(shape, pipelines.index[charge.rows]), _floors(charge, table, times["F", True]))
         finish = finishes_ns(table, times, hops, floors, self._pairs(shape, charge.keys, table))
         ends = _reduced(charge, table, computed_ns(table, finish, hops))
         last = np.stack([finish[table.last_of(rank)] for rank in range(shape.num_ranks)])

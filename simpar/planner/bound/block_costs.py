@@ -76,10 +76,7 @@ class BlockCosts(Keys):
         policies = self.jobs.rows.domain["recompute"]
         blocks = [graph.blocks[name] for name in dict.fromkeys(graph.layers)]
         layers = dict.fromkeys(
-            BlockPolicy(block, how)
-            for policy in policies
-            for block in blocks
-            for how in _choices(policy, block)
+            BlockPolicy(block, how) for policy in policies for block in blocks for how in _choices(policy, block)
         )
         return (BlockPolicy(graph.embedding, "none"), BlockPolicy(graph.head, "none"), *layers)
 
@@ -156,9 +153,7 @@ class BlockCosts(Keys):
             result[name] = table[which]
         return result
 
-    def _passes(
-        self, batch: Batch, kinds: Sequence[int], letters: Sequence[str]
-    ) -> Iterator[tuple[int, str, Passes]]:
+    def _passes(self, batch: Batch, kinds: Sequence[int], letters: Sequence[str]) -> Iterator[tuple[int, str, Passes]]:
         """The passes of a batch through blocks of some kinds; yields kind, letter and passes."""
         block: RankBlock | None = None
         shared: dict[str, Passes] = {}
@@ -234,10 +229,7 @@ class BlockCosts(Keys):
         """
         alone = self.plain_ns(keys, shape.letters)
         for stream in range(len(BLOCK_STREAMS)) if shape.pairs else ():
-            yield (
-                {letter: self._tables[letter].carried_ns[keys, :, stream] for letter in shape.letters},
-                alone,
-            )
+            yield ({letter: self._tables[letter].carried_ns[keys, :, stream] for letter in shape.letters}, alone)
         if not shape.pairs:
             yield alone, alone
 

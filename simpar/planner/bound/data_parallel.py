@@ -131,8 +131,7 @@ class Configuration:
     def reduction_ns(self, copies: Copies, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
         """Nanoseconds of the reductions in sequence of gradients of ``size_bytes``, in ``count`` calls each."""
         return tuple(
-            self.prices[op, group].time_ns(size_bytes * share / count, count)
-            for group, op, share in copies.reduce_ops
+            self.prices[op, group].time_ns(size_bytes * share / count, count) for group, op, share in copies.reduce_ops
         )
 
     @cached_property
@@ -160,9 +159,7 @@ class Configuration:
     def taken_ns(self, uses: Sequence[CollectiveUse]) -> Floats:
         """Nanoseconds of collectives in sequence; their sizes are arrays of one shape."""
         each = [
-            np.where(
-                use.size_bytes > 0, self.prices[use.op, use.group].time_ns(use.size_bytes, use.count), 0.0
-            )
+            np.where(use.size_bytes > 0, self.prices[use.op, use.group].time_ns(use.size_bytes, use.count), 0.0)
             for use in uses
         ]
         return np.asarray(sum(each))
@@ -191,9 +188,7 @@ class Configuration:
             self._crowded_s[letter, boundary] = self._taken_s(policy, self.crowded, size).sum(axis=1)
         return self._crowded_s[letter, boundary]
 
-    def _taken_s(
-        self, policy: SyncPolicy, of_byte: Mapping[tuple[str, str], Floats], size: tuple[int, ...]
-    ) -> Floats:
+    def _taken_s(self, policy: SyncPolicy, of_byte: Mapping[tuple[str, str], Floats], size: tuple[int, ...]) -> Floats:
         """Seconds per parameter that a pass occupies some links, from seconds per byte of each (operation, group).
 
         The result is float64[2, 2, *size], with the first two axes as in :meth:`slopes_s`; zero if ``of_byte`` is
@@ -293,9 +288,7 @@ class Crowded:
     def taken_s(self, op: str, name: str, prices: Prices) -> Floats:
         """Seconds per byte of an operation on a group that the links of the rank are occupied, float64[links]."""
         group = self.groups.get(name, np.zeros(0, dtype=np.int64))
-        moved = self.rank - (
-            int(group[0]) - int(in_first_domain(group, prices.cluster)[0]) if len(group) else 0
-        )
+        moved = self.rank - (int(group[0]) - int(in_first_domain(group, prices.cluster)[0]) if len(group) else 0)
         return prices.of(op, group, name).slopes_s(prices.ends(moved, moved))
 
 

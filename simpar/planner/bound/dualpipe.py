@@ -30,9 +30,7 @@ def asked_bound_ns(pipelines: Pipelines, which: Ints) -> Floats:
     return least
 
 
-def _of_ranks(
-    pipelines: Pipelines, which: Ints, tables: Mapping[str, Ints | Floats]
-) -> Iterator[tuple[Ints, Floats]]:
+def _of_ranks(pipelines: Pipelines, which: Ints, tables: Mapping[str, Ints | Floats]) -> Iterator[tuple[Ints, Floats]]:
     """Total time of the passes of all ranks by ``tables`` of letters: positions in ``which``, float64[n, ranks]."""
     for shape, mine in pipelines.by_shape(which):
         times = {name: table[pipelines.key[which[mine]]] for name, table in tables.items()}

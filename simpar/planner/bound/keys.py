@@ -81,10 +81,7 @@ class Keys:
         columns = np.stack([*(rows[name] for name in names), rows.code["order"]], axis=1)
         distinct, which = np.unique(columns, axis=0, return_inverse=True)
         meshes = [
-            Mesh(
-                **dict(zip((*names[:-1], "etp"), sizes, strict=True)),
-                order=split_order(rows.domain["order"][order]),
-            )
+            Mesh(**dict(zip((*names[:-1], "etp"), sizes, strict=True)), order=split_order(rows.domain["order"][order]))
             for *sizes, order in distinct.tolist()
         ]
         return meshes, which.ravel()

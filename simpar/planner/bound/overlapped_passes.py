@@ -52,10 +52,7 @@ class OverlappedPasses:
         known = self._known.setdefault((forward, backward, letter), none)
         missing = keys[known[keys] < 0]
         for batch, mine, which in self.blocks.batches(missing):
-            both = [
-                self.blocks.kept(batch, one, (kind,))[kind]
-                for kind, one in ((forward, "F"), (backward, letter))
-            ]
+            both = [self.blocks.kept(batch, one, (kind,))[kind] for kind, one in ((forward, "F"), (backward, letter))]
             known[missing[mine]] = self._met_ns(batch, both, which)
         return known[keys]
 

@@ -36,9 +36,7 @@ class Passes:
     def of(times: Mapping[str, Floats]) -> Passes:
         """Passes from durations by letter, float64[n, stages]."""
         least = [
-            (sum(times[one] for one in letters), times[letters[0]])
-            for letters in ("B", "IW")
-            if letters[0] in times
+            (sum(times[one] for one in letters), times[letters[0]]) for letters in ("B", "IW") if letters[0] in times
         ]
         return Passes(times["F"], *map(np.minimum.reduce, zip(*least, strict=True)))
 

@@ -37,9 +37,7 @@ class Pipelines:
     index: Ints
     row: Ints
     _hops: dict[tuple[int, int, int], tuple[Floats, Floats]] = field(default_factory=dict)
-    _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], tuple[bool, ...]]] = field(
-        default_factory=dict
-    )
+    _senders: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], tuple[bool, ...]]] = field(default_factory=dict)
     _distinct: dict[tuple[object, ...], int] = field(default_factory=dict)
     _messages: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[list[Price], Floats, Ints]] = field(
         default_factory=dict
@@ -211,9 +209,7 @@ class Pipelines:
             _, first, index = np.unique(moved, axis=0, return_index=True, return_inverse=True)
             prices = [self.prices.of("send", pair) if pair[0] != pair[1] else FREE for pair in pairs[first]]
             placed = pairs[first] if cluster.leaves_bind else moved[first]
-            slopes = [
-                price.slopes_s(self.prices.ends(*pair)) for price, pair in zip(prices, placed, strict=True)
-            ]
+            slopes = [price.slopes_s(self.prices.ends(*pair)) for price, pair in zip(prices, placed, strict=True)]
             self._messages[cached] = prices, np.array(slopes), index.reshape(2, -1)
         return self._messages[cached]
 

@@ -70,9 +70,7 @@ class Shape:
     @cached_property
     def by_stage(self) -> Floats:
         """How many blocks of each kind every virtual stage holds, float64[stages, kinds]."""
-        return np.array(
-            [np.bincount(held, minlength=self.num_kinds) for held in self.pieces], dtype=np.float64
-        )
+        return np.array([np.bincount(held, minlength=self.num_kinds) for held in self.pieces], dtype=np.float64)
 
     @cached_property
     def windows(self) -> tuple[tuple[Floats, ...], tuple[Floats, ...]]:
@@ -86,8 +84,7 @@ class Shape:
         return tuple(  # type: ignore[return-value]
             tuple(
                 np.array(
-                    [np.bincount(held[::order][part], minlength=self.num_kinds) for held in pieces],
-                    dtype=np.float64,
+                    [np.bincount(held[::order][part], minlength=self.num_kinds) for held in pieces], dtype=np.float64
                 )
                 for part in parts
             )
@@ -155,9 +152,7 @@ class Shapes:
 
     def _make(self, row: int) -> Shape:
         rows = self.jobs.rows
-        ranks, letters, pairs = outline(
-            self._value("schedule", row), int(rows.at("pp", row)), int(rows.at("vpp", row))
-        )
+        ranks, letters, pairs = outline(self._value("schedule", row), int(rows.at("pp", row)), int(rows.at("vpp", row)))
         return Shape(self._held(row), len(self.blocks.kinds), ranks, letters, pairs)
 
     def _value(self, name: str, row: int) -> str:
@@ -192,9 +187,7 @@ def outline(name: str, num_ranks: int, vpp: int) -> tuple[tuple[int, ...], tuple
     small = make_schedule(name, few, 8, vpp)
     ahead = small.rank_of_stage[::few]
     ranks = [rank if first == 0 else num_ranks - 1 - rank for first in ahead for rank in range(num_ranks)]
-    letters = tuple(
-        letter for code, letter in enumerate(LETTERS) if any((c.code == code).any() for c in small.ranks)
-    )
+    letters = tuple(letter for code, letter in enumerate(LETTERS) if any((c.code == code).any() for c in small.ranks))
     return tuple(ranks), letters, any(bool(columns.overlap.any()) for columns in small.ranks)
 
 

@@ -44,10 +44,7 @@ class StepBounds:
 
     def _of_shape(self, charge: RowCharge) -> Floats:
         shape, pipelines = charge.shape, self.pipelines.index[charge.rows]
-        tail, bounds = (
-            charge.tail(),
-            [(charge.linked() + charge.update).max(axis=1), charge.crowded().max(axis=1)],
-        )
+        tail, bounds = (charge.tail(), [(charge.linked() + charge.update).max(axis=1), charge.crowded().max(axis=1)])
         for times, alone in self.pipelines.blocks.least_ns(charge.keys, shape):
             path = self.pipelines.path(shape, pipelines, charge.stages(times, alone))
             bounds.append(charge.opening(alone["F"]) + path.behind(tail))
@@ -128,9 +125,7 @@ class RowCharge:
         return Stages(usual, ends, ends if alone is times else self._passes(alone, True))
 
     def _passes(self, times: Mapping[str, Ints], boundary: bool) -> Passes:
-        return Passes.of(
-            {one: self.stage_times(times[one], one, boundary=boundary) for one in self.shape.letters}
-        )
+        return Passes.of({one: self.stage_times(times[one], one, boundary=boundary) for one in self.shape.letters})
 
     def stage_times(self, kinds: Ints | Floats, letter: str, *, boundary: bool) -> Floats:
         """Durations of the passes of every stage, [n, stages], of blocks that take ``kinds`` [n, kinds].
@@ -205,9 +200,7 @@ class RowCharge:
         found = np.maximum(found, share * self.each("on host", self._on_host_ns)[:, None])
         return np.asarray(found + self._behind("late_gathers"))
 
-    def _products_s(
-        self, numerics: DecidedNumerics, parts: Mapping[str, Floats], mine: Ints
-    ) -> Floats | float:
+    def _products_s(self, numerics: DecidedNumerics, parts: Mapping[str, Floats], mine: Ints) -> Floats | float:
         """Seconds of the matrix products of a matrix optimizer, [len(mine), ranks]: whole matrices, shared out."""
         if not OPTIMIZERS[numerics.optimizer].by_matrix:
             return 0.0
@@ -281,9 +274,7 @@ class RowCharge:
         if self.shape.splits:
             placed = list(zip(self.shape.pieces, self.shape.rank_of_stage, strict=True))
             held = [[pieces[0] for pieces, rank in placed if rank == r] for r in range(self.shape.num_ranks)]
-            left, later = (
-                np.stack([times[:, each].min(axis=1) for each in held], axis=1) for times in (first, both)
-            )
+            left, later = (np.stack([times[:, each].min(axis=1) for each in held], axis=1) for times in (first, both))
         else:
             opened = [self.shape.pieces[stage][0] for stage in self.shape.first_stage]
             left, later = first[:, opened], both[:, opened]
@@ -307,9 +298,7 @@ class RowCharge:
         which = pipelines.index[self.rows]
         inside = {letter: self._inside(letter, counts) for letter in self.shape.letters}
         found = pipelines.microbatches(which)[:, None, None] * pipelines.drains_s(self.shape, which)
-        found = found + self._over_passes(
-            lambda one, boundary: inside[one] + self._copied(one, counts, boundary)
-        )
+        found = found + self._over_passes(lambda one, boundary: inside[one] + self._copied(one, counts, boundary))
         return np.asarray(NEARLY * NS_PER_S * found.max(axis=2))
 
     def crowded(self) -> Floats:

@@ -131,9 +131,7 @@ class Ahead:
         ]
         for worth, at, row in sorted(found):
             rows = self.frontiers[at].rows
-            room = (
-                worth < self.best and self.frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
-            )
+            room = worth < self.best and self.frontiers[at].least_bytes(row) <= rows.problem.memory_limit_bytes
             if room and not refusals(rows, row):
                 yield at, row
 

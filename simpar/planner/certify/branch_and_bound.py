@@ -192,9 +192,7 @@ class BranchAndBound:
 
     def ranked(self) -> list[Exact]:
         """Simulated plans that satisfy the constraints, best first; ties in the order of the space."""
-        return sorted(
-            (found for found in self.found if self.counts_for(found)), key=lambda found: found.worth
-        )
+        return sorted((found for found in self.found if self.counts_for(found)), key=lambda found: found.worth)
 
 
 def fields_of(problem: Problem, node_counts: list[int], hear: Hear = nobody) -> list[Field]:

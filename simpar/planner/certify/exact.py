@@ -114,9 +114,7 @@ def measure(
     if problem.objective == "energy" or apart(plan):
         result = exact(problem, plan)
         joules = result.bill.energy_j_per_step
-        worth = (
-            joules if problem.objective == "energy" else objective_rates(problem).per_s * result.step_time_s
-        )
+        worth = joules if problem.objective == "energy" else objective_rates(problem).per_s * result.step_time_s
         assert worth is not None, "energy is no objective without the device's power"
         return Exact(
             problem,
@@ -157,7 +155,7 @@ def measure(
     worth = per_s * step_s
     found = Exact(
         problem, plan, step_s, worth, fits, most, predicted, num_ops, tuple(fullest), name, partial(_report, context)
-    )  # fmt: skip
+    )
     if known is not None and key is not None:
         known[key] = replace(found, kept=None)
     return found
@@ -223,8 +221,6 @@ def objective_rates(problem: Problem) -> Rates:
         if (power := cluster.device.power) is None:
             raise UserError(f"objective energy: device {cluster.device.name} has no power; set power.limit")
         each_w = (power.idle, float(device_w(power, 0.0, 0.0)), power.limit)
-        idle_w, waiting_w, most_w = (
-            input_w(profile.host, cluster.world_size * one, cluster.nodes) for one in each_w
-        )
+        idle_w, waiting_w, most_w = (input_w(profile.host, cluster.world_size * one, cluster.nodes) for one in each_w)
         return Rates(waiting_w, most_w - idle_w, most_w)
     return BY_TIME

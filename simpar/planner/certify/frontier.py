@@ -124,9 +124,7 @@ class Frontier:
     def of(rows: Rows, needed_bytes: Floats) -> Frontier:
         """A frontier with all rows bounded by their kernels, and by those of a slow rank at any place in a pipeline."""
         problem, rows = rows.problem, with_slices(rows)
-        pipelines = Pipelines.of(
-            Jobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack))
-        )
+        pipelines = Pipelines.of(Jobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack)))
         sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
         bound, least = pipelines.kernels_bound_ns()
         if (cut := np.unique(pipelines.index[sliced(rows)])).size:
@@ -244,9 +242,7 @@ class Frontier:
         if self.own[row]:
             self._sweep_own(row)
             return
-        {KERNELS: self._passes, PASSES: self._steps, STEP: self._tables, TABLED: self._sweep}[
-            int(self.level[row])
-        ](row)
+        {KERNELS: self._passes, PASSES: self._steps, STEP: self._tables, TABLED: self._sweep}[int(self.level[row])](row)
 
     def nearest(self, level: int, most: int) -> list[int]:
         """Active rows of a level with the lowest bounds, lowest first."""
@@ -277,9 +273,7 @@ class Frontier:
     def simulate(self, row: int) -> Exact:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
         # never hold two large Programs beside the one that is being made
-        result = measure(
-            self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._let_go
-        )
+        result = measure(self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._let_go)
         self.note(row, result)
         return result
 
@@ -377,9 +371,7 @@ class Frontier:
         self.rows.set("recompute", mine, policy)
         pipe = self.bounds.pipelines.moved(mine)
         self.needed_bytes[mine] = needs(self.rows.some([row])).needed_bytes[0]
-        self._raise(
-            mine, np.repeat(self.bounds.pipelines.passes_bound_ns(np.array([pipe])), len(mine)), PASSES
-        )
+        self._raise(mine, np.repeat(self.bounds.pipelines.passes_bound_ns(np.array([pipe])), len(mine)), PASSES)
 
     def _passes(self, row: int) -> None:
         self._raise_passes(np.append(self._at(KERNELS, PASSED_AT_ONCE), row))

@@ -28,11 +28,9 @@ POSSIBLE: dict[str, Callable[[Problem], Sequence[Any]]] = {
     "cp": lambda problem: [] if problem.graph.has_state else divisors(problem.training.seq_len),
     "micro_batch": lambda problem: divisors(problem.training.global_batch),
     "schedule": lambda _: list(SCHEDULES),
-    "recompute": lambda problem: [
-        *SIMPLE, *(every(n) for n in range(2, len(problem.graph.layers) + 1)), OPTIMAL
-    ],
+    "recompute": lambda problem: [*SIMPLE, *(every(n) for n in range(2, len(problem.graph.layers) + 1)), OPTIMAL],
     "order": lambda _: ["-".join(order) for order in permutations(("tp", "cp", "dp", "pp"))],
-}  # fmt: skip
+}
 """All values a plan may have, for axes that offer only some of them."""
 RULES = {
     "vpp": "chunks above 4 that do not divide the layers, with or without embedding and head, evenly",
@@ -49,8 +47,7 @@ def scope(problem: Problem, refused: Mapping[str, Sequence[Any]] = MappingProxyT
     """
     offers, asked = domains(problem), fixed_values(problem.constraints.fixed)
     searched = {
-        name: tuple(value for value in values if value not in refused.get(name, ()))
-        for name, values in offers.items()
+        name: tuple(value for value in values if value not in refused.get(name, ())) for name, values in offers.items()
     }
     held = {name: values[0] for name, values in searched.items() if len(values) == 1}
     plan = {name: _value(problem.base, name) for name in (*_names_of(problem), *_elsewhere())}
@@ -86,9 +83,7 @@ def left_out(problem: Problem, searched: Mapping[str, Sequence[Any]]) -> Iterato
     """What no row of the space has although a plan may: values that an axis does not offer, and exclusions by rules."""
     fixed = fixed_values(problem.constraints.fixed)
     for name, possible in POSSIBLE.items():
-        missing = (
-            [] if name in fixed else [value for value in possible(problem) if value not in searched[name]]
-        )
+        missing = [] if name in fixed else [value for value in possible(problem) if value not in searched[name]]
         if missing:
             yield f"{name} {listed(missing)}"
     for name, words in RULES.items():

@@ -62,12 +62,7 @@ class SliceBounds:
     def _kernels_ns(self, pipe: int) -> tuple[float, float]:
         shape, key = self.pipelines.shapes[int(self.pipelines.shape[pipe])], int(self.pipelines.key[pipe])
         kinds, tables = self.pipelines.blocks.kinds, self._tables(key)
-        microbatches, ahead, ends, busy = (
-            float(self.rows.at("microbatches", self.pipelines.row[pipe])),
-            0.0,
-            0.0,
-            [],
-        )
+        microbatches, ahead, ends, busy = (float(self.rows.at("microbatches", self.pipelines.row[pipe])), 0.0, 0.0, [])
         for held in shape.pieces:
             each = [tables[kinds[kind].block.name, kinds[kind].recompute == "full"] for kind in held]
             forward, backward = (np.sum(tables, axis=0) for tables in zip(*each, strict=True))
@@ -83,10 +78,7 @@ class SliceBounds:
         """
         if key not in self._kernels:
             view = self.pipelines.blocks.view(key)
-            kinds = {
-                (kind.block.name, kind.recompute == "full"): kind.block
-                for kind in self.pipelines.blocks.kinds
-            }
+            kinds = {(kind.block.name, kind.recompute == "full"): kind.block for kind in self.pipelines.blocks.kinds}
             unit, length = unit_tokens(view.job), view.job.training.seq_len
             self._kernels[key] = {
                 known: slice_kernels_ns(block, view, (unit, length // unit), again=known[1])
@@ -113,9 +105,7 @@ class SliceBounds:
         return bool(self.rows.code[SLICES][row] > 0)
 
 
-def slice_kernels_ns(
-    block: Block, view: RankView, units: tuple[int, int], *, again: bool
-) -> tuple[Floats, Floats]:
+def slice_kernels_ns(block: Block, view: RankView, units: tuple[int, int], *, again: bool) -> tuple[Floats, Floats]:
     """Lower bounds of kernel times of forward and backward for every slice of a block, in nanoseconds.
 
     ``units`` are the tokens of a unit and the number of units; ``again`` says that the backward recomputes the forward.
@@ -129,9 +119,7 @@ def slice_kernels_ns(
         at = [(begin, end) for begin in begins for end in range(begin + 1, count + 1)]
         if not at:
             continue
-        dims = _stacked(
-            [slice_view(view, a * unit, b * unit).dims.of_block(block) for a, b in at], first=first
-        )
+        dims = _stacked([slice_view(view, a * unit, b * unit).dims.of_block(block) for a, b in at], first=first)
         times = operator_times(block.operators, dims, view.job.kernels, view.job.stack)
         ahead, inputs, weights = (
             sum(np.asarray(getattr(time, part)) for time in times)

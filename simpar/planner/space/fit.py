@@ -253,11 +253,7 @@ def _columns(rows: Rows, which: Ints) -> dict[str, NDArray[Any]]:
     if two.any():
         result["pp"], result["dp"], result["vpp"] = (
             np.where(two, other, result[name])
-            for name, other in (
-                ("pp", result["pp"] // 2),
-                ("dp", 2 * result["dp"]),
-                ("vpp", 2 * result["vpp"]),
-            )
+            for name, other in (("pp", result["pp"] // 2), ("dp", 2 * result["dp"]), ("vpp", 2 * result["vpp"]))
         )
     return result
 

@@ -103,9 +103,7 @@ class Jobs:
     def job(self, row: int) -> TrainingJob:
         """The job of a row."""
         problem = self.problem
-        return job_of_layout(
-            problem.graph, problem.cluster, self.layout(row), problem.training, problem.stack
-        )
+        return job_of_layout(problem.graph, problem.cluster, self.layout(row), problem.training, problem.stack)
 
     def batch(self, which: NDArray[np.int64]) -> TrainingJob:
         """One job for rows int64[n] whose passes differ in SIZES only; its layout has int64[n] where they differ.

@@ -148,9 +148,9 @@ def _lower_hull(points: list[tuple[float, float]]) -> tuple[Floats, Floats]:
     """Vertices of the lower convex hull from the origin to the rightmost point, by Andrew's monotone chain."""
     hull: list[tuple[float, float]] = []
     for x, y in sorted(points):
-        while len(hull) > 1 and (hull[-1][0] - hull[-2][0]) * (y - hull[-2][1]) <= (
-            hull[-1][1] - hull[-2][1]
-        ) * (x - hull[-2][0]):
+        while len(hull) > 1 and (hull[-1][0] - hull[-2][0]) * (y - hull[-2][1]) <= (hull[-1][1] - hull[-2][1]) * (
+            x - hull[-2][0]
+        ):
             hull.pop()
         hull.append((x, y))
     return np.array([x for x, _ in hull]), np.array([y for _, y in hull])

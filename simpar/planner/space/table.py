@@ -170,9 +170,7 @@ _DERIVED: dict[str, Callable[[Rows], Any]] = {
     "width": lambda rows: MeshSizes(dp=rows["dp"], cp=rows["cp"]).width,
     "expert_tp": lambda rows: _expert_sizes(rows).expert_tensor_parallel,
     "copies": lambda rows: replace(_expert_sizes(rows), dp=rows["dp"], cp=rows["cp"]).expert_copies,
-    "microbatches": lambda rows: (
-        rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1)
-    ),
+    "microbatches": lambda rows: rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1),
     "stages": lambda rows: rows["pp"] * rows["vpp"],
 }
 _READ = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")

@@ -29,10 +29,7 @@ Value = int | float | str
 
 
 def chosen_values(
-    problem: Problem,
-    space: str,
-    offered: Mapping[str, Sequence[Value]],
-    others: Mapping[str, Sequence[Value] | None],
+    problem: Problem, space: str, offered: Mapping[str, Sequence[Value]], others: Mapping[str, Sequence[Value] | None]
 ) -> dict[str, tuple[Value, ...]]:
     """The values of every axis of a space: those offered, or those asked for if the axis is held.
 
@@ -181,9 +178,7 @@ class StagesSearch(ABC):
                 "meanings": list(self.meanings),
             },
         }
-        answer = answer_of(
-            problem, progress, results, self.counts(), 1 - lowest_s / best_s, not progress.interrupted
-        )
+        answer = answer_of(problem, progress, results, self.counts(), 1 - lowest_s / best_s, not progress.interrupted)
         return answer.saying(more)
 
     def _margin(self, best_s: float, even: SearchResult | None) -> dict[str, object] | None:
@@ -191,7 +186,5 @@ class StagesSearch(ABC):
         if self.problem.constraints.fit_probability == AS_PREDICTED:
             return None
         of_even = even.details.get("margin") if even else None
-        unsure_s = min(
-            self.unsure_s, even.best.step_time_s / (1 + of_even["gain"]) if even and of_even else np.inf
-        )
+        unsure_s = min(self.unsure_s, even.best.step_time_s / (1 + of_even["gain"]) if even and of_even else np.inf)
         return {"fit_probability": AS_PREDICTED, "gain": max(best_s / unsure_s - 1, 0.0)}

@@ -169,16 +169,12 @@ class Pricing:
         """Nanoseconds of every pass through every kind of block on a rank, with collectives alone on their links."""
         order = job.layout.order  # the axes before tp decide how far apart tensor ranks are
         ahead, behind = np.split(order, [order.index("tp") + 1])
-        blank = asdict(DecidedPipeline()) | dict.fromkeys(
-            behind.tolist(), 1
-        )  # neither pipeline nor other ranks matter
+        blank = asdict(DecidedPipeline()) | dict.fromkeys(behind.tolist(), 1)  # neither pipeline nor other ranks matter
         key = place, repr(replace(job.layout, **blank, order=tuple(ahead.tolist())))
         if key not in self._known:
             alone = PassesAlone.of(job.on(place[0]), self.problem.cluster, rank=rank, slowdown=place[2])
             found: dict[str, Floats] = {}
-            for piece in {
-                (p.block.name, p.recompute): p for stage in alone.builder.pieces for p in stage
-            }.values():
+            for piece in {(p.block.name, p.recompute): p for stage in alone.builder.pieces for p in stage}.values():
                 taken = np.array([alone.duration_ns(piece, PASSES[letter]) for letter in LETTERS], np.float64)
                 name = piece.block.name
                 found[name] = np.minimum(found.get(name, np.inf), taken)

@@ -72,9 +72,7 @@ class BlockView(ABC):
     def share_keys(self, steps: StepList, op: Operator, collective: str) -> None:  # noqa: B027
         """Add the collective that shares keys and values, or their gradients, among slices of a sequence: none here."""
 
-    def attention(
-        self, steps: StepList, op: Operator, time: OperatorTime, kind: str, *, alone: bool = False
-    ) -> None:
+    def attention(self, steps: StepList, op: Operator, time: OperatorTime, kind: str, *, alone: bool = False) -> None:
         """Add core attention with its collectives, as ``kind`` forward, recompute or input_gradient.
 
         In backward, gradients of keys of other slices are sent back to their ranks. ``alone``: recomputed right ahead
@@ -89,9 +87,7 @@ class BlockView(ABC):
 
     def exchange(self, _kind: str) -> Exchange:
         """How tokens travel to experts. Raises UserError where they do not."""
-        raise UserError(
-            f"plan.stages: {self.block.name} routes tokens to experts; allowed: stages of dense models"
-        )
+        raise UserError(f"plan.stages: {self.block.name} routes tokens to experts; allowed: stages of dense models")
 
 
 def loss_sums(group: str, rows: Numbers) -> CollectiveUse:
@@ -172,9 +168,7 @@ class RankBlock(BlockView):
         shared = op.kind == "loss" and self.view.has_tensor_ranks
         return [loss_sums(TENSOR, self._rows(op))] if shared else []
 
-    def attention(
-        self, steps: StepList, op: Operator, time: OperatorTime, kind: str, *, alone: bool = False
-    ) -> None:
+    def attention(self, steps: StepList, op: Operator, time: OperatorTime, kind: str, *, alone: bool = False) -> None:
         """Core attention, with the keys of other ranks where they are needed."""
         runs = alone or kind == "input_gradient" or scalar_truth(time.forward_s > 0)
         if runs and context.splits_context(self.view):

@@ -133,9 +133,7 @@ class Phase:
 
     def of(self, index: int) -> Phase:
         """The phase of one plan of a batch."""
-        return replace(
-            self, steps=tuple(step.of(index) for step in self.steps), issue_s=_one(self.issue_s, index)
-        )
+        return replace(self, steps=tuple(step.of(index) for step in self.steps), issue_s=_one(self.issue_s, index))
 
     def then(self, other: Phase) -> Phase:
         """Both phases in turn: the opening steps of ``other`` wait for the last steps here."""

@@ -127,9 +127,7 @@ def without_held(phase: Phase, prices_ns: Sequence[Time], kernels_s: Sequence[Nu
     return floats(np.minimum(1.0 + lost_ns / compute_ns, 1.0 / (1.0 - most)))
 
 
-def _parts(
-    steps: Sequence[Step], starts: Sequence[int], finishes: Sequence[int], duration: int
-) -> dict[str, int]:
+def _parts(steps: Sequence[Step], starts: Sequence[int], finishes: Sequence[int], duration: int) -> dict[str, int]:
     """Nanoseconds of a segment by kind: of kernels, and of the collectives for which the compute stream idles.
 
     A gap is walked back from its end; at each instant it is put down to the running collective that started last.

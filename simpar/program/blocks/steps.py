@@ -219,9 +219,7 @@ class _Walk:
         if sums:
             sequence.frontier = (sums[-1], *ends)
 
-    def _weight_gradient(
-        self, sequence: StepList, op: Operator, time: OperatorTime, waits: tuple[int, ...]
-    ) -> int:
+    def _weight_gradient(self, sequence: StepList, op: Operator, time: OperatorTime, waits: tuple[int, ...]) -> int:
         """Add the gradient of an operator's weights and the kernels that sum it up; the position of the last one."""
         own = time.backward_weight_s - sum(time.sums_s.values())
         parts = {op.name: own} | {f"{op.name}.{name}": seconds for name, seconds in time.sums_s.items()}
@@ -239,9 +237,7 @@ class _Walk:
         for change in self._read.get(op.name, ()):
             for transfer in change.forward if change.sums_gradient else ():
                 if transfer.op == "all_gather":
-                    last = sequence.add(
-                        self._move(f"{op.name}.input_gather", change, transfer), join=not beside
-                    )
+                    last = sequence.add(self._move(f"{op.name}.input_gather", change, transfer), join=not beside)
         return last
 
     def _sum_gradients(self, sequence: StepList, op: Operator) -> tuple[int, ...]:

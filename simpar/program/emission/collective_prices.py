@@ -54,9 +54,7 @@ class Added:
         return call_s, self.quantise_s_per_byte.get(op, 0.0) if copies else 0.0
 
 
-def calls_ns(
-    latency_s: Numbers, added: tuple[float, float], size_bytes: Numbers, count: Numbers
-) -> int | Ints:
+def calls_ns(latency_s: Numbers, added: tuple[float, float], size_bytes: Numbers, count: Numbers) -> int | Ints:
     """Nanoseconds of ``count`` calls without draining their bytes: latencies, and what is ``added`` to them."""
     per_call, per_byte = added
     took_ns: int | Ints = to_ns(count * (latency_s + per_call + per_byte * size_bytes))

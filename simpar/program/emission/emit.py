@@ -144,9 +144,7 @@ class Emitter:
     def digest(self) -> bytes:
         """A digest of what :meth:`finish` reads; steps with equal digests differ at most in the names of links."""
         network, quotient = self.network, self.network.quotient
-        found = hashlib.sha256(
-            repr((tuple(self._streams), [group.members for group in quotient.groups])).encode()
-        )
+        found = hashlib.sha256(repr((tuple(self._streams), [group.members for group in quotient.groups])).encode())
         directed = np.array([group.directed for group in quotient.groups])
         parts: list[NDArray[Any]] = [quotient.multiplicity, directed]
         known: dict[int, list[NDArray[Any]]] = {}
@@ -154,9 +152,7 @@ class Emitter:
             tables = self._tables_of(actions)
             for template, table in zip(actions.templates, tables, strict=True):
                 if id(template) not in known:
-                    found.update(
-                        repr([(node.kind, node.name, node.layer) for node in template.nodes]).encode()
-                    )
+                    found.update(repr([(node.kind, node.name, node.layer) for node in template.nodes]).encode())
                     known[id(template)] = [np.array(len(known)), table.ops, *table.rows.values()]
                     parts += known[id(template)]
                 parts.append(known[id(template)][0])
@@ -204,9 +200,7 @@ class Emitter:
     def _columns(self) -> dict[str, Any]:
         """Columns of all slots by name; their rows (dependencies and so on) are kept by class for :meth:`_joined`."""
         names = ("class_id", "action", "label", "microbatch", "stage", *_OPS)
-        columns = {
-            name: np.empty(self._begins[-1], dtype=np.int64 if name in _LARGE else np.int32) for name in names
-        }
+        columns = {name: np.empty(self._begins[-1], dtype=np.int64 if name in _LARGE else np.int32) for name in names}
         known: dict[tuple[int, int], tuple[Ints, dict[str, _Read], dict[str, Ints]]] = {}
         for classes, actions in self._added:
             key, tables = (id(actions.templates), id(actions.template)), self._tables_of(actions)
@@ -273,10 +267,7 @@ class Emitter:
 
     def _joined(self, name: str, dtype: type[np.signedinteger[Any]] = np.int32) -> list[Any]:
         """Rows of one name, class after class: the class of every row, then its columns, with slots of the Program."""
-        counts, parts = (
-            np.zeros_like(self._begins),
-            [(classes, rows.pop(name)) for classes, rows in self._parts],
-        )
+        counts, parts = (np.zeros_like(self._begins), [(classes, rows.pop(name)) for classes, rows in self._parts])
         for classes, rows in parts:
             counts[classes + 1] = rows.shape[-1]
         begins = np.cumsum(counts)
@@ -332,8 +323,7 @@ def _table(nodes: Sequence[Node], streams: Mapping[str, int]) -> _Table:
         "dependency": [(i, after) for i, node in each for after in node.after],
         "stream": [(i, streams[name]) for i, node in each for name in node.streams if name in streams],
         "memory": [
-            (i, int(c.at_finish), round(c.delta_bytes), MEMORY_CATEGORIES.index(c.category))
-            for i, c in changes
+            (i, int(c.at_finish), round(c.delta_bytes), MEMORY_CATEGORIES.index(c.category)) for i, c in changes
         ],
         "arrival": [(i,) for i, node in each if node.arrival],
         "awaits": [(i, 0, BUFFERS.index(a.buffer), a.back) for i, node in each for a in node.awaits],

@@ -26,9 +26,7 @@ def are_shared(cluster: Cluster) -> bool:
     return cluster.profile.host.compute_capacity is not None and cluster.world_size > 1
 
 
-def share_cores(
-    program: Program, slots: Slots, op_of_slot: Indices, quotient: Quotient, cluster: Cluster
-) -> Program:
+def share_cores(program: Program, slots: Slots, op_of_slot: Indices, quotient: Quotient, cluster: Cluster) -> Program:
     """The Program with every kernel, and every collective's own work, on the cores of its node.
 
     Work of a fixed duration is a byte a nanosecond; the capacity of a node's cores is as many bytes a nanosecond as
@@ -38,10 +36,7 @@ def share_cores(
     load = _cores_taken(program, slots, op_of_slot, quotient, cluster)
     alone, ops, old = solo_durations_ns(program), program.ops, program.routes
     known: dict[tuple[int, tuple[float, ...]], int] = {}
-    columns = {
-        name: getattr(ops, name).copy()
-        for name in ("fixed_ns", "work_bytes", "rate_cap_bytes_per_s", "route")
-    }
+    columns = {name: getattr(ops, name).copy() for name in ("fixed_ns", "work_bytes", "rate_cap_bytes_per_s", "route")}
     for op in np.flatnonzero((load.sum(axis=1) > 0) & (alone > 0)).tolist():
         drained, share = int(alone[op] - ops.fixed_ns[op]), load[op]
         if ops.work_bytes[op] and drained:
@@ -55,9 +50,7 @@ def share_cores(
     return replace(program, ops=replace(ops, **columns), routes=routes)
 
 
-def _cores_taken(
-    program: Program, slots: Slots, op_of_slot: Indices, quotient: Quotient, cluster: Cluster
-) -> Floats:
+def _cores_taken(program: Program, slots: Slots, op_of_slot: Indices, quotient: Quotient, cluster: Cluster) -> Floats:
     """Cores that every op takes on every node, alone and at full speed: float64[num_ops, nodes].
 
     A kernel takes one core for each rank of its class on the node. A rank in a collective takes ``collective_load``
@@ -68,10 +61,7 @@ def _cores_taken(
     np.add.at(present, (quotient.class_of_rank, node), 1.0)
     collective = slots.group >= 0
     each = np.where(collective, cluster.profile.host.collective_load, 0.0)
-    compute, kernels = (
-        np.array([name == COMPUTE for name in program.stream_names]),
-        np.zeros(len(program), bool),
-    )
+    compute, kernels = (np.array([name == COMPUTE for name in program.stream_names]), np.zeros(len(program), bool))
     kernels[program.streams.item[compute[program.streams.owners()]]] = True
     each[kernels[op_of_slot] & ~collective] = 1.0
     taken = np.zeros((len(program), cluster.nodes))

@@ -36,13 +36,7 @@ from simpar.program.structure.templates import DRIVE_IN, DRIVE_OUT, GATHER, HOST
 from simpar.units import US, Flags, Floats, Indices, Ints, Numbers, floats
 
 EMBEDDING_GROUP = "embedding"
-_BLOCK_STREAM = {
-    TENSOR: TENSOR,
-    RING: CONTEXT,
-    HEADS: CONTEXT,
-    RANKS: EXPERT,
-    SLICES: TENSOR,
-}
+_BLOCK_STREAM = {TENSOR: TENSOR, RING: CONTEXT, HEADS: CONTEXT, RANKS: EXPERT, SLICES: TENSOR}
 BLOCK_KINDS = tuple(_BLOCK_STREAM)
 """Kinds of groups in which the passes of a block communicate."""
 
@@ -159,9 +153,7 @@ def _data_parallel_kinds(sync: Synchronisation) -> list[GroupKind]:
             ops.setdefault(each.shard_group, []).extend(["all_gather", *swaps])
         shards = groups.reshape(len(groups), each.copies, -1)
         members = {
-            f"{each.kind}_replicate": np.ascontiguousarray(shards.transpose(0, 2, 1)).reshape(
-                -1, each.copies
-            ),
+            f"{each.kind}_replicate": np.ascontiguousarray(shards.transpose(0, 2, 1)).reshape(-1, each.copies),
             each.shard_group: shards.reshape(len(groups) * each.copies, -1),
             each.kind: groups,
         }
@@ -216,9 +208,7 @@ class Network:
     def _shared(self) -> Flags:
         """Which link classes carry flows of more than one stream that may use them at the same time."""
         groups, links = self.quotient.groups, self.quotient.links_of_groups
-        families = {
-            kind: number for number, kind in enumerate(dict.fromkeys(map(_family, self.quotient.group_class)))
-        }
+        families = {kind: number for number, kind in enumerate(dict.fromkeys(map(_family, self.quotient.group_class)))}
         family = np.array([families[_family(group.kind)] for group in groups], dtype=np.int64)
         streams = [self.streams_of_kind[group.kind] for group in groups]
         owner = links.owners()

@@ -95,10 +95,7 @@ class Placed:
     @staticmethod
     def of(kind: GroupKind, found: Sequence[Pattern], symmetry: Symmetry, cluster: Cluster) -> Placed:
         """The places of a kind, with their loads."""
-        lowest = [
-            np.unique(_home(each, each.first[symmetry.representative_groups(each)], symmetry))
-            for each in found
-        ]
+        lowest = [np.unique(_home(each, each.first[symmetry.representative_groups(each)], symmetry)) for each in found]
         pattern = np.repeat(np.arange(len(found)), [len(first) for first in lowest])
         first = np.concatenate(lowest)
         ranks = first[:, None] + np.stack([each.offset for each in found])[pattern]

@@ -50,9 +50,7 @@ class Graph:
     incidence: Incidence
 
 
-def build_graph(
-    cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True
-) -> Graph:
+def build_graph(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True) -> Graph:
     """The graph whose refinement folds a layout; without ``orbits`` every rank, group and link is a node.
 
     On mixed clusters they always are, because the links there are no function of a rank's digits.
@@ -88,9 +86,7 @@ def _capacities(cluster: Cluster) -> list[Floats]:
 def _where_loads_agree(placed: Sequence[Placed], symmetry: Symmetry, fabric: Fabric) -> Symmetry:
     """The symmetry without the digits along which some algorithm loads links differently."""
     every = np.arange(len(symmetry.digits))
-    uneven = [
-        any(orbit_loads(each, symmetry.fixing(every != d), fabric) is None for each in placed) for d in every
-    ]
+    uneven = [any(orbit_loads(each, symmetry.fixing(every != d), fabric) is None for each in placed) for d in every]
     return symmetry.fixing(np.array(uneven))
 
 
@@ -133,11 +129,7 @@ def _repeat(row: Ints, place: Ints, num_places: int) -> tuple[Ints, Ints]:
 
 
 def _assemble(
-    placed: tuple[Placed, ...],
-    kinds: Sequence[KindNodes],
-    symmetry: Symmetry,
-    cluster: Cluster,
-    rank_colour: Ints,
+    placed: tuple[Placed, ...], kinds: Sequence[KindNodes], symmetry: Symmetry, cluster: Cluster, rank_colour: Ints
 ) -> Graph:
     """Number the nodes and put all edges in one list."""
     ranks = np.flatnonzero(symmetry.is_lowest)
@@ -149,9 +141,7 @@ def _assemble(
     for nodes, each, start in zip(kinds, placed, group_start[:-1], strict=True):
         group, rank, role, many = nodes.member.T
         ones = np.ones_like(group)
-        edges.append(
-            np.stack([np.searchsorted(ranks, rank), start + group, label + role, ones, many], axis=1)
-        )
+        edges.append(np.stack([np.searchsorted(ranks, rank), start + group, label + role, ones, many], axis=1))
         label += int(role.max(initial=0)) + 1
         group, link, row, num_links, num_groups = nodes.load.T
         node = group_start[-1] + np.searchsorted(links, link)
@@ -163,11 +153,7 @@ def _assemble(
 
 
 def _colours(
-    placed: Sequence[Placed],
-    kinds: Sequence[KindNodes],
-    nodes: tuple[Ints, Ints],
-    cluster: Cluster,
-    rank_colour: Ints,
+    placed: Sequence[Placed], kinds: Sequence[KindNodes], nodes: tuple[Ints, Ints], cluster: Cluster, rank_colour: Ints
 ) -> Ints:
     """Initial colours: of ranks as given, of groups by kind and shape, of links by block and capacity.
 

@@ -98,10 +98,7 @@ class Quotient:
     @cached_property
     def links_of_groups(self) -> Csr:
         """Link classes that the groups of every class may load, in order."""
-        every = [
-            np.zeros((2, 0), dtype=np.int64),
-            *(np.stack([each.group, each.link]) for each in self.traffic),
-        ]
+        every = [np.zeros((2, 0), dtype=np.int64), *(np.stack([each.group, each.link]) for each in self.traffic)]
         group, link = np.concatenate(every, axis=1)
         count = max(len(self.link_names), 1)
         pairs = np.unique(group * count + link)
@@ -123,9 +120,7 @@ class Quotient:
         return links, np.bincount(index, together, len(links)).astype(np.float64)
 
 
-def build_quotient(
-    cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True
-) -> Quotient:
+def build_quotient(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True) -> Quotient:
     """Fold the ranks of a cluster under the given process groups.
 
     ``rank_colour`` int64[world_size] distinguishes ranks that run different programs or at different speed

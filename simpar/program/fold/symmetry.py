@@ -148,10 +148,7 @@ def no_symmetry(world: int) -> Symmetry:
 
 
 def find_symmetry(
-    world: int,
-    kinds: Sequence[Sequence[Pattern]],
-    cluster: Cluster,
-    colours: Sequence[NDArray[np.generic]],
+    world: int, kinds: Sequence[Sequence[Pattern]], cluster: Cluster, colours: Sequence[NDArray[np.generic]]
 ) -> tuple[Symmetry, list[list[Pattern]]]:
     """The symmetry of group kinds on a cluster, and the patterns of each kind by the digits that they change.
 
@@ -167,9 +164,7 @@ def find_symmetry(
     free = regular.copy()
     for pattern in (pattern for kind in split for pattern in kind):
         free &= _kept(pattern, digits, free)
-    first = tuple(
-        _cells(colours, digits, d) if free[d] else np.arange(size) for d, size in enumerate(digits.size)
-    )
+    first = tuple(_cells(colours, digits, d) if free[d] else np.arange(size) for d, size in enumerate(digits.size))
     return Symmetry(digits, regular, first), split
 
 

@@ -67,11 +67,7 @@ def solo_rates(coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike) -> Ints:
 
 
 def solo_duration_ns(
-    fixed_ns: int,
-    work_bytes: int,
-    coefficient: ArrayLike,
-    capacity_bytes_per_s: ArrayLike,
-    rate_cap_bytes_per_s: int,
+    fixed_ns: int, work_bytes: int, coefficient: ArrayLike, capacity_bytes_per_s: ArrayLike, rate_cap_bytes_per_s: int
 ) -> int:
     """Duration of one flow with its links to itself: fixed part plus work over its smallest rate."""
     if not work_bytes:

@@ -10,16 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from simpar.architectures.graph import Block
-from simpar.architectures.recompute import (
-    FULL,
-    MODULES,
-    OPTIMAL,
-    SIMPLE,
-    by_layer,
-    last_of,
-    of_modules,
-    together,
-)
+from simpar.architectures.recompute import FULL, MODULES, OPTIMAL, SIMPLE, by_layer, last_of, of_modules, together
 from simpar.cost.activations import BlockActivations, block_activations
 from simpar.cost.checkpointing import LayerRun, RecomputeChoice, choose
 from simpar.cost.memory.moments import short_schedule
@@ -192,18 +183,13 @@ class _Checkpointing:
         for layers in range(2, length + 1):
             last = self._activations(block, last_of(layers))
             held = float(last.recomputed_bytes + last.backward_workspace_bytes)
-            result.append(
-                RecomputeChoice(together(layers), layers, full.saved_bytes, held, layers * full.again_s)
-            )
+            result.append(RecomputeChoice(together(layers), layers, full.saved_bytes, held, layers * full.again_s))
         return tuple(result)
 
     def _choice(self, block: Block, mode: str) -> RecomputeChoice:
         sizes = self._activations(block, mode)
         again_ns = self._backward_ns(block, mode) - self._backward_ns(block, "none")
-        held = max(
-            float(sizes.recomputed_bytes + sizes.backward_workspace_bytes),
-            float(sizes.forward_workspace_bytes),
-        )
+        held = max(float(sizes.recomputed_bytes + sizes.backward_workspace_bytes), float(sizes.forward_workspace_bytes))
         return RecomputeChoice(mode, 1, float(sizes.saved_bytes), held, max(again_ns, 0) / NS_PER_S)
 
     def _activations(self, block: Block, mode: str) -> BlockActivations:
@@ -239,8 +225,7 @@ def module_policies(block: Block) -> list[str]:
     present = [name for name, operators in MODULES.items() if 2 * len(operators & names) > len(operators)]
     present = present[:MOST_MODULES]
     return [
-        of_modules([name for at, name in enumerate(present) if bits >> at & 1])
-        for bits in range(1, 2 ** len(present))
+        of_modules([name for at, name in enumerate(present) if bits >> at & 1]) for bits in range(1, 2 ** len(present))
     ]
 
 

@@ -56,9 +56,7 @@ class PassesAlone:
 
     def slowest_stage_ns(self, *kinds: str) -> int:
         """Nanoseconds of passes of some kinds over all blocks of the virtual stage that takes longest."""
-        return max(
-            sum(self.duration_ns(p, kind) for p in some for kind in kinds) for some in self.builder.pieces
-        )
+        return max(sum(self.duration_ns(p, kind) for p in some for kind in kinds) for some in self.builder.pieces)
 
 
 def pass_costs(job: TrainingJob, cluster: Cluster) -> tuple[float, float, float]:

@@ -16,9 +16,7 @@ class Bucket:
     count: int
 
 
-def buckets(
-    sizes_bytes: Iterable[float], first_bytes: float, bucket_bytes: float, *, per_unit: bool
-) -> list[Bucket]:
+def buckets(sizes_bytes: Iterable[float], first_bytes: float, bucket_bytes: float, *, per_unit: bool) -> list[Bucket]:
     """The buckets of gradients of units, given in the order of their backward: ``per_unit``, or flat buckets.
 
     A bucket closes with the unit that fills it, or with the last unit. DDP's first one is small (``first_bytes``; 0:

@@ -20,10 +20,7 @@ from simpar.program.structure.templates import MemoryChange, Template, compute_n
 
 def live(units: Sequence[StageBlock]) -> list[StageBlock]:
     """Units as seen by their backward: recomputed tensors are there already, and are released with the saved ones."""
-    return [
-        replace(unit, saved_bytes=unit.saved_bytes + unit.recomputed_bytes, recomputed_bytes=0.0)
-        for unit in units
-    ]
+    return [replace(unit, saved_bytes=unit.saved_bytes + unit.recomputed_bytes, recomputed_bytes=0.0) for unit in units]
 
 
 def with_early_recompute(

@@ -57,9 +57,7 @@ def _append_steps(nodes: Nodes, node: Node, segment: Segment, last: tuple[int, .
     for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
         nodes.append(
             Node(
-                kind=node.kind
-                if step.kind in ("forward", "input_gradient", "weight_gradient")
-                else step.kind,
+                kind=node.kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind,
                 name=step.name,
                 streams=(step.stream,),
                 duration_ns=0 if step.name == LAUNCH else int(finish - start),

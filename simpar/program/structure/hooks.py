@@ -149,8 +149,7 @@ class SyncPolicy:
         for each in self.copies:
             count = each.parameters(unit)
             moved += [
-                CollectiveUse(group, op, count * each.gradient_bytes * share)
-                for group, op, share in each.reduce_ops
+                CollectiveUse(group, op, count * each.gradient_bytes * share) for group, op, share in each.reduce_ops
             ]
             if each.gather_group:
                 moved.append(each.gather(count))

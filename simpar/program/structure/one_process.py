@@ -74,9 +74,7 @@ class OneProcess:
         times = RankBlock.of(self.builder.job.graph.head, self.builder.view).times
         loss = next(time for time in times if time.name == "loss")
         seconds = float(loss.forward_s if kind == "forward" else loss.backward_input_s)
-        seconds *= (
-            (self.builder.sync.width - 1) * self.slowdown * self.builder.job.stack.launch.kernel_overhead
-        )
+        seconds *= (self.builder.sync.width - 1) * self.slowdown * self.builder.job.stack.launch.kernel_overhead
         saved, peak = self._loss_bytes()
         node = Node(
             kind=kind,
@@ -84,10 +82,8 @@ class OneProcess:
             streams=(COMPUTE,),
             duration_ns=int(to_ns(seconds)),
             after=(template.exit,) if template.nodes else (),
-            memory=(
-                MemoryChange(False, peak - saved, "transient"), MemoryChange(True, saved - peak, "transient"),
-            ),
-        )  # fmt: skip
+            memory=(MemoryChange(False, peak - saved, "transient"), MemoryChange(True, saved - peak, "transient")),
+        )
         return Template((*template.nodes, node), len(template.nodes))
 
     def _loss_bytes(self) -> tuple[float, float]:
@@ -108,6 +104,5 @@ class OneProcess:
 def _moved(template: Template, by: int) -> tuple[Node, ...]:
     """The template's nodes, renumbered to stand behind ``by`` other nodes and to wait for the last of these."""
     return tuple(
-        replace(node, after=(*(i + by for i in node.after), by - 1), arrival=node.arrival)
-        for node in template.nodes
+        replace(node, after=(*(i + by for i in node.after), by - 1), arrival=node.arrival) for node in template.nodes
     )

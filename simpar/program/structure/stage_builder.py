@@ -15,15 +15,7 @@ from math import prod
 from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import INPUT, Block, Dims, Operator, is_row_parallel
 from simpar.cost.activations import BlockActivations, block_activations
-from simpar.cost.memory.static import (
-    StaticMemory,
-    Term,
-    buffer_terms,
-    cast_term,
-    flat_shard,
-    is_cast,
-    weight_terms,
-)
+from simpar.cost.memory.static import StaticMemory, Term, buffer_terms, cast_term, flat_shard, is_cast, weight_terms
 from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.operators import OperatorTime
 from simpar.cost.sharded import (
@@ -133,9 +125,7 @@ class StageBlock(BlockView):
         ends = {self.block.operators[-1].name: self.sharding.stream("output")}
         if MEMORY in self.roles:
             ends[MEMORY] = self.sharding.stream("memory")
-        flow = Flow(
-            self.stage.mesh, outside, ends, lambda op, _: self.reads(op), self.writes, self._size_bytes
-        )
+        flow = Flow(self.stage.mesh, outside, ends, lambda op, _: self.reads(op), self.writes, self._size_bytes)
         return changes(self.block, flow)
 
     def _size_bytes(self, tensor: str, reader: Operator | None) -> float:
@@ -206,10 +196,7 @@ def activations(view: StageBlock, recompute: str = "none") -> BlockActivations:
 
     They are measured with the dims of the stream between blocks, of the products inside, and of every output.
     """
-    own = {
-        op.name: {**view.dims, **_rows(view, view.writes(op)), **_divided(view, op)}
-        for op in view.block.operators
-    }
+    own = {op.name: {**view.dims, **_rows(view, view.writes(op)), **_divided(view, op)} for op in view.block.operators}
     inner: dict[str, int] = {}
     for op in view.block.operators:
         inner |= {name: size for name, size in _divided(view, op).items() if name != "hidden"}
@@ -367,9 +354,7 @@ class RolesBuilder(ActionBuilder):
     def _gathered_axes(self) -> list[int]:
         """Axes along which pieces from a neighbouring stage are gathered."""
         view, last = self.view, len(self.view.job.layout.stages or ()) - 1
-        ends = [(self.blocks[0], "input")] * (view.index > 0) + [(self.blocks[-1], "output")] * (
-            view.index < last
-        )
+        ends = [(self.blocks[0], "input")] * (view.index > 0) + [(self.blocks[-1], "output")] * (view.index < last)
         states = [view.stage.sharding[block.name].stream(which) for block, which in ends]
         return [
             axis

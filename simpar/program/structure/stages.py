@@ -215,9 +215,7 @@ class ActionBuilder(ABC):
     def held_outputs_bytes(self, pipeline_rank: int, *, held_up: bool = False) -> float:
         """Bytes of row-parallel outputs, freed but not yet released; ``held_up``: the device waits for its host."""
         job, size_bytes = self.job, self._partial_sum_bytes(pipeline_rank)
-        return held_outputs_bytes(
-            job.layout, job.training, job.stack, pipeline_rank, size_bytes, held_up=held_up
-        )
+        return held_outputs_bytes(job.layout, job.training, job.stack, pipeline_rank, size_bytes, held_up=held_up)
 
     def waits_for_host(self, stage: int, price: Priced) -> bool:
         """Whether both passes of a layer take the host clearly longer than the device, under prices of collectives."""
@@ -301,9 +299,7 @@ class ActionBuilder(ABC):
         then run one after the other.
         """
         kinds = [PASSES[letter] for letter, _, _ in (forward, backward)]
-        policies = [
-            self._policy(kind, flags) for kind, (_, _, flags) in zip(kinds, (forward, backward), strict=True)
-        ]
+        policies = [self._policy(kind, flags) for kind, (_, _, flags) in zip(kinds, (forward, backward), strict=True)]
         if any(policy.gathers or policy.reduces or policy.holds for policy in policies):
             return None
         pieces = (self.pieces[forward[1]], self.pieces[backward[1]][::-1])
@@ -315,9 +311,7 @@ class ActionBuilder(ABC):
             )
             for kind, some, policy in zip(kinds, pieces, policies, strict=True)
         ]
-        together = [
-            self._pair_segment(ahead, back, kinds[1], pricing) for ahead, back in zip(*pieces, strict=False)
-        ]
+        together = [self._pair_segment(ahead, back, kinds[1], pricing) for ahead, back in zip(*pieces, strict=False)]
         return pair_template(passes[0], passes[1], together)
 
     def _policy(self, kind: str, flags: int) -> SyncPolicy:
@@ -334,14 +328,10 @@ class ActionBuilder(ABC):
             steps = tuple(replace(s, layer=ahead.layer) if s.layer == AHEAD else s for s in phase.steps)
             slowdown = pricing.slowdown * self.job.stack.launch.kernel_overhead
             slowdown *= 1.0 + max(pricing.comm_slowdown - 1.0, 0.0) * share
-            pricing.segments[key] = make_segment(
-                replace(phase, steps=steps), pricing.price, slowdown=slowdown
-            )
+            pricing.segments[key] = make_segment(replace(phase, steps=steps), pricing.price, slowdown=slowdown)
         return pricing.segments[key]
 
-    def segment(
-        self, piece: Piece, unit: StageBlock, kind: str, sync: SyncPolicy, pricing: Pricing
-    ) -> Segment:
+    def segment(self, piece: Piece, unit: StageBlock, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
         """A pass over one block, slowed by its data-parallel collectives, which run beside it."""
         asked = (*piece.kind, kind, sync)
         if asked in pricing.segments:
@@ -414,10 +404,7 @@ class StageBuilder(ActionBuilder):
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
         dims = self.view.tensor
         experts = sum(float(block.trained_experts(dims)) for block in blocks)
-        return {
-            DENSE: sum(float(block.trained_parameters(dims)) for block in blocks) - experts,
-            EXPERTS: experts,
-        }
+        return {DENSE: sum(float(block.trained_parameters(dims)) for block in blocks) - experts, EXPERTS: experts}
 
     @cached_property
     def tied(self) -> tuple[str, float]:

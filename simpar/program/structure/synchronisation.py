@@ -175,10 +175,8 @@ class Synchronisation:
         grad = DTYPE_BYTES[self.job.layout.grad_dtype]
         gathered, reduced = (
             passes * (wide + narrow) / narrow / self.job.kernels.bandwidth if narrow < DTYPE_BYTES["bf16"] else 0.0
-            for wide, narrow, passes in (
-                (self.compute_bytes, self.parameter_bytes, 1), (grad, self.gradient_bytes, 2),
-            )
-        )  # fmt: skip
+            for wide, narrow, passes in ((self.compute_bytes, self.parameter_bytes, 1), (grad, self.gradient_bytes, 2))
+        )
         around_gather, around_reduce = self._copies_s_per_byte
         return {
             "all_gather": gathered + around_gather,
@@ -199,9 +197,7 @@ class Synchronisation:
         gather_s, reduce_s = launch.gather_passes * pass_s, launch.reduce_passes * pass_s
         if launch.shard_copy_s and sizes:
             tensor_bytes = sum(sizes) / len(sizes) / self.cut * self.parameter_bytes
-            most_cut = min(
-                (each for each in self.replicas if each.kind != EXPERTS), key=lambda each: each.width
-            )
+            most_cut = min((each for each in self.replicas if each.kind != EXPERTS), key=lambda each: each.width)
             gather_s += launch.shard_copy_s * most_cut.shards / tensor_bytes
         return gather_s, reduce_s
 

@@ -269,9 +269,7 @@ def _arrivals(
             held, waits = (), (nodes.add(copy),)
         if each.gather_group:
             use = each.gather(count)
-            nodes.append(
-                Node("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held)
-            )
+            nodes.append(Node("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held))
         nodes[begin] = replace(nodes[begin], awaits=two_buffers(PARAMETERS, index, each.reshard))
         ready.append(len(nodes) - 1)
     return tuple(ready)

@@ -89,12 +89,7 @@ def _published(result: Result) -> dict[str, Any] | None:
     if result.published is None:
         return None
     rows = [
-        {
-            "name": name,
-            "published": f"{known:.4g}",
-            "predicted": f"{ours:.4g}",
-            "error": f"{ours / known - 1:+.1%}",
-        }
+        {"name": name, "published": f"{known:.4g}", "predicted": f"{ours:.4g}", "error": f"{ours / known - 1:+.1%}"}
         for name, known, ours in published_rows(result)
     ]
     return {"rows": rows, "source": result.published.source, "note": result.published.note}
@@ -112,9 +107,7 @@ def _parts(parts_s: Mapping[str, float], step_s: float) -> Iterator[Bar]:
     for name in TimeBreakdown.model_fields:
         if value := parts_s.get(name, 0.0):
             share = value / step_s
-            yield Bar(
-                WORDS.get(name, name), PART_COLOUR[name], share, f"{format_seconds(value)} ({share:.1%})"
-            )
+            yield Bar(WORDS.get(name, name), PART_COLOUR[name], share, f"{format_seconds(value)} ({share:.1%})")
 
 
 def _critical_path(result: Result) -> list[dict[str, Any]]:
@@ -154,10 +147,7 @@ def _staleness(result: Result) -> list[dict[str, Any]]:
     if found is None:
         return []
     tallest = max(found.shares)
-    return [
-        {"updates": k, "share": share / tallest, "text": f"{share:.1%}"}
-        for k, share in enumerate(found.shares)
-    ]
+    return [{"updates": k, "share": share / tallest, "text": f"{share:.1%}"} for k, share in enumerate(found.shares)]
 
 
 def _communication(result: Result) -> list[dict[str, Any]]:

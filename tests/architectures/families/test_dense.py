@@ -54,7 +54,7 @@ def rotary(graph: Any) -> list[bool]:
         ("cwm", {}, [True] * 4, [None, 8192, 8192, 8192]),
         ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}, [True] * 4, [None, 4096] * 2),
     ],
-)  # fmt: skip
+)
 def test_positions_and_windows_by_layer(
     family: str, changes: dict[str, Any], turns: list[bool], windows: list[int | None]
 ) -> None:
@@ -74,7 +74,7 @@ def test_positions_and_windows_by_layer(
         ("gpt_neo", {"num_layers": 3, "num_heads": 4}, "attention_types = None: allowed: pairs of global and local"),
         ("gpt_bigcode", {**GPT, "add_cross_attention": True}, "add_cross_attention = true: allowed: false"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_says_why(family: str, changes: dict[str, Any], said: str) -> None:
     """One line with the field, its value and what is allowed."""
     with pytest.raises(UserError) as error:

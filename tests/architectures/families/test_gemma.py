@@ -23,8 +23,7 @@ def test_every_other_layer_sees_a_window_and_values_are_capped():
     """The first layer has a window; caps, offset of norms and the scale of embeddings are Gemma 2's."""
     graph, gemma = (read({**USUAL, "model_type": kind}, kind) for kind in ("vaultgemma", "gemma2"))
     windows = [
-        next(op.attention.window for op in graph.blocks[name].operators if op.attention)
-        for name in graph.layers
+        next(op.attention.window for op in graph.blocks[name].operators if op.attention) for name in graph.layers
     ]
     assert windows == [4096, None] * 13
     ours, theirs = graph.details, gemma.details

@@ -14,9 +14,7 @@ LLAMA = {
     "num_key_value_heads": 2, "num_experts_per_tok": 2,
 }  # fmt: skip
 ERNIE = {**LLAMA, "model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}
-DOTS = {
-    **LLAMA, "model_type": "dots1", "n_routed_experts": 4, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
-}  # fmt: skip
+DOTS = {**LLAMA, "model_type": "dots1", "n_routed_experts": 4, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
 
 
 def test_experts_stand_where_the_config_puts_them() -> None:
@@ -52,7 +50,7 @@ def test_scores_of_routers() -> None:
         ({**ERNIE, "moe_layer_start_index": "1"}, "moe_layer_start_index = '1'"),
         ({**LLAMA, "model_type": "hunyuan_v1_moe", "num_experts": [4, 8]}, "num_experts = [4, 8]: allowed: one number"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_says_why(config: dict[str, Any], said: str) -> None:
     """One line with the field, its value and what is allowed."""
     with pytest.raises(UserError) as error:

@@ -24,7 +24,7 @@ ROW = {
         ("GPT OSS 120B", {"n_layers": "36", "hidden": "2880", "n_heads": "64", "n_experts": "128", "topk": "4"}, 117),
         ("Qwen3_30B_a3B", {"n_layers": "48", "hidden": "2048", "n_heads": "32", "n_experts": "128"}, 30.5),
     ],
-)  # fmt: skip
+)
 def test_names_lead_to_released_configs(name: str, sizes: dict[str, str], billions: float) -> None:
     """Whatever a table calls a model, its parameters are the released ones."""
     graph = mixture({**ROW, "model_name": name, **sizes})
@@ -33,14 +33,7 @@ def test_names_lead_to_released_configs(name: str, sizes: dict[str, str], billio
 
 def test_proxies_have_the_row_s_layers() -> None:
     """A proxy keeps the first, dense layer and drops the rest."""
-    row = {
-        **ROW,
-        "model_name": "deepseekv2-l4",
-        "n_layers": "4",
-        "hidden": "5120",
-        "n_experts": "160",
-        "topk": "6",
-    }
+    row = {**ROW, "model_name": "deepseekv2-l4", "n_layers": "4", "hidden": "5120", "n_experts": "160", "topk": "6"}
     assert mixture(row).layers == ("layer", "layer_moe", "layer_moe", "layer_moe")
 
 
@@ -155,9 +148,7 @@ def test_stacks_without_runs_of_mixtures_have_the_costs_of_those_with_some() -> 
     ("stages", "layers"),
     [(16, (4,) * 15 + (2,)), (8, (8,) * 7 + (6,)), (32, (2,) * 30 + (1, 1)), (1, None), (64, None)],
 )
-def test_last_stage_of_a_model_that_predicts_further_has_the_rest(
-    stages: int, layers: tuple[int, ...] | None
-) -> None:
+def test_last_stage_of_a_model_that_predicts_further_has_the_rest(stages: int, layers: tuple[int, ...] | None) -> None:
     """61 layers and the one that predicts further, whose loss comes on top of the other."""
     graph = mixture({**ROW, "source": "Megatron-Bridge performance summary"})
     assert recipe_layers(graph, stages) == layers

@@ -32,8 +32,7 @@ def test_words_are_numbers(words, nics, gbits):
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["", "InfiniBand", "NVLink 900 GB/s per GPU", "xGMI 4x64 GB/s", "NVSwitch single node", "8 nodes"],
+    "words", ["", "InfiniBand", "NVLink 900 GB/s per GPU", "xGMI 4x64 GB/s", "NVSwitch single node", "8 nodes"]
 )
 def test_what_is_no_network_between_nodes_is_none(words):
     """Names alone, and links inside a node."""

@@ -48,12 +48,7 @@ def test_layers_that_rows_count() -> None:
     assert case({**pipeline, "vpp": "4"}).plan["recompute"] == "full"
     away = {**row, "recompute": "activation CPU offload 8 layers", "overlap_notes": "Megatron FSDP"}
     plan = case({**away, "zero_stage_or_fsdp": "FSDP 1"}).plan
-    assert (plan["recompute"], plan["offload_activations"], plan["zero"], plan["hsdp"]) == (
-        "none",
-        0.25,
-        3,
-        1,
-    )
+    assert (plan["recompute"], plan["offload_activations"], plan["zero"], plan["hsdp"]) == ("none", 0.25, 3, 1)
     assert predict(case(away)).step_time_s > predict(case(row)).step_time_s
 
 
@@ -144,8 +139,7 @@ def test_the_first_flash_attention_is_half_as_fast_as_its_second_version() -> No
     """The kernels of a row that names one without a version are the first's."""
     first, second = ({**ROW, "attention_kernel": name} for name in ("FlashAttention", "FlashAttention-2"))
     rates = [
-        changed_stack(found.stack, found.stack_changes).fusion.rate_on("x")
-        for found in map(case, (first, second))
+        changed_stack(found.stack, found.stack_changes).fusion.rate_on("x") for found in map(case, (first, second))
     ]
     assert rates == [0.5, 1.0]
     assert predict(case(first)).step_time_s > predict(case(second)).step_time_s
@@ -172,9 +166,7 @@ def test_words_of_a_network_are_the_cluster_and_what_was_read_is_said(tmp_path: 
     result = validate_table(write(tmp_path / "t.csv", [normalised(few), normalised(ROW)]), jobs=1)
     read = result["by_source"]["test"]["read_as"]
     assert sorted(read.values()) == [1, 1]
-    assert any(
-        "scale_out.nics_per_node 2 and scale_out.nic_bandwidth 12500000000.0" in words for words in read
-    )
+    assert any("scale_out.nics_per_node 2 and scale_out.nic_bandwidth 12500000000.0" in words for words in read)
 
 
 def test_a_model_without_sizes_is_the_one_of_its_name() -> None:
@@ -190,11 +182,7 @@ def test_a_model_without_sizes_is_the_one_of_its_name() -> None:
 def test_published_runs_within_bounds() -> None:
     """A sample of the development table stays within the error it is documented with."""
     rows = read_published(DATA / "measured_runs_dev.csv")
-    papers = [
-        row
-        for row in rows
-        if row["source"].startswith(("Megatron SC21 Table 1", "Selective recompute Table 5"))
-    ]
+    papers = [row for row in rows if row["source"].startswith(("Megatron SC21 Table 1", "Selective recompute Table 5"))]
     found = figures(outcomes_of(papers, jobs=1))
     assert found["modelled"] == len(papers)
     assert found["time_ape_median"] < 6

@@ -23,7 +23,7 @@ from tests.validation.test_validate import MIXTURE, ROW
         ("grad_reduce_in_fp32=false", False, {}),
         ("bf16", True, {}),
     ],
-)  # fmt: skip
+)
 def test_dtypes_of_gradients(words: str, one_buffer: bool, found: dict[str, str]) -> None:
     """What gradients are added up in, and what is sent, in words of any of three columns."""
     for column in ("precision", "overlap_notes", "notes"):
@@ -87,7 +87,7 @@ def test_schedules_of_papers(words: str, name: str, chunks: int) -> None:
 @pytest.mark.parametrize(
     ("notes", "rank", "targets"),
     [("", 32, 3), ("LoRA rank 16, attention projections", 16, 4), ("r=8, all linear layers", 8, 7)],
-)  # fmt: skip
+)
 def test_adapters(notes: str, rank: int, targets: int) -> None:
     """Rank and projections stand in the notes, else they are NeMo's."""
     plan = case({**ROW, "model_name": "Llama-2-7B LoRA", "notes": notes}).plan

@@ -34,13 +34,7 @@ def make_toy(nodes: int = 4, per_node: int = 8, **changes: Any) -> Cluster:
     network = changes.pop("out", {})
     out = None
     if network is not None:
-        fields = {
-            "kind": "ib",
-            "nics_per_node": per_node,
-            "nic_bandwidth": 10.0 * GB,
-            "latency": US,
-            **network,
-        }
+        fields = {"kind": "ib", "nics_per_node": per_node, "nic_bandwidth": 10.0 * GB, "latency": US, **network}
         out = ScaleOut.model_validate(fields)
     profile = ClusterProfile(
         name="toy",

@@ -80,7 +80,7 @@ EVEN = [
     # Bruck: in each of log2 N rounds half of all blocks
     ("bruck", "all_to_all", "inside", 3 / 2, 0, {"port_hop_us": 3}),
     ("bruck", "all_to_all", "across", 0, 2 / 2, {"tree_hop_us": 2}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("algorithm", "op", "where", "port", "nic", "hops"), EVEN)
@@ -141,9 +141,7 @@ UNEVEN = [
 
 
 @pytest.mark.parametrize(("algorithm", "op", "where", "hops", "links"), UNEVEN)
-def test_unequal_members(
-    algorithm: str, op: str, where: str, hops: Sums, links: dict[str, list[float]]
-) -> None:
+def test_unequal_members(algorithm: str, op: str, where: str, hops: Sums, links: dict[str, list[float]]) -> None:
     """Roots, and devices that pass on what crosses rails, carry more."""
     loads, counted = priced(algorithm, op, where)
     assert loads.keys() == links.keys()
@@ -190,9 +188,7 @@ def test_rates_of_channels_and_multiprocessors() -> None:
     assert cap == pytest.approx(400e9 * 7 / 18, rel=1e-12)
     inside = place(np.array([GROUPS["inside"]]), make_toy(4)).shape
     assert (
-        direct.rate_cap("all_to_all", inside, values)
-        is dispatch.rate_cap("dispatch 2 8 1 1", inside, values)
-        is None
+        direct.rate_cap("all_to_all", inside, values) is dispatch.rate_cap("dispatch 2 8 1 1", inside, values) is None
     )
 
 
@@ -290,10 +286,7 @@ def test_a_bridge_between_sockets() -> None:
 
 def test_links_of_a_mesh_and_of_a_torus() -> None:
     """Four of eight devices use three of the seven links of a mesh port; eight in a circle are 16/7 links apart."""
-    mesh, circle = (
-        make_toy(1, up={"kind": "mesh"}),
-        make_toy(1, up={"kind": "torus", "dims": [8]}),
-    )
+    mesh, circle = (make_toy(1, up={"kind": "mesh"}), make_toy(1, up={"kind": "torus", "dims": [8]}))
     (placed,) = raw_costs("all_reduce", place(np.array([[0, 1, 2, 3]]), mesh), "ring")
     assert {line.port_share for line in lines(placed, parameters(mesh))} == {3 / 7}
     edges = unit_loads("all_to_all", place(np.array([GROUPS["inside"]]), circle), ALGORITHMS["direct"])

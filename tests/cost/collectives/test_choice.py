@@ -22,9 +22,7 @@ def test_auto_is_the_fastest_considered() -> None:
     here = load_cluster("dgx-h100", 16)
     sizes = np.logspace(2, 10, 60)
     best = collective_time_s("all_reduce", sizes, (16, 8), here)
-    named = [
-        collective_time_s("all_reduce", sizes, (16, 8), here, algorithm=a) for a in ("ring", "tree", "nvls")
-    ]
+    named = [collective_time_s("all_reduce", sizes, (16, 8), here, algorithm=a) for a in ("ring", "tree", "nvls")]
     np.testing.assert_array_equal(best, np.min(named, axis=0))
 
 
@@ -76,9 +74,7 @@ def test_a_degraded_link_slows_but_does_not_change_the_choice() -> None:
     before, after = (collective("all_gather", group, c, size_bytes=float(GIB)) for c in (here, slow))
     assert before.algorithm == after.algorithm
     assert after.solo_time_s(GIB, slow) > 2 * before.solo_time_s(GIB, here)
-    assert collective_time_s("all_gather", GIB, (4, 8), slow) == collective_time_s(
-        "all_gather", GIB, (4, 8), here
-    )
+    assert collective_time_s("all_gather", GIB, (4, 8), slow) == collective_time_s("all_gather", GIB, (4, 8), here)
 
 
 def test_sizes_keep_their_form() -> None:

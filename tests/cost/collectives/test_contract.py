@@ -151,9 +151,7 @@ def moved(links: np.ndarray, here: Cluster, by: int) -> np.ndarray:
     return np.array([getattr(here, here.blocks[b])(rank) for b, rank in zip(block, owner, strict=True)])
 
 
-@pytest.mark.parametrize(
-    ("step", "op"), some(product(STEPS, OPS), zip(cycle(STEPS), OPS, strict=False), tuples=True)
-)
+@pytest.mark.parametrize(("step", "op"), some(product(STEPS, OPS), zip(cycle(STEPS), OPS, strict=False), tuples=True))
 def test_moved_groups_load_the_moved_links(op: str, step: str) -> None:
     """Groups in places that are alike for the fabric cost the same; what folding by orbits builds on."""
     out = cluster().profile.scale_out
@@ -178,9 +176,5 @@ def test_moved_groups_load_the_moved_links(op: str, step: str) -> None:
             assert np.array_equal(edges.coefficient, ours[name].coefficient)
         assert ours.keys() == theirs.keys()
         for name, edges in ours.items():
-            found = dict(
-                zip(moved(edges.link_id, here, by).tolist(), edges.coefficient.tolist(), strict=True)
-            )
-            assert found == dict(
-                zip(theirs[name].link_id.tolist(), theirs[name].coefficient.tolist(), strict=True)
-            )
+            found = dict(zip(moved(edges.link_id, here, by).tolist(), edges.coefficient.tolist(), strict=True))
+            assert found == dict(zip(theirs[name].link_id.tolist(), theirs[name].coefficient.tolist(), strict=True))

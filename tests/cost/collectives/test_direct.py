@@ -17,9 +17,7 @@ from .conftest import make_toy
 def loads(cluster: Cluster, group: np.ndarray, op: str = "all_to_all") -> dict[str, float]:
     """Coefficient by link name."""
     edges = collective(op, group[None, :], cluster, size_bytes=1e9).edges
-    return {
-        cluster.link_name(k): float(c) for k, c in zip(edges.link_id.tolist(), edges.coefficient, strict=True)
-    }
+    return {cluster.link_name(k): float(c) for k, c in zip(edges.link_id.tolist(), edges.coefficient, strict=True)}
 
 
 def test_send_takes_the_route() -> None:
@@ -27,23 +25,14 @@ def test_send_takes_the_route() -> None:
     toy = make_toy(4, out={"nodes_per_leaf": 2})
     assert loads(toy, np.array([0, 1]), "send") == {"port_tx[0]": 1.0, "port_rx[1]": 1.0}
     assert loads(toy, np.array([0, 8]), "send") == {"nic_tx[0]": 1.0, "nic_rx[8]": 1.0}
-    assert set(loads(toy, np.array([0, 16]), "send")) == {
-        "nic_tx[0]",
-        "nic_rx[16]",
-        "leaf_up[0]",
-        "leaf_down[8]",
-    }
+    assert set(loads(toy, np.array([0, 16]), "send")) == {"nic_tx[0]", "nic_rx[16]", "leaf_up[0]", "leaf_down[8]"}
 
 
 @pytest.mark.parametrize(("channels", "rate"), [(1, 14), (2, 28), (4, 50)])
 def test_channels_bound_a_message_between_nodes(channels: int, rate: float) -> None:
     """A message moves at 14 GB/s a channel, until the NIC of 50 GB/s binds."""
     toy = make_toy(
-        2,
-        out={"nic_bandwidth": 50.0 * GB},
-        p2p_channels=float(channels),
-        p2p_channel_gb_per_s=14.0,
-        send_us=5.0,
+        2, out={"nic_bandwidth": 50.0 * GB}, p2p_channels=float(channels), p2p_channel_gb_per_s=14.0, send_us=5.0
     )
     cost = collective("send", np.array([[0, 8]]), toy, size_bytes=1e9)
     assert cost.solo_time_s(1e9, toy) - cost.latency_s == pytest.approx(1 / rate)
@@ -121,9 +110,7 @@ def test_peers_cost_latency() -> None:
 def test_exchange_over_pcie_forwards_nothing() -> None:
     """Devices behind PCIe hand nothing over (PXN needs NVLink), so other rails are reached through the spine."""
     out = {"nodes_per_leaf": 2}
-    pcie, nvlink = (
-        loads(make_toy(4, up={"kind": kind}, out=out), np.arange(32)) for kind in ("pcie", "nvswitch")
-    )
+    pcie, nvlink = (loads(make_toy(4, up={"kind": kind}, out=out), np.arange(32)) for kind in ("pcie", "nvswitch"))
     assert pcie["port_tx[5]"] == pytest.approx(7 / 32)
     assert nvlink["port_tx[5]"] == pytest.approx(7 / 32 + 24 / 32 * 7 / 8)
     assert pcie["nic_tx[5]"] == nvlink["nic_tx[5]"] == pytest.approx(24 / 32)

@@ -17,9 +17,7 @@ HIDDEN, TOKENS = 7168, 4096
 def test_inside_a_domain_it_is_an_all_to_all(toy: ToyMaker) -> None:
     """Every link carries what an all-to-all of as many bytes puts there."""
     here, group = toy(2), np.arange(8)[None, :]
-    ours, theirs = (
-        collective(op, group, here, size_bytes=1e9) for op in ("dispatch 8 256 1 1", "all_to_all")
-    )
+    ours, theirs = (collective(op, group, here, size_bytes=1e9) for op in ("dispatch 8 256 1 1", "all_to_all"))
     assert ours.edges.link_id.tolist() == theirs.edges.link_id.tolist()
     np.testing.assert_allclose(ours.edges.coefficient, theirs.edges.coefficient)
 

@@ -38,9 +38,7 @@ def test_bytes_of_a_ring_on_ports_less_on_nics() -> None:
 def test_needs_powers_of_two() -> None:
     """A group of six is refused, with the algorithms that would do."""
     with pytest.raises(UserError, match=r"power of two.*allowed here: auto, ring"):
-        collective(
-            "all_reduce", np.arange(6)[None, :], make_toy(1), size_bytes=1.0, algorithm="halving_doubling"
-        )
+        collective("all_reduce", np.arange(6)[None, :], make_toy(1), size_bytes=1.0, algorithm="halving_doubling")
     assert "halving_doubling" not in serving("all_reduce", place(np.arange(6)[None, :], make_toy(1)))
 
 

@@ -17,10 +17,7 @@ def test_two_levels() -> None:
     """Ports carry 2(g-1)/g, NICs 2(n-1)/n of S/g; steps are 2(g-1) inside and 2(n-1) across."""
     toy = make_toy(4, port_hop_us=1.0, nic_hop_us=10.0)
     cost = collective("all_reduce", np.arange(32)[None, :], toy, size_bytes=1e9, algorithm="hierarchical")
-    kinds = {
-        toy.link_name(k).split("[")[0]: c
-        for k, c in zip(cost.edges.link_id, cost.edges.coefficient, strict=True)
-    }
+    kinds = {toy.link_name(k).split("[")[0]: c for k, c in zip(cost.edges.link_id, cost.edges.coefficient, strict=True)}
     assert kinds["port_tx"] == pytest.approx(2 * 7 / 8)
     assert kinds["nic_rx"] == pytest.approx(2 * 3 / 4 / 8)
     assert cost.latency_s == pytest.approx((14 + 60) * US)

@@ -22,9 +22,7 @@ def bus(op: str, cluster: Cluster, nodes: int) -> float:
 @pytest.mark.parametrize("measured", [12.0, 95.0, 161.0, 320.0])
 def test_reproduces_the_network(measured: float) -> None:
     """An all-reduce over all ranks runs at the bandwidth measured, poor networks included."""
-    state = calibrated(
-        load_cluster("aws-p5", 8), {"all_reduce": measured * GB, "intra_all_reduce": 450.0 * GB}
-    )
+    state = calibrated(load_cluster("aws-p5", 8), {"all_reduce": measured * GB, "intra_all_reduce": 450.0 * GB})
     assert bus("all_reduce", state, 8) == pytest.approx(measured * GB, rel=1e-3)
     assert bus("all_reduce", state, 1) == pytest.approx(450.0 * GB, rel=1e-3)
 

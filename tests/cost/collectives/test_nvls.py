@@ -22,9 +22,7 @@ def test_port_carries_the_tensor_once_and_a_share() -> None:
 def test_beats_the_ring_from_a_certain_size() -> None:
     """With the same efficiency the switch moves (1 + 1/N) against 2(N-1)/N: it wins from four members on."""
     toy = make_toy(1, up={"nvls": True})
-    chosen = [
-        collective("all_reduce", np.arange(n)[None, :], toy, size_bytes=1e9).algorithm for n in (2, 3, 4, 8)
-    ]
+    chosen = [collective("all_reduce", np.arange(n)[None, :], toy, size_bytes=1e9).algorithm for n in (2, 3, 4, 8)]
     assert chosen == ["ring", "ring", "nvls", "nvls"]
 
 

@@ -20,25 +20,17 @@ def bus(op: str, cluster: str, shape: tuple[int, int], size: float, algorithm: s
 
 @pytest.mark.parametrize(
     ("members", "algorithm", "measured"),
-    [
-        (4, "ring", 363), (8, "ring", 366), (5, "nvls", 414), (6, "nvls", 436),
-        (7, "nvls", 460), (8, "nvls", 473),
-    ],
-)  # fmt: skip
+    [(4, "ring", 363), (8, "ring", 366), (5, "nvls", 414), (6, "nvls", 436), (7, "nvls", 460), (8, "nvls", 473)],
+)
 def test_h200_node(members: int, algorithm: str, measured: float) -> None:
     """8 GiB all-reduce in an H200 node, GB/s (Bekman, ML Engineering, network/benchmarks)."""
-    assert bus("all_reduce", "hgx-h200", (1, members), 8.0 * GIB, algorithm) == pytest.approx(
-        measured, rel=0.06
-    )
+    assert bus("all_reduce", "hgx-h200", (1, members), 8.0 * GIB, algorithm) == pytest.approx(measured, rel=0.06)
 
 
 def test_h200_switches_to_nvls_between_four_and_six() -> None:
     """NCCL takes the ring with 4 devices and NVLS from 5 or 6 on."""
     here = load_cluster("hgx-h200", 1)
-    chosen = [
-        collective("all_reduce", np.arange(n)[None, :], here, size_bytes=8.0 * GIB).algorithm
-        for n in (3, 6, 8)
-    ]
+    chosen = [collective("all_reduce", np.arange(n)[None, :], here, size_bytes=8.0 * GIB).algorithm for n in (3, 6, 8)]
     assert chosen == ["ring", "nvls", "nvls"]
 
 
@@ -92,8 +84,6 @@ def test_fewer_links_slow_groups_inside_a_node_alone(less: str, whole: str) -> N
         bus("all_gather", less, shape, 1.0 * GIB) / bus("all_gather", whole, shape, 1.0 * GIB)
         for shape in ((1, 8), (8, 1))
     )
-    links = (
-        load_cluster(less, 1).profile.scale_up.bandwidth / load_cluster(whole, 1).profile.scale_up.bandwidth
-    )
+    links = load_cluster(less, 1).profile.scale_up.bandwidth / load_cluster(whole, 1).profile.scale_up.bandwidth
     assert inside == pytest.approx(links, rel=0.02)
     assert across == 1.0

@@ -15,13 +15,7 @@ from .conftest import make_toy
 
 @pytest.mark.parametrize(
     ("op", "volume"),
-    [
-        ("all_reduce", 2 * 7 / 8),
-        ("all_gather", 7 / 8),
-        ("reduce_scatter", 7 / 8),
-        ("broadcast", 1),
-        ("reduce", 1),
-    ],
+    [("all_reduce", 2 * 7 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8), ("broadcast", 1), ("reduce", 1)],
 )
 def test_volume_on_ports(op: str, volume: float) -> None:
     """In one node every port carries 2(N-1)/N, (N-1)/N or 1 byte per byte, each way."""
@@ -52,9 +46,7 @@ def test_latency_counts_steps() -> None:
 def test_one_device_a_node_has_no_steps_inside() -> None:
     """A ring with one member a node crosses the network in every step and loads no port."""
     toy = make_toy(4, far_hop_us=5.0, nic_hop_us=10.0)
-    assert float(collective_time_s("all_gather", 0.0, regular(4, 1), toy, algorithm="ring")) == pytest.approx(
-        30 * US
-    )
+    assert float(collective_time_s("all_gather", 0.0, regular(4, 1), toy, algorithm="ring")) == pytest.approx(30 * US)
     cost = collective("all_gather", np.arange(0, 32, 8)[None, :], toy, size_bytes=1e9, algorithm="ring")
     assert {toy.link_name(link).split("[")[0] for link in cost.edges.link_id.tolist()} == {"nic_tx", "nic_rx"}
 
@@ -78,9 +70,7 @@ def test_shared_nics_add_up() -> None:
     shared = make_toy(2, out={"nics_per_node": 4})
     group = np.array([[0, 1, 8, 9]])
     single = collective("all_gather", group, alone, size_bytes=1e9, algorithm="ring").solo_time_s(1e9, alone)
-    double = collective("all_gather", group, shared, size_bytes=1e9, algorithm="ring").solo_time_s(
-        1e9, shared
-    )
+    double = collective("all_gather", group, shared, size_bytes=1e9, algorithm="ring").solo_time_s(1e9, shared)
     assert double == pytest.approx(2 * single)
 
 

@@ -10,9 +10,7 @@ from simpar.cost.collectives.choice import collective
 from .conftest import make_toy
 
 
-@pytest.mark.parametrize(
-    ("op", "most"), [("broadcast", 7), ("reduce", 7), ("scatter", 7 / 8), ("gather", 7 / 8)]
-)
+@pytest.mark.parametrize(("op", "most"), [("broadcast", 7), ("reduce", 7), ("scatter", 7 / 8), ("gather", 7 / 8)])
 def test_root_carries_all(op: str, most: float) -> None:
     """The root carries N-1 messages, of S or of S/N."""
     cost = collective(op, np.arange(8)[None, :], make_toy(1), size_bytes=1e9, algorithm="star")
@@ -41,8 +39,5 @@ def test_far_members_share_the_root_nic() -> None:
 def test_automatic_only_for_scatter_and_gather() -> None:
     """A broadcast takes a ring by itself; a scatter has no other form than the star."""
     toy = make_toy(1)
-    chosen = [
-        collective(op, np.arange(8)[None, :], toy, size_bytes=1e9).algorithm
-        for op in ("broadcast", "scatter")
-    ]
+    chosen = [collective(op, np.arange(8)[None, :], toy, size_bytes=1e9).algorithm for op in ("broadcast", "scatter")]
     assert chosen == ["ring", "star"]

@@ -6,15 +6,7 @@ import numpy as np
 
 from simpar.cost.collectives.lines import Line
 from simpar.cost.collectives.placement import place
-from simpar.cost.collectives.traffic import (
-    Domains,
-    Edges,
-    concatenate,
-    is_port,
-    occupancy,
-    significant,
-    spread,
-)
+from simpar.cost.collectives.traffic import Domains, Edges, concatenate, is_port, occupancy, significant, spread
 
 from .conftest import make_toy
 
@@ -25,9 +17,7 @@ def test_spread_shares_among_members() -> None:
     placed = place(np.array([[0, 1, 8]]), toy)
     pattern = Domains(np.array([0, 1]), np.array([1, 0]), np.array([1.0, 3.0]))
     edges = occupancy(spread(placed, 0.0, 0.0, pattern), toy.num_links)
-    load = {
-        toy.link_name(k): c for k, c in zip(edges.link_id.tolist(), edges.coefficient.tolist(), strict=True)
-    }
+    load = {toy.link_name(k): c for k, c in zip(edges.link_id.tolist(), edges.coefficient.tolist(), strict=True)}
     assert load == {
         "nic_tx[0]": 0.5, "nic_tx[1]": 0.5, "nic_tx[8]": 3.0, "nic_rx[0]": 1.5, "nic_rx[1]": 1.5,
         "nic_rx[8]": 1.0,

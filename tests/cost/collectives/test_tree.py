@@ -36,10 +36,7 @@ def test_busiest_domain(count: int, volume: float) -> None:
 def test_latency_is_logarithmic() -> None:
     """Doubling the nodes adds one hop up and one down."""
     toy = make_toy(64, tree_hop_us=10.0, port_hop_us=1.0)
-    times = [
-        float(collective_time_s("all_reduce", 0.0, regular(n, 8), toy, algorithm="tree"))
-        for n in (1, 2, 4, 64)
-    ]
+    times = [float(collective_time_s("all_reduce", 0.0, regular(n, 8), toy, algorithm="tree")) for n in (1, 2, 4, 64)]
     assert times == pytest.approx([14 * US, 34 * US, 54 * US, 134 * US])
 
 
@@ -58,9 +55,7 @@ def test_reduce_mirrors_broadcast() -> None:
     loads = {}
     for op in ("broadcast", "reduce"):
         edges = collective(op, group, toy, size_bytes=1e9, algorithm="tree").edges
-        loads[op] = {
-            toy.link_name(k): c for k, c in zip(edges.link_id.tolist(), edges.coefficient, strict=True)
-        }
+        loads[op] = {toy.link_name(k): c for k, c in zip(edges.link_id.tolist(), edges.coefficient, strict=True)}
     mirrored = {
         name.replace("_tx", "_??").replace("_rx", "_tx").replace("_??", "_rx"): c
         for name, c in loads["broadcast"].items()

@@ -13,14 +13,10 @@ def matrix(gpus=8, pair="NV18", cards=10, near=None):
     for card in range(cards):
         others = [" X " if card == other else "SYS" for other in range(cards)]
         lines.append("\t".join([f"NIC{card}", *["SYS"] * gpus, *others]))
-    return "\n".join(
-        [*lines, "", "Legend:", "", "  X    = Self", "", "NIC Legend:", "", "  NIC0: mlx5_0", ""]
-    )
+    return "\n".join([*lines, "", "Legend:", "", "  X    = Self", "", "NIC Legend:", "", "  NIC0: mlx5_0", ""])
 
 
-def topology(
-    gpus=8, device="0x2335", links='<nvlink target="0000:07:00.0" count="18" tclass="0x068000"/>', **speeds
-):
+def topology(gpus=8, device="0x2335", links='<nvlink target="0000:07:00.0" count="18" tclass="0x068000"/>', **speeds):
     """NCCL's topology: a PCIe switch, a GPU and a card of 400 Gb/s each, and cards by name and speed in Mb/s beside."""
     each = "".join(
         f'<pci busid="0000:{i:02x}:00.0" class="0x060400" vendor="0x1000" device="0xc030">'

@@ -78,7 +78,7 @@ def test_a_file_of_ones_own_is_named_from_the_profile(write, tmp_path):
         ({"a.md": "# hello"}, "dgx-h100", "is none of nvidia-smi topo -m, NCCL topology"),
         ({"t.txt": matrix()}, "dgx-h10", "did you mean 'dgx-h100'"),
     ],
-)  # fmt: skip
+)
 def test_what_is_open_or_contradicts_itself_is_refused(write, tmp_path, files, like, words):
     """Nothing is guessed, and nothing is written."""
     paths = [write(name, text) for name, text in files.items()]

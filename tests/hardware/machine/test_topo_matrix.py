@@ -22,9 +22,7 @@ def test_gpus_links_and_the_cards_behind_their_switches():
 def test_a_paste_without_tabs_or_with_colours_is_the_same():
     """Columns are words; escapes of a terminal are none."""
     plain = read_matrix(matrix().expandtabs(), "x")
-    assert (
-        read_matrix("\x1b[4m" + matrix().replace("\tCPU Aff", "\tCPU\x1b[0m Aff"), "x").facts == plain.facts
-    )
+    assert read_matrix("\x1b[4m" + matrix().replace("\tCPU Aff", "\tCPU\x1b[0m Aff"), "x").facts == plain.facts
     assert plain.facts == read_matrix(matrix(), "x").facts
     assert read_matrix(matrix().lstrip("\t"), "x").facts == plain.facts
 

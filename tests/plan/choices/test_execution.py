@@ -61,9 +61,7 @@ def test_eager_attention_keeps_scores():
     scores_bytes = 32 * 8192**2 * 2
     assert eager.memory.peak_reserved_bytes - flash.memory.peak_reserved_bytes > 31 * scores_bytes
     assert eager.step_time_s > 1.3 * flash.step_time_s
-    assert (
-        simulated(zero=3, attention_kernel="sdpa").step_time_s == flash.step_time_s
-    )  # fsdp runs FlashAttention-2
+    assert simulated(zero=3, attention_kernel="sdpa").step_time_s == flash.step_time_s  # fsdp runs FlashAttention-2
     assert simulated(zero=3, attention_kernel="flash3").step_time_s < flash.step_time_s
 
 
@@ -82,8 +80,7 @@ def test_pure_bf16_states_take_eight_bytes_a_parameter():
     parameters = simpar.Model(LLAMA[0]).num_parameters()
     pure = {"parameter_dtype": "bf16", "master_weights": False, "moment_dtype": "bf16", "grad_dtype": "bf16"}
     static = {
-        name: simulated(zero=3, **plan).memory.static_memory_bytes
-        for name, plan in {"fp32": {}, "pure": pure}.items()
+        name: simulated(zero=3, **plan).memory.static_memory_bytes for name, plan in {"fp32": {}, "pure": pure}.items()
     }
     assert static["fp32"] - static["pure"] == pytest.approx(8 * parameters / 8, rel=0.02)
 
@@ -91,9 +88,7 @@ def test_pure_bf16_states_take_eight_bytes_a_parameter():
 def test_graphs_hide_launches_where_kernels_are_short():
     """Captured kernels need one launch together: GPT-2 at one short sequence waits for the host without them."""
     short = {"seq_len": 128, "global_batch": 8}
-    plain, captured = (
-        simulated("fsdp", "gpt2", short, graphs=graphs) for graphs in ("none", "attention+mlp")
-    )
+    plain, captured = (simulated("fsdp", "gpt2", short, graphs=graphs) for graphs in ("none", "attention+mlp"))
     assert captured.step_time_s < 0.9 * plain.step_time_s
 
 
@@ -106,9 +101,7 @@ def test_a_gathering_dispatcher_moves_every_token_to_every_rank():
     )
     layers, collectives, tokens_bytes = 32, 4, 4096 * 4096 * 2
     moved = [result.communication["ep"].bytes_per_rank for result in (gathers, sends)]
-    assert moved == pytest.approx(
-        [layers * collectives * tokens_bytes * copies for copies in (8, 2)], rel=1e-6
-    )
+    assert moved == pytest.approx([layers * collectives * tokens_bytes * copies for copies in (8, 2)], rel=1e-6)
     assert gathers.step_time_s > sends.step_time_s
 
 
@@ -128,10 +121,7 @@ def test_libraries_that_dispatch_ask_no_host():
         ({"graphs": "attention+mpl"}, "'mpl' is not captured; did you mean 'mlp'?"),
         ({"attention_kernel": "flash4"}, "attention_kernel"),
         ({"loss_chunks": 0}, "loss_chunks"),
-        (
-            {"dispatcher": "deepep", "token_dispatch": "per_rank", "ep": 8},
-            "allowed: per_node, or no dispatcher",
-        ),
+        ({"dispatcher": "deepep", "token_dispatch": "per_rank", "ep": 8}, "allowed: per_node, or no dispatcher"),
     ],
 )
 def test_refusals_name_what_is_allowed(plan, words):
@@ -176,9 +166,7 @@ def test_a_gathering_dispatcher_overlaps_as_others_do():
     """With ``ep_overlap`` gathers and scatters run beside compute, and are waited for less."""
     training, plan = {"seq_len": 4096, "global_batch": 8}, {"zero": 1, "ep": 8, "dispatcher": "all_gather"}
     beside, behind = (
-        simulated("megatron", "mixtral-8x7b", training, **plan, ep_overlap=overlap)
-        .communication["ep"]
-        .exposed_s
+        simulated("megatron", "mixtral-8x7b", training, **plan, ep_overlap=overlap).communication["ep"].exposed_s
         for overlap in (True, False)
     )
     assert beside < 0.8 * behind
@@ -186,9 +174,6 @@ def test_a_gathering_dispatcher_overlaps_as_others_do():
 
 def test_sinks_of_attention_need_the_fused_kernel():
     """Megatron has learned sinks in fused attention alone: another kernel is a loss, not dropped."""
-    plan, training = (
-        Plan(dp=8, zero=1, attention_kernel="flash3"),
-        simpar.Training(seq_len=4096, global_batch=8),
-    )
+    plan, training = (Plan(dp=8, zero=1, attention_kernel="flash3"), simpar.Training(seq_len=4096, global_batch=8))
     lost = losses(plan, simpar.Model("gpt-oss-20b"), training, "megatron")
     assert "attention_kernel" in [loss.field for loss in lost]

@@ -71,9 +71,7 @@ def test_torch_keeps_the_states_that_are_declared(name):
     declared = OPTIMIZERS[name].in_torch
     options = {"betas": (0.9, 0.95), "eps": 1e-8, "momentum": 0.9}
     weight = torch.nn.Parameter(torch.ones(4, 4))
-    made = getattr(torch.optim, declared.name)(
-        [weight], lr=0.1, **{key: options[key] for key in declared.options}
-    )
+    made = getattr(torch.optim, declared.name)([weight], lr=0.1, **{key: options[key] for key in declared.options})
     weight.grad = torch.ones(4, 4)
     made.step()
     kept = {key for key, value in made.state[weight].items() if getattr(value, "shape", None) == weight.shape}
@@ -84,9 +82,7 @@ def test_torch_keeps_the_states_that_are_declared(name):
 
 def test_an_unknown_name_gets_a_suggestion():
     """A misspelt optimizer is refused with the nearest name and the list."""
-    with pytest.raises(
-        ValueError, match=r"is not an optimizer; did you mean 'lion'\?; allowed: adafactor, adamw"
-    ):
+    with pytest.raises(ValueError, match=r"is not an optimizer; did you mean 'lion'\?; allowed: adafactor, adamw"):
         Numerics(optimizer="lions")
 
 

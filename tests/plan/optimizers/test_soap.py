@@ -34,12 +34,8 @@ def test_a_large_side_has_no_factor():
 def test_flop_of_a_step():
     """Six turns, two factors, and every tenth step a product and a QR decomposition of each side."""
     r, c = 1024, 256
-    flop = sum(
-        2 * m * n * k * work.pieces * work.repeated for work in SOAP.work(r, c) for m, n, k in work.products
-    )
-    assert flop == pytest.approx(
-        3 * 2 * (r * r * c + r * c * c) + 2 * (r * r * c + r * c * c) + 0.2 * (r**3 + c**3)
-    )
+    flop = sum(2 * m * n * k * work.pieces * work.repeated for work in SOAP.work(r, c) for m, n, k in work.products)
+    assert flop == pytest.approx(3 * 2 * (r * r * c + r * c * c) + 2 * (r * r * c + r * c * c) + 0.2 * (r**3 + c**3))
     turned = sum(work.decomposition_flop for work in SOAP.work(r, c))
     assert turned == pytest.approx(8 / 3 * (r**3 + c**3) / 10)
 

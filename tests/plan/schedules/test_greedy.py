@@ -44,13 +44,9 @@ def test_a_table_begins_like_one_of_its_beginnings(name, forwards):
     for p, m, costs in ((3, 30, (1.0, 1.5, 0.5)), (8, 40, (2.0, 1.0, 3.0)), (4, 30, (1.0, 1.0, 1.0))):
         table = [columns.texts() for columns in make_schedule(name, p, m, costs=costs).ranks]
         begun = [
-            [columns.texts() for columns in one.ranks]
-            for one in SCHEDULES[name].beginnings(p, m, costs, forwards)
+            [columns.texts() for columns in one.ranks] for one in SCHEDULES[name].beginnings(p, m, costs, forwards)
         ]
         assert len(begun) == len({costs, greedy.UNIT})
-        assert any(
-            all(whole[: len(part)] == part for whole, part in zip(table, ranks, strict=True))
-            for ranks in begun
-        )
+        assert any(all(whole[: len(part)] == part for whole, part in zip(table, ranks, strict=True)) for ranks in begun)
         for ranks in begun:
             assert sum(text.startswith("0F") for text in ranks[0]) == forwards

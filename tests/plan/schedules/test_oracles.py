@@ -19,13 +19,7 @@ def excess(run, name, m, costs=(1, 1, 1)):
 def test_unequal_durations_keep_the_closed_forms(p, execute):
     """GPipe, 1F1B and interleaved lose (p-1)(F+B), ZB-H1 (p-1)(F+I-W) and ZB-H2 (p-1)F, at 10/12/8 too."""
     f, b, w = UNEQUAL
-    expected = {
-        "gpipe": f + b + w,
-        "1f1b": f + b + w,
-        "interleaved": f + b + w,
-        "zb-h1": f + b - w,
-        "zb-h2": f,
-    }
+    expected = {"gpipe": f + b + w, "1f1b": f + b + w, "interleaved": f + b + w, "zb-h1": f + b - w, "zb-h2": f}
     for name, per_stage in expected.items():
         table = make_schedule(name, p, 4 * p, costs=UNEQUAL)
         assert excess(execute(table, *UNEQUAL), name, 4 * p, UNEQUAL) == (p - 1) * per_stage
@@ -67,9 +61,7 @@ def test_zero_bubble_has_none_between_first_and_last_action(p, execute):
 
 def test_bubbles_within_the_span_at_unequal_durations(execute):
     """ZB-H2 waits (p-1)(F+I-2W); ZB-V at p = 8, m = 32 waits 56, as torch's table does (sail-sg's: 48)."""
-    assert execute(make_schedule("zb-h2", 8, 32, costs=UNEQUAL), *UNEQUAL).bubble_in_span() == 7 * (
-        10 + 12 - 16
-    )
+    assert execute(make_schedule("zb-h2", 8, 32, costs=UNEQUAL), *UNEQUAL).bubble_in_span() == 7 * (10 + 12 - 16)
     assert execute(make_schedule("zb-v", 8, 32), *UNEQUAL).bubble_in_span() == 56
 
 
@@ -123,11 +115,7 @@ def test_makespans_with_latency(name, execute):
 def test_what_latency_costs(p, groups, execute):
     """GPipe pays 2(p-1)c, interleaved 2(pv-1)c, 1F1B [2(p-1)m/p + 2(p-2)]c, which grows with m."""
     m, c = groups * p, 1
-    expected = {
-        "gpipe": 2 * (p - 1),
-        "1f1b": 2 * (p - 1) * m / p + 2 * (p - 2),
-        "interleaved": 2 * (2 * p - 1),
-    }
+    expected = {"gpipe": 2 * (p - 1), "1f1b": 2 * (p - 1) * m / p + 2 * (p - 2), "interleaved": 2 * (2 * p - 1)}
     for name, messages in expected.items():
         table = make_schedule(name, p, m)
         without = execute(table, 1000, 1000, 1000).makespan
@@ -136,8 +124,5 @@ def test_what_latency_costs(p, groups, execute):
 
 def test_no_vpp_2_beats_the_v_shape_at_equal_chunks(execute):
     """With two chunks a rank, ZB-V ends before interleaved, and V-Half and V-Min trade time for memory."""
-    spans = {
-        name: execute(make_schedule(name, 8, 32)).makespan
-        for name in ("zb-v", "v-half", "interleaved", "v-min")
-    }
+    spans = {name: execute(make_schedule(name, 8, 32)).makespan for name in ("zb-v", "v-half", "interleaved", "v-min")}
     assert sorted(spans, key=spans.__getitem__) == ["zb-v", "v-half", "interleaved", "v-min"]

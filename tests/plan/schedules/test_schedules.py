@@ -59,10 +59,7 @@ def test_the_bubble_has_its_closed_form(name, execute):
     assert shapes
     for p, m in shapes:
         work = 3 * m * natural_vpp(name)
-        assert execute(make_schedule(name, p, m)).makespan - work == SCHEDULES[name].promise.bubble(p, m), (
-            p,
-            m,
-        )
+        assert execute(make_schedule(name, p, m)).makespan - work == SCHEDULES[name].promise.bubble(p, m), (p, m)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -119,12 +116,7 @@ def test_columns_are_small_integers():
 
 def test_names_are_found_as_people_write_them():
     """Spelling with capitals, underscores, or torch's class names leads to the same schedule."""
-    for written, name in (
-        ("1F1B", "1f1b"),
-        ("ZB_H1", "zb-h1"),
-        ("Interleaved1F1B", "interleaved"),
-        ("ZBV", "zb-v"),
-    ):
+    for written, name in (("1F1B", "1f1b"), ("ZB_H1", "zb-h1"), ("Interleaved1F1B", "interleaved"), ("ZBV", "zb-v")):
         assert known_name(written) == name
     assert known_name("2f2b") is None
 
@@ -146,10 +138,7 @@ def test_a_table_is_there_for_the_numbers_that_are_allowed(name):
     """And for no other; the declaration takes arrays as it takes numbers."""
     p, m = np.meshgrid(np.arange(1, 9), np.arange(1, 25))
     allowed = np.broadcast_to(SCHEDULES[name].allows(p, m), p.shape)
-    made = [
-        attempt(name, *each)[0] is not None
-        for each in zip(p.ravel().tolist(), m.ravel().tolist(), strict=True)
-    ]
+    made = [attempt(name, *each)[0] is not None for each in zip(p.ravel().tolist(), m.ravel().tolist(), strict=True)]
     assert made == allowed.ravel().tolist()
     assert [bool(SCHEDULES[name].allows(*each)) for each in ((4, 8), (4, 6), (3, 5))] == [
         bool(allowed[row - 1, column - 1]) for column, row in ((4, 8), (4, 6), (3, 5))

@@ -60,11 +60,7 @@ def test_tables_of_slices_can_run(name: str, count: int) -> None:
         letters, stages, passes = table.letters(rank)
         for stage in set(stages.tolist()):
             for letter, step in (("F", 1), ("B", -1), ("I", -1)):
-                mine = [
-                    u
-                    for kind, s, u in zip(letters, stages, passes, strict=True)
-                    if (kind, s) == (letter, stage)
-                ]
+                mine = [u for kind, s, u in zip(letters, stages, passes, strict=True) if (kind, s) == (letter, stage)]
                 groups = [mine[i : i + count] for i in range(0, len(mine), count)]
                 assert all((np.diff(group) == step).all() for group in groups)
 

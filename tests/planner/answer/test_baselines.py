@@ -96,9 +96,7 @@ def test_runners_up_are_the_best_variants_of_their_layouts(schedules):
             assert other.step_time_s >= one.step_time_s or not other.fits, plan
 
 
-SMALL = {
-    "tp": (1, 2), "cp": 1, "micro_batch": (1, 2), "schedule": ("1f1b", "interleaved"), "recompute": "none"
-}  # fmt: skip
+SMALL = {"tp": (1, 2), "cp": 1, "micro_batch": (1, 2), "schedule": ("1f1b", "interleaved"), "recompute": "none"}
 
 
 def small_search(*pp, batch=16):
@@ -107,9 +105,7 @@ def small_search(*pp, batch=16):
         simpar.Training(seq_len=1024, global_batch=batch),
         Constraints(fixed=SMALL | {"pp": pp}, fit_probability=0.5),
     )
-    return simpar.search(
-        "gpt2", simpar.Cluster("dgx-h100"), training, objective="time", constraints=constraints
-    )
+    return simpar.search("gpt2", simpar.Cluster("dgx-h100"), training, objective="time", constraints=constraints)
 
 
 @cache
@@ -131,9 +127,7 @@ def test_plans_of_too_many_ops_leave_a_gap(monkeypatch):
     assert found.best.step_time_s * (1 - found.gap) <= best.best.step_time_s <= found.best.step_time_s
     assert any("ops a step: bounded, not simulated" in line for line in certificate(found))
     monkeypatch.setattr(emit, "MOST_OPS", 1)
-    with pytest.raises(
-        simpar.Infeasible, match=r"^none of the [\d,]+ plans that may be best can be simulated"
-    ):
+    with pytest.raises(simpar.Infeasible, match=r"^none of the [\d,]+ plans that may be best can be simulated"):
         small_search(2, 4, batch=64)
 
 
@@ -193,9 +187,7 @@ def test_beside_the_program_that_is_made_the_best_alone_is_held(monkeypatch):
         return run(*what)
 
     monkeypatch.setattr(frontier, "measure", measured)
-    rows = np.argsort(-field.bound_s, kind="stable")[
-        -4:
-    ].tolist()  # the longest first: each is the best so far
+    rows = np.argsort(-field.bound_s, kind="stable")[-4:].tolist()  # the longest first: each is the best so far
     for row in rows:
         field.simulate(row)
     assert [len(each) for each in held] == [0, 1, 1, 1]
@@ -218,9 +210,7 @@ def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
     assert not any("not simulated" in words for words in free.values())
     name = next(name for name, words in free.items() if words.startswith("slower by"))
     used_up = said(Constraints(fixed=fixed), ops_left=3)
-    assert used_up[name] == (
-        "not simulated: more than the 3 ops that are left of those simulated for this list"
-    )
+    assert used_up[name] == ("not simulated: more than the 3 ops that are left of those simulated for this list")
     monkeypatch.setattr(baselines, "refusals", lambda _rows, _row: ["no"])
     refused = said(Constraints(fixed=fixed, portable="megatron"))
     assert refused[name] == "not simulated: megatron cannot express it"
@@ -234,20 +224,9 @@ def test_what_is_not_simulated_says_what_was_in_the_way(monkeypatch):
     [
         (8, {}, {"tp": (1, 2)}, "TP = node", "--fix tp=1,2"),
         pytest.param(
-            4,
-            {},
-            {},
-            "pure DDP",
-            "a batch of 4 sequences does not divide over 8 replicas",
-            marks=pytest.mark.slow,
+            4, {}, {}, "pure DDP", "a batch of 4 sequences does not divide over 8 replicas", marks=pytest.mark.slow
         ),
-        (
-            8,
-            {"base": simpar.Plan(kind="fsdp", zero=3)},
-            {},
-            "pure DDP",
-            "plan.kind = fsdp has zero 2|3, not 0",
-        ),
+        (8, {"base": simpar.Plan(kind="fsdp", zero=3)}, {}, "pure DDP", "plan.kind = fsdp has zero 2|3, not 0"),
         pytest.param(8, {}, {"zero": 1}, "pure ZeRO-3", "--fix zero=1", marks=pytest.mark.slow),
         pytest.param(8, {}, {"tp": 4}, "TP = node", "--fix tp=4", marks=pytest.mark.slow),
     ],

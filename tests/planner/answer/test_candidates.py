@@ -22,8 +22,7 @@ def results(problem):
     """Two layouts, simulated, the quicker first."""
     plans = (Plan(tp=1, micro_batch=1), Plan(tp=2, micro_batch=1))
     found = [
-        simpar.simulate(problem.graph, problem.cluster, plan, problem.training, stack=problem.stack)
-        for plan in plans
+        simpar.simulate(problem.graph, problem.cluster, plan, problem.training, stack=problem.stack) for plan in plans
     ]
     return sorted(found, key=lambda one: one.step_time_s)
 
@@ -42,9 +41,7 @@ def test_candidates_are_ranked_with_their_figures(problem, results):
     """As many as are wanted are shown, the others are kept beside them."""
     answer = answer_of(problem, Progress(top=1), results, Counts(), 0.0, True)
     assert [one.rank for one in (*answer.candidates, *answer.not_shown)] == [1, 2]
-    assert [one.step_time_s for one in (*answer.candidates, *answer.not_shown)] == [
-        one.step_time_s for one in results
-    ]
+    assert [one.step_time_s for one in (*answer.candidates, *answer.not_shown)] == [one.step_time_s for one in results]
     best = answer.best
     assert best.figures["tokens_per_s"] == results[0].tokens_per_s
     assert best.figures["nodes"] == 1
@@ -52,9 +49,7 @@ def test_candidates_are_ranked_with_their_figures(problem, results):
     assert answer.not_shown[0].why[0].startswith("slower by ")
 
 
-@pytest.mark.parametrize(
-    ("gap", "whole", "certified"), [(0.0, True, True), (0.0, False, False), (0.1, True, False)]
-)
+@pytest.mark.parametrize(("gap", "whole", "certified"), [(0.0, True, True), (0.0, False, False), (0.1, True, False)])
 def test_an_answer_is_certified_where_nothing_is_left(problem, results, gap, whole, certified):
     """Without a gap, and of a search that went to its end."""
     answer = answer_of(problem, Progress(), results, Counts(), gap, whole)

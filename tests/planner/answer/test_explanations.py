@@ -9,9 +9,7 @@ from simpar.planner.answer.explanations import describe_need, why_it_loses, why_
 
 def slower(result, part, seconds):
     """The result with one part of its step longer, or shorter."""
-    parts = result.time_breakdown_s.model_copy(
-        update={part: getattr(result.time_breakdown_s, part) + seconds}
-    )
+    parts = result.time_breakdown_s.model_copy(update={part: getattr(result.time_breakdown_s, part) + seconds})
     speed = result.speed.model_copy(update={"step_time_s": result.step_time_s + seconds})
     return replace(result, speed=speed, time_breakdown_s=parts)
 

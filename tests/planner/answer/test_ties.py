@@ -58,9 +58,7 @@ def test_of_what_loses_as_little_the_simplest_is_chosen(problem: Problem) -> Non
     assert [one.step_time_s for one in found.candidates] == [1.0002, 1.0, 1.5]
     assert [one.figures["tied"] for one in found.candidates] == [True, True, False]
     assert found.shortest.rank == 2
-    assert found.best.why[0].startswith(
-        "candidates 1 and 2 are tied; the expected regret of 1 is as small as any"
-    )
+    assert found.best.why[0].startswith("candidates 1 and 2 are tied; the expected regret of 1 is as small as any")
     assert found.best.why[0].endswith("and it uses fewer axes: dp, not tp, dp, pp")
     assert found.candidates[1].why[0].startswith("predicted faster by 200 us (0.0%)")
     said = list(certificate(found))
@@ -88,23 +86,16 @@ def test_fewer_that_are_shown_are_chosen_among_as_many(problem: Problem) -> None
     assert next(certificate(again)).endswith("faster than 1.00 s (a candidate that is not shown)")
     for count, words in ((1, "1 plan that was not"), (12345, "up to 12,345 plans that were not"), (0, "")):
         more = list(ties(found.saying({"tie": {**tie, "not_simulated": count}})))[1:]
-        assert [line.startswith(f"{words} simulated may be as good: bounded below") for line in more] == [
-            True
-        ] * bool(words)
-    assert (
-        "tie"
-        not in answer_of(replace(problem, objective="time"), Progress(), results, Counts(), 0.0, True).details
-    )
+        assert [line.startswith(f"{words} simulated may be as good: bounded below") for line in more] == [True] * bool(
+            words
+        )
+    assert "tie" not in answer_of(replace(problem, objective="time"), Progress(), results, Counts(), 0.0, True).details
 
 
 def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simulated() -> None:
     """Counted by the bounds of the search; none is simulated for it, and --top 1 chooses what --top 5 does."""
-    problem = make_problem(
-        "tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=16)
-    )
-    fixed = {
-        "recompute": "none", "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": 1, "schedule": "1f1b",
-    }  # fmt: skip
+    problem = make_problem("tiny-llama", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=512, global_batch=16))
+    fixed = {"recompute": "none", "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": 1, "schedule": "1f1b"}
     held = Constraints(fixed=fixed, portable="any")
     problem = replace(problem, constraints=held)
     one, five = (search_uniform(problem, Progress(top=top, brief=True)) for top in (1, 5))
@@ -147,9 +138,7 @@ def test_other_objectives_and_single_plans_choose_nothing(problem: Problem, obje
     assert chosen(problem, results[:1]).figures == ({},)
 
 
-def test_a_search_says_how_probably_each_is_the_best(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_says_how_probably_each_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In JSON and on the terminal; the bare shortest is had, too, and the two answers hold the same plans."""
     answers = {}
     for objective in ("regret", "time"):

@@ -11,22 +11,14 @@ from simpar.planner.bound import action_tables
 from simpar.planner.bound.action_tables import Table, finishes_ns
 from simpar.planner.bound.paths import Hops
 
-TABLES = [
-    ("1f1b", 4, 8, 1),
-    ("interleaved", 4, 8, 3),
-    ("v-min", 5, 9, 2),
-    ("dualpipe", 4, 12, 1),
-    ("naive", 1, 3, 1),
-]
+TABLES = [("1f1b", 4, 8, 1), ("interleaved", 4, 8, 3), ("v-min", 5, 9, 2), ("dualpipe", 4, 12, 1), ("naive", 1, 3, 1)]
 
 
 def drawn(table, rows, blocking, seed):
     """Durations, messages (of some stages none), floors and pairs for some rows."""
     draw, stages = np.random.default_rng(seed), len(table.schedule.rank_of_stage)
     times = {
-        (letter, boundary): draw.uniform(1.0, 3.0, (rows, stages))
-        for letter in LETTERS
-        for boundary in (False, True)
+        (letter, boundary): draw.uniform(1.0, 3.0, (rows, stages)) for letter in LETTERS for boundary in (False, True)
     }
     ahead, back = draw.uniform(0.0, 0.5, (2, rows, stages - 1)) * draw.integers(0, 2, (2, 1, stages - 1))
     pairs = {pair: draw.uniform(2.0, 5.0, rows) for pair in table.pairs}

@@ -24,28 +24,15 @@ from simpar.stacks.stack import load_stack
 from simpar.units import to_ns
 from tests.gate import some
 
-DEGREES = {
-    "tp": (1, 2, 4),
-    "cp": (1, 2),
-    "micro_batch": (1, 2, 4),
-    "schedule": "1f1b",
-    "pp": (1, 2),
-    "vpp": 1,
-}
+DEGREES = {"tp": (1, 2, 4), "cp": (1, 2), "micro_batch": (1, 2, 4), "schedule": "1f1b", "pp": (1, 2), "vpp": 1}
 SMALL = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 256, "num_attention_heads": 8,
     "num_hidden_layers": 2, "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 4096,
     "rms_norm_eps": 0.00001, "hidden_act": "silu", "max_position_embeddings": 4096, "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }  # fmt: skip
-EXCHANGE = {
-    "ep": (1, 2, 4),
-    "ep_overlap": (False, True),
-    "token_dispatch": ("per_node", "per_rank", "per_expert"),
-}
-RINGS = {
-    "cp": (1, 2, 4), "cp_method": ("ring", "all_gather", "ulysses"), "cp_balance": ("zigzag", "contiguous"),
-}  # fmt: skip
+EXCHANGE = {"ep": (1, 2, 4), "ep_overlap": (False, True), "token_dispatch": ("per_node", "per_rank", "per_expert")}
+RINGS = {"cp": (1, 2, 4), "cp_method": ("ring", "all_gather", "ulysses"), "cp_balance": ("zigzag", "contiguous")}
 CASES = {
     "dense": ("llama-3.2-1b", "megatron", {"recompute": ("none", "selective", "full")}),
     "tied": ("gpt2", "simpar", {"tp_overlap": (False, True), "recompute": ("none", "full")}),
@@ -55,11 +42,7 @@ CASES = {
     "one expert": (SMALL, "torchtitan-eager", {"ep": (2, 4), "tp": (1, 2), "recompute": "none"}),
     "exchange": (SMALL, "megatron", {**EXCHANGE, "recompute": "selective"}),
     "capacity": (SMALL, "megatron", {"ep": (1, 2, 4), "capacity_factor": (None, 1.5), "recompute": "none"}),
-    "latent attention": (
-        "deepseek-v2-lite",
-        "megatron",
-        {"ep": (1, 2, 8), "precision": ("bf16", "fp8"), "cp": 1},
-    ),
+    "latent attention": ("deepseek-v2-lite", "megatron", {"ep": (1, 2, 8), "precision": ("bf16", "fp8"), "cp": 1}),
     "hybrid": ("nemotron-h-4b", "megatron", {"recompute": ("none", "full"), "cp": 1}),
     "two towers": ("t5-3b", "megatron", {"cp": 1, "recompute": ("none", "full")}),
     "rings": ("small-llama", "nemo", {**RINGS, "recompute": "none"}),
@@ -139,9 +122,7 @@ def test_kernels_of_a_batch_are_slowed_as_those_of_each_key(case):
             assert found[at, kind] == make_segment(phase, price, slowdown=slow).duration_ns
 
 
-@pytest.mark.parametrize(
-    "case", some(["tied", "mixture", "latent attention", "hybrid"], ["mixture", "hybrid"])
-)
+@pytest.mark.parametrize("case", some(["tied", "mixture", "latent attention", "hybrid"], ["mixture", "hybrid"]))
 def test_a_batch_holds_the_parameters_of_each_of_its_keys(case):
     """Of experts and others, and what is sent on; kernels alone are less than passes."""
     costs = costs_of(case, np.random.default_rng(len(case)))

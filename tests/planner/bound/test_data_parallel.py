@@ -9,10 +9,7 @@ def configurations(frontier):
     """All configurations with a row of each."""
     index = frontier.bounds.configurations.index
     numbers, rows = np.unique(index, return_index=True)
-    return [
-        (frontier.bounds.configurations[number], row)
-        for number, row in zip(numbers.tolist(), rows, strict=True)
-    ]
+    return [(frontier.bounds.configurations[number], row) for number, row in zip(numbers.tolist(), rows, strict=True)]
 
 
 def replicas_of(rows, row):

@@ -45,15 +45,7 @@ def test_bounds_hold(seed, count, problem_of, frontier_of):
 @pytest.mark.parametrize("seed", [3, 8, 11])
 def test_search_finds_what_brute_force_finds(seed, problem_of):
     """The certified best step is the best of all rows by the reference engine, from both ends or not."""
-    held = {
-        **NARROW,
-        "schedule": BOTH,
-        "hsdp": 1,
-        "tp": (1, 2),
-        "pp": (1, 2, 4),
-        "zero": (0, 1),
-        "micro_batch": 1,
-    }
+    held = {**NARROW, "schedule": BOTH, "hsdp": 1, "tp": (1, 2), "pp": (1, 2, 4), "zero": (0, 1), "micro_batch": 1}
     problem = problem_of(seed, **held)
     rows = enumerate_space(problem)
     assert both_ends(rows).any()

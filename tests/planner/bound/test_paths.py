@@ -33,9 +33,7 @@ def test_messages_lengthen_the_way_there_and_back():
     shape, stages = even(2)
     ahead, back = np.array([[1.0]]), np.array([[2.0]])
     count = np.array([4.0])
-    free, held = (
-        path_bound(shape, stages, Hops(ahead, back, blocking), count).behind() for blocking in (False, True)
-    )
+    free, held = (path_bound(shape, stages, Hops(ahead, back, blocking), count).behind() for blocking in (False, True))
     assert free == (4 + 1) * (FORWARD + BACKWARD) + 1.0 + 2.0
     assert held > free
 

@@ -14,9 +14,7 @@ def test_the_outline_is_that_of_the_table(name, ranks):
     vpp = 3 if SCHEDULES[name].any_chunks else SCHEDULES[name].chunks
     table = make_schedule(name, ranks, 2 * ranks, vpp)
     letters = tuple(
-        letter
-        for code, letter in enumerate(LETTERS)
-        if any((rank.code == code).any() for rank in table.ranks)
+        letter for code, letter in enumerate(LETTERS) if any((rank.code == code).any() for rank in table.ranks)
     )
     pairs = any(bool(rank.overlap.any()) for rank in table.ranks)
     assert outline(name, ranks, vpp) == (table.rank_of_stage, letters, pairs)

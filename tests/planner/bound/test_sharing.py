@@ -112,12 +112,8 @@ def of_configuration(frontier: Frontier, row: int) -> object:
     took = {use: int(price.time_ns(1e8)) for use, price in one.prices.items()}
     late = one.taken_ns(one.sync.late_reductions(held)), one.taken_ns(one.sync.late_gathers(held))
     layout = one.sync.job.layout
-    policies = {
-        key: replace(policy, accumulates=0.0) for key, policy in one.policies.items()
-    }  # the Program"s alone
-    updates = [
-        getattr(layout, each.name) for part in (DecidedNumerics, DecidedOffload) for each in fields(part)
-    ]
+    policies = {key: replace(policy, accumulates=0.0) for key, policy in one.policies.items()}  # the Program"s alone
+    updates = [getattr(layout, each.name) for part in (DecidedNumerics, DecidedOffload) for each in fields(part)]
     return repr((policies, numbers, took, late, one.embedding_ns, updates, one.sync.replicas))
 
 

@@ -44,9 +44,7 @@ def swept_alone_s(problem, plan):
     return sweep.run(lowered.program, lower_bound=True).makespan_ns / NS_PER_S
 
 
-@pytest.mark.parametrize(
-    ("seed", "count"), some([(0, 4), *((seed, 10) for seed in range(4))], 1, tuples=True)
-)
+@pytest.mark.parametrize(("seed", "count"), some([(0, 4), *((seed, 10) for seed in range(4))], 1, tuples=True))
 def test_bounds_hold_where_passes_run_together(seed, count, problem_of, frontier_of):
     """As below, in tables of pairs, of which bounds have what each stream of a rank carries."""
     problem = problem_of(seed, schedule="dualpipev")
@@ -75,9 +73,7 @@ def test_how_a_table_begins_bounds_the_table(schedule, part, problem_of, frontie
     assert (begun > 0.8 * passes).all()
 
 
-@pytest.mark.parametrize(
-    ("seed", "count"), some([(0, 5), *((seed, 10) for seed in range(12))], 1, tuples=True)
-)
+@pytest.mark.parametrize(("seed", "count"), some([(0, 5), *((seed, 10) for seed in range(12))], 1, tuples=True))
 def test_bounds_are_lower_bounds_of_the_contended_step(seed, count, problem_of, frontier_of):
     """Kernels <= passes <= step, passes <= table <= sweep, and these and the Program without contention <= the step.
 
@@ -202,21 +198,15 @@ def test_gathers_and_reductions_of_sharded_blocks_fill_the_middle_of_a_pass(tp, 
         charge = RowCharge(batch, shape, mine)
         blocks = weigh(charge.pass_times("B", boundary=True), shape.by_stage)
         longest = max(longest, float((charge.slowed_times("B", boundary=True) / blocks).max()))
-        exact = (
-            measure(problem, plan_of(frontier.rows, row)).step_time_s - problem.stack.launch.step_overhead_s
-        )
+        exact = measure(problem, plan_of(frontier.rows, row)).step_time_s - problem.stack.launch.step_overhead_s
         assert max(bounds_of(frontier, row)) <= exact * (1 + 1e-12), plan_of(frontier.rows, row)
     assert longest > 1.2
 
 
-@pytest.mark.parametrize(
-    ("seed", "count"), some([(1, 5), (1, 10), (4, 10), (7, 10), (10, 10)], 1, tuples=True)
-)
+@pytest.mark.parametrize(("seed", "count"), some([(1, 5), (1, 10), (4, 10), (7, 10), (10, 10)], 1, tuples=True))
 def test_the_sweep_is_exact_without_fully_sharded_states(seed, count, problem_of, frontier_of):
     """With flat buckets or none, a NIC a device and no pairs, it is what the sweep engine finds, to the nanosecond."""
-    problem = problem_of(
-        seed, zero=(0, 1), hsdp=1, schedule=[name for name in SCHEDULES if name not in PAIRED]
-    )
+    problem = problem_of(seed, zero=(0, 1), hsdp=1, schedule=[name for name in SCHEDULES if name not in PAIRED])
     problem = replace(problem, cluster=simpar.Cluster("dgx-h100", nodes=2))
     frontier = frontier_of(problem, seed, count)
     same = [
@@ -275,13 +265,7 @@ def test_what_shares_a_nic_adds_up(frontier_of):
         simpar.Cluster("dgx-h100", nodes=8),
         simpar.Training(seq_len=1024, global_batch=16),
         constraints=simpar.Constraints(
-            fixed={
-                "tp": 16,
-                "zero": 3,
-                "pp": (1, 2),
-                "micro_batch": (1, 4),
-                "schedule": ("1f1b", "interleaved"),
-            }
+            fixed={"tp": 16, "zero": 3, "pp": (1, 2), "micro_batch": (1, 4), "schedule": ("1f1b", "interleaved")}
         ),
     )
     frontier = frontier_of(problem, 0, 3)
@@ -305,8 +289,7 @@ def test_what_shares_a_nic_adds_up(frontier_of):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("nodes", "stack"),
-    some([(21, "megatron"), (24, "nemo"), (27, "nemo"), (32, "torchtitan")], 1, tuples=True),
+    ("nodes", "stack"), some([(21, "megatron"), (24, "nemo"), (27, "nemo"), (32, "torchtitan")], 1, tuples=True)
 )
 def test_bounds_hold_where_domains_cut_across_groups(nodes, stack, frontier_of):
     """Some groups leave a domain of 72 devices by fewer members than those of rank 0: less than the step, and close.

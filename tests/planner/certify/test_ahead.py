@@ -26,11 +26,7 @@ def test_elsewhere_is_what_is_found_here(frontier):
     problem = frontier.rows.problem
     plan = plan_of(frontier.rows, frontier.next())
     found, here = measured_elsewhere([problem], 0, (0, plan)), measure(problem, plan)
-    assert (found.step_time_s, found.needed_bytes, found.fits) == (
-        here.step_time_s,
-        here.needed_bytes,
-        here.fits,
-    )
+    assert (found.step_time_s, found.needed_bytes, found.fits) == (here.step_time_s, here.needed_bytes, here.fits)
 
 
 def test_what_cannot_be_simulated_is_left_to_whoever_needs_it(frontier):

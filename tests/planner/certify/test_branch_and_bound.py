@@ -23,13 +23,7 @@ from tests.gate import some
 AXES = {
     "tp": ((1, 2), (1, 4), (1, 2, 4)),
     "pp": ((1, 2), (1, 2, 4), (1,)),
-    "schedule": (
-        ("1f1b",),
-        ("1f1b", "interleaved"),
-        ("zb-h1", "gpipe"),
-        ("zb-v", "1f1b"),
-        ("v-half", "dualpipev"),
-    ),
+    "schedule": (("1f1b",), ("1f1b", "interleaved"), ("zb-h1", "gpipe"), ("zb-v", "1f1b"), ("v-half", "dualpipev")),
     "zero": ((0, 1), (0, 1, 3), (0, 2, 3), (0,)),
     "micro_batch": ((1, 2), (2,), (4,)),
     "recompute": (("none",), ("full", "none"), ("every:2",)),
@@ -77,12 +71,7 @@ def brute_force(problem):
         step_s = timing.makespan_ns / NS_PER_S + problem.stack.launch.step_overhead_s
         if apart(plan):
             step_s = simulate(
-                problem.graph,
-                problem.cluster,
-                plan,
-                problem.training,
-                stack=problem.stack,
-                engine="reference",
+                problem.graph, problem.cluster, plan, problem.training, stack=problem.stack, engine="reference"
             ).step_time_s
         best = min(best, step_s)
     return best
@@ -131,8 +120,7 @@ def test_search_finds_the_least_energy(seed, problem_of):
 
 
 @pytest.mark.parametrize(
-    ("seed", "shortest"),
-    some([(4, 4), *((seed, None) for seed in (0, 1, 2, 4, 5, 7, 9))], 1, tuples=True),
+    ("seed", "shortest"), some([(4, 4), *((seed, None) for seed in (0, 1, 2, 4, 5, 7, 9))], 1, tuples=True)
 )
 def test_search_finds_the_least_energy_by_a_deadline(seed, shortest, problem_of):
     """Of the plans that meet it, also where the plan with the least energy of all is late.

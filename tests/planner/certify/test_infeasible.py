@@ -84,6 +84,4 @@ def test_a_stopped_search_says_that_it_was_stopped(problem_of):
 
 def test_plans_of_too_many_ops_are_counted():
     """With what is allowed."""
-    assert str(too_large(1234)).startswith(
-        "none of the 1,234 plans that may be best can be simulated: more than "
-    )
+    assert str(too_large(1234)).startswith("none of the 1,234 plans that may be best can be simulated: more than ")

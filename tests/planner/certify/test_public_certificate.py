@@ -26,9 +26,7 @@ def certificate():
     del sys.modules["certificate"]
 
 
-@pytest.mark.parametrize(
-    ("seed", "most"), some([*GATE, *((seed, 32) for seed in range(30))], GATE, tuples=True)
-)
+@pytest.mark.parametrize(("seed", "most"), some([*GATE, *((seed, 32) for seed in range(30))], GATE, tuples=True))
 def test_no_plan_of_the_space_beats_the_certified_one(seed, most, certificate):
     """Of all plans that simulate takes and says to fit none is faster, and what is listed fits and is simulate's."""
     verdict, note = certificate.checked(seed, most=most)
@@ -41,9 +39,7 @@ def test_greedy_tables_are_those_of_simulate(schedule):
     model, cluster = simpar.Model("gpt2", seq_len=1024), simpar.Cluster("dgx-h100")
     training = simpar.Training(seq_len=1024, global_batch=16)
     fixed = {"pp": 4, "tp": 1, "recompute": "full", "zero": 0, "micro_batch": 1}
-    found = simpar.search(
-        model, cluster, training, constraints=Constraints(fixed=fixed, schedules=(schedule,))
-    )
+    found = simpar.search(model, cluster, training, constraints=Constraints(fixed=fixed, schedules=(schedule,)))
     vpp = found.shortest.plan.pipeline.vpp
     plan = simpar.Plan(pp=4, schedule=schedule, vpp=vpp, recompute="full", micro_batch=1)
     result = simpar.simulate(model, cluster, plan, training)

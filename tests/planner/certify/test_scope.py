@@ -30,9 +30,7 @@ def dense(seq_len=512, stack="megatron", **constraints):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "fixed", [{}, {"zero": (3, 1), "cp": 1, "optimizer": ("sgd", "adamw")}, {"vpp": (1, 2)}]
-)
+@pytest.mark.parametrize("fixed", [{}, {"zero": (3, 1), "cp": 1, "optimizer": ("sgd", "adamw")}, {"vpp": (1, 2)}])
 def test_the_scope_is_that_of_the_rows(fixed):
     """Values searched are those that rows have; every axis is either searched or held; what is left out no row has."""
     problem = dense(fixed=fixed)
@@ -84,10 +82,7 @@ def test_an_answer_says_where_the_stacks_framework_cannot_have_the_first():
     assert "schedule = zb-v" in told["reasons"][0]
     held = replace(problem, constraints=Constraints(portable="torch"))
     assert not_portable(held, plan) is None
-    assert (
-        not_portable(replace(problem, stack=problem.stack.model_copy(update={"name": "of-ours"})), plan)
-        is None
-    )
+    assert not_portable(replace(problem, stack=problem.stack.model_copy(update={"name": "of-ours"})), plan) is None
     assert rows.count
     usual = dense(fixed={"pp": 2, "schedule": "1f1b", "micro_batch": 1, "tp": 1, "zero": 1, "cp": 1})
     assert not_portable(usual, counted(enumerate_space(usual), 0)) is None

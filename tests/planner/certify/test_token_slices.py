@@ -28,9 +28,7 @@ def test_slices_are_where_they_can_be(problem_of):
     assert "terapipe" not in enumerate_space(problem_of(2)).domain["schedule"]
     training = simpar.Training(seq_len=32768, global_batch=8)
     fixed = {"schedule": BOTH, "micro_batch": (1, 4), "cp": (1, 2), "recompute": ("none", "optimal")}
-    problem = make_problem(
-        "llama-3-8b", simpar.Cluster("dgx-h100"), training, constraints=Constraints(fixed=fixed)
-    )
+    problem = make_problem("llama-3-8b", simpar.Cluster("dgx-h100"), training, constraints=Constraints(fixed=fixed))
     rows = enumerate_space(problem)
     cut = rows.some(sliced(rows))
     assert cut.count
@@ -39,16 +37,10 @@ def test_slices_are_where_they_can_be(problem_of):
     assert (cut["microbatches"] == 1).any()
     assert not cut.one_of("recompute", "optimal").any()
     for row in range(0, cut.count, 17):
-        assert (
-            make_job(problem.graph, problem.cluster, plan_of(cut, row), training)
-            .layout.to_plan()
-            .pipeline.slices
-        )
+        assert make_job(problem.graph, problem.cluster, plan_of(cut, row), training).layout.to_plan().pipeline.slices
     both_ways = simpar.Training(seq_len=512, global_batch=8)
     with pytest.raises(Infeasible, match="schedule"):
-        search(
-            "bert-base", problem.cluster, both_ways, constraints=Constraints(fixed={"schedule": "terapipe"})
-        )
+        search("bert-base", problem.cluster, both_ways, constraints=Constraints(fixed={"schedule": "terapipe"}))
     with pytest.raises(UserError, match="slices"):
         make_problem("llama-3-8b", problem.cluster, training, base=simpar.Plan(pp=2, slices=(32768,)))
 
@@ -94,9 +86,7 @@ def assert_memory_of_programs(problem):
         assert 0.8 < needed / exact.memory.peak_reserved_bytes <= 1.0
 
 
-@pytest.mark.parametrize(
-    ("seed", "count"), some([(2, 4), *((seed, 8) for seed in (1, 2, 4, 7))], 1, tuples=True)
-)
+@pytest.mark.parametrize(("seed", "count"), some([(2, 4), *((seed, 8) for seed in (1, 2, 4, 7))], 1, tuples=True))
 def test_bounds_hold(seed, count, problem_of, frontier_of):
     """Kernels over all ways to slice, and the row's own Program swept, are below the executed step."""
     problem = problem_of(seed, schedule="terapipe", pp=(2, 4), cp=1, recompute=("none", "full"))

@@ -49,22 +49,15 @@ def test_no_combination_is_faster_than_what_is_certified(case):
     """Every value of every axis that was asked for, whether rows have it or not."""
     name, (hardware, nodes, batch), asked, base = CASES[case]
     model = simpar.Model(name, seq_len=512)
-    cluster, training = (
-        simpar.Cluster(hardware, nodes=nodes),
-        simpar.Training(seq_len=512, global_batch=batch),
-    )
+    cluster, training = (simpar.Cluster(hardware, nodes=nodes), simpar.Training(seq_len=512, global_batch=batch))
     fixed = HELD | asked
     schedules = SCHEDULES.get(case, ("1f1b",))
     whole = fixed | {"tp_overlap": False}  # as the stack has it
     constraints = Constraints(fixed=whole, schedules=schedules, portable="any", fit_probability=0.5)
-    found = simpar.search(
-        model, cluster, training, base=simpar.Plan(**base), stack="megatron", constraints=constraints
-    )
+    found = simpar.search(model, cluster, training, base=simpar.Plan(**base), stack="megatron", constraints=constraints)
     axes = {key: value if isinstance(value, tuple) else (value,) for key, value in fixed.items()}
     steps = [
-        simulated(
-            model, cluster, training, {**base, **dict(zip(axes, values, strict=True)), "schedule": schedule}
-        )
+        simulated(model, cluster, training, {**base, **dict(zip(axes, values, strict=True)), "schedule": schedule})
         for values in product(*axes.values())
         for schedule in schedules
     ]

@@ -29,9 +29,7 @@ def test_of_given_tensor_degrees_those_stay_that_the_model_allows() -> None:
     """28 heads lie on 1, 2 or 4 ranks: 8 is left out beside others, and alone it is refused with the reason."""
     assert given_degrees(1, 8) == {1}
     assert given_degrees(8, 4, 2) == {2, 4}
-    with pytest.raises(
-        UserError, match=r"plan.tp = 8: does not divide the attention heads 28; allowed: 1, 2, 4"
-    ):
+    with pytest.raises(UserError, match=r"plan.tp = 8: does not divide the attention heads 28; allowed: 1, 2, 4"):
         given_degrees(8)
 
 
@@ -48,10 +46,7 @@ def test_an_axis_is_found_in_a_plan_by_its_path() -> None:
     """Flat keys where they stand, and those with a path of their own; written as a file has them."""
     plan = simpar.Plan(tp=2, tensor_parallel={"overlap": True}, rank_order="tp-cp-pp-dp")
     assert [value_of(plan, name) for name in ("tp", "tp_overlap", "order")] == [2, True, "tp-cp-pp-dp"]
-    assert [value_of(simpar.Plan(pp=2, vpp=chunks), "schedule") for chunks in (1, 2)] == [
-        "1f1b",
-        "interleaved",
-    ]
+    assert [value_of(simpar.Plan(pp=2, vpp=chunks), "schedule") for chunks in (1, 2)] == ["1f1b", "interleaved"]
     assert path_of("zero") == ("data_parallel", "zero")
     assert written("order", "tp-cp-dp-pp") == {"mesh": {"order": ("tp", "cp", "dp", "pp")}}
     assert written("zero", 3) == {"zero": 3}

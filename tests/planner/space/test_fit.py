@@ -60,9 +60,7 @@ def drawn(seed, models=MODELS):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "of_mixtures"),
-    some([(range(2), (117,)), (range(2, 30), (355, 357))], 1, tuples=True),
-    ids=["2", "28"],
+    ("seeds", "of_mixtures"), some([(range(2), (117,)), (range(2, 30), (355, 357))], 1, tuples=True), ids=["2", "28"]
 )
 def test_never_above_the_program_and_little_below(seeds, of_mixtures):
     """Over stacks, models, schedules, schemes and what is offloaded: at most what the Program needs."""

@@ -67,14 +67,7 @@ def test_bounds_are_below_the_executed_step(config, count, frontier_of):
 @pytest.mark.slow
 def test_search_finds_what_brute_force_finds():
     """The certified best step of a hybrid is the best of all plans that fit, every one simulated."""
-    fixed = {
-        "recompute": "none",
-        "zero": 1,
-        "schedule": "1f1b",
-        "micro_batch": 2,
-        "tp": 2,
-        "tp_overlap": False,
-    }
+    fixed = {"recompute": "none", "zero": 1, "schedule": "1f1b", "micro_batch": 2, "tp": 2, "tp_overlap": False}
     given = problem(EXPERTS, fixed=fixed)
     found = simpar.search(
         given.graph,

@@ -43,9 +43,7 @@ def test_a_batch_holds_what_differs_as_columns(rows):
     batch = Jobs(rows).batch(which)
     sizes = np.broadcast_to(batch.layout.tp, which.shape)
     assert sizes.tolist() == rows["tp"][which].tolist()
-    assert (
-        np.broadcast_to(batch.layout.micro_batch, which.shape).tolist() == rows["micro_batch"][which].tolist()
-    )
+    assert np.broadcast_to(batch.layout.micro_batch, which.shape).tolist() == rows["micro_batch"][which].tolist()
 
 
 def test_one_number_stands_for_a_column_of_it():

@@ -103,9 +103,7 @@ def test_bounds_hold(case, seed, problem_of, frontier_of):
     overhead = problem.stack.launch.step_overhead_s
     for row in range(frontier.rows.count):
         plan = plan_of(frontier.rows, row)
-        assert max(bounds_of(frontier, row)) <= (measure(problem, plan).step_time_s - overhead) * (
-            1 + 1e-12
-        ), plan
+        assert max(bounds_of(frontier, row)) <= (measure(problem, plan).step_time_s - overhead) * (1 + 1e-12), plan
 
 
 @pytest.mark.parametrize("seed", some([3, 8, 11], 1))
@@ -121,12 +119,7 @@ def test_search_finds_what_brute_force_finds(case, seed, problem_of):
 EXPERTS = {
     "slices": {"etp": (1, 2), "ep": (1, 4), "tp": (1, 2)},
     "capacity": {"capacity_factor": ("none", 1, 2.0), "ep": (1, 4), "tp": 1},
-    "exchange": {
-        "ep_overlap": (True, False),
-        "token_dispatch": ("per_expert", "per_rank"),
-        "ep": (2, 4),
-        "tp": 1,
-    },
+    "exchange": {"ep_overlap": (True, False), "token_dispatch": ("per_expert", "per_rank"), "ep": (2, 4), "tp": 1},
 }
 
 
@@ -198,8 +191,7 @@ def test_replicas_on_their_own_are_where_there_are_several():
     alone = rows["dp"] == 1
     assert not rows.one_of("sync", "diloco", "asp")[alone].any()
     seen = Counter(
-        (plan.sync, plan.sync_every)
-        for plan in (plan_of(rows, n).data_parallel for n in range(0, rows.count, 31))
+        (plan.sync, plan.sync_every) for plan in (plan_of(rows, n).data_parallel for n in range(0, rows.count, 31))
     )
     assert set(seen) == {("bsp", None), ("asp", None), ("diloco", 100), ("diloco", 500)}
 
@@ -208,12 +200,9 @@ def test_replicas_on_their_own_are_where_there_are_several():
 def test_a_plan_of_diloco_is_searched():
     """Layouts with one replica are left out instead of refused."""
     problem = replace(
-        small(micro_batch=1, recompute="none", cp=1, tp=(1, 8), schedule="1f1b"),
-        base=simpar.Plan(sync="diloco"),
+        small(micro_batch=1, recompute="none", cp=1, tp=(1, 8), schedule="1f1b"), base=simpar.Plan(sync="diloco")
     )
-    found = search(
-        problem.graph, problem.cluster, problem.training, base=problem.base, constraints=problem.constraints
-    )
+    found = search(problem.graph, problem.cluster, problem.training, base=problem.base, constraints=problem.constraints)
     assert found.certified_optimal
     assert found.best.plan.data_parallel.sync == "diloco"
 
@@ -221,9 +210,7 @@ def test_a_plan_of_diloco_is_searched():
 def test_states_of_optimizers_decide_what_fits():
     """8-bit states fit where AdamW's do not."""
     fixed = {"tp": 8, "pp": 1, "zero": 0, "micro_batch": 1, "recompute": "full", "schedule": "1f1b"}
-    problem = {
-        "constraints": Constraints(fixed=fixed | {"optimizer": ("adamw", "adamw_8bit")}, headroom=0.78)
-    }
+    problem = {"constraints": Constraints(fixed=fixed | {"optimizer": ("adamw", "adamw_8bit")}, headroom=0.78)}
     shape = "llama-3-8b", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=2048, global_batch=8)
     found = search(*shape, **problem)
     assert found.best.plan.numerics.optimizer == "adamw_8bit"
@@ -273,8 +260,6 @@ def test_an_axis_knows_its_values(axis):
 
 def test_neutral_values_are_those_of_a_plan():
     """Rows in which an axis changes nothing are plans as they are by default."""
-    rows = enumerate_space(
-        small(bucket_bytes=("1MB", "9MB"), micro_batch=1, tp=1, pp=1, zero=(0, 3), recompute="none")
-    )
+    rows = enumerate_space(small(bucket_bytes=("1MB", "9MB"), micro_batch=1, tp=1, pp=1, zero=(0, 3), recompute="none"))
     for row in np.flatnonzero(rows["zero"] == 3)[:5].tolist():
         assert plan_of(rows, row).data_parallel.bucket_bytes is None

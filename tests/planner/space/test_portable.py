@@ -42,18 +42,14 @@ GATE = [(target, None, 50) for target in ("megatron", "torchtitan")]
 
 
 @pytest.mark.parametrize(
-    ("target", "stack", "count"),
-    some([*GATE, *product(TARGETS, (None, "megatron"), (300,))], GATE, tuples=True),
+    ("target", "stack", "count"), some([*GATE, *product(TARGETS, (None, "megatron"), (300,))], GATE, tuples=True)
 )
 def test_no_layout_that_a_target_can_express_is_left_out(target, stack, count):
     """Of the whole space those that it takes are rows, with schedules that it takes without replicas alone."""
     scaled = "llama-3.1-8b"  # whose positions are scaled, as those of torchtitan 0.2's flavours
     model = scaled if target == "torchtitan-0.2" else "llama-3-8b"
     asked = problem_of(model, stack, base=BASES.get(target), portable=target)
-    narrow, whole = (
-        enumerate_space(asked),
-        enumerate_space(replace(asked, constraints=Constraints(fixed=HELD))),
-    )
+    narrow, whole = (enumerate_space(asked), enumerate_space(replace(asked, constraints=Constraints(fixed=HELD))))
     there = {layout(narrow, row) for row in range(narrow.count)}
     looked_at = np.unique(np.linspace(0, whole.count - 1, count, dtype=np.int64))
     taken = [row for row in looked_at if not losses(asked, counted(whole, int(row)), target)]
@@ -66,9 +62,7 @@ def test_no_layout_that_a_target_can_express_is_left_out(target, stack, count):
 
 def test_a_target_is_predicted_for_its_own_stack():
     """Where no stack is given."""
-    assert [problem_of(portable=name).stack.name for name in TARGETS] == [
-        load_target(name).stack for name in TARGETS
-    ]
+    assert [problem_of(portable=name).stack.name for name in TARGETS] == [load_target(name).stack for name in TARGETS]
     assert problem_of(portable="any").stack.name == "megatron"
     assert problem_of(stack="nemo", portable="torchtitan").stack.name == "nemo"
 
@@ -104,9 +98,7 @@ def test_a_learnt_stack_keeps_its_framework():
     """A profile of one's own runs what the one it was learnt from runs."""
     ours = load_stack("nemo").model_copy(update={"name": "ours", "learned_from": "nemo"})
     cluster, training = simpar.Cluster("dgx-h100"), simpar.Training(seq_len=4096, global_batch=32)
-    known, own = (
-        of_its_framework(make_problem("llama-3-8b", cluster, training, stack=one)) for one in ("nemo", ours)
-    )
+    known, own = (of_its_framework(make_problem("llama-3-8b", cluster, training, stack=one)) for one in ("nemo", ours))
     assert own.framework is not None
     assert own.framework == known.framework
 
@@ -126,8 +118,7 @@ def test_what_was_asked_for_stays():
 
 
 @pytest.mark.parametrize(
-    ("model", "base"),
-    some([("llama-3.2-1b", simpar.Plan(optimizer="muon")), ("bert-base", None)], 1, tuples=True),
+    ("model", "base"), some([("llama-3.2-1b", simpar.Plan(optimizer="muon")), ("bert-base", None)], 1, tuples=True)
 )
 def test_models_and_plans_that_no_target_can_be_told_are_searched(model, base):
     """Still with the schedules of the framework alone, which is said, and how to widen the space."""
@@ -138,9 +129,7 @@ def test_models_and_plans_that_no_target_can_be_told_are_searched(model, base):
     assert "zb-v" in told["left_out"]["schedule"]
     assert "zb-v" not in answer.details["scope"]["searched"]["schedule"]
     assert answer.details["not_portable"]
-    with pytest.raises(
-        Infeasible, match=r"megatron can express none, not even the simplest: (model|optimizer) = "
-    ):
+    with pytest.raises(Infeasible, match=r"megatron can express none, not even the simplest: (model|optimizer) = "):
         enumerate_space(replace(problem, constraints=Constraints(portable="megatron")))
 
 
@@ -155,8 +144,7 @@ def test_the_scope_has_no_values_that_were_left_out():
 
 
 @pytest.mark.parametrize(
-    ("hardware", "most"),
-    some([("dgx-h100", 8), ("gb200-nvl72", 4), ("tpu-v5p-pod", 16)], 2, tuples=True),
+    ("hardware", "most"), some([("dgx-h100", 8), ("gb200-nvl72", 4), ("tpu-v5p-pod", 16)], 2, tuples=True)
 )
 def test_a_search_refuses_what_the_export_refuses_on_its_cluster(hardware, most):
     """MaxText spreads experts inside of a node of GPUs, whatever its size, and over all of a pod of TPUs."""
@@ -164,9 +152,7 @@ def test_a_search_refuses_what_the_export_refuses_on_its_cluster(hardware, most)
     training = simpar.Training(seq_len=512, global_batch=64)
     held = {**HELD, "pp": 1, "cp": 1, "tp": (1, 2), "zero": 3, "recompute": "full", "ep": (2, 4, 8, 16)}
     cluster = simpar.Cluster(hardware, nodes=4)
-    asked = make_problem(
-        name, cluster, training, constraints=Constraints(fixed={**held, "etp": 1}, portable=target)
-    )
+    asked = make_problem(name, cluster, training, constraints=Constraints(fixed={**held, "etp": 1}, portable=target))
     rows = enumerate_space(asked)
     taken = set()
     for row in range(0, rows.count, max(rows.count // 60, 1)):

@@ -55,8 +55,7 @@ def executed_s(problem, plan):
 
 
 @pytest.mark.parametrize(
-    ("seed", "narrow"),
-    some([(7, {"micro_batch": 8, "zero": 1, "tp": 1}), (1, {}), (4, {}), (7, {})], 1, tuples=True),
+    ("seed", "narrow"), some([(7, {"micro_batch": 8, "zero": 1, "tp": 1}), (1, {}), (4, {}), (7, {})], 1, tuples=True)
 )
 def test_search_finds_what_brute_force_finds(seed, narrow, problem_of):
     """With memory that binds, the certified best step is the best of all rows, each chosen and run by itself.

@@ -62,8 +62,7 @@ def test_no_row_stands_for_the_plan_of_another(axis, problem_of):
     rows = enumerate_space(problem_of(3, **{**SMALL, axis: (*VALUES[axis], *VALUES[axis])}))
     codes = np.stack([codes for name, codes in rows.code.items() if name != ORIGIN])
     values = [
-        tuple(repr(rows.domain[name][code]) for name, code in zip(rows.domain, row, strict=True))
-        for row in codes.T
+        tuple(repr(rows.domain[name][code]) for name, code in zip(rows.domain, row, strict=True)) for row in codes.T
     ]
     assert len(set(values)) == rows.count
 
@@ -89,9 +88,7 @@ def answer(problem):
 def plans(listed):
     """Plans of a list, without what was predicted for them."""
     return [
-        {name: value for name, value in one["plan"].items() if name != "predicted"}
-        for one in listed
-        if "plan" in one
+        {name: value for name, value in one["plan"].items() if name != "predicted"} for one in listed if "plan" in one
     ]
 
 
@@ -137,7 +134,5 @@ def test_zero_3_that_is_zero_2_by_another_name_has_no_row(problem_of):
     assert [zero for zero, _ in answers] == [2, 2, 3]
     assert answers[1][1].step_time_s == answers[2][1].step_time_s
     assert answers[1][1].needed_bytes == answers[2][1].needed_bytes
-    freed = replace(
-        problem, constraints=Constraints(fixed={**fixed, "zero": (2, 3), "reshard_after_forward": True})
-    )
+    freed = replace(problem, constraints=Constraints(fixed={**fixed, "zero": (2, 3), "reshard_after_forward": True}))
     assert enumerate_space(freed).count == 2

@@ -27,12 +27,7 @@ def tuned(problem_of, seed, base, **held):
     """A random small problem of which a part is trained."""
     found = problem_of(seed, **held)
     return make_problem(
-        found.graph,
-        found.cluster,
-        found.training,
-        stack=found.stack,
-        base=base,
-        constraints=found.constraints,
+        found.graph, found.cluster, found.training, stack=found.stack, base=base, constraints=found.constraints
     )
 
 
@@ -240,12 +235,7 @@ def test_search_finds_what_brute_force_finds_in_mixtures(base):
 
 def test_what_no_plan_can_be_is_in_no_row():
     """Parts are not tuned by replicas on their own, with parameters on the host or in stages of their own."""
-    fixed = {
-        "sync": ("bsp", "diloco"),
-        "offload_parameters": ("none", "cpu"),
-        "micro_batch": 1,
-        "zero": (0, 3),
-    }
+    fixed = {"sync": ("bsp", "diloco"), "offload_parameters": ("none", "cpu"), "micro_batch": 1, "zero": (0, 3)}
     shape = "llama-3-8b", simpar.Cluster("dgx-h100"), simpar.Training(seq_len=2048, global_batch=16)
     base = simpar.Plan(frozen_layers=4)
     rows = enumerate_space(make_problem(*shape, base=base, constraints=Constraints(fixed=fixed)))

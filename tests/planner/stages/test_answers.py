@@ -31,11 +31,7 @@ def problem(headroom: float = 0.0) -> Problem:
     training = simpar.Training(seq_len=128, global_batch=8)
     constraints = Constraints(headroom=headroom)
     return make_problem(
-        read(TINY, "tiny"),
-        simpar.Cluster("laptop-cpu-4"),
-        training,
-        objective="time",
-        constraints=constraints,
+        read(TINY, "tiny"), simpar.Cluster("laptop-cpu-4"), training, objective="time", constraints=constraints
     )
 
 
@@ -109,9 +105,7 @@ def test_every_plan_says_what_takes_it() -> None:
     of = problem()
     plan = as_stages(uniform_plan(of, micro_batch=1, pp=2), of.graph)
     stages = tuple(
-        stage.model_copy(
-            update={"mesh": (1, 2), "sharding": megatron_sharding(of.graph, False)} if number else {}
-        )
+        stage.model_copy(update={"mesh": (1, 2), "sharding": megatron_sharding(of.graph, False)} if number else {})
         for number, stage in enumerate(plan.pipeline.stages or ())
     )
     mixed = plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={"stages": stages})})

@@ -24,9 +24,7 @@ def slowest(cut: tuple[int, ...], costs: np.ndarray) -> float:
     return float(max(costs[stage, begin:end].sum() for stage, (begin, end) in enumerate(pairwise(bounds))))
 
 
-@given(
-    stages=st.integers(1, 4), blocks=st.integers(4, 9), seed=st.integers(0, 10_000), limited=st.booleans()
-)  # fmt: skip
+@given(stages=st.integers(1, 4), blocks=st.integers(4, 9), seed=st.integers(0, 10_000), limited=st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_dynamic_programming_is_brute_force(stages: int, blocks: int, seed: int, limited: bool) -> None:
     """The slowest stage of the found cut is the fastest possible, under limits too."""

@@ -238,9 +238,7 @@ def test_a_cut_that_hosts_have_no_room_for_does_not_fit() -> None:
     small = replace(cluster, profile=cluster.profile.model_copy(update={"host": host}))
     for each, fits in ((cluster, True), (small, False)):
         base = Plan(offload_optimizer="cpu")
-        problem = make_problem(
-            GRAPH, each, TRAINING, base=base, constraints=Constraints(fixed={**FIXED, "pp": 2})
-        )
+        problem = make_problem(GRAPH, each, TRAINING, base=base, constraints=Constraints(fixed={**FIXED, "pp": 2}))
         search = uneven.Uneven(problem, Progress())
         skeleton = Pricing(problem).skeleton(base.with_values(tp=1, pp=2, micro_batch=1, zero=1))
         assert skeleton is not None
@@ -253,9 +251,7 @@ def test_a_cut_that_hosts_have_no_room_for_does_not_fit() -> None:
 def test_cuts_of_too_many_ops_stay_bounded() -> None:
     """They are answered with a gap and said; where nothing else is there, that is why there is no answer."""
     held = {"tp": "1", "pp": "2", "recompute": "none", "rank_order": "tp-cp-dp-pp"}
-    problem = make_problem(
-        GRAPH, mixed(), TRAINING, constraints=Constraints(fixed={**held, "micro_batch": "1,2"})
-    )
+    problem = make_problem(GRAPH, mixed(), TRAINING, constraints=Constraints(fixed={**held, "micro_batch": "1,2"}))
     whole = search_uneven(problem, Progress(top=1))
     assert (whole.certified_optimal, whole.details["not_built"]) == (True, 0)
     counts = whole.counts
@@ -270,8 +266,5 @@ def test_cuts_of_too_many_ops_stay_bounded() -> None:
     assert found.gap == pytest.approx(1 - found.details["lower_bound_s"] / found.best.step_time_s)
     assert 0 < found.details["not_built"] <= 11
     assert any("plans that may be better have more than" in line for line in certificate(found))
-    with (
-        at_most(10),
-        pytest.raises(Infeasible, match="plans that may be best can be simulated"),
-    ):
+    with at_most(10), pytest.raises(Infeasible, match="plans that may be best can be simulated"):
         search_uneven(problem, Progress(top=1))

@@ -104,8 +104,7 @@ def test_only_uneven_ranks_unfold() -> None:
 def test_the_naive_ring_is_slower() -> None:
     """Contiguous chunks wait for the rank with the most keys."""
     spans = [
-        reference.run(lowered(cp=8, cp_balance=balance).program).makespan_ns
-        for balance in ("zigzag", "contiguous")
+        reference.run(lowered(cp=8, cp_balance=balance).program).makespan_ns for balance in ("zigzag", "contiguous")
     ]
     assert spans[0] < spans[1]
 
@@ -113,10 +112,7 @@ def test_the_naive_ring_is_slower() -> None:
 @cache
 def result(nodes: int = 1, seq_len: int = 131072, **plan: object) -> Result:
     """A simulated step of Llama 3 8B, one sequence a context-parallel group."""
-    cluster, training = (
-        load_cluster("dgx-h100", nodes),
-        Training(seq_len=seq_len, global_batch=8 // plan["cp"]),
-    )
+    cluster, training = (load_cluster("dgx-h100", nodes), Training(seq_len=seq_len, global_batch=8 // plan["cp"]))
     return simulate(MODEL, cluster, Plan(recompute="full", zero=1, **plan), training, with_timeline=False)
 
 
@@ -146,10 +142,6 @@ def test_reported_bytes_are_the_volumes(method: str) -> None:
 def test_context_ranks_share_gradients_and_activations() -> None:
     """Cp counts with dp: eight context ranks hold an eighth of the states and of the activations."""
     one, eight = result(cp=1, dp=8, seq_len=8192), result(cp=8, dp=1, seq_len=8192)
-    assert one.memory.stages[0].optimizer_states_bytes == pytest.approx(
-        eight.memory.stages[0].optimizer_states_bytes
-    )
-    assert eight.memory.stages[0].activations_bytes == pytest.approx(
-        one.memory.stages[0].activations_bytes / 8
-    )
+    assert one.memory.stages[0].optimizer_states_bytes == pytest.approx(eight.memory.stages[0].optimizer_states_bytes)
+    assert eight.memory.stages[0].activations_bytes == pytest.approx(one.memory.stages[0].activations_bytes / 8)
     assert eight.communication["dp"].bytes_per_rank == one.communication["dp"].bytes_per_rank

@@ -34,9 +34,7 @@ STACK = load_stack("megatron")
 
 def job(nodes: int = 1, model: str = MODEL, **plan: object) -> TrainingJob:
     """A job on DGX H100."""
-    return make_job(
-        model, load_cluster("dgx-h100", nodes), Plan(**plan), Training(seq_len=SEQ, global_batch=64)
-    )
+    return make_job(model, load_cluster("dgx-h100", nodes), Plan(**plan), Training(seq_len=SEQ, global_batch=64))
 
 
 def steps(**plan: object) -> BlockSteps:
@@ -203,9 +201,7 @@ def test_imbalance_costs_time_and_depends_on_the_seed_only_when_sampled() -> Non
 def result(**plan: object) -> Result:
     """A simulated step of Qwen3 30B on four nodes, once for all tests."""
     training = Training(seq_len=SEQ, global_batch=256)
-    return simulate(
-        "qwen3-30b-a3b", load_cluster("dgx-h100", 4), Plan(zero=1, **plan), training, with_timeline=False
-    )
+    return simulate("qwen3-30b-a3b", load_cluster("dgx-h100", 4), Plan(zero=1, **plan), training, with_timeline=False)
 
 
 def test_exchanges_are_reported() -> None:

@@ -70,9 +70,7 @@ def kernel_s(phase: Phase) -> float:
 def test_decomposed_products_move_and_compute_the_same(part: str) -> None:
     """Overlapped gathers and scatters are cut into pieces: as many bytes, as many kernel seconds."""
     whole = getattr(layer_steps("llama-3-8b", tp=4, sequence_parallel=True), part)
-    cut = getattr(
-        layer_steps("llama-3-8b", tp=4, tensor_parallel={"sequence_parallel": True, "overlap": True}), part
-    )
+    cut = getattr(layer_steps("llama-3-8b", tp=4, tensor_parallel={"sequence_parallel": True, "overlap": True}), part)
     assert bytes_moved(cut) == pytest.approx(bytes_moved(whole))
     assert kernel_s(cut) == pytest.approx(kernel_s(whole))
 

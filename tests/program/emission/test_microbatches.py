@@ -94,17 +94,7 @@ def facts(result: Result) -> dict[str, Any]:
     found.pop("timeline")
     found["engine"].pop("ops")
     path = found["why"].pop("critical_path_s")
-    passes = {
-        MERGED,
-        "forward",
-        "backward",
-        "recompute",
-        "input_gradient",
-        "weight_gradient",
-        "tp",
-        "cp",
-        "host",
-    }
+    passes = {MERGED, "forward", "backward", "recompute", "input_gradient", "weight_gradient", "tp", "cp", "host"}
     found["passes_s"] = round(sum(time for kind, time in path.items() if kind in passes), 9)
     return json.loads(json.dumps(found), parse_float=lambda text: round(float(text), 9))
 
@@ -134,9 +124,7 @@ def test_merged_equals_apart_on_every_stack(stack: str) -> None:
     assert facts(merged) == facts(apart)
 
 
-@pytest.mark.parametrize(
-    ("plan", "hardware"), some(product(WIDE, NODES), zip(WIDE, NODES, strict=True), tuples=True)
-)
+@pytest.mark.parametrize(("plan", "hardware"), some(product(WIDE, NODES), zip(WIDE, NODES, strict=True), tuples=True))
 def test_merged_equals_apart_across_nodes(plan: dict[str, Any], hardware: str) -> None:
     """Links that ranks share between nodes change nothing."""
     (_, merged), (_, apart) = both(plan, 6, hardware=hardware, nodes=2)

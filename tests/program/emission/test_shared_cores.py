@@ -29,9 +29,7 @@ def step_s(cluster, **layout):
     return result.speed.step_time_s
 
 
-@pytest.mark.parametrize(
-    "layout", [{"dp": 4}, {"pp": 4}, {"tp": 4}, {"tp": 2, "pp": 2}, {"dp": 4, "zero": 3}]
-)
+@pytest.mark.parametrize("layout", [{"dp": 4}, {"pp": 4}, {"tp": 4}, {"tp": 2, "pp": 2}, {"dp": 4, "zero": 3}])
 def test_cores_for_everybody_change_nothing(layout):
     """With as many cores as ranks, and collectives that take none, a step is as long as on devices of one's own."""
     assert step_s(machine(4.0), **layout) == pytest.approx(step_s(machine(None), **layout), rel=1e-4)

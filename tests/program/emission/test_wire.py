@@ -11,12 +11,7 @@ from simpar.scenario import load_scenario
 from simpar.simulation import lower_job, make_job
 
 TRAINING = simpar.Training(seq_len=1024, global_batch=64)
-ARGUMENTS = {
-    "cluster.hardware": "dgx-h100",
-    "cluster.nodes": 2,
-    "training.seq_len": 1024,
-    "training.global_batch": 64,
-}
+ARGUMENTS = {"cluster.hardware": "dgx-h100", "cluster.nodes": 2, "training.seq_len": 1024, "training.global_batch": 64}
 
 
 def step(**plan):
@@ -110,9 +105,7 @@ def test_switches_that_are_not_there_cannot_reduce():
 
 def test_choices_are_keys_of_a_scenario_and_stand_in_the_result():
     """--set cluster.sharp=true and plan.reduce_dtype=fp8 do what the Python calls do."""
-    scenario = load_scenario(
-        None, {"model": "gpt2", **ARGUMENTS}, ["cluster.sharp=true", "plan.reduce_dtype=fp8"]
-    )
+    scenario = load_scenario(None, {"model": "gpt2", **ARGUMENTS}, ["cluster.sharp=true", "plan.reduce_dtype=fp8"])
     result = simpar.simulate(**scenario.inputs())
     assert result.setup.cluster["sharp"] is True
     assert result.setup.plan["numerics"]["reduce_dtype"] == "fp8"

@@ -67,9 +67,7 @@ def kinds_of(mesh: Mesh, replicas: int, *, exchange: bool) -> tuple[GroupKind, .
         kinds.append(GroupKind("dp", wide, ("all_gather", "reduce_scatter")))
     elif width > 1:
         across = wide.reshape(len(wide), replicas, -1).transpose(0, 2, 1).reshape(-1, replicas)
-        kinds.append(
-            GroupKind("dp_shard", wide.reshape(len(wide) * replicas, -1), ("all_gather", "reduce_scatter"))
-        )
+        kinds.append(GroupKind("dp_shard", wide.reshape(len(wide) * replicas, -1), ("all_gather", "reduce_scatter")))
         kinds.append(GroupKind("dp_replicate", across, ("all_reduce",)))
     if exchange and width > 1 and width % 2 == 0:
         kinds.append(GroupKind("ep", wide.reshape(-1, 2), ("all_to_all",)))
@@ -237,13 +235,7 @@ WORST = {"node:9": 0.8}
 @pytest.mark.parametrize(
     ("damage", "slow"),
     some(
-        [
-            (WHOLE, None),
-            (WHOLE, 77),
-            ({"nic_tx[77]": 0.5}, None),
-            ({"leaf_up[5]": 0.5}, None),
-            (WORST, 4000),
-        ],
+        [(WHOLE, None), (WHOLE, 77), ({"nic_tx[77]": 0.5}, None), ({"leaf_up[5]": 0.5}, None), (WORST, 4000)],
         [(WHOLE, None), (WORST, 4000)],
         tuples=True,
     ),

@@ -28,9 +28,7 @@ def refine_slowly(incidence):
             sees[u].append((int(label), colour[v]))
             sees[v].append((int(label), colour[u]))
         names = {}
-        refined = [
-            names.setdefault((c, tuple(sorted(s))), len(names)) for c, s in zip(colour, sees, strict=True)
-        ]
+        refined = [names.setdefault((c, tuple(sorted(s))), len(names)) for c, s in zip(colour, sees, strict=True)]
         if len(names) == len(set(colour)):
             return refined
         colour = refined
@@ -43,9 +41,7 @@ def test_refinement_equals_its_definition(seed):
     draw = np.random.default_rng(seed)
     size, num_edges = int(draw.integers(1, 25)), int(draw.integers(0, 40))
     incidence = graph(
-        draw.integers(0, 2, size),
-        draw.integers(0, size, (num_edges, 2)),
-        draw.integers(-1, 2, num_edges) * 10**12,
+        draw.integers(0, 2, size), draw.integers(0, size, (num_edges, 2)), draw.integers(-1, 2, num_edges) * 10**12
     )
     assert refine(incidence).class_of.tolist() == refine_slowly(incidence)
 

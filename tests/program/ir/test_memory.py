@@ -92,11 +92,7 @@ def test_all_classes_at_once_equal_one_at_a_time():
     draw = np.random.default_rng(3)
     ops = build.add_ops(50, fixed_ns=draw.integers(0, 9, 50))
     build.memory(
-        ops,
-        draw.integers(-5, 9, 50),
-        class_id=draw.choice(classes[:2], 50),
-        at_finish=True,
-        category="gradients",
+        ops, draw.integers(-5, 9, 50), class_id=draw.choice(classes[:2], 50), at_finish=True, category="gradients"
     )
     program = build.build()
     timing = sweep.run(program)

@@ -30,12 +30,7 @@ def small():
     route = build.add_route([build.add_link("port", 2 * GB), build.add_link("nic", GB)], [2.0, 0.5])
     label = build.label(Label("forward", "gemm", 7))
     ops = build.add_ops(
-        4,
-        fixed_ns=[5, 10, 20, 0],
-        work_bytes=[0, KB, 0, 0],
-        route=[-1, route, -1, -1],
-        label=label,
-        microbatch=1,
+        4, fixed_ns=[5, 10, 20, 0], work_bytes=[0, KB, 0, 0], route=[-1, route, -1, -1], label=label, microbatch=1
     )
     build.place([compute, comm, compute], ops[:3])
     build.place([compute, comm], ops[3])
@@ -151,10 +146,7 @@ def with_routes(**columns):
         (lambda: with_ops(route=[-1, -1, -1, -1]), "neither a route nor a rate cap"),
         (lambda: with_ops(route=[-1, 9, -1, -1]), r"ops.route\[\[1\]\] = \[9\], allowed -1..0"),
         (lambda: with_ops(label=[0, 0, 1, 0]), "ops.label"),
-        (
-            lambda: replace(small(), dependencies=Csr(np.array([0, 2]), np.array([0]))),
-            "dependencies: pointer",
-        ),
+        (lambda: replace(small(), dependencies=Csr(np.array([0, 2]), np.array([0]))), "dependencies: pointer"),
         (lambda: replace(small(), stream_names=("compute",)), "streams: pointer"),
         (lambda: replace(small(), stream_class=np.array([0])), "streams and classes differ"),
         (lambda: replace(small(), class_names=()), "classes and names differ"),

@@ -108,7 +108,5 @@ def test_unknown_choices_name_what_is_allowed() -> None:
 @pytest.mark.parametrize("policy", ["layers:none*32", ["none", "layers:full*32"]])
 def test_search_takes_no_choice_by_layer_for_all_layouts(policy: str | list[str]) -> None:
     """One line, with what makes that choice for every layout."""
-    with pytest.raises(
-        UserError, match=r"is a choice for one layout, not searched; allowed: none, .*optimal"
-    ):
+    with pytest.raises(UserError, match=r"is a choice for one layout, not searched; allowed: none, .*optimal"):
         Constraints(fixed={"recompute": policy})

@@ -33,10 +33,7 @@ def test_backward_is_dearer_than_forward_and_recomputation_dearer_still() -> Non
 
 def test_a_pattern_made_for_true_durations_is_quicker() -> None:
     """V-Half for this model's durations beats V-Half for equal ones."""
-    assert (
-        run(schedule="v-half").step_time_s
-        < 0.98 * run(schedule="v-half", pass_costs=(1.0, 1.0, 1.0)).step_time_s
-    )
+    assert run(schedule="v-half").step_time_s < 0.98 * run(schedule="v-half", pass_costs=(1.0, 1.0, 1.0)).step_time_s
 
 
 def test_the_plan_remembers_what_its_table_was_made_for() -> None:

@@ -23,11 +23,7 @@ def run(seq_len: int = 8192, global_batch: int = 2, **plan: object) -> Result:
     """A step of Llama-3 8B in eight stages."""
     values = {"pp": 8, "micro_batch": 1, "zero": 1, "recompute": "full", **plan}
     return simulate(
-        "llama-3-8b",
-        CLUSTER,
-        Plan(**values),
-        Training(seq_len=seq_len, global_batch=global_batch),
-        with_timeline=False,
+        "llama-3-8b", CLUSTER, Plan(**values), Training(seq_len=seq_len, global_batch=global_batch), with_timeline=False
     )
 
 
@@ -35,10 +31,7 @@ def run(seq_len: int = 8192, global_batch: int = 2, **plan: object) -> Result:
 @pytest.mark.parametrize("slices", [(4096,), (1024,) * 4, (2048, 1024, 512, 512)])
 def test_slices_see_all_keys_once(mask: Attention, slices: tuple[int, ...]) -> None:
     """Pairs of query and key of all slices add up to those of the whole sequence."""
-    pairs = [
-        (end - begin) * seen_keys(mask, {"context": end, "before": begin})
-        for begin, end in slice_ends(slices)
-    ]
+    pairs = [(end - begin) * seen_keys(mask, {"context": end, "before": begin}) for begin, end in slice_ends(slices)]
     assert sum(pairs) == pytest.approx(4096 * mask.mean_keys(4096))
 
 
@@ -87,10 +80,7 @@ def test_the_price_of_later_slices_grows_with_their_keys() -> None:
     times = [
         float(
             kernels.attention_time_s(
-                (1, 1024, 32, 128),
-                context=e,
-                seen=seen_keys(Attention(), {"context": e, "before": b}),
-                backward=False,
+                (1, 1024, 32, 128), context=e, seen=seen_keys(Attention(), {"context": e, "before": b}), backward=False
             )
         )
         - kernels.latency_s

@@ -58,9 +58,7 @@ def test_buckets_hold_all_gradients_in_as_many_calls_as_whole_tensors_fill(size:
     assert width == pytest.approx(4)  # fp32
     expected = whole_buckets(size / width)
     calls = sum(count for _, count in found)
-    whole_blocks = (
-        0.25 if size > width * sum(LAYER) else 0.15
-    )  # a call of more than a layer waits for the next one
+    whole_blocks = 0.25 if size > width * sum(LAYER) else 0.15  # a call of more than a layer waits for the next one
     assert calls == pytest.approx(len(expected), rel=whole_blocks, abs=1)
     assert all(0.65 * size <= each <= size + width * TABLE for each, _ in found[:-1])
 
@@ -91,9 +89,7 @@ def test_each_reduction_costs_its_latency(size: float) -> None:
 def test_small_buckets_pay_latency_and_large_ones_wait() -> None:
     """Busy time falls with the size; exposed time falls, then grows up to a reduction after all of the backward."""
     plans = {size: simpar.Plan(micro_batch=1, bucket_bytes=size) for size in (10 * MB, 400 * MB, 40000 * MB)}
-    found = [
-        simpar.simulate("llama-3-8b", CLUSTER, plan, TRAINING).communication["dp"] for plan in plans.values()
-    ]
+    found = [simpar.simulate("llama-3-8b", CLUSTER, plan, TRAINING).communication["dp"] for plan in plans.values()]
     busy, exposed = [one.busy_s for one in found], [one.exposed_s for one in found]
     assert busy == sorted(busy, reverse=True)
     assert exposed[1] < min(exposed[0], exposed[2])
@@ -111,13 +107,9 @@ def test_blocks_of_few_parameters_are_gathered_in_full_buckets() -> None:
     trained = sum(each.moved_bytes for each in uses)
     assert len(uses) == 32
     (call,) = {use.size_bytes for use in uses}
-    assert (
-        size / 2 <= call < 1.1 * size / 2
-    )  # as many parameters, of two bytes instead of four; tensors are whole
+    assert size / 2 <= call < 1.1 * size / 2  # as many parameters, of two bytes instead of four; tensors are whole
     assert sum(float(use.count) for use in uses) == pytest.approx(trained / call)
-    whole = make_job(
-        "llama-3-8b", CLUSTER, plan.model_copy(update={"tuning": simpar.Plan().tuning}), TRAINING
-    )
+    whole = make_job("llama-3-8b", CLUSTER, plan.model_copy(update={"tuning": simpar.Plan().tuning}), TRAINING)
     (actions,) = lower_job(whole, CLUSTER).actions
     nodes = [node for index in actions.template for node in actions.templates[index].nodes]
     uses = [node.collective for node in nodes if node.name == "all_gather parameters" and node.collective]

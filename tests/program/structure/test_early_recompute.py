@@ -53,8 +53,7 @@ def test_no_schedule_gets_slower(schedule):
     """What starts earlier ends no later."""
     vpp = {"vpp": 2} if schedule in ("interleaved", "breadth-first") else {}
     steps = [
-        makespan_ns(line(4), plan_of(4, early=early, schedule=schedule, layers=None, **vpp))
-        for early in (True, False)
+        makespan_ns(line(4), plan_of(4, early=early, schedule=schedule, layers=None, **vpp)) for early in (True, False)
     ]
     assert steps[0] < steps[1]
 
@@ -68,9 +67,7 @@ def test_all_activations_of_a_microbatch_are_live(schedule):
         for early in (True, False)
     ]
     early, late = (
-        simpar.simulate(
-            "llama-3-8b", cluster, job.layout.to_plan(), TRAINING, stack="megatron"
-        ).memory.stages[stage]
+        simpar.simulate("llama-3-8b", cluster, job.layout.to_plan(), TRAINING, stack="megatron").memory.stages[stage]
         for job in jobs
     )
     alone = PassesAlone.of(jobs[0], cluster).builder

@@ -30,9 +30,7 @@ def launched(slow: dict[int, float], *, links: float = 1.0) -> Result:
 @pytest.mark.parametrize("factor", some([1.2, 50.0, 3.0], 2))
 def test_one_slow_rank_costs_at_most_what_all_would(factor: float) -> None:
     """Where every block waits for all ranks, one slow rank makes a step no longer than eight of them."""
-    nominal, one, all_slow = (
-        launched(dict.fromkeys(ranks, factor)).step_time_s for ranks in ((), (3,), range(8))
-    )
+    nominal, one, all_slow = (launched(dict.fromkeys(ranks, factor)).step_time_s for ranks in ((), (3,), range(8)))
     assert nominal <= one <= all_slow
 
 

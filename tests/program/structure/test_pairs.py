@@ -78,8 +78,7 @@ def assert_bounded(forward: Phase, backward: Phase) -> None:
         assert mine == [step.name for step in phase.steps]
     assert all(before < at for at, step in enumerate(together.steps) for before in step.after)
     busiest = max(
-        sum(step.duration_s for step in together.steps if step.stream == stream)
-        for stream in (COMPUTE, TENSOR)
+        sum(step.duration_s for step in together.steps if step.stream == stream) for stream in (COMPUTE, TENSOR)
     )
     found = length(together)
     assert max(busiest, length(forward), length(backward)) <= found <= length(forward) + length(backward)
@@ -134,9 +133,9 @@ def test_without_exchanges_gradients_of_weights_stay_where_they_are() -> None:
     assert names(merge(exchanging("k2"), backward, seconds)) == ["k2'", "k1", "w9", "k1"]
 
 
-exchanging_chains = st.lists(
-    st.tuples(st.sampled_from("kwe"), st.integers(1, 9)), min_size=1, max_size=10
-).map(lambda items: exchanging(*(f"{kind}{size}" for kind, size in items)))
+exchanging_chains = st.lists(st.tuples(st.sampled_from("kwe"), st.integers(1, 9)), min_size=1, max_size=10).map(
+    lambda items: exchanging(*(f"{kind}{size}" for kind, size in items))
+)
 
 
 @pytest.mark.parametrize("examples", some([50, 500], 1))
@@ -148,16 +147,13 @@ def test_pairs_that_exchange_keep_their_order_and_are_never_idle(examples: int) 
 def assert_never_idle(forward: Phase, backward: Phase) -> None:
     """A pair that exchanges keeps both orders and is as long as it can be."""
     together = merge(forward, backward, seconds)
-    assert sorted(names(together)) == sorted(
-        [f"{s.name}'" for s in forward.steps] + [s.name for s in backward.steps]
-    )
+    assert sorted(names(together)) == sorted([f"{s.name}'" for s in forward.steps] + [s.name for s in backward.steps])
     assert all(before < at for at, step in enumerate(together.steps) for before in step.after)
     chain = [step.name for step in together.steps if step.layer != AHEAD and step.kind != "weight_gradient"]
     assert chain == [step.name for step in backward.steps if step.kind != "weight_gradient"]
     took = [step.duration_s for step in together.steps]
     busiest = max(
-        sum(step.duration_s for step in together.steps if step.stream == stream)
-        for stream in (COMPUTE, TENSOR, EXPERT)
+        sum(step.duration_s for step in together.steps if step.stream == stream) for stream in (COMPUTE, TENSOR, EXPERT)
     )
     assert max(busiest, length(forward)) <= length(together) <= sum(took)
 
@@ -190,9 +186,7 @@ def test_the_engine_runs_pairs_as_an_executor_of_the_table_does() -> None:
     timing = reference.run(entry.program)
     took, table = durations(entry), entry.maker.schedule
     message = {
-        (letter, stage): _message_ns(entry, letter, stage)
-        for letter in "FB"
-        for stage in range(table.num_stages)
+        (letter, stage): _message_ns(entry, letter, stage) for letter in "FB" for stage in range(table.num_stages)
     }
     done: dict[tuple[str, int, int], int] = {}
     clock, position = [0] * table.num_ranks, [0] * table.num_ranks
@@ -208,9 +202,7 @@ def test_the_engine_runs_pairs_as_an_executor_of_the_table_does() -> None:
                 continue
             clock[rank] = max([clock[rank], *ready]) + took[unit[0].kind, unit[0].stage, len(unit) > 1]
             for action in unit:
-                done[action.kind if action.kind != "I" else "B", action.stage, action.microbatch] = clock[
-                    rank
-                ]
+                done[action.kind if action.kind != "I" else "B", action.stage, action.microbatch] = clock[rank]
             position[rank] += len(unit)
         assert position != before
     ends = timing.finish_ns[entry.op_of_slot]
@@ -233,9 +225,7 @@ def _message_ns(entry: Lowered, letter: str, stage: int) -> int:
         for template in actions.templates
         if template.nodes[-1].collective and template.nodes[-1].collective.op == "send"
     )
-    return entry.maker.network.solo_ns(
-        0, replace(node.collective, group=f"pp+{(ranks[target] - ranks[stage]) % 4}")
-    )
+    return entry.maker.network.solo_ns(0, replace(node.collective, group=f"pp+{(ranks[target] - ranks[stage]) % 4}"))
 
 
 def _ready(table, done, message, action) -> int | None:
@@ -274,8 +264,6 @@ def test_pairs_with_reductions_in_them_run_in_turn() -> None:
     """ZeRO-2 reduces after every backward: the table's pairs stay two passes."""
     plain = dualpipe(tp=1, dp=2, zero=1)
     reducing = dualpipe(tp=1, dp=2, zero=2)
-    kinds = [
-        {node.kind for a in e.actions for t in a.templates for node in t.nodes} for e in (plain, reducing)
-    ]
+    kinds = [{node.kind for a in e.actions for t in a.templates for node in t.nodes} for e in (plain, reducing)]
     assert "forward_backward" in kinds[0]
     assert "forward_backward" not in kinds[1]

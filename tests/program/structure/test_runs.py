@@ -22,9 +22,7 @@ EVERY, RUNS = (
     )
     for runs in (False, True)
 )
-APART = RUNS.model_copy(
-    update={"numerics": RUNS.numerics.model_copy(update={"gradient_accumulation_fusion": False})}
-)
+APART = RUNS.model_copy(update={"numerics": RUNS.numerics.model_copy(update={"gradient_accumulation_fusion": False})})
 MICROBATCHES = 8
 PLANS = {  # with the runs of every chunk
     "interleaved": ({"pp": 2, "vpp": 2}, 4),
@@ -60,14 +58,9 @@ def held(entry: Lowered) -> list[list[float]]:
     found = []
     for actions in entry.actions:
         mine = [actions.templates[index].nodes for index in actions.template]
-        makes = [
-            nodes for nodes in mine if any(node.kind in ("backward", "weight_gradient") for node in nodes)
-        ]
+        makes = [nodes for nodes in mine if any(node.kind in ("backward", "weight_gradient") for node in nodes)]
         found.append(
-            [
-                sum(c.delta_bytes for n in nodes for c in n.memory if c.category == "transient")
-                for nodes in makes
-            ]
+            [sum(c.delta_bytes for n in nodes for c in n.memory if c.category == "transient") for nodes in makes]
         )
     return found
 
@@ -118,8 +111,7 @@ def test_engines_agree_and_all_is_freed(plan: str, stack: Stack) -> None:
 def test_a_slow_network_shows_what_runs_save() -> None:
     """Where reductions take longer than passes a step with a fourth of them is shorter, with contention too."""
     every, by_runs = (
-        reference.run(lowered("interleaved", stack, contention=True).program).makespan_ns
-        for stack in (EVERY, RUNS)
+        reference.run(lowered("interleaved", stack, contention=True).program).makespan_ns for stack in (EVERY, RUNS)
     )
     assert by_runs < 0.85 * every
 

@@ -25,9 +25,7 @@ def test_torch_s_pipelines_move_once_a_step(zero: int) -> None:
     """One bf16 gather and one fp32 reduction, whatever the microbatches: as with one of them and ZeRO-2."""
     once = dp_bytes(4, zero=zero, pp=2)
     assert dp_bytes(16, zero=zero, pp=2) == once
-    assert once == pytest.approx(
-        dp_bytes(4, zero=2, pp=2, stack="megatron") * (2 + 4) / (2 + 4 * 4), rel=1e-6
-    )
+    assert once == pytest.approx(dp_bytes(4, zero=2, pp=2, stack="megatron") * (2 + 4) / (2 + 4 * 4), rel=1e-6)
 
 
 def test_fsdp_moves_for_every_microbatch_elsewhere() -> None:
@@ -43,9 +41,7 @@ def test_replicas_of_shards_that_reduce_everywhere_at_once(hsdp: int) -> None:
     found = []
     for copies in (1, hsdp):
         plan = Plan(zero=1, hsdp=copies, micro_batch=1, stack="simpar")
-        found.append(
-            simulate(MODEL, load_cluster("dgx-h100", 1), plan, Training(seq_len=128, global_batch=8))
-        )
+        found.append(simulate(MODEL, load_cluster("dgx-h100", 1), plan, Training(seq_len=128, global_batch=8)))
     one, several = (each.communication["dp"] for each in found)
     assert several.bytes_per_rank == one.bytes_per_rank
     assert several.busy_s > one.busy_s / 2

@@ -232,9 +232,7 @@ def test_the_theme_can_be_chosen(visit, result):
 
 @pytest.mark.parametrize(
     ("width", "stages", "microbatches"),
-    some(
-        [(width, *size) for width in (390, 1280) for size in ((64, 128), (16, 64), (16, 128))], 1, tuples=True
-    ),
+    some([(width, *size) for width in (390, 1280) for size in ((64, 128), (16, 64), (16, 128))], 1, tuples=True),
 )
 def test_large_pipelines_stay_legible(visit, timeline_of, result_of, width, stages, microbatches):
     """Rows of at least 13 pixels, all stages named, nothing wider than the window, drawn in under a second."""

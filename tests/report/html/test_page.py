@@ -22,7 +22,7 @@ def tried(result):
         Trial(change="--vpp 2", step_time_s=0.9 * result.step_time_s, mfu=0.45, peak_reserved_bytes=9 * GIB, fits=True),
         Trial(change="--zero 1", step_time_s=0.5 * result.step_time_s, mfu=0.8, peak_reserved_bytes=99 * GIB),
         Trial(change="--tp 3", refused="plan.tp = 3: does not divide"),
-    )  # fmt: skip
+    )
     why = Why(binds=("compute takes most",), critical_path_s={"forward": 0.01, "pp": 0.002}, trials=trials)
     return replace(result, why=why)
 
@@ -106,7 +106,5 @@ def test_the_plan_can_be_taken_along(result):
     """The page offers the plan as a file."""
     from urllib.parse import unquote
 
-    address = re.search(
-        r'download="plan.json" href="data:application/json;charset=utf-8,([^"]*)"', render(result)
-    )
+    address = re.search(r'download="plan.json" href="data:application/json;charset=utf-8,([^"]*)"', render(result))
     assert json.loads(unquote(address.group(1))) == result.setup.plan

@@ -30,9 +30,7 @@ class Bruck(Algorithm):
 
     def hops(self, _op: str, shape: GroupShape) -> dict[str, float]:
         """ceil(log2 N) rounds, each of which crosses between domains where there are several."""
-        return {
-            "port_hop_us" if shape.num_domains == 1 else "tree_hop_us": float(len(rounds_of(shape.members)))
-        }
+        return {"port_hop_us" if shape.num_domains == 1 else "tree_hop_us": float(len(rounds_of(shape.members)))}
 
     def loads(self, _op: str, placement: Placement) -> Edges:
         """Every round's blocks, of S/N each, over the routes to the members 2^k further."""

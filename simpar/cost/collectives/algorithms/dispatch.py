@@ -55,9 +55,7 @@ class Dispatch(Algorithm):
         members, beside = placement.members, placement.beside
         shares, which = np.unique(beside / members, return_inverse=True)
         copies = routing.holds(1 / members) * members
-        touched = np.array([routing.holds(float(share)) / copies for share in shares])[which].reshape(
-            beside.shape
-        )
+        touched = np.array([routing.holds(float(share)) / copies for share in shares])[which].reshape(beside.shape)
         sent = (touched / beside).sum(axis=1, keepdims=True) - touched
         received = (members - beside) * touched / beside
         forwarded = (beside - 1) / beside * mean_hops(placement)

@@ -26,9 +26,7 @@ class Sharp(Algorithm):
         """What a group lacks, or None."""
         out = placement.cluster.profile.scale_out
         if out is None or not out.sharp:
-            return (
-                f"the network of {placement.cluster.profile.name} does not reduce (scale_out.sharp is false)"
-            )
+            return f"the network of {placement.cluster.profile.name} does not reduce (scale_out.sharp is false)"
         return None if placement.num_domains > 1 else "it needs several domains"
 
     def automatic(self, _op: str, shape: GroupShape) -> bool:

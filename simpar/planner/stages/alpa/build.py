@@ -66,9 +66,7 @@ def build_graph(job: TrainingJob, pricer: Pricer, chain: Chain) -> ChoiceGraph:
     graph = ChoiceGraph(pricer, Counter(block.name for block in chain.blocks))
     dims = {name: StageView(job, pricer.stage, 0).dims(block) for name, block in chain.kinds.items()}
     beside = [name for name, block in chain.kinds.items() if _has_memory(block)]
-    memory = (
-        graph.add(_stream(MEMORY, pricer.mesh, [dims[name] for name in beside], "memory")) if beside else -1
-    )
+    memory = graph.add(_stream(MEMORY, pricer.mesh, [dims[name] for name in beside], "memory")) if beside else -1
     known: dict[int, int] = {}
     for name, ends in chain.streams.items():
         for stream in ends:
@@ -280,10 +278,7 @@ class _BlockBuilder:
     def _bytes(self, name: str) -> float:
         """Bytes of a whole tensor: an output, or an input from outside the block."""
         reader = next(iter(self._users.get(name, ())), None)
-        return (
-            tensor_elements(self.block, name, reader, self.costs.dims)
-            * self.costs.job.kernels.activation_bytes
-        )
+        return tensor_elements(self.block, name, reader, self.costs.dims) * self.costs.job.kernels.activation_bytes
 
     def _saved_input(self) -> None:
         """The block's input is saved for the backward in the states of its stream."""
@@ -310,9 +305,7 @@ def _sharding(graph: ChoiceGraph, block: Block, chain: Chain, assignment: Sequen
         operators[op.name] = tuple(role.name for role in chosen.table.combinations[at])
         if chosen.gathered[assignment[number]]:
             gathered.append(op.name)
-    ends = [
-        states[graph.variables[n].index[assignment[n]]] if n >= 0 else () for n in graph.streams[block.name]
-    ]
+    ends = [states[graph.variables[n].index[assignment[n]]] if n >= 0 else () for n in graph.streams[block.name]]
     if block.name == chain.embedding:  # its input is data: every rank loads what it needs
         ends[0] = ("R",) * len(graph.pricer.mesh)
     if block.operators[-1].kind == "loss":

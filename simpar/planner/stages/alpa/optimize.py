@@ -76,17 +76,13 @@ class Trial:
     def neighbours(self) -> Iterator[Trial]:
         """The same trial with a block of one of the slowest stages moved to the stage before or after it."""
         stages = self.cut.stages
-        seconds = [
-            self.profile.ranges(size, self.share)[0][:, begin, end].min() for begin, end, size in stages
-        ]
+        seconds = [self.profile.ranges(size, self.share)[0][:, begin, end].min() for begin, end, size in stages]
         for giver in np.argsort(seconds)[::-1][:GIVERS].tolist():
             for at, step in ((giver, 1), (giver + 1, -1)):
                 if 0 < at < len(stages):
                     bounds = [begin for begin, *_ in stages] + [stages[-1][1]]
                     bounds[at] += step
-                    moved = tuple(
-                        (k, j, size) for (k, j), (*_, size) in zip(pairwise(bounds), stages, strict=True)
-                    )
+                    moved = tuple((k, j, size) for (k, j), (*_, size) in zip(pairwise(bounds), stages, strict=True))
                     if all(k < j for k, j, _ in moved):
                         yield replace(self, cut=replace(self.cut, stages=moved))
 
@@ -145,9 +141,7 @@ class AlpaSearch(StagesSearch):
     def _job(self) -> TrainingJob:
         """The job of one device, with all decisions of the stack made."""
         axes = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": None, "zero": 1, "micro_batch": 1}
-        return replace(
-            job_of(self._small, self.problem.base.with_values(**axes)), training=self.problem.training
-        )
+        return replace(job_of(self._small, self.problem.base.with_values(**axes)), training=self.problem.training)
 
     @cached_property
     def _prices(self) -> Prices:
@@ -210,9 +204,7 @@ class AlpaSearch(StagesSearch):
 
     def cuts_of(self, profile: Profile, below_s: float, share: float = 1.0) -> list[Trial]:
         """For one size of microbatch: the best cut, the best of another length, the best of equal submeshes."""
-        sizes = [
-            size for size in self.submeshes(int(profile.job.layout.micro_batch)) if profile.options(size)
-        ]
+        sizes = [size for size in self.submeshes(int(profile.job.layout.micro_batch)) if profile.options(size)]
         if not sizes:
             return []
         table, world = profile.times(sizes, MAX_STAGES, share), self.problem.cluster.world_size

@@ -165,11 +165,7 @@ class Profile:
         every = np.stack([option.metrics for option in options], axis=1)[:, :, self.chain.kind_of_block]
         total = between(every[:WORKSPACE])
         layout, habits = self.job.layout, self.job.stack.memory.allocator
-        hidden = (
-            OVERLAP * total[Metric.PASS]
-            if layout.overlap_grad_reduce and layout.overlap_param_gather
-            else 0.0
-        )
+        hidden = OVERLAP * total[Metric.PASS] if layout.overlap_grad_reduce and layout.overlap_param_gather else 0.0
         step = np.maximum(total[Metric.SYNC] - hidden, 0.0) + total[Metric.UPDATE]
         seconds = total[Metric.PASS] + step / self.num_microbatches
         overhead = [overhead_bytes(option.communicators, self.job.stack, self.cluster) for option in options]
@@ -179,9 +175,7 @@ class Profile:
         largest = np.triu(np.repeat(every[WORKSPACE][:, None], blocks, axis=1))  # from each block on
         largest = np.pad(np.maximum.accumulate(largest, axis=2), ((0, 0), (0, 1), (1, 0)))
         moving = most - largest
-        flying = np.floor(np.clip(moving / np.maximum(total[Metric.SAVED], 1.0), 0.0, 2.0**31)).astype(
-            np.int64
-        )
+        flying = np.floor(np.clip(moving / np.maximum(total[Metric.SAVED], 1.0), 0.0, 2.0**31)).astype(np.int64)
         empty = np.tril(np.ones((blocks + 1, blocks + 1), dtype=bool))
         self._ranges[size, share] = np.where(empty, np.inf, seconds), np.where(empty, 0, flying)
         return self._ranges[size, share]

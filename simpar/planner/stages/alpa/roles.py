@@ -38,9 +38,7 @@ def states_of(num_axes: int) -> tuple[States, ...]:
 def codes(states: Sequence[States]) -> Ints:
     """Codes of some combinations of states: int64[n]."""
     digits = [[LETTERS.index(state) for state in each] for each in states]
-    return np.array(
-        [reduce(lambda code, digit: code * len(LETTERS) + digit, each, 0) for each in digits], np.int64
-    )
+    return np.array([reduce(lambda code, digit: code * len(LETTERS) + digit, each, 0) for each in digits], np.int64)
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,7 @@ def role_table(roles: tuple[Role, ...], mesh: Mesh) -> RoleTable:
     for index in np.flatnonzero(reads == writes)[::-1].tolist():
         within[reads[index]] = index
     groups = (
-        tuple(a for a, role in enumerate(each) if role.name in ("batch", "sequence") and mesh[a] > 1)
-        for each in every
+        tuple(a for a, role in enumerate(each) if role.name in ("batch", "sequence") and mesh[a] > 1) for each in every
     )
     idle = [sum(role is REPLICATE for role in each) for each in every]
     return RoleTable(every, divisors(every, mesh), reads, writes, tuple(groups), np.array(idle), within)

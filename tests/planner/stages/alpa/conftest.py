@@ -18,10 +18,7 @@ from simpar.program.emission.collective_prices import Prices
 from simpar.simulation import make_job
 
 TRAINING = simpar.Training(seq_len=2048, global_batch=64)
-THREE = {
-    "attention": ("qkv", "attention", "o_proj"),
-    "mlp": ("mlp_norm", "mlp_up", "mlp_down"),
-}
+THREE = {"attention": ("qkv", "attention", "o_proj"), "mlp": ("mlp_norm", "mlp_up", "mlp_down")}
 
 
 def three_operators(name):

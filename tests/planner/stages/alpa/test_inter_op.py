@@ -18,9 +18,7 @@ def compositions(total, count):
     """Ordered ways to write ``total`` as ``count`` submesh sizes."""
     if count == 0:
         return [()] if total == 0 else []
-    return [
-        (size, *rest) for size in SIZES if size <= total for rest in compositions(total - size, count - 1)
-    ]
+    return [(size, *rest) for size in SIZES if size <= total for rest in compositions(total - size, count - 1)]
 
 
 def every_cut(times, devices, num_microbatches, latency):

@@ -108,10 +108,8 @@ def test_a_large_vocabulary_gets_stages_of_its_own_length(alone):
 VISION_FIRST = {
     "model_type": "llava",
     "text_config": {**SMALL, "num_hidden_layers": 8},
-    "vision_config": {
-        "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8,
-    },
-}  # fmt: skip
+    "vision_config": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8},
+}
 PAIR = {
     "model_type": "t5", "vocab_size": 32128, "d_model": 1024, "d_ff": 4096, "d_kv": 64, "num_heads": 16,
     "num_layers": 8, "num_decoder_layers": 8, "tie_word_embeddings": False,
@@ -134,14 +132,8 @@ def test_unlike_towers_get_stages_of_their_own_length(config):
     ("options", "words"),
     [
         ({"constraints": Constraints(fixed={"tp": 2})}, "--fix tp: is not an axis of space alpa"),
-        (
-            {"constraints": Constraints(fixed={"schedule": "gpipe"})},
-            "schedule = gpipe: no plan of space alpa",
-        ),
-        (
-            {"constraints": Constraints(fixed={"micro_batch": "2,5"})},
-            "micro_batch = 5: no plan of space alpa",
-        ),
+        ({"constraints": Constraints(fixed={"schedule": "gpipe"})}, "schedule = gpipe: no plan of space alpa"),
+        ({"constraints": Constraints(fixed={"micro_batch": "2,5"})}, "micro_batch = 5: no plan of space alpa"),
         ({"constraints": Constraints(portable="megatron")}, "portable megatron"),
         ({"constraints": Constraints(deadline_s=1.0)}, "deadline: space alpa"),
         ({"objective": "cost"}, "allowed: regret, time"),
