@@ -20,7 +20,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read
 from simpar.planner.api import search
 from simpar.planner.problem import Constraints
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "num_attention_heads": 16,
@@ -71,7 +71,7 @@ def measure(name: str) -> float:
         cluster,
         training,
         space="alpa",
-        progress=Progress(top=1, brief=True),
+        progress=SearchProgress(top=1, brief=True),
         objective="time",
         constraints=as_predicted,
     )

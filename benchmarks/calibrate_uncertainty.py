@@ -33,8 +33,8 @@ from simpar.plan.routing import expected_maximum
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.step_time import StepTimeError, lacks
 from simpar.uncertainty.support import Evidence, Traits, support_of
-from simpar.uncertainty.table import PATH, MemoryErrors, Table, TimeErrors, shipped
-from simpar.validation.predict import Tuning
+from simpar.uncertainty.table import PATH, ErrorTable, MemoryErrors, TimeErrors, shipped
+from simpar.validation.predict import ParameterOverrides
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -88,7 +88,7 @@ def folds(pool: Pool, fitted: Bools) -> Iterator[Fold]:
     """
     spreads = pool.fit(fitted).spreads
     left_out: list[tuple[str, Bools]] = []
-    tunings: list[list[Tuning]] = [[] for _ in pool.runs]
+    tunings: list[list[ParameterOverrides]] = [[] for _ in pool.runs]
     for kind in ("source", "family"):
         names = np.array([getattr(run, kind) for run in pool.runs])
         for name in sorted(set(names)):
@@ -257,7 +257,7 @@ def memory_runs(runs: Sequence[Run]) -> dict[str, int]:
     return dict(sorted(Counter(r.traits.stack for r in runs if r.peak_error is not None or r.fits is False).items()))
 
 
-def decisions(runs: Sequence[Run], table: Table, probability: float) -> str:
+def decisions(runs: Sequence[Run], table: ErrorTable, probability: float) -> str:
     """What choosing the best predicted layout of every cell that fits so probably comes to, in words.
 
     Of cells of a source that prints failures, in which several layouts were measured: winners that ran out of
@@ -283,13 +283,13 @@ def decisions(runs: Sequence[Run], table: Table, probability: float) -> str:
     return f"{failed} of {failed + len(regrets)} winners out of memory, regret {mean:.1%} in the mean"
 
 
-def fit_probability(run: Run, table: Table) -> float:
+def fit_probability(run: Run, table: ErrorTable) -> float:
     """How probable it is that a run fits."""
     risk = MemoryRisk.of(run.traits.stack, table)
     return risk.fit_probability(run.capacity_bytes, run.needed_bytes, run.parts_bytes)
 
 
-def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
+def calibrated(runs: Sequence[Run]) -> tuple[ErrorTable, Errors, Floats]:
     """The table, errors of runs left out, and their spreads."""
     moved = moved_runs(runs)
     evidence = evidence_of([run for run in runs if run.error is not None and run.source not in NOT_SUPPORT])
@@ -303,7 +303,7 @@ def calibrated(runs: Sequence[Run]) -> tuple[Table, Errors, Floats]:
     base = float(np.exp(logs[0]))
     seen = seen_spreads(runs, (low, high), base)
     count = len({run.source for run in moved})
-    table = Table(
+    table = ErrorTable(
         provenance=f"errors of {len(errors.error)} predictions of runs of {count} sources, each left out of its fit",
         time=TimeErrors(base=base, lacking=lacking, seen=seen, low=low, high=high, layout=layout),
         learned=shipped().learned,
@@ -333,7 +333,7 @@ def seen_spreads(runs: Sequence[Run], ends: tuple[float, float], base: float) ->
     return found
 
 
-def fitted_coverage(runs: Sequence[Run], table: Table) -> Iterator[tuple[str, int, float]]:
+def fitted_coverage(runs: Sequence[Run], table: ErrorTable) -> Iterator[tuple[str, int, float]]:
     """(Stack and device, runs, share inside the interval) of runs that parameters were fitted to, and all together."""
     inside = defaultdict(list)
     for run in runs:
@@ -356,7 +356,9 @@ def moved_runs(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.error is not None and run.slopes]
 
 
-def coverage(runs: Sequence[Run], errors: Errors, spread: Floats, table: Table) -> list[tuple[str, int, float, float]]:
+def coverage(
+    runs: Sequence[Run], errors: Errors, spread: Floats, table: ErrorTable
+) -> list[tuple[str, int, float, float]]:
     """(Group, runs, share of predictions inside the interval, half an interval in the median): all, then groups."""
     scaled = errors.error / spread
     inside = (scaled >= table.time.low) & (scaled <= table.time.high)
@@ -399,7 +401,7 @@ def main() -> None:
         draw(groups, ROOT / "docs" / "images" / "interval_coverage.png")
 
 
-def write(table: Table) -> None:
+def write(table: ErrorTable) -> None:
     """The table as it travels with the package, a line for each source, family and traits."""
     dumped = table.model_dump(mode="json")
     evidence = dumped.pop("evidence")

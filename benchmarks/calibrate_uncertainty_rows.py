@@ -28,15 +28,23 @@ from simpar.precisions import narrower
 from simpar.program.footprint import footprints
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import traits_of
-from simpar.report.context import Context
+from simpar.report.context import SummaryInputs
 from simpar.report.summarise import summarise
 from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.support import Traits
 from simpar.validation.cells import Row, Unmodelled, text
 from simpar.validation.devices import named_profile
-from simpar.validation.predict import NO_TUNING, Prediction, Tuning, changed_stack, cluster_of, predict_time_s, timed
+from simpar.validation.predict import (
+    NO_TUNING,
+    ParameterOverrides,
+    Prediction,
+    changed_stack,
+    cluster_of,
+    predict_time_s,
+    timed,
+)
 from simpar.validation.rates import has_rate, with_rates
-from simpar.validation.rows import Case, Measured, case, measured
+from simpar.validation.rows import Case, Measurements, case, measured
 from simpar.validation.summary import CELL
 from simpar.validation.table import suspect
 from simpar.validation.tight import as_it_ran
@@ -105,7 +113,7 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
         lowered, timing = timed(entry, cluster)
     except Unmodelled:
         return None
-    shown = summarise(Context(lowered, timing, cluster, "sweep", "full", Perturbation()), with_timeline=False)
+    shown = summarise(SummaryInputs(lowered, timing, cluster, "sweep", "full", Perturbation()), with_timeline=False)
     fullest = max(footprints(lowered, timing, cluster), key=lambda one: one.needed_bytes)
     said = not asked.open and not text(row, "configured_by")  # its whole plan
     error = None
@@ -131,7 +139,7 @@ def run_of(row: Row, place: tuple[str, int], older: Run | None, *, move: bool) -
     )
 
 
-def _peak_error(found: Measured, predicted: Prediction) -> float | None:
+def _peak_error(found: Measurements, predicted: Prediction) -> float | None:
     if not found.peak_memory_bytes:
         return None
     return float(np.log(found.peak_memory_bytes / predicted.peak_bytes(found.peak_counts)))
@@ -209,7 +217,7 @@ def runs_of(paths: Sequence[Path], older: Sequence[Run] = ()) -> list[Run]:
     return [run for run in found if run is not None]
 
 
-def errors_under(runs: Sequence[Run], tunings: Sequence[Sequence[Tuning]]) -> NDArray[np.float64]:
+def errors_under(runs: Sequence[Run], tunings: Sequence[Sequence[ParameterOverrides]]) -> NDArray[np.float64]:
     """log(measured / predicted), float64[runs, k], each run predicted anew under k values of parameters of its own."""
     rows = {path: read_published(DATA / path) for path in {run.row[0] for run in runs}}
     tasks = [(rows[run.row[0]][run.row[1]], run, some) for run, some in zip(runs, tunings, strict=True)]
@@ -217,7 +225,7 @@ def errors_under(runs: Sequence[Run], tunings: Sequence[Sequence[Tuning]]) -> ND
     return np.array(found, dtype=np.float64)
 
 
-def _errors_under(row: Row, run: Run, tunings: Sequence[Tuning]) -> list[float]:
+def _errors_under(row: Row, run: Run, tunings: Sequence[ParameterOverrides]) -> list[float]:
     """What a row leaves open is what it is under the profiles."""
     entry, _ = settled(case(row))
     return [float(np.log((run.measured_s or np.nan) / predict_time_s(entry, tuning))) for tuning in tunings]

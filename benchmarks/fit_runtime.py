@@ -21,9 +21,9 @@ from statistics import median
 from typing import Any
 
 from simpar.calibrate import fit
-from simpar.calibrate.fit import Machine, Samples
-from simpar.calibrate.profile import Facts, build, step_s, write
-from simpar.calibrate.request import Request, Sample, Walk
+from simpar.calibrate.fit import FittedMachine, Samples
+from simpar.calibrate.profile import KnownFacts, build, step_s, write
+from simpar.calibrate.request import CalibrationRequest, Sample, Walk
 from simpar.hardware.device import load_device
 from simpar.profiles import yaml_text
 from simpar.stacks.stack import Stack, TensorCast, load_stack
@@ -47,13 +47,13 @@ def main() -> None:
     print(yaml_text(as_profile(fitted(first, others, device, read_casts(given.casts)))))
     known = json.loads((given.folder / "calibration.json").read_text())["cluster"]["device"]
     words = json.loads((given.folder / "provenance.json").read_text())["devices"]
-    write(build(first, Facts("here", words, known["memory_bytes"], known)), given.folder / "here.yaml")
+    write(build(first, KnownFacts("here", words, known["memory_bytes"], known)), given.folder / "here.yaml")
 
 
 def read_samples(path: Path) -> Samples:
     """What a calibration measured."""
     found = json.loads(path.read_text())
-    request = Request.model_validate({**found["request"], "folder": ""})
+    request = CalibrationRequest.model_validate({**found["request"], "folder": ""})
     return Samples(request, tuple(Sample.model_validate(each) for each in found["samples"]))
 
 
@@ -81,7 +81,9 @@ def fitted(kernels: Samples, others: list[Samples], device: Any, casts: list[Cas
     """The runtime's stack with the numbers of kernels timed alone, of whole steps, and of casts."""
     stack = load_stack("simpar")
     numerics = stack.numerics.model_copy(update={"sum_bytes": 0.0})
-    machine = Machine(device, stack.model_copy(update={"numerics": numerics, "passes": {}}), kernels.request.dtype)
+    machine = FittedMachine(
+        device, stack.model_copy(update={"numerics": numerics, "passes": {}}), kernels.request.dtype
+    )
     for part in (fit.passes, fit.updates, fit.gradients):
         machine, _ = part(kernels, machine)
     every = [each for one in (kernels, *others) for each in one.of("step")]
@@ -90,7 +92,7 @@ def fitted(kernels: Samples, others: list[Samples], device: Any, casts: list[Cas
     return with_casts(machine, kernels.request, casts)
 
 
-def with_casts(machine: Machine, request: Request, casts: list[Cast]) -> Stack:
+def with_casts(machine: FittedMachine, request: CalibrationRequest, casts: list[Cast]) -> Stack:
     """Kernels of a cast, and bytes an element, that make up what 8 bits add to the traces of the steps."""
 
     def of_step(each: Cast, cast: TensorCast) -> tuple[float, float]:
@@ -99,7 +101,7 @@ def with_casts(machine: Machine, request: Request, casts: list[Cast]) -> Stack:
         walk = Walk(model=each.scenario["model"], batch=plan["micro_batch"], seq_len=training["seq_len"])
         walked = Samples(request.model_copy(update={"walks": (walk,)}), ())
         numerics = machine.stack.numerics.model_copy(update={"tensor_cast": cast})
-        tried = Machine(machine.device, machine.stack.model_copy(update={"numerics": numerics}), "fp8")
+        tried = FittedMachine(machine.device, machine.stack.model_copy(update={"numerics": numerics}), "fp8")
         (times,) = tried.operator_times(walked)
         products = [
             times[op.name] for op in walked.walks[0][0].operators if op.kind == "matmul" and op.name != "lm_head"

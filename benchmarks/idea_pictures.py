@@ -23,7 +23,7 @@ from simpar.files import write_atomic
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.frontier import KERNELS, PASSES, STEP, SWEPT, TABLED, Frontier
 from simpar.planner.problem import make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.program.ir.program import Program, Timing
 from simpar.program.lower import Lowered
 from simpar.report.figures import clean, new_figure, rendered
@@ -233,7 +233,7 @@ def certificate() -> Figure:
     """Every plan of GPT-3 175B on 64 A100 that fits, by its bound when the search ended."""
     inputs = simpar.load_scenario("gpt3-175b-64-a100").inputs()
     problem = make_problem(inputs["model"], inputs["cluster"], inputs["training"], stack=inputs["stack"])
-    search = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
+    search = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), SearchProgress())
     (frontier,) = search.frontiers
     kernels_s = frontier.bound_s.copy()
     search.run()

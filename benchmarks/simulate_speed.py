@@ -23,7 +23,7 @@ from simpar.engine.event import Runner
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.jitter import Jitter, units_of
+from simpar.program.jitter import JitteredStep, units_of
 from simpar.program.lower import lower
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import make_job, simulate
@@ -81,7 +81,7 @@ def jitter(devices: int) -> dict[str, float]:
     job = make_job(graph, cluster, PLAN, training)
     schedule = schedule_of(job.layout, training)
     folded = lower(job, cluster, schedule)
-    units_s, drawn = best(lambda: Jitter.of(folded, units_of(folded)), 1)
+    units_s, drawn = best(lambda: JitteredStep.of(folded, units_of(folded)), 1)
     run = Runner(drawn.program)
     run()
     draw_s, ops = best(lambda: drawn.ops(0.05, 1), 1)

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from simpar.scenario import load_scenario
-from simpar.ui.server import Desk, listen, make_app
+from simpar.ui.server import AppState, listen, make_app
 
 SCENARIO, TOKENS = "llama-3.1-405b-16384-h100", "training.tokens=15T"
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "ui.png"
@@ -29,7 +29,7 @@ def main() -> None:
         return
     import uvicorn
 
-    desk = Desk(load_scenario(SCENARIO, settings=[TOKENS]))
+    desk = AppState(load_scenario(SCENARIO, settings=[TOKENS]))
     with listen(None) as taken:
         server = uvicorn.Server(uvicorn.Config(make_app(desk), log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})

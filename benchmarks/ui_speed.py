@@ -11,7 +11,7 @@ import time
 from statistics import median
 
 from simpar.scenario import load_scenario
-from simpar.ui.answers import Engine, legal, numbers
+from simpar.ui.answers import AnswerEngine, legal, numbers
 from simpar.ui.state import Allowed, as_state, ask, changed, read_state
 
 SCENARIO = "llama-3.1-405b-16384-h100"
@@ -26,7 +26,7 @@ CHANGES: tuple[dict[str, object], ...] = (
 def main() -> None:
     """Print a line a change, and the median."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    engine = Engine()
+    engine = AnswerEngine()
     engine.warm()
     state = as_state(load_scenario(SCENARIO))
     print(f"{'change':40s} numbers s  legal values s  engine {engine.name}")

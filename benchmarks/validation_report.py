@@ -21,7 +21,7 @@ from normalise.tables import read_published
 from tables import DATA, ROOT
 
 from simpar.units import GIB
-from simpar.validation.summary import Outcome, summary
+from simpar.validation.summary import RowOutcome, summary
 from simpar.validation.table import outcomes_of
 
 TABLES = ("measured_runs_dev.csv", "measured_playbook_dev.csv")
@@ -117,7 +117,7 @@ def main() -> None:
     _scatter(outcomes, "memory", ROOT / "docs" / "images" / "validation_memory.png")
 
 
-def _table(outcomes: Sequence[Outcome], left_out: LeftOut) -> list[str]:
+def _table(outcomes: Sequence[RowOutcome], left_out: LeftOut) -> list[str]:
     figures = summary(outcomes)
     header = ["source", "rows", *(title for _, title in COLUMNS), "left out", "family"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
@@ -134,7 +134,7 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _peers(outcomes: Sequence[Outcome]) -> list[str]:
+def _peers(outcomes: Sequence[RowOutcome]) -> list[str]:
     found = {name: f for name, f in summary(outcomes)["by_source"].items() if f["peer_rows"]}
     if not found:
         return []
@@ -154,13 +154,13 @@ def _peers(outcomes: Sequence[Outcome]) -> list[str]:
     return [*lines, ""]
 
 
-def _reasons(outcomes: Sequence[Outcome]) -> list[str]:
+def _reasons(outcomes: Sequence[RowOutcome]) -> list[str]:
     reasons = summary(outcomes)["unmodelled_reasons"]
     lines = ["## Rows not modelled", "", "| reason | rows |", "|---|---|"]
     return [*lines, *(f"| {reason} | {count} |" for reason, count in reasons.items()), ""]
 
 
-def _worst(outcomes: Sequence[Outcome]) -> list[str]:
+def _worst(outcomes: Sequence[RowOutcome]) -> list[str]:
     known = [o for o in outcomes if o.time_error is not None and not o.suspect]
     known.sort(key=lambda o: -abs(np.log1p(o.time_error or 0)))
     lines = [
@@ -177,7 +177,7 @@ def _worst(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def _why(outcome: Outcome, error: float) -> str:
+def _why(outcome: RowOutcome, error: float) -> str:
     """What explains a row, where something is known."""
     for source, words, sign, why in WHY:
         if source in outcome.source and re.search(words, outcome.label) and sign * error >= 0:
@@ -185,7 +185,7 @@ def _why(outcome: Outcome, error: float) -> str:
     return "not known"
 
 
-def _point(outcome: Outcome, what: str) -> Point | None:
+def _point(outcome: RowOutcome, what: str) -> Point | None:
     """A run in a scatter; None where it was not measured, not modelled, or disturbed.
 
     Peaks of tensors alone are left out: intervals are of reserved memory.
@@ -201,7 +201,7 @@ def _point(outcome: Outcome, what: str) -> Point | None:
     return run.peak_memory_bytes / GIB, found.peak_reserved_bytes / GIB, low / GIB, high / GIB
 
 
-def _scatter(outcomes: Sequence[Outcome], what: str, path: Path) -> None:
+def _scatter(outcomes: Sequence[RowOutcome], what: str, path: Path) -> None:
     """Predicted against measured with 90 % intervals as bars, and below their ratio; one colour per source.
 
     Intervals that miss their measurement are drawn darker, above the others.

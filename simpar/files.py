@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from simpar.errors import BadCall, UserError
-from simpar.plain import MAX_DEPTH, Location, Nodes, dotted, printable, scalar_fault
+from simpar.plain import MAX_DEPTH, Location, YamlConverter, dotted, printable, scalar_fault
 from simpar.units import KB, KIB, MIB
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -201,7 +201,7 @@ def _parsed_yaml(text: str, source: str) -> tuple[Any, dict[Location, int]]:
     except (YAMLError, YAMLWarning, RuntimeError, ValueError, TypeError, AttributeError, LookupError,
             AssertionError) as error:  # fmt: skip
         raise UserError(f"{source}: not valid YAML ({_first_line(error) or type(error).__name__})") from None
-    reader = Nodes(source)
+    reader = YamlConverter(source)
     return (None if root is None else reader.value(root, ())), reader.lines
 
 

@@ -23,7 +23,7 @@ from simpar.inputs import as_cluster, as_model, as_plan, as_training
 from simpar.layout.moves import following, single_changes
 from simpar.plan.choices import BY_NAME, CHOICES
 from simpar.plan.choices.choice import Change
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty
@@ -80,11 +80,11 @@ def _with_dp(plan: Plan, result: Result) -> Plan:
     return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": dp})})
 
 
-def target_of(inputs: Mapping[str, Any]) -> Target:
+def target_of(inputs: Mapping[str, Any]) -> Workload:
     """What plans are checked against, from the arguments of simulate."""
     cluster, training = as_cluster(inputs["cluster"]), as_training(inputs["training"])
     graph = as_model(inputs["model"], training.seq_len)
-    return Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
+    return Workload(graph, training, cluster.world_size, cluster.profile.devices_per_node)
 
 
 def _distinct(found: Sequence[_Tried]) -> list[_Tried]:

@@ -28,7 +28,7 @@ def scalar_fault(value: Any) -> str | None:
     return None
 
 
-class Nodes:
+class YamlConverter:
     """Converts YAML nodes to plain data and counts them, so that aliases cannot multiply without end."""
 
     def __init__(self, source: str) -> None:

@@ -15,7 +15,7 @@ from simpar.errors import UserError
 from simpar.layout.layout import unfolded
 from simpar.program.emission.shared_cores import are_shared
 from simpar.program.ir.program import OpTable, Program, Timing
-from simpar.program.jitter import Jitter, num_ops, units_of
+from simpar.program.jitter import JitteredStep, num_ops, units_of
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.parts import JitterReport
@@ -71,7 +71,7 @@ def sample(
     )
 
 
-def _steps_ns(jitter: Jitter, drawn: Perturbation, engine: str) -> tuple[str, NDArray[np.int64]]:
+def _steps_ns(jitter: JitteredStep, drawn: Perturbation, engine: str) -> tuple[str, NDArray[np.int64]]:
     """The engine that ran, and the step without jitter, then under every seed: int64[1 + seeds]."""
     program = jitter.program
     name, run = _runner(engine, program, drawn.seeds)
@@ -82,7 +82,7 @@ def _steps_ns(jitter: Jitter, drawn: Perturbation, engine: str) -> tuple[str, ND
     return name, np.array(steps, dtype=np.int64)
 
 
-def _jitter(lowered: Lowered) -> Jitter:
+def _jitter(lowered: Lowered) -> JitteredStep:
     """All units with their kernels.
 
     Every rank is its own unit in stages with meshes of their own, in pipelines with two ends, and on shared cores.
@@ -97,7 +97,7 @@ def _jitter(lowered: Lowered) -> Jitter:
         )
     fastest_s = at_peak_s(job, network.cluster, "causal")
     if job.layout.stages or mirrored or are_shared(network.cluster):
-        return Jitter.of(lowered, np.arange(network.cluster.world_size), at_peak_s=fastest_s)
+        return JitteredStep.of(lowered, np.arange(network.cluster.world_size), at_peak_s=fastest_s)
     units = units_of(lowered)
     many = num_ops(lowered, units)
     if many > MOST_OPS:
@@ -105,7 +105,7 @@ def _jitter(lowered: Lowered) -> Jitter:
             f"perturbation.jitter: {many:,} ops on {network.cluster.world_size:,} devices: allowed {MOST_OPS:,}: give "
             "fewer nodes, or fewer microbatches (--global-batch) or chunks (--vpp)"
         )
-    return Jitter.of(lowered, units, at_peak_s=fastest_s)
+    return JitteredStep.of(lowered, units, at_peak_s=fastest_s)
 
 
 def _runner(name: str, program: Program, seeds: int) -> tuple[str, Callable[[OpTable], Timing]]:

@@ -24,7 +24,7 @@ from simpar.layout.decide import decide
 from simpar.layout.deciders import executed
 from simpar.layout.layout import Layout, folded, under
 from simpar.plan.choices.pipeline import CUSTOM
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.routing import expected_maximum
 from simpar.plan.schedules import looks_at_costs
@@ -38,7 +38,7 @@ from simpar.program.perturbation import Perturbation
 from simpar.program.resolve.checkpointing import with_checkpoints
 from simpar.program.resolve.pass_costs import pass_costs
 from simpar.program.resolve.token_slices import choose_slices
-from simpar.report.context import Context
+from simpar.report.context import SummaryInputs
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.sampling import sample
@@ -101,7 +101,7 @@ def simulate(
         jitter = sample(lowered, perturbation, engine, alone_on_links)
     nominal_ns = None if alone else without_slow_ranks_ns(job, cluster, perturbation, engine)
     timing = run(lowered.program)
-    context = Context(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan)
+    context = SummaryInputs(lowered, timing, cluster, name, convention, perturbation, jitter, nominal_ns, plan)
     if not alone:
         return summarise(context, with_timeline=with_timeline)
     from simpar.replicas.cooperate import cooperate
@@ -158,7 +158,7 @@ def make_job(
     if any(stage.sharding for stage in plan.pipeline.stages or ()):
         refuse_whole_vocabulary(habits)
     graph = tuned_graph(plan, graph)
-    target = Target(graph, training, cluster.world_size, cluster.profile.devices_per_node)
+    target = Workload(graph, training, cluster.world_size, cluster.profile.devices_per_node)
     layout = decide(plan, target, habits)
     return job_of_layout(graph, cluster, layout, training, habits, fit_probability)
 

@@ -17,10 +17,10 @@ from simpar.chakra.write import NAME as TRACES
 from simpar.chakra.write import export_traces
 from simpar.errors import UserError
 from simpar.files import choose, read_text, write_atomic
-from simpar.frameworks import TARGETS, Draft, Inexpressible, draft, load_target, read
-from simpar.frameworks.nearest import Job, Near, nearest, saving
+from simpar.frameworks import TARGETS, ExportDraft, Inexpressible, draft, load_target, read
+from simpar.frameworks.nearest import ExportJob, Near, nearest, saving
 from simpar.frameworks.recipes import split_name
-from simpar.frameworks.source import Facts, Source, load_source
+from simpar.frameworks.source import ExportSource, SourceFlags, load_source
 from simpar.frameworks.target import Imported
 from simpar.plan.plan import Plan
 from simpar.report.result import Result
@@ -85,16 +85,16 @@ def export_plan(
     ['README.md', 'command.sh', 'local.sh', 'plan.json', 'pytorchjob.yaml', 'slurm.sh']
     >>> made.save("exported")
     """
-    facts = Facts(model, seq_len, global_batch, nodes, gpus_per_node, hardware, stack)
+    facts = SourceFlags(model, seq_len, global_batch, nodes, gpus_per_node, hardware, stack)
     source = load_source(plan, facts)
     if choose(target, (*TARGETS, TRACES), "target") == TRACES:
         unfit = {"nearest": nearest, "fit_probability": fit_probability, "force": force}
         return _traces(source, lossy=lossy, unfit=unfit)
     searched = source.plan.search
     usual = searched.fit_probability if searched else WANTED
-    foretell = Foretelling(source, target, usual if fit_probability is None else fit_probability)
+    foretell = ExportPredictor(source, target, usual if fit_probability is None else fit_probability)
 
-    def draft_of(chosen: Plan) -> Draft:
+    def draft_of(chosen: Plan) -> ExportDraft:
         job = (chosen, source.graph, source.training, target)
         return draft(*job, devices_per_node=source.devices_per_node, lossy=lossy)
 
@@ -105,7 +105,7 @@ def export_plan(
         if near is None or not (nearest and (near.is_allowed or force)):
             raise UserError(f"{error}{near.offer if near else ''}") from None
         drafted = draft_of(near.plan)
-        foretold: Foretold = near
+        foretold: ExportPrediction = near
     else:
         foretold = foretell.again(drafted.plan)
         if not foretold.is_allowed and not force:
@@ -114,7 +114,7 @@ def export_plan(
     return Files(target, made.files, tuple(map(str, made.lost)), made.notes)
 
 
-def _traces(source: Source, *, lossy: bool, unfit: Mapping[str, Any]) -> Files:
+def _traces(source: ExportSource, *, lossy: bool, unfit: Mapping[str, Any]) -> Files:
     """One simulated step as the execution traces of all ranks; ``unfit`` are options that traces do not take."""
     for name, value in unfit.items():
         if value:
@@ -145,7 +145,7 @@ def import_plan(file: str | Path, framework: str, *, model: str | None = None) -
 
 
 @dataclass(frozen=True)
-class Foretold:
+class ExportPrediction:
     """Whether a plan, as the target runs it, fits with the wanted probability, in words with the numbers.
 
     ``said`` is the note for the user, ``predicted`` the figures for the files; "" if there is nothing.
@@ -157,7 +157,7 @@ class Foretold:
 
 
 @dataclass(frozen=True)
-class NearPlan(Foretold):
+class NearPlan(ExportPrediction):
     """The nearest plan that a target can express, and the text for the refusal."""
 
     plan: Plan
@@ -169,15 +169,15 @@ def numbers(result: Result) -> str:
     return f"{memory_state(result, 'does not fit')}, {format_seconds(result.step_time_s)} a step"
 
 
-class Foretelling:
+class ExportPredictor:
     """Predictions for an export to one target; ``wanted`` is the least probability of fitting."""
 
-    def __init__(self, source: Source, target: str, wanted: float) -> None:
+    def __init__(self, source: ExportSource, target: str, wanted: float) -> None:
         if not 0 < wanted < 1:
             raise UserError(f"--fit-probability {wanted:g}: allowed: above 0 and below 1")
         self.source, self.target, self.wanted = source, target, wanted
 
-    def again(self, runs: Plan) -> Foretold:
+    def again(self, runs: Plan) -> ExportPrediction:
         """Whether the plan fits with the wanted probability under the target's stack.
 
         ``runs`` is the plan as the target runs it. Nothing is said if the plan was made for that very stack, or if it
@@ -187,17 +187,17 @@ class Foretelling:
         is_same = stack is None or stack == load_stack(str(runs.stack))
         if cluster is None:
             words = f"Not predicted for stack {runs.stack}: {NO_CLUSTER} for its ranks (--hardware NAME does)."
-            return Foretold(True, "" if is_same else words, "")
+            return ExportPrediction(True, "" if is_same else words, "")
         there = self._run(runs)
         is_sure, predicted = self._is_sure(there), step_and_memory(there)
         if is_same and is_sure:
-            return Foretold(True, "", predicted)
+            return ExportPrediction(True, "", predicted)
         said = f"Under {runs.stack}, the stack of {self.target}, the plan {numbers(there)}"
         if stack is not None and not is_same:
             said += f"; under {stack.name}, for which it was made, it {numbers(self._own)}"
         if there.fits and not is_sure:
             said += f"; --fit-probability {self.wanted:g} is wanted"
-        return Foretold(is_sure, said, predicted)
+        return ExportPrediction(is_sure, said, predicted)
 
     def nearest(self) -> NearPlan | None:
         """The nearest plan that the target can express; of those that fit, the one that keeps most memory savings.
@@ -206,7 +206,7 @@ class Foretelling:
         help either, the nearest plan is returned as not allowed, and among equals the one with the least memory. None
         if no change helps.
         """
-        job = Job(self.source.graph, self.source.training, self.target, self.source.devices_per_node)
+        job = ExportJob(self.source.graph, self.source.training, self.target, self.source.devices_per_node)
         found = nearest(self.source.plan, job)
         if not found:
             return None

@@ -16,7 +16,7 @@ from simpar.errors import BadCall, UserError
 from simpar.files import COMMAND_LINE, parse, short
 from simpar.formats import RESULT
 from simpar.operate.whole_run import operated_run
-from simpar.preflight.check import Checked, Facts, WholeRun, check_launch
+from simpar.preflight.check import Checked, CheckFlags, WholeRunFlags, check_launch
 from simpar.preflight.given import given_words
 from simpar.report.compare import Comparison, differences
 from simpar.report.result import Result, read_object
@@ -173,6 +173,6 @@ def check(
     (True, True)
     """
     words = [str(launch)] if isinstance(launch, str | Path) else taken(launch, list, "launch", {Sequence: list})
-    run = WholeRun(tokens, price_per_gpu_hour, reliability)
-    facts = Facts(hardware, nodes, model, seq_len, global_batch, stack, fits_with, run)
+    run = WholeRunFlags(tokens, price_per_gpu_hour, reliability)
+    facts = CheckFlags(hardware, nodes, model, seq_len, global_batch, stack, fits_with, run)
     return check_launch(given_words(words, framework), facts)

@@ -322,7 +322,7 @@ def forked(
     from simpar import cli
     from simpar.runtime import launch
 
-    def torchrun(workers: launch.Workers, processes: int, *_: object) -> list[str]:
+    def torchrun(workers: launch.RankLauncher, processes: int, *_: object) -> list[str]:
         command = [sys.executable, str(FORKS), "ask", forks, str(processes), str(workers.folder / "logs")]
         return [*command, workers.module, str(workers.argument)]
 

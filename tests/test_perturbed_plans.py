@@ -5,12 +5,12 @@ import json
 import pytest
 
 from simpar import cli, simulate
-from simpar.frameworks.source import Facts, load_source
+from simpar.frameworks.source import SourceFlags, load_source
 from simpar.plan.plan import Plan
 from simpar.planner.result import SearchResult
 from simpar.runtime.request import load_request, make_ready, simulated
 from simpar.scenario import load_scenario
-from simpar.translate import Foretelling
+from simpar.translate import ExportPredictor
 
 PERTURBED = {"slow_ranks": {"1": 1.5}, "degraded_links": {"port_tx[0]": 0.25}}
 SAID = ["--set", "perturbation.slow_ranks.1=1.5", "--set", "perturbation.degraded_links.port_tx[0]=0.25"]
@@ -58,8 +58,8 @@ def test_simulating_any_file_gives_what_was_found(folder, best, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_export_foretells_it_there(folder, best, name):
     """The plan that an export starts from takes as long as was found."""
-    source = load_source(str(folder / name), Facts())
-    assert Foretelling(source, "torch", 0.5)._own.step_time_s == best.step_time_s
+    source = load_source(str(folder / name), SourceFlags())
+    assert ExportPredictor(source, "torch", 0.5)._own.step_time_s == best.step_time_s
 
 
 @pytest.mark.parametrize("name", NAMES)

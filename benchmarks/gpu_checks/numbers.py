@@ -29,7 +29,7 @@ def _bands(here: Here) -> Iterator[Row]:
     import torch
 
     from simpar.runtime import banded
-    from simpar.runtime.banded import Band, Run, band
+    from simpar.runtime.banded import Band, PositionRange, band
 
     heads, kv_heads, length, dim = here.size.attention
     torch.manual_seed(0)
@@ -37,10 +37,11 @@ def _bands(here: Here) -> Iterator[Row]:
     query, key, value, gradient = (
         torch.randn(2, each, length, dim, device=here.device).to(dtype) for each in (heads, kv_heads, kv_heads, heads)
     )
-    run, before = Run(length, 1, length), Run(0, 1, length)
+    run, before = PositionRange(length, 1, length), PositionRange(0, 1, length)
     cases = {
         "whole": band(run, before, None), "causal": band(run, run, None), "window": band(run, run, length // 4),
-        "end of a window": band(run, before, length // 4), "strided": band(Run(0, 2, length), Run(1, 2, length), None),
+        "end of a window": band(run, before, length // 4),
+        "strided": band(PositionRange(0, 2, length), PositionRange(1, 2, length), None),
     }  # fmt: skip
     for name, seen in cases.items():
         assert isinstance(seen, Band), "every case sees something"
@@ -62,13 +63,13 @@ def _shared_heads(here: Here) -> Row:
     from torch.nn import functional
 
     from simpar.architectures.details import Details
-    from simpar.architectures.graph import Attention as Mask
-    from simpar.runtime.attention import Attention, Place
+    from simpar.architectures.graph import AttentionPattern as Mask
+    from simpar.runtime.attention import CoreAttention, Place
 
     heads, kv_heads, length, dim = here.size.attention
     dtype = torch.float32 if here.dry else torch.bfloat16
     qkv = [torch.randn(1, length, each * dim, device=here.device).to(dtype) for each in (heads, kv_heads, kv_heads)]
-    found = Attention(Mask(causal=True), dim, Place(), Details())(qkv)
+    found = CoreAttention(Mask(causal=True), dim, Place(), Details())(qkv)
     split = [x.float().unflatten(-1, (-1, dim)).transpose(1, 2) for x in qkv]
     copied = [split[0], *(x.repeat_interleave(heads // kv_heads, dim=1) for x in split[1:])]
     expected = functional.scaled_dot_product_attention(*copied, is_causal=True).transpose(1, 2).flatten(-2)

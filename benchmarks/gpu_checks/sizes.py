@@ -139,13 +139,13 @@ def _measured(scenario: dict[str, Any], device: Any, here: Here) -> dict[str, An
 
     from simpar.architectures.training import Training
     from simpar.plan.plan import Plan
-    from simpar.runtime.job import Job, Machine
+    from simpar.runtime.job import Machine, RunJob
     from simpar.runtime.measure import Memory
     from simpar.runtime.prepare import STACK
     from simpar.runtime.train import start, train_step
 
     memory = Memory.start(device)
-    job = Job(
+    job = RunJob(
         plan=Plan.model_validate({**scenario["plan"], "stack": STACK}), model=scenario["model"],
         training=Training.model_validate(scenario["training"]), steps=STEPS, folder=str(here.folder),
         machine=Machine.model_validate({"device": here.device, "threads": 8}),

@@ -11,7 +11,7 @@ from simpar.errors import UserError
 MAX_SIZE = 2**31
 
 
-class Seen(dict[str, Any]):
+class TrackedFields(dict[str, Any]):
     """Fields of a config that record which of them were asked for."""
 
     def __init__(self, fields: Mapping[str, Any], asked: set[str] | None = None) -> None:
@@ -40,17 +40,17 @@ class Config:
     source: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.data, Seen):
-            object.__setattr__(self, "data", Seen(self.data))
+        if not isinstance(self.data, TrackedFields):
+            object.__setattr__(self, "data", TrackedFields(self.data))
 
     def having(self, fields: Mapping[str, Any], *, unless_given: bool = False) -> Config:
         """The config with other fields, or (``unless_given``) with those that it lacks; both record the same reads."""
-        own: Seen = self.data  # type: ignore[assignment]
-        return Config(Seen({**fields, **own} if unless_given else {**own, **fields}, own.asked), self.source)
+        own: TrackedFields = self.data  # type: ignore[assignment]
+        return Config(TrackedFields({**fields, **own} if unless_given else {**own, **fields}, own.asked), self.source)
 
     def unread(self, silent: Collection[str]) -> tuple[str, ...]:
         """Names of fields with a value that were not asked for and are not ``silent``."""
-        own: Seen = self.data  # type: ignore[assignment]
+        own: TrackedFields = self.data  # type: ignore[assignment]
         return tuple(sorted(
             name for name, value in own.items()
             if value not in (None, False, "", [], {}) and name not in own.asked and name not in silent

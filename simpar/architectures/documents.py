@@ -22,7 +22,7 @@ QUANTILES = 4096
 
 
 @dataclass(frozen=True)
-class Packing:
+class DocumentPacking:
     """Consequences of the distribution of lengths for a sequence.
 
     A token's document has ``document`` tokens on average, a sequence ``count`` documents; ``useful`` is the share of
@@ -49,17 +49,17 @@ def lengths_of(documents: Documents, seq_len: int) -> Floats:
     return np.minimum(np.maximum(found, 1.0), float(seq_len))
 
 
-def packing_of(training: Training) -> Packing | None:
+def packing_of(training: Training) -> DocumentPacking | None:
     """The packing of a training's documents; None where all sequences are single full documents."""
     if training.documents is None:
         return None
     lengths, seq = lengths_of(training.documents, training.seq_len), float(training.seq_len)
     first, second = float(lengths.mean()), float((lengths**2).mean())
     if training.documents.packing == "pad":
-        return Packing(seq, 1.0, first / seq, 0.0)
+        return DocumentPacking(seq, 1.0, first / seq, 0.0)
     document, count = second / first, seq / first
     spread = float(((lengths**2 - document * lengths) ** 2).mean())
-    return Packing(document, count, 1.0, float(np.sqrt(spread / count)) / second)
+    return DocumentPacking(document, count, 1.0, float(np.sqrt(spread / count)) / second)
 
 
 def with_documents(

@@ -12,7 +12,7 @@ from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, Weigh
 from simpar.architectures.transformer import (
     HIDDEN,
     TOKENS,
-    Layer,
+    LayerVariant,
     Shape,
     Style,
     add,
@@ -55,7 +55,7 @@ def _with_types(block: Block) -> Block:
 
 def _layer(dropout: bool) -> tuple[Operator, ...]:
     """Attention, sum, norm, MLP, sum, norm."""
-    branch = attention(INPUT, STYLE, Layer(), dropout)
+    branch = attention(INPUT, STYLE, LayerVariant(), dropout)
     ops = [*branch, *_joined("attention", branch[-1].name, INPUT, dropout=dropout)]
     inner = mlp("attention_norm", STYLE)
     return (*ops, *inner, *_joined("mlp", inner[-1].name, "attention_norm", dropout=dropout))

@@ -65,7 +65,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionPattern:
     """Core attention: causal or not, over a sliding ``window`` of tokens or all of them (None).
 
     ``chunked`` windows do not slide: a query sees the keys of its own window only. Widths of one head: ``key_dim``
@@ -127,7 +127,7 @@ class Operator:
     weights: tuple[Weight, ...] = ()
     inputs: tuple[str, ...] = ()
     saves: tuple[str, ...] = ()
-    attention: Attention | None = None
+    attention: AttentionPattern | None = None
     kept_in: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property

@@ -12,7 +12,18 @@ from dataclasses import replace
 from simpar.architectures.graph import INPUT, PRODUCTS, Block, ModelGraph, Operator
 from simpar.architectures.mamba import Mamba, mamba
 from simpar.architectures.mixture import mixture, outputs
-from simpar.architectures.transformer import Layer, Shape, Style, add, attention, embedding, head, mlp, norm, prediction
+from simpar.architectures.transformer import (
+    LayerVariant,
+    Shape,
+    Style,
+    add,
+    attention,
+    embedding,
+    head,
+    mlp,
+    norm,
+    prediction,
+)
 from simpar.precisions import narrower
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -59,7 +70,7 @@ def predicting(graph: ModelGraph, shape: Shape, style: Style, passes: int, disti
     The other ones share weights with a layer before them [NVIDIA 2026, Nemotron 3 Super and Ultra: two, shared]. All
     stay in 16 bits (Megatron-Bridge 0.6.2, recipes/nemotronh: keep_mtp_spec_in_bf16).
     """
-    operators = prediction(style, Layer(rotary=False, experts=True), shape)
+    operators = prediction(style, LayerVariant(rotary=False, experts=True), shape)
     wide = dict.fromkeys(narrower(16), "bf16")
     own = Block("prediction", tuple(replace(op, kept_in=wide) if op.kind in PRODUCTS else op for op in operators))
     again = Block("prediction_again", tuple(replace(op, weights=()) for op in own.operators))
@@ -87,5 +98,5 @@ def _operators(kind: str, source: str, shape: Shape, style: Style) -> tuple[list
     if kind == "mamba":
         return mamba(source), ("out_proj",)
     if kind == "attention":
-        return attention(source, style, Layer(rotary=False), False), ("o_proj",)
+        return attention(source, style, LayerVariant(rotary=False), False), ("o_proj",)
     return mlp(source, style), ("mlp_down",)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simpar.architectures.graph import Attention, Operator, Size, Weight, term
+from simpar.architectures.graph import AttentionPattern, Operator, Size, Weight, term
 
 TOKENS: Size = term("batch", "seq")
 HIDDEN: Size = term("hidden")
 
 
 @dataclass(frozen=True)
-class Latent:
+class LatentShape:
     """Ranks of the latents (``query`` 0: queries are projected from the hidden state itself) and widths of one head.
 
     A head's queries and keys have ``plain`` features without positions and ``rotary`` ones with them; all heads share
@@ -37,7 +37,7 @@ class Latent:
         }  # fmt: skip
 
 
-def latent_attention(source: str, sizes: Latent) -> list[Operator]:
+def latent_attention(source: str, sizes: LatentShape) -> list[Operator]:
     """Operators of one attention that reads ``source``; the last is the output projection."""
     query = term("heads", "qk_dim")
     key_value = (*term("heads", "plain_dim"), *term("heads", "value_dim"))
@@ -50,7 +50,7 @@ def latent_attention(source: str, sizes: Latent) -> list[Operator]:
     ops += _compress("kv", source, (*term("kv_rank"), *term("rotary_dim")), term("kv_rank"))
     ops.append(_product("kv_up", "kv_norm", term("kv_rank"), key_value))
     both, values = term("heads", "qk_dim", times=2), term("heads", "value_dim")
-    mask = Attention(key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))
+    mask = AttentionPattern(key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))
     return [
         *ops,
         Operator("k_rotary", "rope", TOKENS, term("rotary_dim"), "sequence", inputs=("kv_down",)),

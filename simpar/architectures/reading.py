@@ -13,7 +13,7 @@ from typing import Any
 from simpar.architectures.config import Config
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.mixture import Mixture
-from simpar.architectures.transformer import Layer, Shape, Style, build
+from simpar.architectures.transformer import LayerVariant, Shape, Style, build
 from simpar.errors import UserError
 
 HEAD_LAYER_NORM = "LayerNorm of queries and keys"
@@ -150,9 +150,9 @@ def all_but_every(config: Config, layers: int, *fields: str, default: int) -> li
     return [(layer + 1) % period != 0 for layer in range(layers)]
 
 
-def rotary_in_windows(windows: Windows) -> tuple[Layer, ...]:
+def rotary_in_windows(windows: Windows) -> tuple[LayerVariant, ...]:
     """Layers with a window and rotary positions, and layers with neither."""
-    return tuple(Layer(rotary=False) if window is None else Layer(window) for window in windows)
+    return tuple(LayerVariant(rotary=False) if window is None else LayerVariant(window) for window in windows)
 
 
 def llama_like(
@@ -174,7 +174,7 @@ def llama_like(
         shape = llama_shape(config, kv_heads=kv_heads, head_dim=head_dim)
         shape = with_experts(shape, experts(config)) if experts else shape
         seen = windows(config, shape.layers) if windows else ()
-        layers = tuple(Layer(window, experts=experts is not None) for window in seen)
+        layers = tuple(LayerVariant(window, experts=experts is not None) for window in seen)
         return build(name, shape, style_of(config, style, biases), layers=layers)
 
     return read
@@ -219,10 +219,10 @@ def routed_in_groups(config: Config, *, shared: int, router_bias: bool) -> Mixtu
     )  # fmt: skip
 
 
-def dense_first(config: Config, count: int) -> tuple[int, tuple[Layer, ...]]:
+def dense_first(config: Config, count: int) -> tuple[int, tuple[LayerVariant, ...]]:
     """(Width of dense layers, layers): dense ones, ones with experts, and ones that predict further tokens."""
     dense = config.optional_size("first_k_dense_replace")
-    layers = [Layer(experts=layer >= dense) for layer in range(count)]
+    layers = [LayerVariant(experts=layer >= dense) for layer in range(count)]
     further = config.optional_size("num_nextn_predict_layers")
     width = config.size("intermediate_size") if dense else 0
-    return width, (*layers, *[Layer(experts=True, prediction=True)] * further)
+    return width, (*layers, *[LayerVariant(experts=True, prediction=True)] * further)

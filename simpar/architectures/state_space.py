@@ -11,7 +11,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator
 from simpar.architectures.mamba import Mamba, mamba
 from simpar.architectures.mixture import mixture, outputs
-from simpar.architectures.transformer import Layer, Shape, Style, add, attention, embedding, head, mlp, norm
+from simpar.architectures.transformer import LayerVariant, Shape, Style, add, attention, embedding, head, mlp, norm
 from simpar.errors import UserError
 
 MAMBA, ATTENTION = "mamba", "attention"
@@ -75,7 +75,7 @@ def _layer(kind: str, shape: Shape, style: Style, mixer: Mixer) -> Block:
     ops = [norm("attention_norm", INPUT, style)]
     ends = []
     if ATTENTION in kind:
-        ops += attention("attention_norm", style, Layer(), False)
+        ops += attention("attention_norm", style, LayerVariant(), False)
         ends.append("o_proj")
     if MAMBA in kind:
         ops += mixer("attention_norm")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from simpar.architectures.graph import INPUT, Attention, Block, ModelGraph, Operator, Size, Weight, term
+from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
 from simpar.architectures.transformer import (
     HIDDEN,
     QUERY,
     TOKENS,
-    Layer,
+    LayerVariant,
     Shape,
     Style,
     add,
@@ -59,7 +59,7 @@ def encoder_decoder(
     scope = "decoder" if decoder_seq else ""
     both_ways = replace(style, extra={**style.extra, "bidirectional": True})
     blocks = {
-        "encoder_layer": layer("encoder_layer", both_ways, Layer(), dropout=False),
+        "encoder_layer": layer("encoder_layer", both_ways, LayerVariant(), dropout=False),
         "decoder_embedding": Block("decoder_embedding", _decoder_start(style), scope, MEMORY_STREAM),
         "decoder_layer": Block("decoder_layer", _decoder_layer(style), scope, MEMORY_STREAM),
     }
@@ -97,7 +97,7 @@ def _decoder_start(style: Style) -> tuple[Operator, ...]:
 
 def _decoder_layer(style: Style) -> tuple[Operator, ...]:
     """Self-attention, cross-attention to the encoder's output, MLP."""
-    ops = [norm("attention_norm", INPUT, style), *attention("attention_norm", style, Layer(), dropout=False)]
+    ops = [norm("attention_norm", INPUT, style), *attention("attention_norm", style, LayerVariant(), dropout=False)]
     ops.append(add("attention_residual", INPUT, "o_proj"))
     ops.append(norm("cross_norm", "attention_residual", style))
     ops += _cross_attention("cross_norm", style)
@@ -120,7 +120,7 @@ def _cross_attention(source: str, style: Style) -> list[Operator]:
         "tensor",
         inputs=("cross_q", "cross_kv"),
         saves=("cross_q", "cross_kv", "cross_attention", "lse"),
-        attention=Attention(causal=False, context="memory"),
+        attention=AttentionPattern(causal=False, context="memory"),
     )
     weight = product(QUERY, HIDDEN)
     out = matmul("cross_o_proj", "cross_attention", QUERY, HIDDEN, weight, style.output_bias)
@@ -148,7 +148,7 @@ def before_language_model(name: str, vision: Vision, language: ModelGraph) -> Mo
     }  # fmt: skip
     both_ways = replace(vision.style, extra={**vision.style.extra, "bidirectional": True})
     blocks = {
-        "vision_layer": replace(layer("vision_layer", both_ways, Layer(), dropout=False), scope="vision"),
+        "vision_layer": replace(layer("vision_layer", both_ways, LayerVariant(), dropout=False), scope="vision"),
         "connector": Block("connector", _connector(language.embedding.operators), "connector"),
         **language.blocks,
     }

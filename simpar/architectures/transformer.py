@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simpar.architectures.graph import INPUT, Attention, Block, ModelGraph, Operator, Size, Weight, term
-from simpar.architectures.latent import Latent, latent_attention
+from simpar.architectures.graph import INPUT, AttentionPattern, Block, ModelGraph, Operator, Size, Weight, term
+from simpar.architectures.latent import LatentShape, latent_attention
 from simpar.architectures.mixture import Mixture, mixture, outputs
 
 TOKENS: Size = term("batch", "seq")
@@ -32,7 +32,7 @@ class Shape:
     head_dim: int
     positions: int = 0
     mixture: Mixture | None = None
-    latent: Latent | None = None
+    latent: LatentShape | None = None
 
     @property
     def dims(self) -> dict[str, int]:
@@ -47,7 +47,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerVariant:
     """The differences between layers of a decoder.
 
     These are the attention ``window`` (None: all keys; ``chunked``: it does not slide), whether positions are
@@ -69,9 +69,9 @@ class Layer:
         return "_".join(words)
 
 
-def windowed(windows: tuple[int | None, ...]) -> tuple[Layer, ...]:
+def windowed(windows: tuple[int | None, ...]) -> tuple[LayerVariant, ...]:
     """Layers that differ in their windows only."""
-    return tuple(Layer(window) for window in windows)
+    return tuple(LayerVariant(window) for window in windows)
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class Style:
 
 
 def build(
-    name: str, shape: Shape, style: Style, *, layers: tuple[Layer, ...] = (), dropout: bool = False
+    name: str, shape: Shape, style: Style, *, layers: tuple[LayerVariant, ...] = (), dropout: bool = False
 ) -> ModelGraph:
     """A decoder of the given shape and style; ``layers`` describes each layer (default: all alike).
 
     Layers of one kind share one block.
     """
-    kinds = layers or (Layer(experts=shape.mixture is not None),) * shape.layers
+    kinds = layers or (LayerVariant(experts=shape.mixture is not None),) * shape.layers
     blocks = {kind.name: layer(kind.name, style, kind, parts=shape, dropout=dropout) for kind in dict.fromkeys(kinds)}
     return ModelGraph(
         name=name,
@@ -149,7 +149,7 @@ def product(left: Size, right: Size) -> Size:
     return tuple((a * b, (*x, *y)) for a, x in left for b, y in right)
 
 
-def attention(source: str, style: Style, kind: Layer, dropout: bool) -> list[Operator]:
+def attention(source: str, style: Style, kind: LayerVariant, dropout: bool) -> list[Operator]:
     """The attention branch from its packed projection to the output projection."""
     ops = [matmul("qkv", source, HIDDEN, QKV, product(HIDDEN, QKV), style.qkv_bias)]
     turns = style.rotary and kind.rotary
@@ -161,7 +161,7 @@ def attention(source: str, style: Style, kind: Layer, dropout: bool) -> list[Ope
     if style.qk_norm and last:
         ops.append(_qk_norm(style, ops[-1].name))
     causal = not style.extra.get("bidirectional", False)
-    core = Attention(causal=causal, window=kind.window, chunked=kind.chunked, dropout=dropout)
+    core = AttentionPattern(causal=causal, window=kind.window, chunked=kind.chunked, dropout=dropout)
     sinks = (Weight("sinks", term("heads"), "vector"),) if style.extra.get("sinks") else ()
     ops.append(
         Operator(
@@ -214,7 +214,7 @@ def _dropout(name: str, source: str) -> Operator:
     return Operator(name, "dropout", TOKENS, HIDDEN, "sequence", inputs=(source,), saves=("mask",))
 
 
-def layer(name: str, style: Style, kind: Layer, *, parts: Shape | None = None, dropout: bool) -> Block:
+def layer(name: str, style: Style, kind: LayerVariant, *, parts: Shape | None = None, dropout: bool) -> Block:
     """One layer; styles decide norms, branches and biases, ``parts`` has the sizes of experts and latents."""
     if style.parallel:
         return Block(name, tuple(_parallel_layer(style, kind, dropout)))
@@ -223,7 +223,9 @@ def layer(name: str, style: Style, kind: Layer, *, parts: Shape | None = None, d
     return Block(name, tuple(_serial_layer(INPUT, style, kind, parts, dropout=dropout)))
 
 
-def _serial_layer(source: str, style: Style, kind: Layer, parts: Shape | None, *, dropout: bool) -> list[Operator]:
+def _serial_layer(
+    source: str, style: Style, kind: LayerVariant, parts: Shape | None, *, dropout: bool
+) -> list[Operator]:
     """Attention, then an MLP or experts, each with its residual."""
     latent, experts = (parts.latent, parts.mixture) if parts else (None, None)
     post = style.norms == 4 or style.extra.get("post_norm_only", False)
@@ -247,7 +249,7 @@ def _serial_layer(source: str, style: Style, kind: Layer, parts: Shape | None, *
     return [*ops, *closing, add("mlp_residual", "attention_residual", *ends)]
 
 
-def prediction(style: Style, kind: Layer, parts: Shape | None) -> list[Operator]:
+def prediction(style: Style, kind: LayerVariant, parts: Shape | None) -> list[Operator]:
     """One more layer that predicts the token after the next, from the hidden state and the next token's embedding.
 
     It shares embedding and output projection with the model, so only their work counts [DeepSeek-AI 2024, arXiv
@@ -277,7 +279,7 @@ def _branch_end(branch: str, source: str, style: Style, *, post: bool, dropout: 
     return ops
 
 
-def _parallel_layer(style: Style, kind: Layer, dropout: bool) -> list[Operator]:
+def _parallel_layer(style: Style, kind: LayerVariant, dropout: bool) -> list[Operator]:
     """Attention and MLP side by side: their partial sums are added first, so one reduction serves both."""
     ops = [norm("attention_norm", INPUT, style)]
     mlp_source = "attention_norm"

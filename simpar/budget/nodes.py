@@ -19,7 +19,7 @@ from simpar.plan.plan import Plan
 from simpar.planner.api import find_space
 from simpar.planner.certify.exact import exact
 from simpar.planner.problem import Problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import SearchResult
 from simpar.report.bill import WholeRun
 from simpar.units import number_of
@@ -93,7 +93,7 @@ class Search:
     """How every number of nodes is searched: the space, the progress, and the reliability of the run."""
 
     space: str | None = None
-    progress: Callable[[], Progress] = lambda: Progress(top=1, brief=True)
+    progress: Callable[[], SearchProgress] = lambda: SearchProgress(top=1, brief=True)
     operation: Operation | None = None
     seed: int = 0
 

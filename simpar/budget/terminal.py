@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simpar.budget.answer import HowMany
 from simpar.budget.nodes import Row
 from simpar.report.run_rows import NO_FAILURES, amount, figure
-from simpar.report.table import Column, Table, text
+from simpar.report.table import Column, ReportTable, text
 from simpar.report.words import layout, probably
 from simpar.units import format_count, format_seconds
 
@@ -30,7 +30,7 @@ def print_how_many(found: HowMany, console: Console) -> None:
         "", "nodes", Column("GPUs", spare=3), "days", Column("90 % interval", spare=4), "dollars",
         Column("MWh", spare=1), Column("step", spare=2), text("limits", least=16),
     ]  # fmt: skip
-    console.print(Table(columns, [_cells(found, row) for row in found.rows]))
+    console.print(ReportTable(columns, [_cells(found, row) for row in found.rows]))
     for line in certificate_lines(found):
         console.print(line, soft_wrap=True)
     console.print("\nPlans", style="bold")

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from simpar.architectures.graph import Block
-from simpar.calibrate.request import Request, Sample
+from simpar.calibrate.request import CalibrationRequest, Sample
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import SUMS, OperatorTime, operator_times, sum_s
@@ -51,7 +51,7 @@ FIXED = {"pair_loss": 0.0, "ll_hop_factor": 1.0, "ll128_hop_factor": 1.0, "send_
 class Samples:
     """All samples of a machine, and the request."""
 
-    request: Request
+    request: CalibrationRequest
     every: tuple[Sample, ...]
 
     def of(self, kind: str, name: str | None = None) -> list[Sample]:
@@ -93,7 +93,7 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Machine:
+class FittedMachine:
     """A device and a stack under construction, with their kernel costs."""
 
     device: Device
@@ -104,7 +104,7 @@ class Machine:
         """The kernel model, the same for short benchmarks and long steps: a calibration has one clock."""
         return KernelModel(self.device, precision or self.precision, self.stack.fusion.attention)
 
-    def with_kernels(self, values: Mapping[str, float]) -> Machine:
+    def with_kernels(self, values: Mapping[str, float]) -> FittedMachine:
         """The machine with other kernel parameters."""
         kernels = {**self.device.kernels, **values}
         return replace(self, device=self.device.model_copy(update={"kernels": kernels}))
@@ -166,7 +166,7 @@ def rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def products(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+def products(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, list[Quality]]:
     """Rates of products; dtypes other than the usual one get the peak at which they fit with the same shares."""
     plain, found = samples.of("product"), [each for each, kind in samples.operators if kind == "matmul"]
     own = [each for each in plain if each.dtype == machine.precision]
@@ -189,7 +189,7 @@ def products(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]
     return machine, quality
 
 
-def _with_whole_peak(machine: Machine) -> Machine:
+def _with_whole_peak(machine: FittedMachine) -> FittedMachine:
     """The machine with a peak raised so that no product exceeds it, including the cost of partial waves."""
     beyond = machine.device.kernels["gemm_efficiency"]
     if beyond <= 1:
@@ -199,7 +199,7 @@ def _with_whole_peak(machine: Machine) -> Machine:
     return replace(machine, device=device).with_kernels({"gemm_efficiency": 1.0})
 
 
-def _with_peak(machine: Machine, dtype: str, mine: Sequence[Sample]) -> Machine:
+def _with_peak(machine: FittedMachine, dtype: str, mine: Sequence[Sample]) -> FittedMachine:
     """The machine with the peak of a dtype at which the median product takes as long as measured."""
     peaks = {**machine.device.peak_flop_per_s}
     peaks[dtype] = max(2.0 * np.prod(each.shape) / each.seconds for each in mine)
@@ -210,7 +210,7 @@ def _with_peak(machine: Machine, dtype: str, mine: Sequence[Sample]) -> Machine:
     return replace(machine, device=machine.device.model_copy(update={"peak_flop_per_s": peaks}))
 
 
-def attention(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+def attention(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, list[Quality]]:
     """Rates of attention forward and backward, and the length at which it reaches half of them."""
     result = [each for each, kind in samples.operators if kind == "attention"]
     measured = [each.seconds for each in result]
@@ -222,7 +222,7 @@ def attention(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality
     return machine.with_kernels(best), [Quality.of("attention", predict(best), measured)]
 
 
-def passes(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+def passes(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, list[Quality]]:
     """Memory passes of every memory-bound kind of operator in each direction, from the median over its sizes."""
     ones = dict.fromkeys(PASS_KINDS, (1.0, 1.0))
     unit = replace(machine, stack=machine.stack.model_copy(update={"passes": ones})).operator_times(samples)
@@ -246,7 +246,7 @@ def passes(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
     return machine, [Quality.of("memory-bound operators", predicted, [each.seconds for each in counted])]
 
 
-def updates(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+def updates(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, list[Quality]]:
     """Memory passes of the optimizer over its states."""
     found, kernels = samples.of("optimizer"), machine.kernels()
 
@@ -261,7 +261,7 @@ def updates(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]
     return machine, [Quality.of("optimizer", seconds(ratio), [each.seconds for each in found])]
 
 
-def gradients(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality]]:
+def gradients(samples: Samples, machine: FittedMachine) -> tuple[FittedMachine, list[Quality]]:
     """Bytes per element that the sum of a weight gradient moves, between its product and the gradient sum."""
     found, kernels = samples.of("gradient"), machine.kernels()
     if not found:
@@ -277,14 +277,14 @@ def gradients(samples: Samples, machine: Machine) -> tuple[Machine, list[Quality
     return machine, [Quality.of("sums of gradients", seconds(size), [each.seconds for each in found])]
 
 
-def _with_launch(machine: Machine, **values: float) -> Machine:
+def _with_launch(machine: FittedMachine, **values: float) -> FittedMachine:
     launch = machine.stack.launch.model_copy(update=values)
     return replace(machine, stack=machine.stack.model_copy(update={"launch": launch}))
 
 
 def steps(
-    samples: Samples, machine: Machine, simulated: Callable[[Machine, int], float]
-) -> tuple[Machine, list[Quality]]:
+    samples: Samples, machine: FittedMachine, simulated: Callable[[FittedMachine, int], float]
+) -> tuple[FittedMachine, list[Quality]]:
     """The time of whole steps beyond their listed kernels: a factor on kernels, and a time per step.
 
     If a host issues work to a device, also the host time per kernel, on which steps of small kernels wait, and a factor
@@ -305,13 +305,13 @@ def steps(
 
 def _issued(
     found: Sequence[Sample],
-    machine: Machine,
-    simulated: Callable[[Machine, int], float],
+    machine: FittedMachine,
+    simulated: Callable[[FittedMachine, int], float],
     bounds: Mapping[str, tuple[float, float, float]],
-) -> Machine:
+) -> FittedMachine:
     """Host time per kernel, factor on kernels, factor on experts' kernels, and time per step, fitted together."""
 
-    def tried(values: Mapping[str, float]) -> Machine:
+    def tried(values: Mapping[str, float]) -> FittedMachine:
         launched = _with_launch(
             machine, host_time_per_kernel_s=values["host_us"] * US, kernel_overhead=values["factor"],
             step_overhead_s=values["once_ms"] * MS,
@@ -328,7 +328,9 @@ def _issued(
     return tried(solve(bounds, predict, found_s, differences=0.01))  # simulated time is in whole nanoseconds
 
 
-def _slowed(found: Sequence[Sample], machine: Machine, simulated: Callable[[Machine, int], float]) -> Machine:
+def _slowed(
+    found: Sequence[Sample], machine: FittedMachine, simulated: Callable[[FittedMachine, int], float]
+) -> FittedMachine:
     """Factor on kernels and time per step; a step is linear in both."""
     measured = np.array([each.seconds for each in found])
     one, two = (
@@ -378,7 +380,7 @@ def collectives(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quali
     return with_values(best), [Quality.of("collectives", predict(best), measured)]
 
 
-def wrappers(samples: Samples, machine: Machine, cluster: Cluster) -> Machine:
+def wrappers(samples: Samples, machine: FittedMachine, cluster: Cluster) -> FittedMachine:
     """Copies around gathers and reductions, and dispatch of a tensor-parallel collective: the time beyond collectives.
 
     A sharded pass gathers twice and reduces once; a split layer has eight collectives, four in each direction.

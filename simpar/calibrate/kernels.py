@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from simpar.architectures.graph import INPUT
-from simpar.calibrate.request import Request, Sample, Walk
+from simpar.calibrate.request import CalibrationRequest, Sample, Walk
 from simpar.calibrate.stopwatch import Stopwatch, Times
 from simpar.plan.optimizers import USUAL
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import BlockModule, Decoder, Part, Recompute
 from simpar.runtime.loss import mean_loss
 from simpar.runtime.model import fill
-from simpar.runtime.operators import Linear, TokenEmbedding
+from simpar.runtime.operators import CastingLinear, TokenEmbedding
 from simpar.runtime.update import BETAS, EPS
 
 SIDES = {"cpu": 256, "cuda": 2048}
@@ -29,7 +29,7 @@ SIDES = {"cpu": 256, "cuda": 2048}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def kernels(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+def kernels(request: CalibrationRequest, watch: Stopwatch) -> Iterator[Sample]:
     """All samples of one process working alone."""
     yield from products(request, watch)
     yield from streams(request, watch)
@@ -39,7 +39,7 @@ def kernels(request: Request, watch: Stopwatch) -> Iterator[Sample]:
         yield from operators(walk, number, watch, DTYPES[request.dtype])
 
 
-def products(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+def products(request: CalibrationRequest, watch: Stopwatch) -> Iterator[Sample]:
     """Matrix products (m x k)(k x n) in every dtype."""
     for dtype in request.dtypes:
         for m, n, k in request.products:
@@ -49,7 +49,7 @@ def products(request: Request, watch: Stopwatch) -> Iterator[Sample]:
             yield _sample(times, kind="product", name="product", shape=(m, n, k), dtype=dtype)
 
 
-def streams(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+def streams(request: CalibrationRequest, watch: Stopwatch) -> Iterator[Sample]:
     """Two vectors added into a third; for the shortest, also the host time to issue it."""
     for count in request.streams:
         one, other = (torch.randn(count, device=watch.device) for _ in range(2))
@@ -60,7 +60,7 @@ def streams(request: Request, watch: Stopwatch) -> Iterator[Sample]:
             yield _sample(issued, kind="stream", name="issue", shape=(count,))
 
 
-def updates(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+def updates(request: CalibrationRequest, watch: Stopwatch) -> Iterator[Sample]:
     """AdamW as in the runtime, on matrices of a model with the given numbers of parameters."""
     for count in request.parameters:
         side = SIDES[watch.device.type]
@@ -74,7 +74,7 @@ def updates(request: Request, watch: Stopwatch) -> Iterator[Sample]:
         yield _sample(watch.time(optimizer.step), kind="optimizer", name=USUAL, shape=(total,))
 
 
-def gradients(request: Request, watch: Stopwatch) -> Iterator[Sample]:
+def gradients(request: CalibrationRequest, watch: Stopwatch) -> Iterator[Sample]:
     """A gradient in the dtype of a product, widened to that of its parameter and added to the gradient sum."""
     for count in request.parameters if request.dtype != "fp32" else ():
         side = SIDES[watch.device.type]
@@ -102,7 +102,7 @@ def operators(walk: Walk, number: int, watch: Stopwatch, dtype: torch.dtype) -> 
     model.tie()
     fill(model, 0)
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, CastingLinear):
             module.to(dtype)
         elif isinstance(module, TokenEmbedding):
             module.compute_dtype = dtype

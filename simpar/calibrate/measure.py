@@ -9,26 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from simpar.calibrate.fit import Samples, gathered
-from simpar.calibrate.profile import Facts, Profiles, build
-from simpar.calibrate.request import Request, quick, standard
+from simpar.calibrate.profile import KnownFacts, Profiles, build
+from simpar.calibrate.request import CalibrationRequest, quick, standard
 from simpar.errors import UserError
 from simpar.runtime.job import Machine
-from simpar.runtime.launch import Workers, require_torch, start
+from simpar.runtime.launch import RankLauncher, require_torch, start
 from simpar.runtime.request import accelerators
 from simpar.runtime.this_machine import usable_cores
 
 WORKER = "simpar.calibrate.worker"
 
 
-def calibrate(request: Request, known: Facts) -> Profiles:
+def calibrate(request: CalibrationRequest, known: KnownFacts) -> Profiles:
     """Measure as requested and fit profiles to it. Raises UserError, WorkerFailure."""
-    workers = Workers(WORKER, request.save(), Path(request.folder), request.machine)
+    workers = RankLauncher(WORKER, request.save(), Path(request.folder), request.machine)
     ranks = start(workers, request.ranks)
     device = {key: value for key, value in ranks[0].items() if key in ("memory_bytes", "num_sms", "l2_bytes")}
-    return build(Samples(request, gathered(ranks)), Facts(known.name, known.description, known.memory_bytes, device))
+    return build(
+        Samples(request, gathered(ranks)), KnownFacts(known.name, known.description, known.memory_bytes, device)
+    )
 
 
-def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Request:
+def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> CalibrationRequest:
     """What to measure on this machine, in a new folder. Raises UserError.
 
     ``ranks`` defaults to one per CUDA device or, without CUDA, one per core.
@@ -45,11 +47,11 @@ def make_request(ranks: int | None, device: str | None, *, is_quick: bool) -> Re
     return (quick if is_quick else standard)(ranks, machine, tempfile.mkdtemp(prefix="simpar-calibrate-"))
 
 
-def known_facts(request: Request, name: str, date: str | None) -> Facts:
+def known_facts(request: CalibrationRequest, name: str, date: str | None) -> KnownFacts:
     """Facts that the system gives without measuring. ``date`` is omitted if not given: same input, same text."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     words = f"{_processor()}, {usable_cores()} cores, torch {metadata.version('torch')}, {request.machine.device}"
-    return Facts(name, f"{words}, {date}" if date else words, float(memory), {})
+    return KnownFacts(name, f"{words}, {date}" if date else words, float(memory), {})
 
 
 def _processor() -> str:

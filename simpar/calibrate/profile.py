@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simpar.calibrate import fit
-from simpar.calibrate.fit import Machine, Quality, Samples, rounded
+from simpar.calibrate.fit import FittedMachine, Quality, Samples, rounded
 from simpar.files import write_atomic
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.device import Device
@@ -22,7 +22,7 @@ from simpar.units import GIB, MIB, US
 
 
 @dataclass(frozen=True)
-class Facts:
+class KnownFacts:
     """Facts known without measuring: names of the profiles, bytes of memory of all ranks, and of the device."""
 
     name: str
@@ -41,7 +41,7 @@ class Profiles:
     samples: Samples
 
 
-def build(samples: Samples, known: Facts) -> Profiles:
+def build(samples: Samples, known: KnownFacts) -> Profiles:
     """Fit everything: kernels first, then groups, then whole steps."""
     machine, quality = _kernels(samples, known)
     cluster = Cluster(_cluster(samples, known, machine.device), 1)
@@ -63,15 +63,15 @@ def build(samples: Samples, known: Facts) -> Profiles:
     )
 
 
-def _kernels(samples: Samples, known: Facts) -> tuple[Machine, list[Quality]]:
-    machine, quality = Machine(_device(samples, known), _stack(samples, known), samples.request.dtype), []
+def _kernels(samples: Samples, known: KnownFacts) -> tuple[FittedMachine, list[Quality]]:
+    machine, quality = FittedMachine(_device(samples, known), _stack(samples, known), samples.request.dtype), []
     for part in (fit.products, fit.attention, fit.passes, fit.updates, fit.gradients):
         machine, found = part(samples, machine)
         quality += found
     return machine, quality
 
 
-def _device(samples: Samples, known: Facts) -> Device:
+def _device(samples: Samples, known: KnownFacts) -> Device:
     """A device, without waves and tiles on a CPU; peaks are the best products measured."""
     best, share, latency_s = fit.bandwidth(samples)
     rates = [
@@ -98,7 +98,7 @@ def _device(samples: Samples, known: Facts) -> Device:
     )  # fmt: skip
 
 
-def _stack(samples: Samples, known: Facts) -> Stack:
+def _stack(samples: Samples, known: KnownFacts) -> Stack:
     """The runtime's own habits. On a CPU the host is the device, so issue times are part of the kernels' times."""
     stack = load_stack(STACK)
     issue = samples.of("stream", "issue")
@@ -116,7 +116,7 @@ def _stack(samples: Samples, known: Facts) -> Stack:
     return stack.model_copy(update=update)
 
 
-def _cluster(samples: Samples, known: Facts, device: Device) -> ClusterProfile:
+def _cluster(samples: Samples, known: KnownFacts, device: Device) -> ClusterProfile:
     """The ranks of this machine and their interconnect, whose bandwidth is twice the best that any message reached."""
     messages = samples.of("collective")
     best = max((each.shape[1] / each.seconds for each in messages), default=device.memory_bandwidth / 2)
@@ -144,11 +144,11 @@ def _shared(samples: Samples, cluster: Cluster) -> tuple[Cluster, list[Quality]]
     return replace(cluster, profile=cluster.profile.model_copy(update={"host": host})), quality
 
 
-def step_s(samples: Samples, machine: Machine, number: int) -> float:
+def step_s(samples: Samples, machine: FittedMachine, number: int) -> float:
     """Predicted seconds of a step of the request on one rank."""
     wanted = samples.request.steps[number]
     alone = Samples(samples.request.model_copy(update={"ranks": 1}), ())
-    cluster = Cluster(_cluster(alone, Facts(machine.device.name, "", GIB, {}), machine.device), 1)
+    cluster = Cluster(_cluster(alone, KnownFacts(machine.device.name, "", GIB, {}), machine.device), 1)
     plan = Plan.model_validate(
         {"dp": 1, "micro_batch": wanted.batch // wanted.microbatches, "precision": samples.request.dtype}
     )

@@ -9,7 +9,7 @@ from simpar.architectures.graph import ModelGraph
 from simpar.architectures.hf_config import read as read_config
 from simpar.architectures.training import Training
 from simpar.calls import Strict
-from simpar.runtime.job import Handed, Machine
+from simpar.runtime.job import Machine, RunInputs
 from simpar.units import KIB, MIB
 
 Kind = Literal["operator", "product", "stream", "optimizer", "gradient", "collective", "wrapper", "step"]
@@ -38,7 +38,7 @@ class Steps(Walk):
     microbatches: int = 1
 
 
-class Request(Handed):
+class CalibrationRequest(RunInputs):
     """What to measure on ``ranks`` processes of this machine.
 
     ``dtype`` is that of operators and whole steps, ``dtypes`` those of products, which include it. ``products`` are (m,
@@ -112,15 +112,15 @@ def mixture(hidden: int, layers: int, vocab: int, *, experts: int, topk: int) ->
     }  # fmt: skip
 
 
-def standard(ranks: int, machine: Machine, folder: str) -> Request:
+def standard(ranks: int, machine: Machine, folder: str) -> CalibrationRequest:
     """Models of sizes that train in seconds on the ranks' devices."""
     return (_on_cuda if machine.device == "cuda" else _on_cpu)(ranks, machine, folder)
 
 
-def _on_cpu(ranks: int, machine: Machine, folder: str) -> Request:
+def _on_cpu(ranks: int, machine: Machine, folder: str) -> CalibrationRequest:
     """Hidden 256 to 1024, in fp32."""
     widths = [256, 512, 1024]
-    return Request(
+    return CalibrationRequest(
         ranks=ranks,
         machine=machine,
         folder=folder,
@@ -143,12 +143,12 @@ def _on_cpu(ranks: int, machine: Machine, folder: str) -> Request:
     )
 
 
-def _on_cuda(ranks: int, machine: Machine, folder: str) -> Request:
+def _on_cuda(ranks: int, machine: Machine, folder: str) -> CalibrationRequest:
     """Hidden 2048 to 8192 in bf16, with thousands of tokens, so that the kernels of a training step fill the device.
 
     The first steps are too small for that, and measure the time that the host needs to issue them.
     """
-    return Request(
+    return CalibrationRequest(
         ranks=ranks,
         machine=machine,
         folder=folder,
@@ -182,9 +182,9 @@ def _products(rows: Sequence[int], widths: Sequence[int], ffn: int) -> tuple[tup
     return tuple((m, n, k) for m in rows for n in widths for k in (*widths, ffn))
 
 
-def quick(ranks: int, machine: Machine, folder: str) -> Request:
+def quick(ranks: int, machine: Machine, folder: str) -> CalibrationRequest:
     """A few sizes of milliseconds each, to check that it works; the numbers are not reliable."""
-    return Request(
+    return CalibrationRequest(
         ranks=ranks,
         machine=machine,
         folder=folder,

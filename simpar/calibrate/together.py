@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 
 from simpar.architectures.training import Training
-from simpar.calibrate.request import Request, Sample, Steps
+from simpar.calibrate.request import CalibrationRequest, Sample, Steps
 from simpar.calibrate.stopwatch import Members, Stopwatch, Times
 from simpar.plan.plan import Plan
-from simpar.runtime.job import Job
+from simpar.runtime.job import RunJob
 from simpar.runtime.prepare import STACK
 from simpar.runtime.train import Session, start, train_step
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
-def collectives(request: Request, members: Members, watch: Stopwatch) -> Iterator[Sample]:
+def collectives(request: CalibrationRequest, members: Members, watch: Stopwatch) -> Iterator[Sample]:
     """Every collective on a group by bytes of the whole tensor; for two ranks also a message there and back."""
     for op in OPS if members.size == 2 else OPS[:-1]:
         for size in request.messages:
@@ -76,7 +76,7 @@ def _send(count: int, members: Members, device: Any) -> Callable[[], None]:
     return there_and_back
 
 
-def steps(request: Request, number: int, watch: Stopwatch, *, beside: Members | None = None) -> Sample:
+def steps(request: CalibrationRequest, number: int, watch: Stopwatch, *, beside: Members | None = None) -> Sample:
     """Steps of a model on this process alone, or side by side with others that do the same for the same time."""
     wanted = request.steps[number]
     session, done = _session(request, wanted, watch.device), itertools.count()
@@ -95,12 +95,12 @@ def _alone(watch: Stopwatch, step: Callable[[], None]) -> Times:
     return Stopwatch(watch.device, 4 * watch.window_s).time_whole(step)
 
 
-def _session(request: Request, wanted: Steps, device: Any) -> Session:
+def _session(request: CalibrationRequest, wanted: Steps, device: Any) -> Session:
     """A run of one rank that shares nothing with the others."""
     training = Training(seq_len=wanted.seq_len, global_batch=wanted.batch)
     micro_batch = wanted.batch // wanted.microbatches
     plan = Plan.model_validate({"dp": 1, "micro_batch": micro_batch, "precision": request.dtype, "stack": STACK})
-    job = Job(
+    job = RunJob(
         plan=plan, model={**wanted.model, "name": "calibration"}, training=training, steps=1, folder=request.folder,
         machine=request.machine,
     )  # fmt: skip

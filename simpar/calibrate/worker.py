@@ -11,18 +11,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from simpar.calibrate.request import Request
+from simpar.calibrate.request import CalibrationRequest
 from simpar.runtime.worker import die_with_parent, joined, leave, serve
 
 
 def main() -> int:
     """Measure on this rank; returns the exit code."""
     die_with_parent()
-    request = Request.load(sys.argv[1])
+    request = CalibrationRequest.load(sys.argv[1])
     return serve(Path(request.folder), lambda: measure(request))
 
 
-def measure(request: Request) -> dict[str, Any]:
+def measure(request: CalibrationRequest) -> dict[str, Any]:
     """All samples of this rank, and facts about the machine."""
     import torch
     import torch.distributed as dist

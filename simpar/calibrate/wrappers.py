@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
-from simpar.calibrate.request import Request, Sample
+from simpar.calibrate.request import CalibrationRequest, Sample
 from simpar.calibrate.stopwatch import Members, Stopwatch
 
 WIDTH, MATRICES = 512, 8
@@ -20,7 +20,7 @@ ROWS, LAYER_WIDTH = (2, 256), 256
 LAYER_BYTES = ROWS[0] * ROWS[1] * LAYER_WIDTH * 4
 
 
-def wrappers(request: Request, members: Members, watch: Stopwatch) -> Iterator[Sample]:
+def wrappers(request: CalibrationRequest, members: Members, watch: Stopwatch) -> Iterator[Sample]:
     """Sharded parameters gathered, gradients of a pass over them reduced, and the products of a layer, split."""
     mesh = DeviceMesh.from_group(members.group, watch.device.type, mesh_dim_names=("all",))
     plain, sharded = (_stack(WIDTH).to(watch.device) for _ in range(2))

@@ -19,7 +19,7 @@ MOST_CALLS = 64
 
 
 @dataclass(frozen=True)
-class Call:
+class CommunicationCall:
     """An op that communicates: ``operation`` on ``members`` in the order of their group.
 
     It consists of ``calls`` calls of ``size_bytes`` each, one behind the other. As in execution traces, these are the
@@ -37,10 +37,10 @@ class Call:
         return self.operation in (*WRITTEN, MESSAGE, PERMUTE)
 
 
-def calls_of(lowered: Lowered) -> dict[int, Call]:
+def calls_of(lowered: Lowered) -> dict[int, CommunicationCall]:
     """The ops that communicate, by number. In ``lowered`` every rank must be its own class."""
     members = _members(lowered)
-    result: dict[int, Call] = {}
+    result: dict[int, CommunicationCall] = {}
     slots, op_of_slot = lowered.slots, lowered.op_of_slot
     for class_id, actions in enumerate(lowered.actions):
         mine = slots.of_class(class_id)
@@ -74,17 +74,17 @@ def _in_order(members: tuple[int, ...], class_id: int, lowered: Lowered, group: 
     return (sender, *(rank for rank in members if rank != sender))
 
 
-def _call(use: CollectiveUse, members: tuple[int, ...]) -> Call:
+def _call(use: CollectiveUse, members: tuple[int, ...]) -> CommunicationCall:
     operation = AS_EXCHANGE if is_exchange(use.op) else base_op(use.op)
     count = max(round(float(use.count)), 1)
     count = count if count <= MOST_CALLS else 1
     size = use.moved_bytes / count
     if operation == "all_gather":
         size /= len(members)
-    return Call(operation, max(ceil(size), 1), count, members)
+    return CommunicationCall(operation, max(ceil(size), 1), count, members)
 
 
-def group_names(calls: Mapping[int, Call]) -> dict[tuple[int, ...], str]:
+def group_names(calls: Mapping[int, CommunicationCall]) -> dict[tuple[int, ...], str]:
     """Names of the process groups of a trace's collectives: numbers from 1 on, in order of their ranks.
 
     ASTRA-sim reads names as numbers and takes "0" as all ranks.

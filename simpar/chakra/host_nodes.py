@@ -30,7 +30,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 @dataclass(frozen=True)
-class Tensor:
+class HostTensor:
     """An input or output tensor of an operator: its storage, shape, bytes and dtype ("" if not in ``_TYPES``)."""
 
     storage: int
@@ -49,11 +49,11 @@ class HostNode:
     parent: int
     schema: str
     inputs: tuple[Json, ...]
-    arguments: Mapping[str, tuple[Json, tuple[Tensor, ...]]]
-    results: tuple[Tensor, ...]
+    arguments: Mapping[str, tuple[Json, tuple[HostTensor, ...]]]
+    results: tuple[HostTensor, ...]
     attributes: Mapping[str, Json] = field(default_factory=dict)
 
-    def tensors(self, *names: str) -> tuple[Tensor, ...]:
+    def tensors(self, *names: str) -> tuple[HostTensor, ...]:
         """Tensors of the named arguments, or of all arguments without names."""
         chosen = [self.arguments[name] for name in names] if names else self.arguments.values()
         return tuple(tensor for _, tensors in chosen for tensor in tensors)
@@ -152,7 +152,7 @@ def _node(row: Json) -> HostNode:
     )
 
 
-def _side(side: Json) -> tuple[list[Json], list[tuple[Tensor, ...]]]:
+def _side(side: Json) -> tuple[list[Json], list[tuple[HostTensor, ...]]]:
     """(Values of an operator's inputs or outputs, tensors in each of them)."""
     values, shapes, types = (_list(_mapping(side)[key]) for key in ("values", "shapes", "types"))
     tensors = [
@@ -161,7 +161,7 @@ def _side(side: Json) -> tuple[list[Json], list[tuple[Tensor, ...]]]:
     return values, tensors
 
 
-def _tensors(value: Json, shape: Json, kind: str) -> Iterator[Tensor]:
+def _tensors(value: Json, shape: Json, kind: str) -> Iterator[HostTensor]:
     """The tensors in a value: itself, or those of lists of lists."""
     if "Tensor" not in kind or not isinstance(value, list):
         return
@@ -177,7 +177,7 @@ def _tensors(value: Json, shape: Json, kind: str) -> Iterator[Tensor]:
     _, storage, _, elements, width = (_int(each) for each in value[:5])
     sides = tuple(_int(side) for side in _list(shape))
     dtype = _TYPES.get(kind.removeprefix("Tensor(").removesuffix(")"), "")
-    yield Tensor(storage, sides, elements * width, dtype, value[5] == "cpu")
+    yield HostTensor(storage, sides, elements * width, dtype, value[5] == "cpu")
 
 
 def _split(text: str) -> Iterator[str]:

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simpar.chakra.host_nodes import COMMS_NODE, HostNode, HostTrace, Tensor, read_host_trace
-from simpar.chakra.host_work import Work, is_whole, works_itself
-from simpar.chakra.recording import Collective, Event, Message, Recording
+from simpar.chakra.host_nodes import COMMS_NODE, HostNode, HostTensor, HostTrace, read_host_trace
+from simpar.chakra.host_work import HostPricer, is_whole, works_itself
+from simpar.chakra.recording import Event, Message, RecordedCollective, Recording
 from simpar.errors import UserError
 from simpar.hardware.device import Device
 
@@ -66,19 +66,19 @@ _NAMESPACES = ("c10d::", "_c10d_functional::")
 def read_host_traces(paths: Sequence[Path], device: Device) -> Recording:
     """The recording of traces in the order of their ranks, on a device. Raises UserError."""
     world = len(paths)
-    ranks = [_Rank(read_host_trace(path, world), rank, world, device).events() for rank, path in enumerate(paths)]
+    ranks = [_RankEvents(read_host_trace(path, world), rank, world, device).events() for rank, path in enumerate(paths)]
     if not any(ranks):
         raise UserError(f"{paths[0]}: has no operators; allowed: a trace between start and stop of its observer")
     notes = ("times of kernels are predicted from shapes; the host is not simulated",)
     return Recording(tuple(ranks), notes)
 
 
-class _Rank:
+class _RankEvents:
     """Events of one rank."""
 
     def __init__(self, trace: HostTrace, rank: int, world: int, device: Device) -> None:
         self.trace, self.rank, self.world = trace, rank, world
-        self.work = Work(device, trace.source)
+        self.work = HostPricer(device, trace.source)
         self.found: list[Event] = []
         self._last = -1
         """Place of the last kernel."""
@@ -138,7 +138,7 @@ class _Rank:
         self._last = self._append(Event(node.name, DEVICE, tuple(sorted(self._held)), took))
         self._held.clear()
 
-    def _touch(self, tensors: Sequence[Tensor]) -> None:
+    def _touch(self, tensors: Sequence[HostTensor]) -> None:
         """Let the next kernel wait for collectives that write some tensors."""
         for tensor in tensors:
             if tensor.storage in self._writing:
@@ -148,7 +148,7 @@ class _Rank:
         name, members = self._group(node)
         size = sum(each.size_bytes for each in node.tensors(kind.whole)) if kind.whole else 0
         size *= len(members) if kind.times_members else 1
-        at = self._communicate(node, f"group {name}", Collective(kind.operation, name, members, size))
+        at = self._communicate(node, f"group {name}", RecordedCollective(kind.operation, name, members, size))
         written = node.tensors(kind.writes) if kind.writes else node.results
         self._written(node, at, written)
 
@@ -164,13 +164,13 @@ class _Rank:
         if not sent:
             self._written(node, at, node.tensors("tensors"))
 
-    def _communicate(self, node: HostNode, stream: str, call: Collective | Message) -> int:
+    def _communicate(self, node: HostNode, stream: str, call: RecordedCollective | Message) -> int:
         """Append a communication after the kernels before it and the collectives that write its tensors; its place."""
         waited = {self._writing[each.storage] for each in node.tensors() if each.storage in self._writing}
         before = {self._last} if self._last >= 0 else set()
         return self._append(Event(node.name, stream, tuple(sorted(waited | before | self._held)), None, call))
 
-    def _written(self, node: HostNode, at: int, tensors: Sequence[Tensor]) -> None:
+    def _written(self, node: HostNode, at: int, tensors: Sequence[HostTensor]) -> None:
         self._writing |= {tensor.storage: at for tensor in tensors}
         if node.value("async_op") is False:
             self._held.add(at)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from math import prod
 
-from simpar.chakra.host_nodes import HostNode, Tensor
+from simpar.chakra.host_nodes import HostNode, HostTensor
 from simpar.cost.kernels import KernelModel
 from simpar.errors import UserError
 from simpar.hardware.device import Device
@@ -71,7 +71,7 @@ def works_itself(node: HostNode, inside: Iterable[HostNode]) -> bool:
     return any(tensor.storage not in written for tensor in node.results)
 
 
-class Work:
+class HostPricer:
     """Prices operators on a device; ``source`` names their file in errors."""
 
     def __init__(self, device: Device, source: str) -> None:
@@ -106,7 +106,7 @@ class Work:
             self._models[dtype] = KernelModel(self.device, dtype)
         return self._models[dtype]
 
-    def _precise(self, node: HostNode, tensor: Tensor) -> KernelModel:
+    def _precise(self, node: HostNode, tensor: HostTensor) -> KernelModel:
         """The kernel model for a tensor's dtype; TF32 is not considered. Raises UserError where there is none."""
         if tensor.dtype not in self.device.peak_flop_per_s:
             found = tensor.dtype or "another type"

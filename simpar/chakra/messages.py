@@ -49,7 +49,7 @@ Attribute = int | bool | str
 
 
 @dataclass(frozen=True)
-class Node:
+class TraceNode:
     """One operation of one rank; times in us, attributes by name.
 
     ``after`` are ids of nodes of the same file that must have finished (``data_deps`` and ``ctrl_deps`` of the file).
@@ -85,17 +85,17 @@ class Node:
 
 
 @dataclass(frozen=True)
-class RankTrace:
+class ChakraTrace:
     """The nodes of one rank."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[TraceNode, ...]
 
     def encoded(self) -> bytes:
         """The file."""
         return delimited([text(1, VERSION), *(node.encoded() for node in self.nodes)])
 
 
-def decode(data: bytes, source: str) -> RankTrace:
+def decode(data: bytes, source: str) -> ChakraTrace:
     """The trace in the bytes of a file, gzipped or not. Raises UserError for bytes that are no trace."""
     try:
         if data.startswith(GZIP):
@@ -103,7 +103,7 @@ def decode(data: bytes, source: str) -> RankTrace:
         first, *rest = split(data)
         for _ in fields(first):  # checks the metadata, which are a message like any other
             pass
-        return RankTrace(tuple(_node(each) for each in rest))
+        return ChakraTrace(tuple(_node(each) for each in rest))
     except (WireError, UnicodeDecodeError, ValueError, EOFError, OSError, zlib.error) as error:
         raise UserError(f"{source}: is not an execution trace of Chakra ({error}); allowed: *.et, gzipped or not") \
             from None  # fmt: skip
@@ -147,7 +147,7 @@ def _whole(value: Value) -> int:
     return value
 
 
-def _node(data: bytes) -> Node:
+def _node(data: bytes) -> TraceNode:
     numbers = {1: 0, 3: 0, 6: 0, 7: 0}
     name, after = "", list[int]()
     attributes: dict[str, Attribute] = {}
@@ -162,9 +162,9 @@ def _node(data: bytes) -> Node:
             key, said = _read_attribute(value)
             if said is not None:
                 attributes[key] = said
-    return Node(numbers[1], name, numbers[3], tuple(dict.fromkeys(after)), numbers[6], numbers[7], attributes)
+    return TraceNode(numbers[1], name, numbers[3], tuple(dict.fromkeys(after)), numbers[6], numbers[7], attributes)
 
 
-def trace_files(traces: Iterable[RankTrace], prefix: str) -> dict[str, bytes]:
+def trace_files(traces: Iterable[ChakraTrace], prefix: str) -> dict[str, bytes]:
     """The files of all ranks in order, by name."""
     return {f"{prefix}.{rank}.et": trace.encoded() for rank, trace in enumerate(traces)}

@@ -16,11 +16,11 @@ from simpar.chakra.messages import (
     METADATA,
     RECEIVE,
     SEND,
-    Node,
-    RankTrace,
+    ChakraTrace,
+    TraceNode,
     decode,
 )
-from simpar.chakra.recording import Collective, Event, Message, Recording
+from simpar.chakra.recording import Event, Message, RecordedCollective, Recording
 from simpar.chakra.wire import WireError
 from simpar.chakra.write import GROUPS
 from simpar.errors import UserError
@@ -84,7 +84,7 @@ def _groups(path: Path, world: int) -> Groups:
     return {**found, "": everybody, "0": everybody}
 
 
-def _events(trace: RankTrace, rank: int, groups: Groups) -> tuple[Event, ...]:
+def _events(trace: ChakraTrace, rank: int, groups: Groups) -> tuple[Event, ...]:
     """Events in an order in which each comes behind its dependencies; of several possible ones the lowest id first."""
     nodes = {node.id: node for node in trace.nodes}
     if len(nodes) < len(trace.nodes):
@@ -113,7 +113,7 @@ def _events(trace: RankTrace, rank: int, groups: Groups) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def _event(node: Node, rank: int, groups: Groups, after: tuple[int, ...]) -> Event:
+def _event(node: TraceNode, rank: int, groups: Groups, after: tuple[int, ...]) -> Event:
     duration_ns = node.duration_us * _NS_PER_US
     if node.kind == COMPUTE:
         stream = HOST if node.number("is_cpu_op", 1) else DEVICE
@@ -132,7 +132,7 @@ def _event(node: Node, rank: int, groups: Groups, after: tuple[int, ...]) -> Eve
     raise WireError(f"node {node.id} {node.name}: type {node.kind} is not replayed; allowed: compute, communication")
 
 
-def _collective(node: Node, rank: int, groups: Groups) -> Collective:
+def _collective(node: TraceNode, rank: int, groups: Groups) -> RecordedCollective:
     kind, name = node.number("comm_type", -1), str(node.attributes.get("pg_name", ""))
     if not 0 <= kind < len(COLLECTIVES):
         raise WireError(f"node {node.id} {node.name}: comm_type = {kind}{allowed(COLLECTIVES)}")
@@ -143,4 +143,4 @@ def _collective(node: Node, rank: int, groups: Groups) -> Collective:
         raise WireError(f"node {node.id} {node.name}: rank {rank} is not in group {name}")
     operation = COLLECTIVES[kind]
     size = node.number("comm_size")
-    return Collective(operation, name, members, size * len(members) if operation == "all_gather" else size)
+    return RecordedCollective(operation, name, members, size * len(members) if operation == "all_gather" else size)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Collective:
+class RecordedCollective:
     """A call of ``operation`` by ``members``, in the process group named ``group``.
 
     ``size_bytes`` is the full tensor, as :func:`simpar.cost.collectives.choice.collective` counts it.
@@ -41,7 +41,7 @@ class Event:
     stream: str
     after: tuple[int, ...] = ()
     duration_ns: int | None = None
-    call: Collective | Message | None = None
+    call: RecordedCollective | Message | None = None
 
 
 @dataclass(frozen=True)

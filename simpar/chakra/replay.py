@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.chakra.recording import Collective, Event, Message, Recording
+from simpar.chakra.recording import Event, Message, RecordedCollective, Recording
 from simpar.cost.collectives.algorithms import OPS
 from simpar.cost.collectives.choice import collective
 from simpar.engine import choose_engine_here
@@ -125,7 +125,7 @@ class _Shared:
         self.build, self.price = build, price
         self.totals: dict[str, tuple[int, int, float]] = {}
         self._nth: Counter[tuple[int, str, tuple[int, ...]]] = Counter()
-        self._calls: dict[tuple[str, tuple[int, ...], int], tuple[Collective, int, set[int]]] = {}
+        self._calls: dict[tuple[str, tuple[int, ...], int], tuple[RecordedCollective, int, set[int]]] = {}
         self._ends: dict[bool, dict[tuple[int, int, int], list[tuple[int, Message]]]] = {
             True: defaultdict(list),
             False: defaultdict(list),
@@ -134,7 +134,7 @@ class _Shared:
     def op(self, rank: int, at: int, event: Event) -> int:
         """The op of an event: its own, or that of the call to which it belongs."""
         call = event.call
-        if isinstance(call, Collective):
+        if isinstance(call, RecordedCollective):
             return self._call(rank, call, event)
         if isinstance(call, Message):
             took = 0
@@ -149,7 +149,7 @@ class _Shared:
         kind = "host" if event.stream == "host" else "compute" if event.stream else "join"
         return self._add(rank, kind, event.name, event.duration_ns)
 
-    def _call(self, rank: int, call: Collective, event: Event) -> int:
+    def _call(self, rank: int, call: RecordedCollective, event: Event) -> int:
         group = call.group, call.members
         nth = self._nth[rank, *group]
         self._nth[rank, *group] += 1

@@ -17,8 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from simpar.chakra.calls import MESSAGE, PERMUTE, Call, calls_of, group_names
-from simpar.chakra.messages import COLLECTIVE, COLLECTIVES, COMPUTE, RECEIVE, SEND, Attribute, Node, RankTrace
+from simpar.chakra.calls import MESSAGE, PERMUTE, CommunicationCall, calls_of, group_names
+from simpar.chakra.messages import COLLECTIVE, COLLECTIVES, COMPUTE, RECEIVE, SEND, Attribute, ChakraTrace, TraceNode
 from simpar.errors import UserError
 from simpar.program.blocks.phases import COMPUTE as COMPUTE_STREAM
 from simpar.program.ir.program import Label, Timing
@@ -37,7 +37,7 @@ class StepTraces:
     ``unwritten`` are operations for which execution traces have no node; they become host nodes of the same duration.
     """
 
-    ranks: tuple[RankTrace, ...]
+    ranks: tuple[ChakraTrace, ...]
     groups: Mapping[str, tuple[int, ...]]
     unwritten: tuple[str, ...]
 
@@ -74,20 +74,24 @@ def step_traces(lowered: Lowered, timing: Timing) -> StepTraces:
     """
     calls = calls_of(lowered)
     names = group_names(calls)
-    step = _Step(lowered, timing, calls, names)
+    step = _StepColumns(lowered, timing, calls, names)
     world = len(lowered.quotient.class_of_rank)
     classes = lowered.quotient.class_of_rank.tolist()
-    ranks = tuple(RankTrace(tuple(_Rank(step, classes[rank], rank).nodes())) for rank in range(world))
+    ranks = tuple(ChakraTrace(tuple(_RankPieces(step, classes[rank], rank).nodes())) for rank in range(world))
     step.check_all_waited()
     unwritten = sorted({call.operation for call in calls.values() if not call.is_written})
     return StepTraces(ranks, {name: members for members, name in names.items()}, tuple(unwritten))
 
 
-class _Step:
+class _StepColumns:
     """Columns of a Program as lists, its communication calls, and tags of messages."""
 
     def __init__(
-        self, lowered: Lowered, timing: Timing, calls: Mapping[int, Call], groups: Mapping[tuple[int, ...], str]
+        self,
+        lowered: Lowered,
+        timing: Timing,
+        calls: Mapping[int, CommunicationCall],
+        groups: Mapping[tuple[int, ...], str],
     ) -> None:
         program = lowered.program
         self.lowered, self.calls, self.groups = lowered, calls, groups
@@ -129,10 +133,10 @@ class _Step:
             )
 
 
-class _Rank:
+class _RankPieces:
     """The pieces of one rank."""
 
-    def __init__(self, step: _Step, class_id: int, rank: int) -> None:
+    def __init__(self, step: _StepColumns, class_id: int, rank: int) -> None:
         self.step, self.rank = step, rank
         program, slots = step.lowered.program, step.lowered.slots
         self.ops = np.unique(step.lowered.op_of_slot[slots.of_class(class_id)]).tolist()
@@ -152,7 +156,7 @@ class _Rank:
             if program.stream_names[stream] == COMPUTE_STREAM:
                 self.kernels.update(row)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[TraceNode]:
         """The nodes of the rank, numbered in the order of their start."""
         for op in self._ordered():
             self._add(op)
@@ -165,7 +169,7 @@ class _Rank:
             start_us, finish_us = _us(piece.start_ns), _us(piece.finish_ns)
             name = piece.name + (f" .. {piece.merged_name}" if piece.merged_name else "")
             after = tuple(sorted(piece.after))
-            yield Node(number, name, piece.kind, after, start_us, finish_us - start_us, piece.attributes)
+            yield TraceNode(number, name, piece.kind, after, start_us, finish_us - start_us, piece.attributes)
 
     def _ordered(self) -> list[int]:
         """The ops in an order in which each comes behind the rank's ops for which it waits."""

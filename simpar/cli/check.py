@@ -5,21 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, json_out
-from simpar.cli.flags import RUN_FLAGS, Flag, with_flags
+from simpar.cli.flags import RUN_FLAGS, ScenarioFlag, with_flags
 
 CHECK_FLAGS = (
-    Flag("--hardware", "", str, "Hardware profile: a shipped name or a file"),
-    Flag("--nodes", "", int, "Number of nodes, if the command does not say"),
-    Flag("--model", "", str, "Model, if the command names none: a shipped name or a config.json"),
-    Flag("--seq-len", "", int, "Tokens per sequence, if the command does not say"),
-    Flag("--global-batch", "", int, "Sequences per optimizer step, if the command does not say"),
-    Flag("--stack", "", str, "Software stack (default: the framework's)"),
+    ScenarioFlag("--hardware", "", str, "Hardware profile: a shipped name or a file"),
+    ScenarioFlag("--nodes", "", int, "Number of nodes, if the command does not say"),
+    ScenarioFlag("--model", "", str, "Model, if the command names none: a shipped name or a config.json"),
+    ScenarioFlag("--seq-len", "", int, "Tokens per sequence, if the command does not say"),
+    ScenarioFlag("--global-batch", "", int, "Sequences per optimizer step, if the command does not say"),
+    ScenarioFlag("--stack", "", str, "Software stack (default: the framework's)"),
     *RUN_FLAGS,
-    Flag("--reliability", "", str, "Profile of failure rates, for a run of --tokens (simpar list reliability)"),
-    Flag("--from", "", str, "Framework, if the text alone does not reveal it"),
-    Flag("--fits-with", "", float, "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)"),
-    Flag("--output,-o", "", str, "Write the text with the best neighbour's flags"),
-    Flag("--json", "", str, JSON_HELP),
+    ScenarioFlag("--reliability", "", str, "Profile of failure rates, for a run of --tokens (simpar list reliability)"),
+    ScenarioFlag("--from", "", str, "Framework, if the text alone does not reveal it"),
+    ScenarioFlag(
+        "--fits-with", "", float, "Wanted probability of fitting; below it, the exit code is 3 (default: 0.95)"
+    ),
+    ScenarioFlag("--output,-o", "", str, "Write the text with the best neighbour's flags"),
+    ScenarioFlag("--json", "", str, JSON_HELP),
 )
 
 

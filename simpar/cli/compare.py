@@ -32,25 +32,25 @@ def compare(
     with working(f"comparing {a} and {b}"):
         found = verbs.compare(a, b, tokens=tokens)
     if csv:
-        from simpar.report.table import Table
+        from simpar.report.table import ReportTable
 
         pairs = [[name, pair.a, pair.b] for name, pair in found.figures.items()]
-        Table(["figure", *found.names], pairs).save_csv(csv)
+        ReportTable(["figure", *found.names], pairs).save_csv(csv)
     if not json_out(found.model_dump(mode="json"), json_):
         _print(found, (a, b), console())
 
 
 def _print(found: Comparison, names: tuple[str, str], out: Console) -> None:
     from simpar.report.compare import asked_text, rows
-    from simpar.report.table import Table, text
+    from simpar.report.table import ReportTable, text
 
     for letter, name in zip(found.names, names, strict=True):
         out.print(f"{letter}: {name}", style="bold", soft_wrap=True, markup=False)
     if found.asked:
         asked = [(key, asked_text(key, pair.a), asked_text(key, pair.b)) for key, pair in found.asked.items()]
-        out.print(Table([text("asked"), *(text(name, least=12) for name in found.names)], asked))
+        out.print(ReportTable([text("asked"), *(text(name, least=12) for name in found.names)], asked))
     else:
         out.print("asked: the same", soft_wrap=True)
-    out.print(Table([text("came out"), *found.names, f"{found.names[1]} / {found.names[0]}"], rows(found)))
+    out.print(ReportTable([text("came out"), *found.names, f"{found.names[1]} / {found.names[0]}"], rows(found)))
     for sentence in found.sentences:
         out.print(f"- {sentence}", soft_wrap=True, markup=False)

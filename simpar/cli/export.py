@@ -6,32 +6,34 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import JSON_HELP, app, console, json_out, working
-from simpar.cli.flags import Flag, with_flags
+from simpar.cli.flags import ScenarioFlag, with_flags
 from simpar.errors import UserError
 
 if TYPE_CHECKING:
     from simpar.translate import Files
 
 EXPORT_FLAGS = (
-    Flag("--to", "", str, "Export target (simpar list targets)"),
-    Flag("--output,-o", "", str, "Folder for the files"),
-    Flag("--lossy", "", bool, "Export even if parts of the plan are lost, and list them"),
-    Flag("--nearest", "", bool, "If the target cannot express the plan, export the nearest plan that it can"),
-    Flag(
+    ScenarioFlag("--to", "", str, "Export target (simpar list targets)"),
+    ScenarioFlag("--output,-o", "", str, "Folder for the files"),
+    ScenarioFlag("--lossy", "", bool, "Export even if parts of the plan are lost, and list them"),
+    ScenarioFlag("--nearest", "", bool, "If the target cannot express the plan, export the nearest plan that it can"),
+    ScenarioFlag(
         "--fit-probability",
         "",
         float,
         "Lowest probability of fitting under the target's stack (default: that of the plan's search, else 0.95)",
     ),
-    Flag("--force", "", bool, "Export even a plan that does not fit with that probability"),
-    Flag("--model", "", str, "Model, if the plan names none"),
-    Flag("--seq-len", "", int, "Tokens per sequence, if the plan does not say"),
-    Flag("--global-batch", "", int, "Sequences per optimizer step, if the plan does not say"),
-    Flag("--nodes", "", int, "Number of nodes, if the plan leaves dp open"),
-    Flag("--gpus-per-node", "", int, "Devices per node (default: 8)"),
-    Flag("--hardware", "", str, "Cluster for the prediction, if the plan names none"),
-    Flag("--stack", "", str, "Stack for which the plan was made, if the plan names none or the stack is a file"),
-    Flag("--json", "", str, JSON_HELP),
+    ScenarioFlag("--force", "", bool, "Export even a plan that does not fit with that probability"),
+    ScenarioFlag("--model", "", str, "Model, if the plan names none"),
+    ScenarioFlag("--seq-len", "", int, "Tokens per sequence, if the plan does not say"),
+    ScenarioFlag("--global-batch", "", int, "Sequences per optimizer step, if the plan does not say"),
+    ScenarioFlag("--nodes", "", int, "Number of nodes, if the plan leaves dp open"),
+    ScenarioFlag("--gpus-per-node", "", int, "Devices per node (default: 8)"),
+    ScenarioFlag("--hardware", "", str, "Cluster for the prediction, if the plan names none"),
+    ScenarioFlag(
+        "--stack", "", str, "Stack for which the plan was made, if the plan names none or the stack is a file"
+    ),
+    ScenarioFlag("--json", "", str, JSON_HELP),
 )
 
 

@@ -15,7 +15,7 @@ from simpar.cli.completion import KIND_OF_FLAG, names_of
 
 
 @dataclass(frozen=True)
-class Flag:
+class ScenarioFlag:
     """One flag: its spelling, the scenario key it sets ("" for none), its type and help text, and a number's unit."""
 
     spelling: str
@@ -32,27 +32,27 @@ class Flag:
 
 
 JOB_FLAGS = (
-    Flag(
+    ScenarioFlag(
         "--model",
         "model",
         str,
         "Model: a shipped name, a config.json, or package.module:function of yours (which is executed)",
     ),
-    Flag("--hardware", "cluster.hardware", str, "Hardware profile: a shipped name or a file"),
-    Flag("--nodes", "cluster.nodes", int, "Number of nodes"),
-    Flag("--seq-len", "training.seq_len", int, "Tokens per sequence"),
-    Flag("--global-batch", "training.global_batch", int, "Sequences per optimizer step"),
+    ScenarioFlag("--hardware", "cluster.hardware", str, "Hardware profile: a shipped name or a file"),
+    ScenarioFlag("--nodes", "cluster.nodes", int, "Number of nodes"),
+    ScenarioFlag("--seq-len", "training.seq_len", int, "Tokens per sequence"),
+    ScenarioFlag("--global-batch", "training.global_batch", int, "Sequences per optimizer step"),
 )
-STACK_FLAG = Flag("--stack", "stack", str, "Software stack profile (simpar list stacks)")
+STACK_FLAG = ScenarioFlag("--stack", "stack", str, "Software stack profile (simpar list stacks)")
 
 
 @cache
-def scenario_flags() -> tuple[Flag, ...]:
+def scenario_flags() -> tuple[ScenarioFlag, ...]:
     """The flags of a scenario: of the job, of every choice of a plan that has one, and of the stack."""
     from simpar.plan.choices import CHOICES
 
     of_plan = (
-        Flag(choice.flag.spelling, f"plan.{choice.key}", choice.flag.kind, choice.flag.help)
+        ScenarioFlag(choice.flag.spelling, f"plan.{choice.key}", choice.flag.kind, choice.flag.help)
         for choice in CHOICES
         if choice.flag
     )
@@ -60,25 +60,25 @@ def scenario_flags() -> tuple[Flag, ...]:
 
 
 PERTURBATION_FLAGS = (
-    Flag(
+    ScenarioFlag(
         "--jitter",
         "perturbation.jitter.sigma",
         float,
         "Standard deviation of log-normal noise on kernel times, independent for every rank, such as 0.03",
     ),
-    Flag(
+    ScenarioFlag(
         "--seeds", "perturbation.jitter.seeds", int, "Number of steps to simulate under jitter, each with its own seed"
     ),
 )
 
 RUN_FLAGS = (
-    Flag(
+    ScenarioFlag(
         "--tokens",
         "training.tokens",
         str,
         "Tokens of the whole run, such as 15T: also report its days, GPU-hours, dollars and energy",
     ),
-    Flag(
+    ScenarioFlag(
         "--price-per-gpu-hour",
         "cluster.price_per_device_hour",
         float,
@@ -88,15 +88,15 @@ RUN_FLAGS = (
 )
 
 OPERATION_FLAGS = (
-    Flag(
+    ScenarioFlag(
         "--days",
         "operation.days",
         float,
         "Simulate this many days of operation: failures, checkpoints, restarts, goodput",
     ),
-    Flag("--reliability", "operation.reliability", str, "Profile of failure rates (simpar list reliability)"),
-    Flag("--checkpoint", "operation.checkpoint", str, "How checkpoints are written: sync, async or memory"),
-    Flag("--spares", "operation.spares", int, "Spare nodes (default: always enough)"),
+    ScenarioFlag("--reliability", "operation.reliability", str, "Profile of failure rates (simpar list reliability)"),
+    ScenarioFlag("--checkpoint", "operation.checkpoint", str, "How checkpoints are written: sync, async or memory"),
+    ScenarioFlag("--spares", "operation.spares", int, "Spare nodes (default: always enough)"),
 )
 FAILURE_FLAGS = OPERATION_FLAGS[1:]
 """Flags of operation for a run of given tokens, which determines its own length."""
@@ -136,7 +136,7 @@ def better_said(message: str, arguments: Sequence[str]) -> str:
     return message
 
 
-def values_by_key(values: Mapping[str, Any], flags: tuple[Flag, ...] = ()) -> dict[str, Any]:
+def values_by_key(values: Mapping[str, Any], flags: tuple[ScenarioFlag, ...] = ()) -> dict[str, Any]:
     """The keys of the scenario that were set by flags: those of a scenario, and ``flags``."""
     every = (*scenario_flags(), *flags)
     given = ((flag, values[flag.name]) for flag in every if values[flag.name] is not None)
@@ -175,7 +175,12 @@ def with_parameters(
 
 
 def with_flags(
-    flags: tuple[Flag, ...], argument: str, *, metavar: str = "[SCENARIO]", many: bool = False, plan: bool = False
+    flags: tuple[ScenarioFlag, ...],
+    argument: str,
+    *,
+    metavar: str = "[SCENARIO]",
+    many: bool = False,
+    plan: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command taking ``(scenario, **values)`` one optional flag for each entry of the table.
 
@@ -204,7 +209,7 @@ def _completion(spelling: str) -> Callable[[str], list[str]] | None:
     return names_of(kinds[0]) if kinds else None
 
 
-def parameter(flag: Flag) -> inspect.Parameter:
+def parameter(flag: ScenarioFlag) -> inspect.Parameter:
     """The flag as an optional keyword of a command."""
     switch = flag.kind is bool and not flag.key  # a scenario key has a third state: left open
     kind, default = (bool, False) if switch else (flag.kind | None, None)

@@ -12,7 +12,7 @@ from simpar.cli.completion import names_of
 
 if TYPE_CHECKING:
     from simpar.files import Document
-    from simpar.hardware.machine.profile_of import Imported
+    from simpar.hardware.machine.profile_of import ImportedProfile
 
 group = typer.Typer(
     name="hardware",
@@ -112,7 +112,7 @@ def import_profile(
         _say(found, output)
 
 
-def _say(found: Imported, output: str) -> None:
+def _say(found: ImportedProfile, output: str) -> None:
     out = console()
     out.print(f"wrote {output}, like {found.data['like']}", soft_wrap=True)
     for key, fact in found.facts.items():

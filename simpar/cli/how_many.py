@@ -10,7 +10,7 @@ from simpar.errors import UserError
 
 if TYPE_CHECKING:
     from simpar.planner.problem import Problem
-    from simpar.planner.progress import Progress
+    from simpar.planner.progress import SearchProgress
     from simpar.scenario import Scenario
 
 UNUSED = ("suggest", "suggest_to", "top")
@@ -18,7 +18,7 @@ UNUSED = ("suggest", "suggest_to", "top")
 
 
 def how_many_devices(
-    made: tuple[Problem, Scenario], values: Mapping[str, Any], progress: Callable[[Any], Progress]
+    made: tuple[Problem, Scenario], values: Mapping[str, Any], progress: Callable[[Any], SearchProgress]
 ) -> int:
     """Search every number of nodes, print the run on each; returns the exit code.
 
@@ -30,7 +30,7 @@ def how_many_devices(
     from simpar.budget.nodes import Search
     from simpar.budget.terminal import print_how_many
     from simpar.budget.wanted import Wanted
-    from simpar.report.table import Table
+    from simpar.report.table import ReportTable
 
     problem, loaded = made
     for name in UNUSED:
@@ -45,7 +45,7 @@ def how_many_devices(
     if values["output"] and chosen is not None and chosen.plan is not None:
         chosen.plan.save(values["output"])
     if values["csv"]:
-        Table.of_records(found.table()).save_csv(values["csv"])
+        ReportTable.of_records(found.table()).save_csv(values["csv"])
     if not json_out(found.to_dict(), values["json_"]):
         print_how_many(found, console())
     if not found.is_whole:

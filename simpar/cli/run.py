@@ -12,84 +12,98 @@ from typing import Annotated, Any
 import typer
 
 from simpar.cli.app import INTERRUPTED, JSON_HELP, OUR_FAULT, app, console, json_out
-from simpar.cli.flags import Flag, parameter, scenario_flags, values_by_key, with_parameters
+from simpar.cli.flags import ScenarioFlag, parameter, scenario_flags, values_by_key, with_parameters
 from simpar.errors import UserError
 
 RUN_FLAGS = (
-    Flag("--nproc", "", int, "Ranks on this node (default: as the plan needs)"),
-    Flag("--output,-o", "", str, "Folder for log, report and traces (default: PLAN-run)"),
-    Flag("--json", "", str, JSON_HELP),
-    Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
-    Flag("--learning-rate", "learning.learning_rate", float, "Learning rate (default: 1e-4)"),
-    Flag("--lr-schedule", "learning.schedule", str, "Learning rate after the warm-up: constant, cosine, linear or wsd"),
-    Flag("--lr-warmup", "learning.warmup_steps", int, "Steps over which the learning rate rises (default: 0)"),
-    Flag("--lr-decay", "learning.decay_steps", int, "Last steps, in which wsd lowers the rate (default: a tenth)"),
-    Flag(
+    ScenarioFlag("--nproc", "", int, "Ranks on this node (default: as the plan needs)"),
+    ScenarioFlag("--output,-o", "", str, "Folder for log, report and traces (default: PLAN-run)"),
+    ScenarioFlag("--json", "", str, JSON_HELP),
+    ScenarioFlag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    ScenarioFlag("--learning-rate", "learning.learning_rate", float, "Learning rate (default: 1e-4)"),
+    ScenarioFlag(
+        "--lr-schedule", "learning.schedule", str, "Learning rate after the warm-up: constant, cosine, linear or wsd"
+    ),
+    ScenarioFlag("--lr-warmup", "learning.warmup_steps", int, "Steps over which the learning rate rises (default: 0)"),
+    ScenarioFlag(
+        "--lr-decay", "learning.decay_steps", int, "Last steps, in which wsd lowers the rate (default: a tenth)"
+    ),
+    ScenarioFlag(
         "--lr-steps",
         "learning.schedule_steps",
         int,
         "Steps of the whole schedule, resumed runs included (default: --steps)",
     ),
-    Flag("--min-learning-rate", "learning.least_rate", float, "Learning rate at the end of the schedule (default: 0)"),
-    Flag("--weight-decay", "learning.weight_decay", float, "Weight decay of the optimizer (default: 0)"),
-    Flag("--clip-norm", "learning.clip_norm", float, "Clip the gradient to this norm"),
-    Flag("--seed", "learning.seed", int, "Seed of initial weights, data order and dropout"),
-    Flag("--warmup", "measuring.warmup", int, "First steps, which are not measured (default: 2)"),
-    Flag("--trace", "", str, "Write the simulated and the measured step as one trace for Perfetto"),
-    Flag(
+    ScenarioFlag(
+        "--min-learning-rate", "learning.least_rate", float, "Learning rate at the end of the schedule (default: 0)"
+    ),
+    ScenarioFlag("--weight-decay", "learning.weight_decay", float, "Weight decay of the optimizer (default: 0)"),
+    ScenarioFlag("--clip-norm", "learning.clip_norm", float, "Clip the gradient to this norm"),
+    ScenarioFlag("--seed", "learning.seed", int, "Seed of initial weights, data order and dropout"),
+    ScenarioFlag("--warmup", "measuring.warmup", int, "First steps, which are not measured (default: 2)"),
+    ScenarioFlag("--trace", "", str, "Write the simulated and the measured step as one trace for Perfetto"),
+    ScenarioFlag(
         "--trace-steps",
         "measuring.trace_steps",
         int,
         "Steps to trace with Kineto, one file per rank (default: 1 with --trace)",
     ),
-    Flag("--eval-every", "measuring.evaluate_every", int, "Steps between evaluations on held-out data (default: none)"),
-    Flag("--eval-batches", "measuring.evaluate_batches", int, "Global batches of an evaluation (default: 1)"),
-    Flag("--held-out", "measuring.held_out", str, "File to evaluate on, in the format of --tokens or --text"),
-    Flag("--tensorboard/--no-tensorboard", "measuring.tensorboard", bool, "Also log for TensorBoard"),
-    Flag("--wandb", "measuring.wandb", str, "Also log to this project of Weights & Biases"),
-    Flag(
+    ScenarioFlag(
+        "--eval-every", "measuring.evaluate_every", int, "Steps between evaluations on held-out data (default: none)"
+    ),
+    ScenarioFlag("--eval-batches", "measuring.evaluate_batches", int, "Global batches of an evaluation (default: 1)"),
+    ScenarioFlag("--held-out", "measuring.held_out", str, "File to evaluate on, in the format of --tokens or --text"),
+    ScenarioFlag("--tensorboard/--no-tensorboard", "measuring.tensorboard", bool, "Also log for TensorBoard"),
+    ScenarioFlag("--wandb", "measuring.wandb", str, "Also log to this project of Weights & Biases"),
+    ScenarioFlag(
         "--memory-snapshot/--no-memory-snapshot",
         "measuring.memory_snapshot",
         bool,
         "Record allocations on CUDA, one file per rank (default: no)",
     ),
-    Flag("--tokens", "", str, "Train on a flat binary file of token ids"),
-    Flag("--token-dtype", "data.dtype", str, "Data type of that file: uint16, uint32, int32 or int64"),
-    Flag("--text", "", str, "Train on a text file"),
-    Flag("--tokenizer", "data.tokenizer", str, "For --text: bytes, or a tokenizer.json"),
-    Flag("--device", "machine.device", str, "cpu or cuda (default: cuda if there are enough devices)"),
-    Flag("--compile/--no-compile", "machine.compile", bool, "Compile every layer with torch.compile (default: no)"),
-    Flag("--threads", "machine.threads", int, "Threads of each rank (default: cores / ranks)"),
-    Flag("--timeout", "machine.timeout_s", float, "Seconds after which a rank that does not respond counts as dead"),
-    Flag("--port", "machine.port", int, "Port on which rank 0 listens (default: a free one, on localhost)"),
-    Flag("--init-from", "weights.init_from", str, "Folder of Hugging Face weights to start from"),
-    Flag("--save-to", "weights.save_to", str, "New folder for the trained weights, in Hugging Face format"),
-    Flag(
+    ScenarioFlag("--tokens", "", str, "Train on a flat binary file of token ids"),
+    ScenarioFlag("--token-dtype", "data.dtype", str, "Data type of that file: uint16, uint32, int32 or int64"),
+    ScenarioFlag("--text", "", str, "Train on a text file"),
+    ScenarioFlag("--tokenizer", "data.tokenizer", str, "For --text: bytes, or a tokenizer.json"),
+    ScenarioFlag("--device", "machine.device", str, "cpu or cuda (default: cuda if there are enough devices)"),
+    ScenarioFlag(
+        "--compile/--no-compile", "machine.compile", bool, "Compile every layer with torch.compile (default: no)"
+    ),
+    ScenarioFlag("--threads", "machine.threads", int, "Threads of each rank (default: cores / ranks)"),
+    ScenarioFlag(
+        "--timeout", "machine.timeout_s", float, "Seconds after which a rank that does not respond counts as dead"
+    ),
+    ScenarioFlag("--port", "machine.port", int, "Port on which rank 0 listens (default: a free one, on localhost)"),
+    ScenarioFlag("--init-from", "weights.init_from", str, "Folder of Hugging Face weights to start from"),
+    ScenarioFlag("--save-to", "weights.save_to", str, "New folder for the trained weights, in Hugging Face format"),
+    ScenarioFlag(
         "--checkpoint",
         "checkpoints.folder",
         str,
         "Folder to which checkpoints are saved, and from which the run continues",
     ),
-    Flag(
+    ScenarioFlag(
         "--checkpoint-every", "checkpoints.every", int, "Steps between checkpoints (one is always written at the end)"
     ),
-    Flag("--keep", "checkpoints.keep", int, "Number of newest checkpoints to keep (default: 2)"),
-    Flag("--resume/--no-resume", "checkpoints.resume", bool, "Continue from the newest checkpoint (default: yes)"),
-    Flag(
+    ScenarioFlag("--keep", "checkpoints.keep", int, "Number of newest checkpoints to keep (default: 2)"),
+    ScenarioFlag(
+        "--resume/--no-resume", "checkpoints.resume", bool, "Continue from the newest checkpoint (default: yes)"
+    ),
+    ScenarioFlag(
         "--background/--no-background",
         "checkpoints.background",
         bool,
         "Write checkpoints while training continues (default: yes)",
     ),
-    Flag(
+    ScenarioFlag(
         "--max-restarts",
         "",
         int,
         "How often all ranks may restart after a failure (default: 3 with --checkpoint, else 0)",
     ),
-    Flag("--nnodes", "", int, "Number of nodes of the run; every node runs this command"),
-    Flag("--node-rank", "", int, "Number of this node, from 0"),
-    Flag("--rendezvous", "", str, "HOST:PORT of one node, which all others can reach"),
+    ScenarioFlag("--nnodes", "", int, "Number of nodes of the run; every node runs this command"),
+    ScenarioFlag("--node-rank", "", int, "Number of this node, from 0"),
+    ScenarioFlag("--rendezvous", "", str, "HOST:PORT of one node, which all others can reach"),
 )
 
 
@@ -109,12 +123,12 @@ def run(plan: str, steps: int, **values: Any) -> int:
     """Train a plan with torch; show measured beside predicted values."""
     from simpar.runtime.experiment import Interrupted, conduct
     from simpar.runtime.failures import WorkerFailure
-    from simpar.runtime.launch import Nodes, require_torch
+    from simpar.runtime.launch import NodeRendezvous, require_torch
     from simpar.runtime.request import HARDWARE, default_folder, load_request, make_ready
 
     require_torch()
     count = values["nnodes"]
-    nodes = Nodes(1 if count is None else count, values["node_rank"] or 0, values["rendezvous"])
+    nodes = NodeRendezvous(1 if count is None else count, values["node_rank"] or 0, values["rendezvous"])
     nodes.check()
     if (restarts := values["max_restarts"]) is not None and restarts < 0:
         raise UserError(f"--max-restarts {restarts}: allowed: 0 or more")

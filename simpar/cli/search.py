@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from simpar import formats
 from simpar.cli.app import INTERRUPTED, JSON_HELP, app, console, json_out
-from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, Flag, values_by_key, with_flags
+from simpar.cli.flags import FAILURE_FLAGS, RUN_FLAGS, ScenarioFlag, values_by_key, with_flags
 from simpar.errors import Infeasible, UserError
 
 if TYPE_CHECKING:
     from simpar.learning.suggest import Suggestion
     from simpar.planner.problem import Problem
-    from simpar.planner.progress import Progress
+    from simpar.planner.progress import SearchProgress
     from simpar.planner.result import SearchResult
     from simpar.planner.workers import Workers
     from simpar.scenario import Scenario
 
 SEARCH_FLAGS = (
-    Flag(
+    ScenarioFlag(
         "--space",
         "",
         str,
         "Plans to search: uniform, alpa (a mesh for each stage, a sharding for each operator) or uneven (stages of "
         "different sizes, nodes of several kinds)",
     ),
-    Flag(
+    ScenarioFlag(
         "--objective",
         "",
         str,
@@ -37,15 +37,17 @@ SEARCH_FLAGS = (
         "predicted step), cost, energy or devices (fewest that meet --deadline); with --tokens also days or dollars: "
         "how many GPUs to use, of --nodes and its halves or of --over nodes=8,16,32",
     ),
-    Flag(
+    ScenarioFlag(
         "--deadline",
         "",
         str,
         "Longest step allowed, such as 5 s; with objective days or dollars: longest run, such as 60d",
     ),
-    Flag("--budget", "", str, "With objective days or dollars: most US dollars that the run may cost, such as 2M"),
-    Flag("--top", "", int, "Number of candidates to show (default: 5)"),
-    Flag(
+    ScenarioFlag(
+        "--budget", "", str, "With objective days or dollars: most US dollars that the run may cost, such as 2M"
+    ),
+    ScenarioFlag("--top", "", int, "Number of candidates to show (default: 5)"),
+    ScenarioFlag(
         "--fix",
         "",
         list[str],
@@ -54,8 +56,8 @@ SEARCH_FLAGS = (
         "(docs/search_axes.md). micro_batch counts sequences of one data-parallel rank; with --space alpa, those of "
         "all devices of a stage",
     ),
-    Flag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),
-    Flag(
+    ScenarioFlag("--schedules", "", str, "Pipeline schedules to consider, separated by commas"),
+    ScenarioFlag(
         "--portable",
         "",
         str,
@@ -63,44 +65,48 @@ SEARCH_FLAGS = (
         "also plans that no framework supports. Default: schedules, recomputation, ZeRO and overlaps that the stack's "
         "framework supports",
     ),
-    Flag(
+    ScenarioFlag(
         "--fit-probability",
         "",
         float,
         "Lowest probability with which a plan may fit (default: 0.95; 0.5: fits as predicted)",
     ),
-    Flag("--headroom", "", float, "Fraction of device memory to leave free, in addition"),
-    Flag(
+    ScenarioFlag("--headroom", "", float, "Fraction of device memory to leave free, in addition"),
+    ScenarioFlag(
         "--over",
         "",
         list[str],
         "Run a search for every value: axis=value,value, with axis one of model, hardware, nodes, nvls, ...",
     ),
-    Flag(
+    ScenarioFlag(
         "--jobs",
         "",
         int,
         "Number of processes; -1: one per core (default: one per core, at most 8, for a single search on Linux; else "
         "1). The answer does not depend on it",
     ),
-    Flag("--backend", "", str, "Whose processes: local (default), or dask, those of a cluster"),
-    Flag("--time-limit", "", str, "Stop after this time with the best plan so far and its gap: 60 (s), 10min, 2 h"),
-    Flag("--output,-o", "", str, "Write the best plan as plan.json"),
-    Flag(
+    ScenarioFlag("--backend", "", str, "Whose processes: local (default), or dask, those of a cluster"),
+    ScenarioFlag(
+        "--time-limit", "", str, "Stop after this time with the best plan so far and its gap: 60 (s), 10min, 2 h"
+    ),
+    ScenarioFlag("--output,-o", "", str, "Write the best plan as plan.json"),
+    ScenarioFlag(
         "--suggest",
         "",
         int,
         "Name this many layouts worth measuring before you decide, and write them as a table for simpar learn",
     ),
-    Flag(
+    ScenarioFlag(
         "--suggest-to",
         "",
         str,
         "File for the table of --suggest (default: suggested.csv); plan files are written beside it",
     ),
-    Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
-    Flag("--json", "", str, JSON_HELP),
-    Flag("--csv", "", str, "Write the candidates, the cells of --over, or the numbers of nodes as CSV, in SI units"),
+    ScenarioFlag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    ScenarioFlag("--json", "", str, JSON_HELP),
+    ScenarioFlag(
+        "--csv", "", str, "Write the candidates, the cells of --over, or the numbers of nodes as CSV, in SI units"
+    ),
 )
 FLAGS = (*RUN_FLAGS, *FAILURE_FLAGS)
 PLAN = "plan."
@@ -292,10 +298,10 @@ def _grid(scenario: str | None, values: Mapping[str, Any]) -> int:
     grid = {"axes": list(axes), "cells": found, "title": common, formats.GRID.key: formats.GRID.version}
     if values["csv"]:
         from simpar.planner.tables import cell_row
-        from simpar.report.table import Table
+        from simpar.report.table import ReportTable
 
         records = [{**{axis: cell[axis] for axis in axes}, **cell_row(cell)} for cell in found]
-        Table.of_records(records).save_csv(values["csv"])
+        ReportTable.of_records(records).save_csv(values["csv"])
     if not json_out(grid, values["json_"]):
         print_grid(grid, console())
     return INTERRUPTED if any(cell.get("interrupted") for cell in found) else 0
@@ -402,7 +408,7 @@ def _time_limit_s(text: str | None) -> float | None:
 
 
 @contextmanager
-def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
+def _with_progress(values: Mapping[str, Any]) -> Iterator[SearchProgress]:
     """A Progress that draws a line of counts on standard error, if that is a terminal."""
     from rich.console import Console
 
@@ -415,11 +421,11 @@ def _with_progress(values: Mapping[str, Any]) -> Iterator[Progress]:
         yield _progress(values, top, status)
 
 
-def _progress(values: Mapping[str, Any], top: int, status: Any, *, brief: bool = False) -> Progress:
+def _progress(values: Mapping[str, Any], top: int, status: Any, *, brief: bool = False) -> SearchProgress:
     """The Progress of one search, which writes its counts to a status."""
-    from simpar.planner.progress import Progress, in_words
+    from simpar.planner.progress import SearchProgress, in_words
 
-    return Progress(
+    return SearchProgress(
         top=top,
         report=lambda *said: status.update(f"{in_words(*said)} ..."),
         brief=brief,
@@ -435,9 +441,9 @@ def _write(found: SearchResult, values: Mapping[str, Any]) -> None:
         found.best.plan.save(values["output"])
     if values["csv"]:
         from simpar.planner.tables import rows
-        from simpar.report.table import Table
+        from simpar.report.table import ReportTable
 
-        Table.of_records(rows(found)).save_csv(values["csv"])
+        ReportTable.of_records(rows(found)).save_csv(values["csv"])
     if values["json_"] == "-":
         sys.stdout.write(found.to_json() + "\n")
         return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpar.cli.app import INFEASIBLE, JSON_HELP, app, console, working
-from simpar.cli.flags import OPERATION_FLAGS, PERTURBATION_FLAGS, RUN_FLAGS, Flag, values_by_key, with_flags
+from simpar.cli.flags import OPERATION_FLAGS, PERTURBATION_FLAGS, RUN_FLAGS, ScenarioFlag, values_by_key, with_flags
 
 if TYPE_CHECKING:
     from simpar.operate.outcome import Outcome
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario
 
 SIMULATE_FLAGS = (
-    Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
-    Flag(
+    ScenarioFlag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    ScenarioFlag(
         "--over",
         "",
         list[str],
         "Simulate every value of a scenario key: key=value,value; if repeated, every combination",
     ),
-    Flag("--json", "", str, JSON_HELP),
-    Flag("--csv", "", str, "Write the table of --over as CSV, in SI units"),
-    Flag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),
-    Flag("--timeline", "", str, "Write the timeline as .png, .svg or .html"),
-    Flag("--memory-plot", "", str, "Write memory over time as .png, .svg or .html"),
-    Flag("--html", "", str, "Write the report as one self-contained page; implies --advise"),
-    Flag("--advise", "", bool, "Simulate neighbouring layouts and show what each would gain"),
-    Flag("--engine", "", str, "Engine that executes the step: auto, reference, sweep or event"),
-    Flag("--seed", "", int, "First seed of jitter"),
-    Flag("--flops-convention", "", str, "How MFU counts causal attention: full or causal"),
-    Flag(
+    ScenarioFlag("--json", "", str, JSON_HELP),
+    ScenarioFlag("--csv", "", str, "Write the table of --over as CSV, in SI units"),
+    ScenarioFlag("--trace", "", str, "Write a trace for Perfetto or chrome://tracing"),
+    ScenarioFlag("--timeline", "", str, "Write the timeline as .png, .svg or .html"),
+    ScenarioFlag("--memory-plot", "", str, "Write memory over time as .png, .svg or .html"),
+    ScenarioFlag("--html", "", str, "Write the report as one self-contained page; implies --advise"),
+    ScenarioFlag("--advise", "", bool, "Simulate neighbouring layouts and show what each would gain"),
+    ScenarioFlag("--engine", "", str, "Engine that executes the step: auto, reference, sweep or event"),
+    ScenarioFlag("--seed", "", int, "First seed of jitter"),
+    ScenarioFlag("--flops-convention", "", str, "How MFU counts causal attention: full or causal"),
+    ScenarioFlag(
         "--require-fit",
         "",
         bool,
@@ -100,9 +100,9 @@ def _operated(result: Result, loaded: Scenario, inputs: Mapping[str, Any], seed:
         result = operated_run(result, inputs, loaded.operation, seed=seed)
         if loaded.operation is None or loaded.operation.days is None:
             return result, None
-        from simpar.operate.outcome import Job, operate
+        from simpar.operate.outcome import OperatedJob, operate
 
-        return result, operate(Job.from_inputs(result, inputs), loaded.operation, seed=seed)
+        return result, operate(OperatedJob.from_inputs(result, inputs), loaded.operation, seed=seed)
 
 
 def _write_outputs(result: Result, values: Mapping[str, Any], campaign: Outcome | None) -> None:

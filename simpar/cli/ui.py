@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from simpar.cli.app import app, console
-from simpar.cli.flags import RUN_FLAGS, Flag, values_by_key, with_flags
+from simpar.cli.flags import RUN_FLAGS, ScenarioFlag, values_by_key, with_flags
 from simpar.errors import UserError
 
 UI_FLAGS = (
-    Flag("--port", "", int, "Port on this machine (default: 8877, or any free one if that is taken)"),
-    Flag("--no-open", "", bool, "Only print the address of the page, instead of opening it in a browser"),
-    Flag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
+    ScenarioFlag("--port", "", int, "Port on this machine (default: 8877, or any free one if that is taken)"),
+    ScenarioFlag("--no-open", "", bool, "Only print the address of the page, instead of opening it in a browser"),
+    ScenarioFlag("--set", "", list[str], "Any scenario key: dotted.key=value; may be repeated"),
 )
 SCENARIO = "llama-3-8b-8-h100"
 """The initial scenario of the page if none is named."""
@@ -32,11 +32,11 @@ def ui(scenario: str | None, **values: Any) -> None:
         raise UserError(f"--port {port}: allowed: 1 to {2**16 - 1}")
     flags, settings = values_by_key(values, RUN_FLAGS), list(values["set_"] or [])
     start = load_scenario(scenario or (None if flags or settings else SCENARIO), flags, settings)
-    from simpar.ui.server import MISSING, Desk, listen, serve
+    from simpar.ui.server import MISSING, AppState, listen, serve
 
     if not (find_spec("starlette") and find_spec("uvicorn")):
         raise UserError(MISSING)
-    desk = Desk(start)
+    desk = AppState(start)
     desk.asked({"state": desk.state()})
     with listen(port) as taken:
         serve(desk, taken, lambda address: _started(address, opens=not values["no_open"]))

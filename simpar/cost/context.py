@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.architectures.graph import Attention, Dims, Operator, evaluate
+from simpar.architectures.graph import AttentionPattern, Dims, Operator, evaluate
 from simpar.cost.kernels import KernelModel
 from simpar.units import Numbers, floats
 
@@ -97,7 +97,9 @@ def block_times_s(
     return times
 
 
-def _seen_in_block(attention: Attention, rows: Numbers, context: Numbers, split: ContextSplit, block: int) -> float:
+def _seen_in_block(
+    attention: AttentionPattern, rows: Numbers, context: Numbers, split: ContextSplit, block: int
+) -> float:
     """Keys of one ring block that a query sees on average."""
     if not attention.causal or attention.is_bounded or split.balance != "contiguous":
         return float(attention.mean_keys(context)) / split.blocks
@@ -107,7 +109,7 @@ def _seen_in_block(attention: Attention, rows: Numbers, context: Numbers, split:
     return float(rows) if block <= last else 0.0
 
 
-def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Numbers:
+def _seen_at(attention: AttentionPattern, dims: Dims, split: ContextSplit) -> Numbers:
     """Keys that a query sees on average where a rank has all keys at once (no ring)."""
     alone = split.gathered == 1 or split.balance != "contiguous"
     if alone or not attention.causal or attention.is_bounded:
@@ -116,6 +118,6 @@ def _seen_at(attention: Attention, dims: Dims, split: ContextSplit) -> Numbers:
     return (last + 0.5) * dims["context"] / split.gathered
 
 
-def _attention_of(op: Operator) -> Attention:
+def _attention_of(op: Operator) -> AttentionPattern:
     assert op.attention is not None, "an attention operator carries its mask"
     return op.attention

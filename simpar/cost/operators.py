@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from simpar.architectures.graph import Attention, Dims, Operator, Weight, evaluate
+from simpar.architectures.graph import AttentionPattern, Dims, Operator, Weight, evaluate
 from simpar.cost.kernels import KernelModel
 from simpar.cost.state_space import BACKWARD, FORWARD, scan_time_s
 from simpar.layout.sharding import RankDims
@@ -355,7 +355,7 @@ def _attention(op: Operator, sizes: Sizes) -> OperatorTime:
     return OperatorTime(op.name, both[0], both[1], 0.0, *launches)
 
 
-def seen_keys(mask: Attention, dims: Dims) -> Numbers:
+def seen_keys(mask: AttentionPattern, dims: Dims) -> Numbers:
     """Keys that a query sees on average; ``before`` of them stand before the first query (a slice of a sequence).
 
     A slice has pairs(context) - pairs(before) pairs over context - before queries, where pairs(n) = n mean_keys(n).

@@ -16,7 +16,7 @@ import numpy as np
 from simpar.cost.operators import ADD, WIDEN
 from simpar.diagnosis.classes import OPTIMIZER
 from simpar.diagnosis.logs import ALLOCATED, DEVICES, GLOBAL_BATCH, RESERVED, SEQ_LEN, TFLOPS, TOKENS, LogRun
-from simpar.diagnosis.measured import Job, Measured
+from simpar.diagnosis.measured import MeasuredStep, TracedJob
 from simpar.diagnosis.memory import MemoryBeside, memory_beside
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
@@ -72,18 +72,18 @@ class Against:
     classes_s: Mapping[str, float]
     memory: MemoryBeside | None = None
 
-    def mfu(self, measured: Measured) -> float:
+    def mfu(self, measured: MeasuredStep) -> float:
         """Model FLOP utilisation of the measured step, 0..1, counted like the predicted one."""
         return self.result.speed.mfu * self.result.step_time_s / measured.step_time_s
 
-    def differences(self, measured: Measured, of: str = "causes_s") -> list[Difference]:
+    def differences(self, measured: MeasuredStep, of: str = "causes_s") -> list[Difference]:
         """Parts of the step, largest difference first."""
         was, should = measured.mean_s(of), getattr(self, of)
         result = [Difference(name, was.get(name, 0.0), should.get(name, 0.0)) for name in {**was, **should}]
         return sorted(result, key=lambda each: -abs(each.more_s))
 
 
-def set_against(measured: Measured, result: Result, graph: ModelGraph) -> Against:
+def set_against(measured: MeasuredStep, result: Result, graph: ModelGraph) -> Against:
     """The predicted step of the measured ranks. ``result`` must have its timeline."""
     assert result.overview is not None, "made with it"
     assert result.timeline is not None, "made with it"
@@ -110,7 +110,7 @@ def set_against(measured: Measured, result: Result, graph: ModelGraph) -> Agains
     )
 
 
-def stages_of(measured: Measured, result: Result) -> list[int]:
+def stages_of(measured: MeasuredStep, result: Result) -> list[int]:
     """The index among the result's stages of every measured rank."""
     assert result.overview is not None, "made with it"
     mesh = result.plan.mesh
@@ -186,14 +186,14 @@ def check_is_logged(
         raise UserError(f"{source} is not that of {log.path}: {'; '.join(found)}")
 
 
-def check_is_traced(measured: Measured, result: Result, cluster: Cluster, source: str) -> None:
+def check_is_traced(measured: MeasuredStep, result: Result, cluster: Cluster, source: str) -> None:
     """Raise UserError if the traces cannot be of the plan, with all contradicting numbers in one line."""
     found = list(_contradictions(measured, result, cluster))
     if found:
         raise UserError(f"{source} is not that of these traces: {'; '.join(found)}")
 
 
-def _contradictions(measured: Measured, result: Result, cluster: Cluster) -> Iterator[str]:
+def _contradictions(measured: MeasuredStep, result: Result, cluster: Cluster) -> Iterator[str]:
     plan = result.plan
     ranks, world = [each.rank for each in measured.ranks], plan.mesh.world_size
     if measured.job.world_size is not None and measured.job.world_size != world:
@@ -230,7 +230,7 @@ def _group_sizes(plan: Plan) -> dict[str, set[int]]:
 _MODEL = re.compile(r"[a-z]{1,3}\d{1,4}[a-z]?", re.IGNORECASE)
 
 
-def _other_device(job: Job, cluster: Cluster) -> Iterator[str]:
+def _other_device(job: TracedJob, cluster: Cluster) -> Iterator[str]:
     """Reasons why the traces are of another kind of device, by its name and memory."""
     if cluster.is_mixed:
         return

@@ -10,13 +10,13 @@ from typing import Any
 
 from simpar.calls import refuses_unknown_keywords
 from simpar.diagnosis.against import Against, check_is_logged, check_is_traced, log_rows, set_against
-from simpar.diagnosis.changes import Changes, Progress, Seen, find_changes
+from simpar.diagnosis.changes import Changes, ObservedStep, Progress, find_changes
 from simpar.diagnosis.classes import load_classes
 from simpar.diagnosis.flight import FlightRun, explain_flights
 from simpar.diagnosis.kinds import FLIGHT, LOG, TRACE, files_of, kind_of
 from simpar.diagnosis.logs import DEVICES, GLOBAL_BATCH, SEQ_LEN, LogRun, read_log
 from simpar.diagnosis.lost_overlap import as_it_ran, with_overlap_named
-from simpar.diagnosis.measured import AxisUse, Measured, RankAccount, measure
+from simpar.diagnosis.measured import AxisUse, MeasuredStep, RankAccount, measure
 from simpar.diagnosis.traffic import collective_uses
 from simpar.errors import UserError
 from simpar.files import write_atomic
@@ -34,7 +34,7 @@ class Explanation:
     gains of single changes. Each is None if there are no such files or no plan was given.
     """
 
-    measured: Measured | None = None
+    measured: MeasuredStep | None = None
     against: Against | None = None
     changes: Changes | None = None
     log: LogRun | None = None
@@ -42,7 +42,7 @@ class Explanation:
     flight: FlightRun | None = None
 
     @property
-    def traced(self) -> Measured:
+    def traced(self) -> MeasuredStep:
         """The account from profiler traces. Raises UserError if there are none."""
         if self.measured is None:
             raise UserError("needs profiler traces: a log and a flight recorder have no timeline")
@@ -75,7 +75,7 @@ class Explanation:
         write_atomic(path, self.to_json() + "\n")
 
 
-def _traced(found: Measured) -> dict[str, Any]:
+def _traced(found: MeasuredStep) -> dict[str, Any]:
     return {
         "steps": found.ranks[0].steps,
         "world_size": found.job.world_size,
@@ -105,7 +105,7 @@ def _rank(each: RankAccount) -> dict[str, Any]:
     }
 
 
-def _predicted(against: Against, measured: Measured) -> dict[str, Any]:
+def _predicted(against: Against, measured: MeasuredStep) -> dict[str, Any]:
     """The predicted step, and its differences from the measured one, largest first."""
     result, memory = against.result, against.memory
     return {
@@ -201,7 +201,7 @@ def _beside(
     seen = None
     if found.measured is not None:
         check_is_traced(found.measured, result, inputs["cluster"], source)
-        seen = Seen.of_traces(found.measured, result)
+        seen = ObservedStep.of_traces(found.measured, result)
         found = replace(found, against=set_against(found.measured, result, inputs["model"]))
     if found.log is not None:
         training, devices = scenario.training, inputs["cluster"].world_size
@@ -209,7 +209,7 @@ def _beside(
         planned = {GLOBAL_BATCH: training.global_batch, SEQ_LEN: training.seq_len, DEVICES: devices}
         check_is_logged(found.log, step_s, planned, result, source)
         if step_s is not None:
-            seen = seen or Seen.of_log(step_s, found.log.spread / found.log.count**0.5)
+            seen = seen or ObservedStep.of_log(step_s, found.log.spread / found.log.count**0.5)
         found = replace(found, logged=tuple(log_rows(found.log, result, step_s)))
     if seen is None or not changes:
         return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simpar.diagnosis.measured import Measured
+from simpar.diagnosis.measured import MeasuredStep
 from simpar.errors import UserError
 from simpar.hardware.profile import MixedProfile
 from simpar.layout.moves import following, single_changes
@@ -27,7 +27,7 @@ from simpar.report.parts import TimeBreakdown
 from simpar.simulation import simulate
 from simpar.stacks.stack import DEFAULT_STACK
 from simpar.uncertainty.ties import drawn_together
-from simpar.validation.predict import NO_TUNING, Tuning, changed, changed_stack, result_of
+from simpar.validation.predict import NO_TUNING, ParameterOverrides, changed, changed_stack, result_of
 from simpar.validation.rows import Case
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedStep:
     """The measurements that changes are fitted to, in s: the step and its parts; and ranks slower than others."""
 
     step_time_s: float
@@ -93,18 +93,18 @@ class Seen:
     scatter: float = 0.0
 
     @staticmethod
-    def of_traces(measured: Measured, result: Result) -> Seen:
+    def of_traces(measured: MeasuredStep, result: Result) -> ObservedStep:
         """From traces: kernels, transfers and the host."""
         slow = slow_ranks(measured, result.plan)
-        return Seen(measured.step_time_s, _measured_parts(measured), slow)
+        return ObservedStep(measured.step_time_s, _measured_parts(measured), slow)
 
     @staticmethod
-    def of_log(step_time_s: float, scatter: float) -> Seen:
+    def of_log(step_time_s: float, scatter: float) -> ObservedStep:
         """From a log: the step only; ``scatter`` is the standard deviation of its logarithm."""
-        return Seen(step_time_s, {"step": step_time_s}, {}, scatter)
+        return ObservedStep(step_time_s, {"step": step_time_s}, {}, scatter)
 
 
-def find_changes(seen: Seen, scenario: Scenario, before: Result, progress: Progress | None = None) -> Changes:
+def find_changes(seen: ObservedStep, scenario: Scenario, before: Result, progress: Progress | None = None) -> Changes:
     """Fit a scenario, whose simulated step is ``before``, to a run, and simulate single changes. Raises UserError."""
     hear, inputs, remarks = progress or (lambda _: None), scenario.inputs(), list[str]()
     hear("fitting to what was measured ...")
@@ -155,7 +155,7 @@ def _distinct(found: Sequence[Gain]) -> Iterator[Gain]:
             yield gain
 
 
-def slow_ranks(measured: Measured, plan: Plan) -> dict[int, float]:
+def slow_ranks(measured: MeasuredStep, plan: Plan) -> dict[int, float]:
     """By which factor each rank that others wait for is slower than the median of its stage."""
     stage = dict(
         zip(
@@ -233,7 +233,7 @@ def _stack_of(scenario: Scenario, result: Result) -> str:
     return scenario.stack or scenario.plan.stack or str(result.setup.plan.get("stack") or DEFAULT_STACK)
 
 
-def fitted_inputs(inputs: Mapping[str, Any], tuning: Tuning, name: str) -> dict[str, Any]:
+def fitted_inputs(inputs: Mapping[str, Any], tuning: ParameterOverrides, name: str) -> dict[str, Any]:
     """The inputs of simulate with fitted profiles; ``name`` is the stack's."""
     cluster: Cluster = inputs["cluster"]
     profile = cluster.profile
@@ -256,7 +256,7 @@ def _moved(learned: Learned | None) -> tuple[tuple[str, float, float], ...]:
     return tuple((f"{part} {key}", was, now) for (_, part, key), was, now in rows if was != now)
 
 
-def _fit(seen: Seen, scenario: Scenario, result: Result) -> Learned | None:
+def _fit(seen: ObservedStep, scenario: Scenario, result: Result) -> Learned | None:
     """The most probable parameters after this run; None if its hardware has no profile of its own."""
     hardware = scenario.cluster.hardware
     if not isinstance(hardware, str):
@@ -278,7 +278,7 @@ def _fit(seen: Seen, scenario: Scenario, result: Result) -> Learned | None:
     return learn(told, quantity=quantity) if told else None
 
 
-def _measured_parts(measured: Measured) -> dict[str, float]:
+def _measured_parts(measured: MeasuredStep) -> dict[str, float]:
     """The parts to fit to, in s: the median rank's kernels, exposed transfers, and the host."""
 
     def median(of: Callable[[Mapping[str, float]], float]) -> float:
@@ -297,7 +297,7 @@ class _Parts:
     def __init__(self) -> None:
         self.known: dict[str, dict[str, float]] = {}
 
-    def __call__(self, case: Case, tuning: Tuning) -> dict[str, float]:
+    def __call__(self, case: Case, tuning: ParameterOverrides) -> dict[str, float]:
         """Parts of a case under a tuning, in s."""
         key = repr((tuning.devices, tuning.stacks, tuning.clusters))
         if key not in self.known:

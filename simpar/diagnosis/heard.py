@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simpar.diagnosis.flight import FlightRun, Stuck
 from simpar.diagnosis.logs import ALLOCATED, RESERVED, SAMPLES, STEP_TIME, TFLOPS, TOKENS, LogRun
-from simpar.report.table import Table, text
+from simpar.report.table import ReportTable, text
 from simpar.report.words import three
 from simpar.units import GIB, format_bytes, format_seconds, number_of
 
@@ -26,7 +26,7 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
     first, last = log.steps
     steps = f"steps {first} to {last}" if last > first else f"step {first}"
     screen.print(f"{log.framework} log: {log.count} logged, {steps}; medians", style="bold", soft_wrap=True)
-    table = Table([text(), "measured", *["predicted", "error"] * bool(logged)])
+    table = ReportTable([text(), "measured", *["predicted", "error"] * bool(logged)])
     for name, measured, predicted in logged:
         table.add(name, three(measured), three(predicted), f"{predicted / measured - 1:+.1%}")
     named = {row[0] for row in logged}
@@ -41,7 +41,7 @@ def print_log(log: LogRun, logged: Sequence[tuple[str, float, float]], screen: C
 def print_flight(found: FlightRun, screen: Console) -> None:
     """Print flight records: collectives by axis and kind, ranks waited for, and what did not end."""
     screen.print(f"flight recorder of {number_of(len(found.ranks), 'rank')}", style="bold")
-    table = Table([text("axis"), text("collective"), "calls", "bytes", "cost", "waiting"])
+    table = ReportTable([text("axis"), text("collective"), "calls", "bytes", "cost", "waiting"])
     for use in found.uses:
         times = ("not said" if s is None else format_seconds(s) for s in (use.cost_s, use.waiting_s))
         table.add(use.axis, use.kind, str(use.calls), format_bytes(use.size_bytes), *times)

@@ -35,7 +35,7 @@ MOST_NAMES = 200_000
 
 
 @dataclass(frozen=True)
-class Columns:
+class EventColumns:
     """Events of one kind: name (index into names), start and duration in ns, lane (stream or thread), correlation."""
 
     name: Ints
@@ -52,13 +52,13 @@ class Columns:
         """The ends of the events."""
         return self.start_ns + self.duration_ns
 
-    def take(self, rows: Ints) -> Columns:
+    def take(self, rows: Ints) -> EventColumns:
         """The events at ``rows``, in that order."""
-        return Columns(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+        return EventColumns(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
-class Collective:
+class TracedCollective:
     """Facts recorded by a communication kernel: process group, its ranks, bytes; "" and () if not recorded.
 
     ``row`` is its index among the device's events. ``peers`` are source and destination of a message.
@@ -75,7 +75,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class MemoryUse:
+class TracedMemory:
     """The most bytes that tensors and the allocator held while profiling memory, and the least that tensors held."""
 
     allocated_bytes: float
@@ -97,7 +97,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class RankTrace:
+class KinetoTrace:
     """One rank: its events by kind, the facts of its collectives, and memory if it was recorded.
 
     ``device`` are kernels and copies, empty if the CPU is the device. ``calls`` are host calls that launch them,
@@ -106,12 +106,12 @@ class RankTrace:
 
     path: str
     names: Sequence[str]
-    device: Columns
-    calls: Columns
-    ops: Columns
-    spans: Columns
-    collectives: tuple[Collective, ...] = ()
-    memory: MemoryUse | None = None
+    device: EventColumns
+    calls: EventColumns
+    ops: EventColumns
+    spans: EventColumns
+    collectives: tuple[TracedCollective, ...] = ()
+    memory: TracedMemory | None = None
     header: Header = Header()
 
     @property
@@ -129,29 +129,29 @@ class RankTrace:
         return [(self.names[at], b, e) for at, b, e in zip(spans.name[rows].tolist(), begin, end, strict=True)]
 
 
-class _Table:
+class _GrowingColumns:
     """Columns that grow."""
 
     def __init__(self) -> None:
         self.name, self.lane = array("i"), array("q")
         self.start, self.duration, self.correlation = array("q"), array("q"), array("q")
 
-    def columns(self, base_ns: int) -> Columns:
+    def columns(self, base_ns: int) -> EventColumns:
         """The collected events, with times from the epoch."""
         found = (self.name, self.start, self.duration, self.lane, self.correlation)
         name, start, *rest = (np.array(each, dtype=np.int64) for each in found)
-        return Columns(name, start + base_ns, *rest)
+        return EventColumns(name, start + base_ns, *rest)
 
 
-class _Reader:
+class _EventReader:
     """Sorts events into columns by kind."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.names: dict[str, int] = {}
         self.lanes: dict[tuple[object, object], int] = {}
-        self.tables = {sort: _Table() for sort in ("device", "calls", "ops", "spans")}
-        self.collectives: list[Collective] = []
+        self.tables = {sort: _GrowingColumns() for sort in ("device", "calls", "ops", "spans")}
+        self.collectives: list[TracedCollective] = []
         self.memory = dict[str, list[float]]()
         sorts = (("device", DEVICE), ("calls", HOST_CALL), ("ops", HOST_OP), ("spans", SPAN[:1]))
         self.sort = {category: self.tables[sort] for sort, found in sorts for category in found}
@@ -198,9 +198,9 @@ class _Reader:
         most[:] = [max(most[0], now), max(most[1], reserved), min(most[2], now)]
 
 
-def read_kineto(path: str | Path) -> RankTrace:
+def read_kineto(path: str | Path) -> KinetoTrace:
     """One rank's trace. Raises UserError for any other file, and for one that is damaged, truncated or empty."""
-    stream, reader = EventStream(path), _Reader(str(path))
+    stream, reader = EventStream(path), _EventReader(str(path))
     reader.read(stream)
     base_ns = min(max(_whole(stream.header.get("baseTimeNanoseconds")), 0), 2 * MOST_NS)
     tables = {name: table.columns(base_ns) for name, table in reader.tables.items()}
@@ -210,8 +210,8 @@ def read_kineto(path: str | Path) -> RankTrace:
     collectives = tuple(_with_group(each, header.groups) for each in reader.collectives)
     kind = "device" if "device" in reader.memory else "cpu"
     most, reserved, least = reader.memory.get(kind, (0.0, 0.0, 0.0))
-    memory = MemoryUse(most, reserved, kind, least) if reader.memory else None
-    return RankTrace(
+    memory = TracedMemory(most, reserved, kind, least) if reader.memory else None
+    return KinetoTrace(
         str(path), tuple(reader.names), tables["device"], tables["calls"], tables["ops"], tables["spans"], collectives,
         memory, header,
     )  # fmt: skip
@@ -260,12 +260,12 @@ def _members(said: object) -> tuple[int, ...]:
     return tuple(_whole(each) for each in said) if isinstance(said, list | tuple) else ()
 
 
-def _with_group(found: Collective, groups: Mapping[str, tuple[str, tuple[int, ...]]]) -> Collective:
+def _with_group(found: TracedCollective, groups: Mapping[str, tuple[str, tuple[int, ...]]]) -> TracedCollective:
     """A collective with the members that the header lists, if the event itself does not list them."""
     description, ranks = groups.get(found.group, ("", ()))
     if (found.ranks or not ranks) and (found.description or not description):
         return found
-    return Collective(
+    return TracedCollective(
         found.row, found.kind, found.group, found.description or description, found.ranks or ranks,
         found.sequence, found.size_bytes, found.peers,
     )  # fmt: skip
@@ -306,12 +306,12 @@ def collective_kind(name: str) -> str:
     return next((kind for kind, *parts in KINDS if any(part in plain for part in parts)), "")
 
 
-def _collective(row: int, name: str, arguments: Mapping[str, Any]) -> Collective:
+def _collective(row: int, name: str, arguments: Mapping[str, Any]) -> TracedCollective:
     said = str(arguments.get("Collective name") or "")
     element = BYTES.get(str(arguments.get("dtype") or "").lower(), 0)
     count = max(_whole(arguments.get("In msg nelems")), _whole(arguments.get("Out msg nelems")), 0)
     source, target = _whole(arguments.get("Src Rank")), _whole(arguments.get("Dst Rank"))
-    return Collective(
+    return TracedCollective(
         row,
         collective_kind(said) or collective_kind(name) or "collective",
         str(arguments.get("Process Group Name") or ""),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simpar.diagnosis.classes import OPTIMIZER, Classes, KernelClass
-from simpar.diagnosis.kineto import Columns, RankTrace
+from simpar.diagnosis.kineto import EventColumns, KinetoTrace
 from simpar.errors import UserError
 from simpar.units import Flags, Ints
 
@@ -42,7 +42,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class LanePieces:
     """Pieces of time in ns with their owner; ``owner`` indexes the lane's owners, -1 is idle."""
 
     begin_ns: Ints
@@ -64,7 +64,7 @@ class Lane:
 
     window: Window
     owners: tuple[str, ...]
-    pieces: Pieces
+    pieces: LanePieces
     idle_ns: Mapping[str, int]
     unknown_ns: Mapping[str, int] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class Lane:
         return {name: round(ns) for name, ns in zip(self.owners, found.tolist(), strict=True) if ns}
 
 
-def window_of(trace: RankTrace, steps: int | None) -> Window:
+def window_of(trace: KinetoTrace, steps: int | None) -> Window:
     """The profiler's steps, extended until the device is idle; without them the whole trace as ``steps`` (1).
 
     Raises UserError.
@@ -97,7 +97,7 @@ def window_of(trace: RankTrace, steps: int | None) -> Window:
     return Window(begin, end, len(marks), tuple(name for name, _, _ in marks))
 
 
-def launches_ns(trace: RankTrace) -> Ints:
+def launches_ns(trace: KinetoTrace) -> Ints:
     """When the host call that launched each device event ended, int64[num events]; -1 if not recorded."""
     calls, device = trace.calls, trace.device
     known = np.flatnonzero(calls.correlation >= 0)
@@ -110,7 +110,7 @@ def launches_ns(trace: RankTrace) -> Ints:
     return np.where(result, calls.finish_ns[known[at]], -1)
 
 
-def within_spans(trace: RankTrace, start: re.Pattern[str], at_ns: Ints) -> Flags:
+def within_spans(trace: KinetoTrace, start: re.Pattern[str], at_ns: Ints) -> Flags:
     """Which moments lie in a host span whose name matches ``start``."""
     named = [number for number, name in enumerate(trace.names) if start.match(name)]
     rows = np.flatnonzero(np.isin(trace.spans.name, named))
@@ -119,7 +119,7 @@ def within_spans(trace: RankTrace, start: re.Pattern[str], at_ns: Ints) -> Flags
     return inside
 
 
-def innermost(ops: Columns) -> tuple[Ints, Ints, Ints]:
+def innermost(ops: EventColumns) -> tuple[Ints, Ints, Ints]:
     """Operators without the operators inside them: begin and end in ns and the row of each piece.
 
     Events of a thread nest; parts that stick out by rounding are cut.
@@ -158,7 +158,7 @@ def innermost(ops: Columns) -> tuple[Ints, Ints, Ints]:
     return tuple(np.array(each, dtype=np.int64) for each in (begin, end, rows))  # type: ignore[return-value]
 
 
-def claim(begin: Ints, end: Ints, owner: Ints, window: Window) -> Pieces:
+def claim(begin: Ints, end: Ints, owner: Ints, window: Window) -> LanePieces:
     """Assign every moment of the window to the smallest owner with an event there, -1 if there is none."""
     begin, end = (np.clip(each, window.begin_ns, window.end_ns) for each in (begin, end))
     kept = (end > begin) & (owner >= 0)
@@ -173,10 +173,10 @@ def claim(begin: Ints, end: Ints, owner: Ints, window: Window) -> Pieces:
         found[covered & (found < 0)] = code
     first = np.flatnonzero(np.append(True, found[1:] != found[:-1]))
     stops = np.append(edges[first[1:]], window.end_ns)
-    return Pieces(edges[first], stops, found[first])
+    return LanePieces(edges[first], stops, found[first])
 
 
-def lane_of(trace: RankTrace, window: Window, classes: Classes, exposed: Sequence[tuple[str, Ints, Ints]]) -> Lane:
+def lane_of(trace: KinetoTrace, window: Window, classes: Classes, exposed: Sequence[tuple[str, Ints, Ints]]) -> Lane:
     """The step of a rank, claimed; ``exposed`` are the axis, begins and ends in ns of its communication."""
     kinds = classes.of(trace.names)
     own = {entry.name: at for at, entry in enumerate(dict.fromkeys(_computing(kinds, classes)))}
@@ -213,7 +213,7 @@ def _crosses_the_bus(name: str) -> bool:
     return name.startswith("Memcpy") and ("HtoD" in name or "DtoH" in name)
 
 
-def _unknown(trace: RankTrace, name: Ints, length_ns: Ints, codes: Ints, other: int) -> dict[str, int]:
+def _unknown(trace: KinetoTrace, name: Ints, length_ns: Ints, codes: Ints, other: int) -> dict[str, int]:
     """Time of kernels without a class, by name, longest first."""
     mine = codes == other
     spent = np.bincount(name[mine], weights=length_ns[mine].astype(np.float64), minlength=len(trace.names))
@@ -221,7 +221,7 @@ def _unknown(trace: RankTrace, name: Ints, length_ns: Ints, codes: Ints, other: 
     return {trace.names[at]: round(float(spent[at])) for at in order.tolist()}
 
 
-def _idle_ns(trace: RankTrace, pieces: Pieces) -> dict[str, int]:
+def _idle_ns(trace: KinetoTrace, pieces: LanePieces) -> dict[str, int]:
     """Idle time by reason; on a CPU, where the host computes, all of it is the host's."""
     idle = pieces.owner < 0
     begin, end = pieces.begin_ns[idle], pieces.end_ns[idle]

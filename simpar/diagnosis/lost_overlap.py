@@ -13,7 +13,7 @@ from simpar.simulation import simulate
 if TYPE_CHECKING:
     from simpar.diagnosis.against import Against
     from simpar.diagnosis.changes import Changes
-    from simpar.diagnosis.measured import AxisUse, Measured
+    from simpar.diagnosis.measured import AxisUse, MeasuredStep
     from simpar.report.result import Result
     from simpar.scenario import Scenario
 
@@ -27,7 +27,7 @@ ALL, MUCH, LEAST = 0.95, 0.8, 0.01
 
 
 def as_it_ran(
-    measured: Measured, against: Against, scenario: Scenario, dp: AxisUse | None
+    measured: MeasuredStep, against: Against, scenario: Scenario, dp: AxisUse | None
 ) -> tuple[Scenario, Result] | None:
     """The scenario without its plan's overlap, and its simulated step, if that is what was measured.
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from simpar.diagnosis.classes import OPTIMIZER, Classes
-from simpar.diagnosis.kineto import MemoryUse, RankTrace, read_kineto
+from simpar.diagnosis.kineto import KinetoTrace, TracedMemory, read_kineto
 from simpar.diagnosis.lanes import BEHIND, HOST, OFFLOAD, UNEXPLAINED, Lane, Window, lane_of, window_of
 from simpar.diagnosis.meetings import Compared, Skewed, compare_ranks, waited_for
-from simpar.diagnosis.traffic import MESSAGE, Traffic, split_ns, traffic_of, union
+from simpar.diagnosis.traffic import MESSAGE, RankTraffic, split_ns, traffic_of, union
 from simpar.errors import UserError
 from simpar.units import NS_PER_S, format_seconds, number_of
 
@@ -56,7 +56,7 @@ class RankAccount:
     axes: Mapping[str, AxisUse]
     host_s: Mapping[str, float] = field(default_factory=dict)
     unknown_s: Mapping[str, float] = field(default_factory=dict)
-    memory: MemoryUse | None = None
+    memory: TracedMemory | None = None
 
     @property
     def compute_s(self) -> float:
@@ -74,7 +74,7 @@ class Straggler:
 
 
 @dataclass(frozen=True)
-class Job:
+class TracedJob:
     """Facts about the job: its ranks, its device's name and memory (0 if unknown), and whether the host is the device.
 
     ``group_sizes`` are the sizes of process groups by axis, if collectives record them.
@@ -88,7 +88,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """A measured step: accounts by rank, ranks waited for (most first), and remarks on the traces.
 
     ``lanes`` and ``traffic`` are the claimed time and communication, in the order of ``ranks``; ``offset_ns`` aligns
@@ -99,9 +99,9 @@ class Measured:
     stragglers: tuple[Straggler, ...]
     remarks: tuple[str, ...]
     lanes: tuple[Lane, ...] = field(repr=False)
-    traffic: tuple[Traffic, ...] = field(repr=False)
+    traffic: tuple[RankTraffic, ...] = field(repr=False)
     offset_ns: tuple[int, ...] = ()
-    job: Job = Job()
+    job: TracedJob = TracedJob()
     skewed: tuple[Skewed, ...] = ()
 
     @property
@@ -116,20 +116,20 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _ClaimedTrace:
     """A trace after claiming; the rest of it is not kept."""
 
     rank: int
     window: Window
     lane: Lane
-    traffic: Traffic
-    memory: MemoryUse | None
-    job: Job
+    traffic: RankTraffic
+    memory: TracedMemory | None
+    job: TracedJob
     has_calls: bool
     host: str
 
 
-def measure(paths: Sequence[str | Path], classes: Classes, steps: int | None = None) -> Measured:
+def measure(paths: Sequence[str | Path], classes: Classes, steps: int | None = None) -> MeasuredStep:
     """The account of a step from traces of its ranks, one file each.
 
     Raises UserError for a file that is not a trace, for a trace of inference, and for traces of different runs.
@@ -141,7 +141,7 @@ def measure(paths: Sequence[str | Path], classes: Classes, steps: int | None = N
     accounts = tuple(
         _account(each, traffic, len(found) > 1) for each, traffic in zip(found, compared.traffic, strict=True)
     )
-    return Measured(
+    return MeasuredStep(
         accounts,
         tuple(_stragglers(accounts, compared, found[0].window.steps)),
         tuple(_remarks(found, compared)),
@@ -153,7 +153,7 @@ def measure(paths: Sequence[str | Path], classes: Classes, steps: int | None = N
     )
 
 
-def _claimed(trace: RankTrace, classes: Classes, steps: int | None, number: int) -> _Rank:
+def _claimed(trace: KinetoTrace, classes: Classes, steps: int | None, number: int) -> _ClaimedTrace:
     _check_training(trace)
     window = window_of(trace, steps)
     traffic = traffic_of(trace, window, classes)
@@ -164,21 +164,21 @@ def _claimed(trace: RankTrace, classes: Classes, steps: int | None, number: int)
     ]
     lane = lane_of(trace, window, classes, [(f"exposed_{axis}", b, e) for axis, b, e in exposed])
     rank = number if trace.header.rank is None else trace.header.rank
-    return _Rank(
+    return _ClaimedTrace(
         rank, window, lane, traffic, trace.memory, job_of(trace),
         bool(len(trace.calls)) or trace.on_cpu, trace.header.host,
     )  # fmt: skip
 
 
-def job_of(trace: RankTrace) -> Job:
+def job_of(trace: KinetoTrace) -> TracedJob:
     """Facts about the job and its device in the header of a trace."""
     said = trace.header
     if trace.on_cpu:
-        return Job(said.world_size, True)
-    return Job(said.world_size, False, said.device_name, said.device_bytes)
+        return TracedJob(said.world_size, True)
+    return TracedJob(said.world_size, False, said.device_name, said.device_bytes)
 
 
-def _group_sizes(ranks: Sequence[Traffic]) -> dict[str, tuple[int, ...]]:
+def _group_sizes(ranks: Sequence[RankTraffic]) -> dict[str, tuple[int, ...]]:
     """Sizes of process groups by axis."""
     found: dict[str, set[int]] = {}
     for traffic in ranks:
@@ -193,7 +193,7 @@ _TRAINING = re.compile(
 )
 
 
-def _check_training(trace: RankTrace) -> None:
+def _check_training(trace: KinetoTrace) -> None:
     """Raise UserError if nothing runs backward or updates a parameter."""
     if not any(_TRAINING.search(name) for name in trace.names):
         raise UserError(
@@ -202,7 +202,7 @@ def _check_training(trace: RankTrace) -> None:
         )
 
 
-def _check_one_run(found: Sequence[_Rank], paths: Sequence[str | Path]) -> None:
+def _check_one_run(found: Sequence[_ClaimedTrace], paths: Sequence[str | Path]) -> None:
     """Raise UserError if two traces are of the same rank, of jobs of different size, or of different steps."""
     seen: dict[int, str] = {}
     for each, path in zip(found, map(str, paths), strict=True):
@@ -220,7 +220,7 @@ def _check_one_run(found: Sequence[_Rank], paths: Sequence[str | Path]) -> None:
                 raise UserError(f"{path}: {what}: {said}; {paths[0]}: {other}: not of one run")
 
 
-def _account(found: _Rank, traffic: Traffic, compared: bool) -> RankAccount:
+def _account(found: _ClaimedTrace, traffic: RankTraffic, compared: bool) -> RankAccount:
     """One rank's account; exposed communication is split into transfer and waiting if ranks were compared."""
     per = found.window.steps * NS_PER_S
     owned = {name: ns / per for name, ns in found.lane.owned_ns().items()}
@@ -280,9 +280,9 @@ def _stragglers(accounts: Sequence[RankAccount], compared: Compared, steps: int)
             yield Straggler(rank, ns / NS_PER_S / steps, each.compute_s / usual)
 
 
-def _apart(found: Sequence[_Rank]) -> Iterator[str]:
+def _apart(found: Sequence[_ClaimedTrace]) -> Iterator[str]:
     """Ranks of one host, which share a clock, that were not traced at the same time."""
-    first: dict[str, _Rank] = {}
+    first: dict[str, _ClaimedTrace] = {}
     for each in found:
         other = first.setdefault(each.host, each) if each.host else each
         early, late = sorted((each, other), key=lambda one: one.window.begin_ns)
@@ -294,7 +294,7 @@ def _apart(found: Sequence[_Rank]) -> Iterator[str]:
             return
 
 
-def _remarks(found: Sequence[_Rank], compared: Compared) -> Iterator[str]:
+def _remarks(found: Sequence[_ClaimedTrace], compared: Compared) -> Iterator[str]:
     """What readers should know about these traces."""
     if not found[0].window.marks:
         yield (

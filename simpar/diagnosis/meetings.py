@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from simpar.diagnosis.traffic import MESSAGE, Key, Traffic
+from simpar.diagnosis.traffic import MESSAGE, Key, RankTraffic
 from simpar.units import NS_PER_S, Floats
 
 MOST_SKEWED = 20
@@ -47,7 +47,7 @@ class Compared:
     ``skewed`` are those with the most waiting; their ``last_rank`` is an index of ranks.
     """
 
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[RankTraffic, ...]
     waited_ns: Floats
     offset_ns: tuple[int, ...]
     drift_ns: int
@@ -56,7 +56,7 @@ class Compared:
     skewed: tuple[Skewed, ...] = ()
 
 
-def compare_ranks(ranks: Sequence[Traffic]) -> Compared:
+def compare_ranks(ranks: Sequence[RankTraffic]) -> Compared:
     """The cost of every collective, and who waited for whom."""
     meetings: dict[Key, list[tuple[int, int]]] = defaultdict(list)
     for rank, traffic in enumerate(ranks):
@@ -89,7 +89,7 @@ _Place = tuple[int, int]
 
 
 def _meeting(
-    ranks: Sequence[Traffic],
+    ranks: Sequence[RankTraffic],
     offset_ns: Sequence[int],
     quickest: Mapping[tuple[object, ...], int],
     places: Sequence[_Place],
@@ -114,7 +114,7 @@ def _meeting(
 
 
 def _quickest(
-    ranks: Sequence[Traffic], offset_ns: Sequence[int], met: Sequence[Sequence[_Place]]
+    ranks: Sequence[RankTraffic], offset_ns: Sequence[int], met: Sequence[Sequence[_Place]]
 ) -> dict[tuple[object, ...], int]:
     """For two ranks, the least ns from the presence of both ends until one of them is done, for gloo's messages."""
     result: dict[tuple[object, ...], int] = {}
@@ -130,11 +130,11 @@ def _quickest(
     return result
 
 
-def _begins(ranks: Sequence[Traffic], offset_ns: Sequence[int], places: Sequence[_Place]) -> list[int]:
+def _begins(ranks: Sequence[RankTraffic], offset_ns: Sequence[int], places: Sequence[_Place]) -> list[int]:
     return [int(ranks[rank].start_ns[row]) - offset_ns[rank] for rank, row in places]
 
 
-def _skewed(ranks: Sequence[Traffic], waited_ns: int, cost_ns: int, last: int, place: tuple[int, int]) -> Skewed:
+def _skewed(ranks: Sequence[RankTraffic], waited_ns: int, cost_ns: int, last: int, place: tuple[int, int]) -> Skewed:
     rank, row = place
     key = ranks[rank].key[row]
     assert key is not None, "matched by it"
@@ -144,7 +144,7 @@ def _skewed(ranks: Sequence[Traffic], waited_ns: int, cost_ns: int, last: int, p
     )
 
 
-def _clocks(ranks: Sequence[Traffic], met: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[int, ...], int]:
+def _clocks(ranks: Sequence[RankTraffic], met: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[int, ...], int]:
     """How far each clock is ahead of the first rank's, via ranks that meet, and the remaining differences.
 
     Ranks of one host that is also their device share a clock.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simpar.diagnosis.kineto import MemoryUse
-    from simpar.diagnosis.measured import Measured
+    from simpar.diagnosis.kineto import TracedMemory
+    from simpar.diagnosis.measured import MeasuredStep
     from simpar.report.result import Result
 
 
@@ -21,19 +21,19 @@ class MemoryBeside:
     """
 
     rank: int
-    measured: MemoryUse
+    measured: TracedMemory
     least_bytes: float | None
     peak_bytes: float
     parts_bytes: Mapping[str, float]
 
 
-def fullest(measured: Measured) -> tuple[int, MemoryUse] | None:
+def fullest(measured: MeasuredStep) -> tuple[int, TracedMemory] | None:
     """The rank whose tensors held most, and its memory; None if no trace recorded memory."""
     known = [(each.rank, each.memory) for each in measured.ranks if each.memory is not None]
     return max(known, key=lambda one: one[1].allocated_bytes, default=None)
 
 
-def memory_beside(measured: Measured, result: Result, stages: list[int]) -> MemoryBeside | None:
+def memory_beside(measured: MeasuredStep, result: Result, stages: list[int]) -> MemoryBeside | None:
     """The fullest rank beside its stage; ``stages`` gives the stage of every measured rank. None without memory."""
     found = fullest(measured)
     if found is None:

@@ -10,10 +10,10 @@ from simpar.diagnosis.answer import Explanation, mean_axes
 from simpar.diagnosis.changes import Changes
 from simpar.diagnosis.classes import OPTIMIZER
 from simpar.diagnosis.heard import print_flight, print_log
-from simpar.diagnosis.measured import AxisUse, Measured
+from simpar.diagnosis.measured import AxisUse, MeasuredStep
 from simpar.diagnosis.memory import MemoryBeside, fullest
 from simpar.diagnosis.traffic import collective_uses
-from simpar.report.table import Column, Table, text
+from simpar.report.table import Column, ReportTable, text
 from simpar.units import format_bytes, format_rate, format_seconds, number_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def sentences(found: Explanation) -> Iterator[str]:
     yield from (*_stragglers(measured), *_unknown(measured), *measured.remarks)
 
 
-def headline(found: Measured) -> str:
+def headline(found: MeasuredStep) -> str:
     """The length of the step, and what it is based on."""
     count, steps = len(found.ranks), found.ranks[0].steps
     ranks = f"{count} of {found.job.world_size} ranks" if found.job.world_size else number_of(count, "rank")
@@ -83,11 +83,11 @@ def longer(measured_s: float, predicted_s: float) -> str:
     return f"{'+' if more >= 0 else '-'}{format_seconds(abs(more))}"
 
 
-def _causes(found: Measured) -> Table:
+def _causes(found: MeasuredStep) -> ReportTable:
     """Causes and classes of kernels: mean over ranks, share, and range over ranks."""
     several = len(found.ranks) > 1
     spread = ["least", "most"] if several else []
-    table = Table([text("part"), "mean" if several else "time", "of the step", *spread])
+    table = ReportTable([text("part"), "mean" if several else "time", "of the step", *spread])
     mean_step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
 
     def row(name: str, of: str, key: str) -> None:
@@ -108,9 +108,9 @@ def _causes(found: Measured) -> Table:
     return table
 
 
-def _beside(found: Measured, against: Against) -> Table:
+def _beside(found: MeasuredStep, against: Against) -> ReportTable:
     """Causes and classes of kernels, measured and predicted."""
-    table = Table([text("part"), "measured", "predicted", "more"])
+    table = ReportTable([text("part"), "measured", "predicted", "more"])
     step = sum(each.step_time_s for each in found.ranks) / len(found.ranks)
 
     def row(name: str, measured_s: float, predicted_s: float) -> None:
@@ -128,7 +128,7 @@ def _beside(found: Measured, against: Against) -> Table:
     return table
 
 
-def _parting(found: Measured, against: Against) -> Iterator[str]:
+def _parting(found: MeasuredStep, against: Against) -> Iterator[str]:
     """Where most of the difference is, and the memory of both."""
     most = [each for each in against.differences(found) if abs(each.more_s) > found.step_time_s / 100][:MOST_PARTS]
     words = [
@@ -163,19 +163,19 @@ def _print_changes(found: Changes, screen: Console) -> None:
         fits = sure if each.fits else "NO"
         rows.append((each.change, format_seconds(each.gain_s or 0.0), f"{low} to {high}", fits))
     if rows:
-        screen.print(Table(columns, rows))
+        screen.print(ReportTable(columns, rows))
     else:
         screen.print("none of those that were tried gains anything")
     for line in found.remarks:
         screen.print(line, soft_wrap=True)
 
 
-def _communication(found: Measured) -> Table:
+def _communication(found: MeasuredStep) -> ReportTable:
     rows = [(axis, *axis_cells(use)) for axis, use in mean_axes(found.ranks).items()]
-    return Table([text("axis"), "calls", "bytes", "busy", "exposed", "waiting"], rows)
+    return ReportTable([text("axis"), "calls", "bytes", "busy", "exposed", "waiting"], rows)
 
 
-def collective_rows(found: Measured) -> list[tuple[str, ...]]:
+def collective_rows(found: MeasuredStep) -> list[tuple[str, ...]]:
     """Collectives by axis and kind, if bytes are recorded: ranks, calls per step, bytes, cost and rate of one."""
     steps, rows = found.ranks[0].steps, list[tuple[str, ...]]()
     for use in collective_uses(found.traffic)[:MOST_COLLECTIVES]:
@@ -187,9 +187,9 @@ def collective_rows(found: Measured) -> list[tuple[str, ...]]:
     return rows
 
 
-def _collectives(found: Measured) -> Table:
+def _collectives(found: MeasuredStep) -> ReportTable:
     names = ["ranks", "calls", "bytes", "cost", "bus rate"]
-    return Table([text("axis"), text("collective"), *names], collective_rows(found))
+    return ReportTable([text("axis"), text("collective"), *names], collective_rows(found))
 
 
 def axis_cells(use: AxisUse) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ def axis_cells(use: AxisUse) -> tuple[str, ...]:
     )
 
 
-def _stragglers(found: Measured) -> Iterator[str]:
+def _stragglers(found: MeasuredStep) -> Iterator[str]:
     for each in found.stragglers[:MOST_STRAGGLERS]:
         yield (
             f"rank {each.rank} is waited for: it computes {each.slowdown:.3g} times as long as the median rank; "
@@ -211,7 +211,7 @@ def _stragglers(found: Measured) -> Iterator[str]:
         )
 
 
-def _memory(found: Measured) -> Iterator[str]:
+def _memory(found: MeasuredStep) -> Iterator[str]:
     known = fullest(found)
     if known is not None:
         rank, memory = known
@@ -238,7 +238,7 @@ def _memory_beside(found: MemoryBeside) -> Iterator[str]:
         )
 
 
-def _unknown(found: Measured) -> Iterator[str]:
+def _unknown(found: MeasuredStep) -> Iterator[str]:
     """Kernels without a class, if they are worth a pattern."""
     spent = dict[str, float]()
     for each in found.ranks:

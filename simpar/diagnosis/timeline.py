@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from simpar.diagnosis.lanes import Lane
-from simpar.diagnosis.measured import Measured
-from simpar.diagnosis.traffic import UNNAMED, Traffic
+from simpar.diagnosis.measured import MeasuredStep
+from simpar.diagnosis.traffic import UNNAMED, RankTraffic
 from simpar.plan.choices.mesh import COMMUNICATION
 from simpar.report.palette import IDLE_COLOUR, IDLE_TITLE, KIND_COLOUR
 from simpar.report.timeline import IDLE_CAUSES
@@ -20,7 +20,7 @@ MOST_PIECES = 6000
 """The most pieces of a row; if there are more, the pieces at evenly spaced moments are drawn."""
 
 
-def shown_ranks(measured: Measured) -> list[int]:
+def shown_ranks(measured: MeasuredStep) -> list[int]:
     """Indices of the ranks to draw: those that others wait for, and others evenly chosen, in order."""
     count = len(measured.ranks)
     late = [at for at, each in enumerate(measured.ranks) if any(s.rank == each.rank for s in measured.stragglers)]
@@ -28,7 +28,7 @@ def shown_ranks(measured: Measured) -> list[int]:
     return sorted([*dict.fromkeys([*late, *even])][:MOST_ROWS])
 
 
-def measured_series(measured: Measured, colour_of: Callable[[str], str]) -> dict[str, Any]:
+def measured_series(measured: MeasuredStep, colour_of: Callable[[str], str]) -> dict[str, Any]:
     """Rows of the first of the measured steps; times in whole ns, starts as differences."""
     at = shown_ranks(measured)
     offsets = measured.offset_ns or (0,) * len(measured.ranks)
@@ -60,7 +60,7 @@ def _computing(lane: Lane) -> list[str]:
     return [name for name in lane.owners if not name.startswith("exposed_")]
 
 
-def _row(measured: Measured, at: int, names: tuple[list[str], list[str]], span: tuple[int, int]) -> dict[str, Any]:
+def _row(measured: MeasuredStep, at: int, names: tuple[list[str], list[str]], span: tuple[int, int]) -> dict[str, Any]:
     """Blocks and idle pieces of one rank within ``span`` (ns of the page)."""
     lane, traffic = measured.lanes[at], measured.traffic[at]
     used, axes = names
@@ -112,7 +112,7 @@ def _sampled(lane: Lane, end_ns: int) -> tuple[Ints, Ints, Ints]:
     return edges[first], np.append(edges[first[1:]], end_ns), found[first]
 
 
-def _causes(lane: Lane, traffic: Traffic, owner: Ints, at_ns: Ints) -> Ints:
+def _causes(lane: Lane, traffic: RankTraffic, owner: Ints, at_ns: Ints) -> Ints:
     """Why nothing computes at some moments, as indices in IDLE_CAUSES."""
     result = np.full(len(owner), IDLE_CAUSES.index("host"), dtype=np.int64)
     for number, name in enumerate(lane.owners):

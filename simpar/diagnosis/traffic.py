@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simpar.diagnosis.classes import Classes
-from simpar.diagnosis.kineto import GLOO, Collective, RankTrace, collective_kind
+from simpar.diagnosis.kineto import GLOO, KinetoTrace, TracedCollective, collective_kind
 from simpar.diagnosis.lanes import Window, within_spans
 from simpar.plan.choices.mesh import COMMUNICATION
 from simpar.units import NS_PER_S, Flags, Floats, Ints
@@ -24,7 +24,7 @@ Key = tuple[str, str, tuple[int, ...], str, int]
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RankTraffic:
     """Communication of one rank in time order: begin and length in ns, bytes, kind and axis of each.
 
     ``key`` identifies it on other ranks, None if that is not known. ``cost_ns`` is its time once all ranks are there;
@@ -62,7 +62,7 @@ class Traffic:
         return [axis for axis in (*COMMUNICATION, UNNAMED) if axis in self.axis]
 
 
-def traffic_of(trace: RankTrace, window: Window, classes: Classes) -> Traffic:
+def traffic_of(trace: KinetoTrace, window: Window, classes: Classes) -> RankTraffic:
     """Communication of a rank within its window."""
     found = sorted(_on_cpu(trace, classes) if trace.on_cpu else _on_device(trace, classes), key=lambda each: each[0])
     found = [each for each in found if window.begin_ns <= each[0] < window.end_ns]
@@ -74,7 +74,7 @@ def traffic_of(trace: RankTrace, window: Window, classes: Classes) -> Traffic:
         step = int(np.searchsorted(marks, begin, side="right"))
         keys.append(_key(about, axis, window.marks[step - 1] if window.marks and step else "", count))
     start, duration = (np.array([each[at] for each in found], dtype=np.int64) for at in (0, 1))
-    return Traffic(
+    return RankTraffic(
         start, duration, duration, np.array([each[2].size_bytes for each in found], dtype=np.float64),
         tuple(each[2].kind for each in found), tuple(each[3] for each in found), tuple(keys),
         np.array([trace.on_cpu and (each[2].peers or (-1,))[0] == trace.header.rank for each in found], dtype=bool),
@@ -82,7 +82,7 @@ def traffic_of(trace: RankTrace, window: Window, classes: Classes) -> Traffic:
     )  # fmt: skip
 
 
-_Found = tuple[int, int, Collective, str]
+_Found = tuple[int, int, TracedCollective, str]
 
 
 def _on_the_one_group(found: list[_Found], world_size: int | None) -> tuple[list[_Found], bool]:
@@ -97,7 +97,7 @@ def _on_the_one_group(found: list[_Found], world_size: int | None) -> tuple[list
     return [(*each[:3], "dp" if each[3] == UNNAMED else each[3]) for each in found], True
 
 
-def _key(about: Collective, axis: str, mark: str, count: Counter[Key]) -> Key | None:
+def _key(about: TracedCollective, axis: str, mark: str, count: Counter[Key]) -> Key | None:
     """Groups are identified by their members, or by the name that all ranks give them; messages by their two ends."""
     name, members = axis, about.ranks
     if about.peers is not None:
@@ -115,7 +115,7 @@ def _key(about: Collective, axis: str, mark: str, count: Counter[Key]) -> Key | 
     return name, about.kind, members, mark, count[bare]
 
 
-def _on_device(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
+def _on_device(trace: KinetoTrace, classes: Classes) -> Iterator[_Found]:
     """Kernels whose class is communication, with the facts that NCCL's kernels record."""
     kinds, device = classes.of(trace.names), trace.device
     said = {each.row: each for each in trace.collectives}
@@ -125,7 +125,7 @@ def _on_device(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
     for row in rows.tolist():
         name = trace.names[device.name[row]]
         entry = kinds[device.name[row]]
-        about = said.get(row) or Collective(row, collective_kind(name) or entry.name, "", "", ())
+        about = said.get(row) or TracedCollective(row, collective_kind(name) or entry.name, "", "", ())
         axis = entry.communication if entry.communication in COMMUNICATION else ""
         words = (about.description, about.group)
         if words not in axes:
@@ -139,7 +139,7 @@ def _by_kind(kind: str) -> str:
     return {MESSAGE: "pp", "all_to_all": "ep"}.get(kind, UNNAMED)
 
 
-def _on_cpu(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
+def _on_cpu(trace: KinetoTrace, classes: Classes) -> Iterator[_Found]:
     """Gloo's spans; every group has its own threads, so the most frequent caller on a thread names its axis."""
     spans, ops = trace.spans, trace.ops
     is_gloo = np.array([name.startswith(GLOO) for name in trace.names], dtype=bool)
@@ -162,11 +162,11 @@ def _on_cpu(trace: RankTrace, classes: Classes) -> Iterator[_Found]:
         if kind == MESSAGE:  # pipelines have spans around theirs: others are a ring's
             axis = "pp" if staged else "cp" if between_stages.any() else along
         peers = _peers(trace, name, start, members.get(axis, members[MESSAGE])) if kind == MESSAGE else None
-        about = Collective(-1, kind, "", "", members.get(axis, ()) if peers is None else (), peers=peers)
+        about = TracedCollective(-1, kind, "", "", members.get(axis, ()) if peers is None else (), peers=peers)
         yield start, int(spans.duration_ns[row]), about, axis
 
 
-def _callers(trace: RankTrace, calls: Ints, classes: Classes) -> list[str]:
+def _callers(trace: KinetoTrace, calls: Ints, classes: Classes) -> list[str]:
     """Axes of calls by their callers: functional collectives, FSDP's spans, DDP's reducer."""
     ops = trace.ops
     in_fsdp = within_spans(trace, _FSDP, ops.start_ns[calls])
@@ -187,7 +187,7 @@ _FSDP = re.compile("FSDP::")
 _ACTION = re.compile(r"PP:\d+(RECV|SEND)_([FB])\d")
 
 
-def _peers(trace: RankTrace, name: str, at_ns: int, stages: tuple[int, ...]) -> tuple[int, int] | None:
+def _peers(trace: KinetoTrace, name: str, at_ns: int, stages: tuple[int, ...]) -> tuple[int, int] | None:
     """Source and destination of a message of torch's pipelines: of two stages the other, else as its span says."""
     if trace.header.rank not in stages:
         return None
@@ -206,7 +206,9 @@ def _peers(trace: RankTrace, name: str, at_ns: int, stages: tuple[int, ...]) -> 
     return (stages[here], other) if "send" in name else (other, stages[here])
 
 
-def _members_by_axis(trace: RankTrace, classes: Classes, messages: bool) -> tuple[dict[str, tuple[int, ...]], str, str]:
+def _members_by_axis(
+    trace: KinetoTrace, classes: Classes, messages: bool
+) -> tuple[dict[str, tuple[int, ...]], str, str]:
     """Members of the single group of each axis, the axis of unidentified calls, and that of messages.
 
     An axis of all ranks is not listed, because torch gives it the default group, which has no axis's name. Unidentified
@@ -235,7 +237,7 @@ def _members_by_axis(trace: RankTrace, classes: Classes, messages: bool) -> tupl
     return members, rest, along
 
 
-def split_ns(pieces: tuple[Ints, Ints], traffic: Traffic, rows: Ints) -> tuple[int, int, int]:
+def split_ns(pieces: tuple[Ints, Ints], traffic: RankTraffic, rows: Ints) -> tuple[int, int, int]:
     """Exposed time of an axis in ns: during a transfer, while waiting for others, and after the others are done."""
     begin, end = pieces
     finish = traffic.finish_ns[rows]
@@ -271,7 +273,7 @@ def overlap_ns(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int:
 
 
 @dataclass(frozen=True)
-class CollectiveUse:
+class CollectiveStatistics:
     """Collectives of one axis and kind on the measured ranks: calls per rank, medians of bytes and of s of one.
 
     ``cost_s`` is the time of one once all its ranks are there, if ranks were compared. ``bus_bytes_per_s`` is its bus
@@ -287,7 +289,7 @@ class CollectiveUse:
     bus_bytes_per_s: float | None
 
 
-def collective_uses(ranks: Sequence[Traffic]) -> list[CollectiveUse]:
+def collective_uses(ranks: Sequence[RankTraffic]) -> list[CollectiveStatistics]:
     """All collectives by axis and kind, the longest total time first."""
     rows: dict[tuple[str, str, int | None], list[tuple[float, float]]] = defaultdict(list)
     for traffic in ranks:
@@ -301,7 +303,9 @@ def collective_uses(ranks: Sequence[Traffic]) -> list[CollectiveUse]:
         if kind in ON_LINKS and members and members > 1 and (known := (sizes > 0) & (costs > 0)).any():
             rate = float(np.median(sizes[known] / costs[known])) * bus_factor(kind, members)
         calls = len(each) / len(ranks)
-        result.append(CollectiveUse(axis, kind, members, calls, float(np.median(sizes)), float(np.median(costs)), rate))
+        result.append(
+            CollectiveStatistics(axis, kind, members, calls, float(np.median(sizes)), float(np.median(costs)), rate)
+        )
     return sorted(result, key=lambda each: -each.calls * each.cost_s)
 
 

@@ -61,7 +61,7 @@ TIME, ENTRY = 0, 1  # columns of the heap; entries are flows that drain, then fl
 WAYS = 4  # children of an entry of the heap
 
 
-class Run(NamedTuple):
+class RunTables(NamedTuple):
     """The tables that starting ops needs: records, those of ops with work (`demands`), and the followers of each op.
 
     Row r of `routes` bounds the `hops` of route r.
@@ -368,7 +368,7 @@ def _settle(flows: Records, links: Records, nodes: Records, heap: Ints, lists: I
 
 
 @compiled
-def _made(run: Run, route: int) -> int:
+def _made(run: RunTables, route: int) -> int:
     """A record, with nodes, for a flow on a route: one that is free again, or a new one."""
     flows, nodes, lists = run.flows, run.nodes, run.lists
     free: int = lists[FREE, route] - 1
@@ -389,7 +389,7 @@ def _made(run: Run, route: int) -> int:
 
 
 @compiled
-def _start(run: Run, op: int) -> None:
+def _start(run: RunTables, op: int) -> None:
     """Rule 2 for an op that waits for nothing more: its finish is known unless it has work to drain."""
     lists, begun = run.lists, run.ops[op]
     begun.waiting = STARTED
@@ -407,7 +407,7 @@ def _start(run: Run, op: int) -> None:
 
 
 @compiled
-def _finish(run: Run, drained: int) -> None:
+def _finish(run: RunTables, drained: int) -> None:
     """End the op of a drained flow, the only op whose finish is new, and free the flow's record."""
     flow, lists = run.flows[drained], run.lists
     done = run.ops[flow.op]
@@ -419,7 +419,7 @@ def _finish(run: Run, drained: int) -> None:
 
 
 @compiled
-def _pass_on(run: Run) -> None:
+def _pass_on(run: RunTables) -> None:
     """Rule 1: start the ops that waited last for an op whose finish is now known, and follow such chains."""
     ops, lists = run.ops, run.lists
     while lists[SIZES, DONE] > 0:
@@ -434,7 +434,7 @@ def _pass_on(run: Run) -> None:
 
 
 @compiled
-def simulate(run: Run, links: Records, changes: Ints) -> None:
+def simulate(run: RunTables, links: Records, changes: Ints) -> None:
     """Run to the end: started ops have their start in ``ready_ns`` and their finish in ``ends_ns`` (-1: still open).
 
     The entry VISITS begins at minus the allowed number of visits; the run stops when re-shares have used them up.

@@ -33,7 +33,7 @@ class _Run:
         self.program = program
         self.clock = Environment(initial_time=0)
         self.flows = FlowTable.of(program)
-        self.network = Network(self.clock, self.flows, self.finish)
+        self.network = SharedLinks(self.clock, self.flows, self.finish)
         before, after = edges(program)
         followers = Csr.of(before, after, len(program))
         self.pointer, self.follower = followers.pointer.tolist(), followers.item.tolist()
@@ -85,7 +85,7 @@ class _Run:
                     done.append(follower)
 
 
-class Network:
+class SharedLinks:
     """Links as shared resources: flows join and leave, and once per instant `settle` re-shares the touched links.
 
     `remaining`, `rate`, `since_ns` and `version` are by active flow; a finish scheduled under an older

@@ -66,7 +66,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Draft:
+class ExportDraft:
     """A plan as its target runs it, before the files are written, which state what is predicted of that plan.
 
     ``whole`` is the plan that is written beside the files.
@@ -227,7 +227,7 @@ def draft(
     *,
     devices_per_node: int | None = None,
     lossy: bool = False,
-) -> Draft:
+) -> ExportDraft:
     """A plan as a target runs it. ``plan`` was checked and has its dp.
 
     Stages with equal layouts are exported as one layout. Raises UserError that names everything the target cannot
@@ -246,7 +246,7 @@ def draft(
         raise Inexpressible(f"{target} cannot express {reasons} (--lossy exports without)")
     unread = (model.details.said,) if model.details.unread else ()
     notes = (*_stack_note(plan, result), *unread, *result.notes(s))
-    return Draft(result, s, whole, lost, notes)
+    return ExportDraft(result, s, whole, lost, notes)
 
 
 def _stack_note(plan: Plan, target: Target) -> tuple[str, ...]:

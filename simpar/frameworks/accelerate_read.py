@@ -9,7 +9,7 @@ from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import rules
 from simpar.frameworks.deepspeed_read import PARTS, home_of
-from simpar.frameworks.recipes import Given, without_auto
+from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
 
 KINDS = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -41,14 +41,14 @@ def read(text: str, name: str) -> Imported:
     return Imported(plan, given.rest(), notes, asks={"model": MODEL_NOTE})
 
 
-def _notes(given: Given, auto: list[str]) -> Iterator[str]:
+def _notes(given: ConfigReader, auto: list[str]) -> Iterator[str]:
     if auto:
         yield f"Filled in by who starts it, and not read: {', '.join(auto)}."
     if file := given.get("deepspeed_config.deepspeed_config_file"):
         yield f"{file} is another file: import it with --from deepspeed."
 
 
-def _precision(given: Given) -> str:
+def _precision(given: ConfigReader) -> str:
     text = given.get("mixed_precision", "no")
     names = {"no": "fp32", False: "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
     if text not in names:
@@ -56,7 +56,7 @@ def _precision(given: Given) -> str:
     return names[text]
 
 
-def _fsdp(given: Given) -> dict[str, Any]:
+def _fsdp(given: ConfigReader) -> dict[str, Any]:
     prefix = "fsdp_config.fsdp_"
     strategy = given.get(f"{prefix}sharding_strategy")
     reshard = given.get(f"{prefix}reshard_after_forward", True)
@@ -90,14 +90,14 @@ def _fsdp(given: Given) -> dict[str, Any]:
     return result
 
 
-def _deepspeed(given: Given) -> dict[str, Any]:
+def _deepspeed(given: ConfigReader) -> dict[str, Any]:
     prefix = "deepspeed_config."
     homes = {ours: home_of(given, f"{prefix}{theirs}_device") or "none" for ours, theirs in PARTS.items()}
     stage = given.whole(f"{prefix}zero_stage", 0)
     return {"stack": "deepspeed", "zero": stage, **homes}
 
 
-def _megatron(given: Given) -> dict[str, Any]:
+def _megatron(given: ConfigReader) -> dict[str, Any]:
     prefix = "megatron_lm_config.megatron_lm_"
     tp, pp = (given.whole(f"{prefix}{axis}_degree") or 1 for axis in ("tp", "pp"))
     selective = given.get(f"{prefix}recompute_activations")

@@ -15,7 +15,7 @@ from simpar.frameworks.bridge_names import PLAIN, REDUCES_IN_FP32, SWITCHES
 from simpar.frameworks.match import layers_in, named
 from simpar.frameworks.megatron_arguments import Arguments
 from simpar.frameworks.megatron_read import plan_of
-from simpar.frameworks.recipes import Given, Made, Recipes, Unknown, split_name
+from simpar.frameworks.recipes import ConfigCall, ConfigReader, Recipes, Unresolved, split_name
 from simpar.frameworks.target import Imported
 
 MOVED = (
@@ -74,7 +74,7 @@ def read(text: str, name: str) -> Imported:
             f"What {config.called}() sets is in another file: not read, except that such recipes train in bf16 and "
             "shard the optimizer's states."
         )
-    given = Given(fields, path)
+    given = ConfigReader(fields, path)
     values = dict(_flags(given, config))
     sources = [*_of_model(config.fields.get("model")), *_of_recipe(config.called)]
     model = next(filter(None, map(named, sources)), None)
@@ -87,7 +87,7 @@ def read(text: str, name: str) -> Imported:
     return replace(imported, ignored=ignored, per_replica=None)
 
 
-def _is_config(made: Made) -> bool:
+def _is_config(made: ConfigCall) -> bool:
     return "trainer" in made.fields or ("model" in made.fields and "train" in made.fields)
 
 
@@ -99,16 +99,16 @@ def _plain() -> dict[str, str]:
     return {field: flag for flag, field in PLAIN.items()} | MORE
 
 
-def _flags(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
+def _flags(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[str]]]:
     """Megatron-LM's arguments from fields."""
     given.get("dataset.seq_length")
     for field, flag in _plain().items():
         value = given.values_.get(field)
         given.used.add(field)
-        if isinstance(value, Unknown):
+        if isinstance(value, Unresolved):
             value = DTYPES.get(value.text, value)
-        if isinstance(value, Unknown | Made):  # refused when it is read
-            value = f"$({value.text if isinstance(value, Unknown) else value.called})"
+        if isinstance(value, Unresolved | ConfigCall):  # refused when it is read
+            value = f"$({value.text if isinstance(value, Unresolved) else value.called})"
         if field == "model.pipeline_model_parallel_layout" and isinstance(value, list):
             value = "|".join("".join(LETTERS.get(str(part), "?") for part in stage) for stage in value)
         if value is not None and not (field.endswith("sharding_strategy") and not given.get("ddp.use_megatron_fsdp")):
@@ -131,23 +131,23 @@ def _flags(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
     yield from _precision(given, config)
 
 
-def _overlaps(config: Made) -> bool:
+def _overlaps(config: ConfigCall) -> bool:
     """Whether a callback of NeMo's trainer overlaps tensor parallelism."""
     trainer = config.fields.get("trainer")
-    found = trainer.fields.get("callbacks") if isinstance(trainer, Made) else None
-    return any(isinstance(each, Made) and each.fields.get("tp_comm_overlap") is True for each in found or ())
+    found = trainer.fields.get("callbacks") if isinstance(trainer, ConfigCall) else None
+    return any(isinstance(each, ConfigCall) and each.fields.get("tp_comm_overlap") is True for each in found or ())
 
 
-def _is_sharded(config: Made) -> bool:
+def _is_sharded(config: ConfigCall) -> bool:
     """Whether the optimizer is one of NeMo 2 that shards its states (``recipes/optim/adam.py``)."""
     optim = config.fields.get("optim")
-    return isinstance(optim, Made) and optim.name.startswith("distributed_fused_adam")
+    return isinstance(optim, ConfigCall) and optim.name.startswith("distributed_fused_adam")
 
 
-def _precision(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
+def _precision(given: ConfigReader, config: ConfigCall) -> Iterator[tuple[str, list[str]]]:
     """Arguments from the precision object: fields that its function sets, and fields that were set later."""
     trainer = config.fields.get("trainer")
-    made = trainer.fields.get("plugins") if isinstance(trainer, Made) else None
+    made = trainer.fields.get("plugins") if isinstance(trainer, ConfigCall) else None
     name = _name_of_precision(given, made or config.fields.get("mixed_precision"))
     sets = _set_by(name, given.source) if name else {}
 
@@ -164,14 +164,14 @@ def _precision(given: Given, config: Made) -> Iterator[tuple[str, list[str]]]:
         yield "--grad-reduce-in-bf16", []
 
 
-def _name_of_precision(given: Given, made: Any) -> str | None:
+def _name_of_precision(given: ConfigReader, made: Any) -> str | None:
     """The name of the function that creates the precision object; None if only its fields are known."""
     given.used.add("mixed_precision")
     usual = given.values_.get("mixed_precision")  # the recipe's precision, if fields of it were set
-    found = usual if made is None or (isinstance(made, Made) and not made.called) else made
-    if isinstance(found, Unknown):
+    found = usual if made is None or (isinstance(made, ConfigCall) and not made.called) else made
+    if isinstance(found, Unresolved):
         raise UserError(f"{given.source}:{found.line}: mixed_precision = {found.text[:40]}: allowed: a value, no code")
-    if not isinstance(found, Made):
+    if not isinstance(found, ConfigCall):
         return None if found is None else str(found)
     if found.args and isinstance(found.args[0], str):
         return found.args[0]  # get_mixed_precision_config("bf16_mixed")
@@ -205,7 +205,7 @@ def _of_model(model: Any) -> Iterator[str]:
     """Candidate names of a model: the hub name it is loaded from, or that of its config class."""
     if isinstance(model, str):
         yield model
-    if isinstance(model, Made):
+    if isinstance(model, ConfigCall):
         yield model.name
         for each in (*model.args, model.fields.get("config")):
             yield from _of_model(each)

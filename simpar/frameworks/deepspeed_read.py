@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.frameworks.recipes import Given, without_auto
+from simpar.frameworks.recipes import ConfigReader, without_auto
 from simpar.frameworks.target import Imported, plan_said
 from simpar.units import DTYPE_BYTES
 
@@ -54,7 +54,7 @@ def read(text: str, name: str) -> Imported:
     return Imported(plan, given.rest(), notes, local, microbatches, asks=asks)
 
 
-def _batch(given: Given) -> tuple[int | None, int | None]:
+def _batch(given: ConfigReader) -> tuple[int | None, int | None]:
     """Sequences of a step, and the data-parallel ranks that follow from them."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     batch, micro, accumulation = (given.whole(key) for key in names)
@@ -69,7 +69,7 @@ def _batch(given: Given) -> tuple[int | None, int | None]:
     return batch, dp
 
 
-def _local(given: Given, auto: list[str]) -> int | None:
+def _local(given: ConfigReader, auto: list[str]) -> int | None:
     """Sequences of a rank's step, if the config does not give the global batch."""
     micro = given.whole("train_micro_batch_size_per_gpu")
     if not micro or "train_batch_size" in given or {"train_batch_size", "gradient_accumulation_steps"} & set(auto):
@@ -77,7 +77,7 @@ def _local(given: Given, auto: list[str]) -> int | None:
     return micro * (given.whole("gradient_accumulation_steps") or 1)
 
 
-def _microbatches(given: Given, auto: list[str]) -> int | None:
+def _microbatches(given: ConfigReader, auto: list[str]) -> int | None:
     """Microbatches of a rank's step if no micro-batch is given: one, unless the config says more."""
     is_open = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"} & set(auto)
     if is_open or "train_batch_size" not in given or "train_micro_batch_size_per_gpu" in given:
@@ -85,7 +85,7 @@ def _microbatches(given: Given, auto: list[str]) -> int | None:
     return given.whole("gradient_accumulation_steps") or 1
 
 
-def _micro_note(given: Given, batch: int | None, microbatches: int | None) -> str:
+def _micro_note(given: ConfigReader, batch: int | None, microbatches: int | None) -> str:
     if microbatches:
         ranks = f"({microbatches} x data-parallel ranks)"
         return f"The micro-batch is {batch} / {ranks}: the plan has 1; set micro_batch in it."
@@ -94,7 +94,7 @@ def _micro_note(given: Given, batch: int | None, microbatches: int | None) -> st
     return ""
 
 
-def _notes(given: Given, batch: int | None, auto: list[str], micro_note: str) -> Iterator[str]:
+def _notes(given: ConfigReader, batch: int | None, auto: list[str], micro_note: str) -> Iterator[str]:
     if batch:
         yield f"The global batch is {batch} sequences."
     if auto:
@@ -107,7 +107,7 @@ def _notes(given: Given, batch: int | None, auto: list[str], micro_note: str) ->
         yield "Which layers are recomputed is code: set memory.recompute in the plan."
 
 
-def _zero(given: Given, auto: list[str]) -> dict[str, Any]:
+def _zero(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     """Stage, overlap (the default is on for stage 3 only, ``runtime/zero/config.py``), offloading and buckets."""
     stage = given.whole(STAGE, 0) or 0
     if str(stage) not in STAGES:
@@ -126,7 +126,7 @@ def _zero(given: Given, auto: list[str]) -> dict[str, Any]:
     }
 
 
-def _offload(given: Given) -> dict[str, Any]:
+def _offload(given: ConfigReader) -> dict[str, Any]:
     """What is offloaded to the host or to drives. Raises UserError."""
     found: dict[str, Any] = {}
     for name, part in PARTS.items():
@@ -135,7 +135,7 @@ def _offload(given: Given) -> dict[str, Any]:
     return found | {"offload_ratio": ratio if found["offload_optimizer"] not in (None, "none") else None}
 
 
-def home_of(given: Given, key: str) -> str | None:
+def home_of(given: ConfigReader, key: str) -> str | None:
     """Where something is offloaded to; None if the config does not say. Raises UserError."""
     home = given.get(key)
     if home is not None and home not in HOMES:
@@ -143,7 +143,7 @@ def home_of(given: Given, key: str) -> str | None:
     return home
 
 
-def _numerics(given: Given, auto: list[str]) -> dict[str, Any]:
+def _numerics(given: ConfigReader, auto: list[str]) -> dict[str, Any]:
     half = "bf16" if given.get("bf16.enabled") else "fp16" if given.get("fp16.enabled") else "fp32"
     if half == "fp32" and {"bf16.enabled", "fp16.enabled"} & set(auto):
         half = "bf16"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simpar.errors import UserError
 from simpar.frameworks import Loss, load_target, losses, targets_of
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.stacks.stack import Stack
 
@@ -17,7 +17,7 @@ class StackFramework:
 
     name: str
     stack: Stack
-    target: Target
+    target: Workload
     known: frozenset[tuple[str, str]]
 
     def refusal(self, plan: Plan) -> str:
@@ -29,14 +29,14 @@ class StackFramework:
         return "; ".join(str(loss) for loss in lost if (loss.field, str(loss.value)) not in self.known)
 
 
-def losses_of(plan: Plan, target: Target, stack: Stack, name: str) -> tuple[Loss, ...]:
+def losses_of(plan: Plan, target: Workload, stack: Stack, name: str) -> tuple[Loss, ...]:
     """What an export target cannot express of a plan with its dp. Raises UserError if it cannot be asked."""
     named = plan.model_copy(update={"stack": stack.name})
     job = named, target.graph, target.training, name
     return losses(*job, own=stack, devices_per_node=target.devices_per_node)
 
 
-def framework_of(plan: Plan, target: Target, stack: Stack) -> StackFramework | None:
+def framework_of(plan: Plan, target: Workload, stack: Stack) -> StackFramework | None:
     """The framework that a stack belongs to: of its targets that run whole plans, the one that loses least of a plan.
 
     None if no target has the stack, or if the model cannot be described to any.

@@ -10,7 +10,7 @@ from simpar.frameworks import placeholders, rules
 from simpar.frameworks.hub import as_shipped
 from simpar.frameworks.launch import LOCAL_HEAD, SLURM_HEAD
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Numerics, Options, Target
+from simpar.frameworks.target import Options, Target, TargetNumerics
 from simpar.frameworks.yaml_text import yaml_file
 
 CONFIG = "maxtext.yml"
@@ -177,6 +177,6 @@ MAXTEXT = Target(
     files=written,
     notes=notes,
     features=("a part",),
-    numerics=Numerics(OPTIMIZERS, tuple(DTYPES)),
+    numerics=TargetNumerics(OPTIMIZERS, tuple(DTYPES)),
     how="Its `base.yml` is found in the installed package.",
 )

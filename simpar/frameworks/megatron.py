@@ -15,7 +15,7 @@ from simpar.frameworks.megatron_details import detail_arguments, detail_losses, 
 from simpar.frameworks.megatron_hybrid import SCRIPT, hybrid_arguments, hybrid_losses, predictions
 from simpar.frameworks.megatron_read import read
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Numerics, Options, Target
+from simpar.frameworks.target import Options, Target, TargetNumerics
 from simpar.units import DTYPE_BYTES
 
 FLAG = None
@@ -24,7 +24,7 @@ CP_TYPES = {"ring": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "sgd_momentum": "sgd"}
 FP8_RECIPES = {"fp8": ("hybrid", "delayed"), "fp8_blockwise": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
-NUMERICS = Numerics(OPTIMIZERS, ("bf16", "fp16", "fp32", *FP8_RECIPES))
+NUMERICS = TargetNumerics(OPTIMIZERS, ("bf16", "fp16", "fp32", *FP8_RECIPES))
 
 
 DISPATCHERS = {None: "alltoall", "all_to_all": "alltoall", "all_gather": "allgather"}

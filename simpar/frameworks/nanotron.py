@@ -8,7 +8,7 @@ from simpar.frameworks import nanotron_read, placeholders, rules
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.launch import launchers
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Numerics, Options, Target
+from simpar.frameworks.target import Options, Target, TargetNumerics
 from simpar.frameworks.yaml_text import yaml_file
 from simpar.plan.stage_layers import layers_by_cost
 from simpar.units import MIB
@@ -181,6 +181,6 @@ NANOTRON = Target(
     files=files,
     notes=notes,
     read=nanotron_read.read,
-    numerics=Numerics(OPTIMIZERS),
+    numerics=TargetNumerics(OPTIMIZERS),
     how="Set `NANOTRON` to a checkout of nanotron.",
 )

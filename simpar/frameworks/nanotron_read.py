@@ -7,7 +7,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks.match import is_telling, model_note, models_with
-from simpar.frameworks.recipes import Given, flat
+from simpar.frameworks.recipes import ConfigReader, flat
 from simpar.frameworks.target import Imported, plan_said
 from simpar.plan.plan import Plan
 
@@ -27,7 +27,7 @@ def read(text: str, name: str) -> Imported:
     data = files.read_yaml(text, name)
     if not isinstance(data, dict) or not isinstance(data.get("parallelism"), dict):
         raise UserError(f"{name}: no section parallelism, as nanotron's configs have")
-    given = Given(flat(data), name)
+    given = ConfigReader(flat(data), name)
     dp = given.whole("parallelism.dp") or 1
     values = {"stack": "nanotron", "dp": dp, **_layout(given), **_numerics(given)}
     micro = given.whole("tokens.micro_batch_size") or 1
@@ -48,7 +48,7 @@ def read(text: str, name: str) -> Imported:
     return Imported(plan, given.rest(), notes, sizes=sizes if is_telling(sizes) else told, asks={"model": note})
 
 
-def _layout(given: Given) -> dict[str, Any]:
+def _layout(given: ConfigReader) -> dict[str, Any]:
     prefix = "parallelism."
     axes = {"tp": "tp", "pp": "pp", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
     found: dict[str, Any] = {axis: given.whole(prefix + key) or 1 for axis, key in axes.items()}
@@ -68,7 +68,7 @@ def _layout(given: Given) -> dict[str, Any]:
     }
 
 
-def _serial(given: Given, plan: Plan) -> str:
+def _serial(given: ConfigReader, plan: Plan) -> str:
     """A note if tensor-parallel ranks wait for each other; "" if they do not. Raises UserError."""
     key, tensor = f"parallelism.{ASYNC}", plan.tensor_parallel.sequence_parallel
     beside = given.get(key)
@@ -81,7 +81,7 @@ def _serial(given: Given, plan: Plan) -> str:
     return f"{key} is off, for which a plan has no word: stack nanotron is fitted to runs that have it on."
 
 
-def _numerics(given: Given) -> dict[str, Any]:
+def _numerics(given: ConfigReader) -> dict[str, Any]:
     precision = _of(given, "model.dtype", DTYPES, "bfloat16")
     optimizer = _of(given, "optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}, "adamW")
     whole = given.get("optimizer.accumulate_grad_in_fp32", True)
@@ -89,7 +89,7 @@ def _numerics(given: Given) -> dict[str, Any]:
     return {"precision": precision, "optimizer": optimizer, "grad_dtype": gradients}
 
 
-def _of(given: Given, key: str, known: dict[str, str], usual: str) -> str:
+def _of(given: ConfigReader, key: str, known: dict[str, str], usual: str) -> str:
     value = given.get(key)
     value = usual if value is None else value
     if value not in known:

@@ -12,7 +12,7 @@ from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.layout.check import check
 from simpar.layout.moves import choice_of, given_up, reopened, replacements, savings
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 
 MOST_CHANGES, MOST_PLANS = 8, 4
@@ -28,7 +28,7 @@ class Near:
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     """The exported model and training, and the target."""
 
     graph: ModelGraph
@@ -37,7 +37,7 @@ class Job:
     devices_per_node: int
 
 
-def nearest(plan: Plan, job: Job) -> list[Near]:
+def nearest(plan: Plan, job: ExportJob) -> list[Near]:
     """Plans that the target can express with as few changed fields as possible; at most :data:`MOST_PLANS`.
 
     Plans that save as much memory as before come first. ``plan`` has its dp. The result is empty if the model cannot be
@@ -61,7 +61,7 @@ def nearest(plan: Plan, job: Job) -> list[Near]:
     return []
 
 
-def saving(found: list[Near], job: Job) -> list[list[Near]]:
+def saving(found: list[Near], job: ExportJob) -> list[list[Near]]:
     """The same plans with additional memory savings, grouped by the number of additional changes.
 
     More is sharded over data-parallel ranks, all layers are recomputed, or both; variants that the target cannot
@@ -76,7 +76,7 @@ def _distinct(found: Iterable[Near]) -> list[Near]:
     return list(plans.values())[: 2 * MOST_PLANS]
 
 
-def _saving(near: Near, job: Job) -> Iterator[Near]:
+def _saving(near: Near, job: ExportJob) -> Iterator[Near]:
     """A plan with one choice that it has not changed yet at a value that saves more memory."""
     changed = "; ".join(near.changes)
     for change in savings(near.plan):
@@ -85,7 +85,7 @@ def _saving(near: Near, job: Job) -> Iterator[Near]:
             yield replace(other, given_up=near.given_up)
 
 
-def _losses(plan: Plan, job: Job) -> tuple[frameworks.Loss, ...] | None:
+def _losses(plan: Plan, job: ExportJob) -> tuple[frameworks.Loss, ...] | None:
     """What the target cannot express; None if it is not a valid plan."""
     try:
         return frameworks.losses(plan, job.graph, job.training, job.target, devices_per_node=job.devices_per_node)
@@ -93,7 +93,7 @@ def _losses(plan: Plan, job: Job) -> tuple[frameworks.Loss, ...] | None:
         return None
 
 
-def _changed(near: Near, losses: tuple[frameworks.Loss, ...], job: Job) -> Iterator[Near]:
+def _changed(near: Near, losses: tuple[frameworks.Loss, ...], job: ExportJob) -> Iterator[Near]:
     """The plan with another value for the first choice that cannot be expressed and can be changed."""
     names = [choice_of(loss.field) for loss in losses]
     for name in sorted(names, key=lambda name: "dp" not in reopened(name)):  # axes decide others
@@ -103,9 +103,9 @@ def _changed(near: Near, losses: tuple[frameworks.Loss, ...], job: Job) -> Itera
             return
 
 
-def _with(near: Near, values: dict[str, Any], job: Job) -> Near | None:
+def _with(near: Near, values: dict[str, Any], job: ExportJob) -> Near | None:
     """The plan with other values; None if that is not a valid plan."""
-    target = Target(job.graph, job.training, near.plan.mesh.world_size, job.devices_per_node)
+    target = Workload(job.graph, job.training, near.plan.mesh.world_size, job.devices_per_node)
     try:
         plan = check(near.plan.with_values(**values), target)
     except (UserError, ValueError):

@@ -2,7 +2,7 @@
 
 A recipe is a function without required arguments that creates configs and sets their fields. Constants, other functions
 of the file, decided conditions, and fields that are set later are followed. A value that only running would tell is an
-:class:`Unknown` with its text and line.
+:class:`Unresolved` with its text and line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONFIGS = ("run.Config", "run.Partial")
 
 
 @dataclass(frozen=True)
-class Unknown:
+class Unresolved:
     """A value that only running would tell: its source text and line."""
 
     text: str
@@ -44,7 +44,7 @@ class Unknown:
 
 
 @dataclass
-class Made:
+class ConfigCall:
     """The result of a call: the dotted name that was called, its arguments, and fields set since."""
 
     called: str
@@ -60,13 +60,13 @@ class Made:
     def flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         """Fields by dotted name; nested objects contribute their own fields."""
         for key, value in self.fields.items():
-            if isinstance(value, Made) and value.fields:
+            if isinstance(value, ConfigCall) and value.fields:
                 yield from value.flat(f"{prefix}{key}.")
             else:
                 yield f"{prefix}{key}", value
 
 
-class Given(Mapping[str, Any]):
+class ConfigReader(Mapping[str, Any]):
     """Values by dotted name.
 
     Asking for a value that is not known raises UserError; values that were never asked for can be listed.
@@ -79,8 +79,8 @@ class Given(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         self.used.add(key)
         value = self.values_[key]
-        if isinstance(value, Unknown | Made):
-            text = value.text if isinstance(value, Unknown) else f"{value.called}()"
+        if isinstance(value, Unresolved | ConfigCall):
+            text = value.text if isinstance(value, Unresolved) else f"{value.called}()"
             short = " ".join(text.split())[:40]
             raise UserError(f"{self.source}:{value.line}: {key} = {short}: allowed: a value, no code")
         return value
@@ -110,11 +110,11 @@ class Given(Mapping[str, Any]):
         return misspelt(self.rest(), self.used - set(self.values_))
 
 
-def without_auto(data: Mapping[str, Any], source: str) -> tuple[Given, list[str]]:
+def without_auto(data: Mapping[str, Any], source: str) -> tuple[ConfigReader, list[str]]:
     """A config by dotted name, and the names whose value is "auto"."""
     whole = flat(data)
     said = {key: value for key, value in whole.items() if value != AUTO}
-    return Given(said, source), [key for key in whole if key not in said]
+    return ConfigReader(said, source), [key for key in whole if key not in said]
 
 
 def flat(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def nested(given: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _sections(data: Mapping[str, Any]) -> Made:
+def _sections(data: Mapping[str, Any]) -> ConfigCall:
     fields = {str(key): _sections(value) if isinstance(value, dict) else value for key, value in data.items()}
-    return Made("", [], fields)
+    return ConfigCall("", [], fields)
 
 
 class Recipes:
@@ -165,7 +165,7 @@ class Recipes:
             and any(isinstance(part, ast.Return) and part.value is not None for part in ast.walk(node))
         ]  # fmt: skip
 
-    def made(self, recipe: str, wanted: Callable[[Made], bool]) -> tuple[str, Made]:
+    def made(self, recipe: str, wanted: Callable[[ConfigCall], bool]) -> tuple[str, ConfigCall]:
         """A recipe's name and its result; ``recipe`` selects one of several ("" for the only one).
 
         ``wanted`` tells configs from other results. Raises UserError.
@@ -173,11 +173,11 @@ class Recipes:
         if recipe:
             name = files.choose(recipe, self.names(), f"recipe of {self.source}")
             value = self.call(self.functions[name], [], {})
-            if isinstance(value, Made) and wanted(value):
+            if isinstance(value, ConfigCall) and wanted(value):
                 return name, value
             raise UserError(f"{self.source}: {recipe} returns no config that is written out")
         found = {name: self.call(self.functions[name], [], {}) for name in self.names()}
-        configs = {name: made for name, made in found.items() if isinstance(made, Made) and wanted(made)}
+        configs = {name: made for name, made in found.items() if isinstance(made, ConfigCall) and wanted(made)}
         if not configs:
             raise UserError(f"{self.source}: no function returns a config with parallel sizes that are written out")
         if len(configs) > 1:
@@ -186,7 +186,7 @@ class Recipes:
         self.notes.clear()
         (name,) = configs
         value = self.call(self.functions[name], [], {})
-        return name, value if isinstance(value, Made) else configs[name]
+        return name, value if isinstance(value, ConfigCall) else configs[name]
 
     def call(self, node: ast.FunctionDef, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """The return value of a function of the file. Raises UserError for one that calls itself."""
@@ -199,7 +199,7 @@ class Recipes:
         given = dict(zip(names, usual, strict=True))
         given |= dict(zip([each.arg for each in arguments.kwonlyargs], arguments.kw_defaults, strict=True))
         for name, default in given.items():
-            scope[name] = Unknown(name, node.lineno) if default is None else self.value(default, {})
+            scope[name] = Unresolved(name, node.lineno) if default is None else self.value(default, {})
         scope |= dict(zip(names, args, strict=False)) | dict(keywords)
         self.depth += 1
         try:
@@ -225,12 +225,12 @@ class Recipes:
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             self._set(node.target, self.value(node.value, scope), scope)
         elif isinstance(node, ast.AugAssign):
-            self._set(node.target, Unknown(ast.unparse(node), node.lineno), scope)
+            self._set(node.target, Unresolved(ast.unparse(node), node.lineno), scope)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             self._effect(node.value, scope)
         elif isinstance(node, ast.If):
             test = self.value(node.test, scope)
-            if isinstance(test, Unknown):
+            if isinstance(test, Unresolved):
                 self._undecided(node, scope)
                 return _ON
             return self._block(node.body if test else node.orelse, scope)
@@ -247,7 +247,7 @@ class Recipes:
                 raise UserError(f"{self.source}:{part.lineno}: a return that only running would tell")
             if isinstance(part, ast.Assign):
                 for target in part.targets:
-                    self._set(target, Unknown(ast.unparse(part.value), part.lineno), scope)
+                    self._set(target, Unresolved(ast.unparse(part.value), part.lineno), scope)
 
     def _effect(self, node: ast.Call, scope: dict[str, Any]) -> None:
         """A call for its effect; the file's own functions are followed."""
@@ -259,7 +259,7 @@ class Recipes:
         own = isinstance(node.func, ast.Name) and node.func.id in self.functions
         touched = [self.value(arg, scope) for arg in node.args]
         touched.append(holder)
-        if not own and isinstance(value, Made) and any(isinstance(each, Made) for each in touched):
+        if not own and isinstance(value, ConfigCall) and any(isinstance(each, ConfigCall) for each in touched):
             self.notes.append(f"Line {node.lineno}: what {ast.unparse(node)[:60]} changes is not read.")
 
     def _set(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
@@ -271,28 +271,28 @@ class Recipes:
                 made.fields[target.attr] = value
         elif isinstance(target, ast.Tuple | ast.List):
             for each in target.elts:
-                self._set(each, Unknown(ast.unparse(each), target.lineno), scope)
+                self._set(each, Unresolved(ast.unparse(each), target.lineno), scope)
 
-    def _place(self, node: ast.expr, scope: dict[str, Any]) -> Made | None:
+    def _place(self, node: ast.expr, scope: dict[str, Any]) -> ConfigCall | None:
         """The config whose field is set; it is created if it does not exist yet."""
         if isinstance(node, ast.Name):
             found = scope.get(node.id)
-            return found if isinstance(found, Made) else None
+            return found if isinstance(found, ConfigCall) else None
         if not isinstance(node, ast.Attribute):
             return None
         holder = self._place(node.value, scope)
         if holder is None:
             return None
-        inner = holder.fields.setdefault(node.attr, Made(""))
-        return inner if isinstance(inner, Made) else None
+        inner = holder.fields.setdefault(node.attr, ConfigCall(""))
+        return inner if isinstance(inner, ConfigCall) else None
 
     def value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
-        """The value of an expression, :class:`Unknown` if only running would tell."""
+        """The value of an expression, :class:`Unresolved` if only running would tell."""
         try:
             found = self._value(node, scope)
         except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
             found = None if isinstance(node, ast.Constant) and node.value is None else _Not
-        return Unknown(ast.unparse(node), node.lineno) if found is _Not else found
+        return Unresolved(ast.unparse(node), node.lineno) if found is _Not else found
 
     def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant):
@@ -301,7 +301,7 @@ class Recipes:
             return scope.get(node.id, self.constants.get(node.id, _Not))
         if isinstance(node, ast.Attribute):
             base = self.value(node.value, scope)
-            return base.fields.get(node.attr, _Not) if isinstance(base, Made) else _Not
+            return base.fields.get(node.attr, _Not) if isinstance(base, ConfigCall) else _Not
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(each, scope) for each in node.elts]
         if isinstance(node, ast.Dict):
@@ -311,7 +311,7 @@ class Recipes:
             return self._called(node, scope)
         if isinstance(node, ast.IfExp):
             test = self.value(node.test, scope)
-            return _Not if isinstance(test, Unknown) else self.value(node.body if test else node.orelse, scope)
+            return _Not if isinstance(test, Unresolved) else self.value(node.body if test else node.orelse, scope)
         return self._operation(node, scope)
 
     def _operation(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
@@ -340,7 +340,7 @@ class Recipes:
         result: Any = not wanted
         for each in node.values:
             result = self.value(each, scope)
-            if isinstance(result, Unknown) or bool(result) is wanted:
+            if isinstance(result, Unresolved) or bool(result) is wanted:
                 return result
         return result
 
@@ -356,16 +356,16 @@ class Recipes:
             return None if value is _ON else value
         if name in _PLAIN:
             return _PLAIN[name](*map(_known, args), **keywords)
-        if name == "getattr" and len(args) > 1 and isinstance(args[0], Made):
+        if name == "getattr" and len(args) > 1 and isinstance(args[0], ConfigCall):
             return args[0].fields.get(args[1], args[2] if len(args) > 2 else _Not)
         if name in CONFIGS and node.args:
-            return Made(ast.unparse(node.args[0]), args[1:], keywords)
-        if name.rpartition(".")[2] == "replace" and args and isinstance(args[0], Made):
-            return Made(args[0].called, args[0].args, args[0].fields | keywords)
-        if isinstance(node.func, ast.Attribute) and isinstance(inner := self.value(node.func.value, scope), Made):
+            return ConfigCall(ast.unparse(node.args[0]), args[1:], keywords)
+        if name.rpartition(".")[2] == "replace" and args and isinstance(args[0], ConfigCall):
+            return ConfigCall(args[0].called, args[0].args, args[0].fields | keywords)
+        if isinstance(node.func, ast.Attribute) and isinstance(inner := self.value(node.func.value, scope), ConfigCall):
             args = [inner, *args]  # the object of the method call
             name = node.func.attr
-        return Made(name, args, keywords, node.lineno)
+        return ConfigCall(name, args, keywords, node.lineno)
 
 
 class _Mark:
@@ -376,7 +376,7 @@ _ON, _Not = _Mark(), _Mark()
 
 
 def _known(value: Any) -> Any:
-    if isinstance(value, Unknown | Made):
+    if isinstance(value, Unresolved | ConfigCall):
         raise ValueError
     return value
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from simpar.frameworks import hugging_face, rules
 from simpar.frameworks.launch import comment
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Numerics, Options, Target
+from simpar.frameworks.target import Options, Target, TargetNumerics
 
 CONFIG = "smp.json"
 SDK, TRANSFORMERS = "sagemaker>=2.232,<3", "transformers>=4.56,<5"
@@ -166,7 +166,7 @@ SAGEMAKER = Target(
     options=options,
     files=files,
     notes=notes,
-    numerics=Numerics(precisions=("bf16", "fp32")),
+    numerics=TargetNumerics(precisions=("bf16", "fp32")),
     how=(
         f"`pip install '{SDK}'`, then `python job.py ROLE_ARN` starts the job; on HyperPod run `train.py` with "
         "torchrun and the library's init."

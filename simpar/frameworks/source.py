@@ -19,7 +19,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_plan
 from simpar.layout.check import check
 from simpar.layout.deciders import resolve
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.program.perturbation import Perturbation
 from simpar.scenario import Perturbations, chosen_cluster, load_scenario
@@ -30,7 +30,7 @@ CODE = "is code, which no launcher builds; allowed: a model by name or config.js
 
 
 @dataclass(frozen=True)
-class Facts:
+class SourceFlags:
     """Facts given by flags; None if a flag is not given."""
 
     model: str | None = None
@@ -43,7 +43,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """A checked plan with its model, training shape, devices per node, the stack it was made for, and its cluster.
 
     ``stack`` and ``cluster`` are None if they are not known; ``perturbation`` is what makes the cluster's ranks differ.
@@ -58,7 +58,7 @@ class Source:
     cluster: Cluster | None = None
 
 
-def load_source(plan: Plan | Mapping[str, Any] | str | Path, facts: Facts) -> Source:
+def load_source(plan: Plan | Mapping[str, Any] | str | Path, facts: SourceFlags) -> ExportSource:
     """A plan, or the file of a plan, a result or a scenario, checked against its model.
 
     Raises UserError for a file that is none of them, a missing fact, or a plan that is not allowed.
@@ -94,7 +94,7 @@ def _best(candidates: list[Any], source: str) -> dict[str, Any]:
     return plan
 
 
-def _from_plan(data: Mapping[str, Any], source: str, folder: Path, facts: Facts, where: Any) -> Source:
+def _from_plan(data: Mapping[str, Any], source: str, folder: Path, facts: SourceFlags, where: Any) -> ExportSource:
     """A plan of a result; ``where`` is the cluster that the result names."""
     plan = files.parse(Plan, data, source=source)
     if plan.cluster is None and isinstance(where, dict):
@@ -102,7 +102,7 @@ def _from_plan(data: Mapping[str, Any], source: str, folder: Path, facts: Facts,
     return _complete(plan, source, folder, facts)
 
 
-def _from_scenario(name: str, facts: Facts) -> Source:
+def _from_scenario(name: str, facts: SourceFlags) -> ExportSource:
     flags = {
         "model": facts.model, "training.seq_len": facts.seq_len, "training.global_batch": facts.global_batch,
         "cluster.nodes": facts.nodes, "cluster.hardware": facts.hardware, "stack": facts.stack,
@@ -114,11 +114,11 @@ def _from_scenario(name: str, facts: Facts) -> Source:
     plan = scenario.plan.model_copy(update={"stack": scenario.stack or scenario.plan.stack})
     plan = plan.model_copy(update={"model": scenario.model if isinstance(scenario.model, str) else None})
     devices = facts.devices_per_node or cluster.profile.devices_per_node
-    target = Target(scenario.graph(), scenario.training, cluster.world_size, devices)
+    target = Workload(scenario.graph(), scenario.training, cluster.world_size, devices)
     return _checked(plan, target, cluster, scenario.perturb())
 
 
-def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
+def _complete(plan: Plan, source: str, folder: Path, facts: SourceFlags) -> ExportSource:
     named = facts.model or plan.model
     if not named:
         raise UserError(f"{source}: the plan names no model: give --model NAME")
@@ -139,10 +139,10 @@ def _complete(plan: Plan, source: str, folder: Path, facts: Facts) -> Source:
     if world is None:
         raise UserError(f"{source}: the plan leaves dp open: give --nodes N (and --gpus-per-node)")
     named_plan = plan.model_copy(update={"model": named, "stack": facts.stack or plan.stack})
-    return _checked(named_plan, Target(graph, training, world, devices), cluster, differing.of_ranks())
+    return _checked(named_plan, Workload(graph, training, world, devices), cluster, differing.of_ranks())
 
 
-def _cluster(plan: Plan, facts: Facts, degraded: Mapping[str, float]) -> Cluster | None:
+def _cluster(plan: Plan, facts: SourceFlags, degraded: Mapping[str, float]) -> Cluster | None:
     """The cluster that the plan was made for, or that a flag names, with its links; None if neither is given."""
     named = dict(plan.cluster or {}) | ({"hardware": facts.hardware} if facts.hardware else {})
     cluster = cluster_of(named)
@@ -151,7 +151,7 @@ def _cluster(plan: Plan, facts: Facts, degraded: Mapping[str, float]) -> Cluster
     return cluster and cluster.with_degraded(degraded)
 
 
-def _checked(plan: Plan, target: Target, cluster: Cluster | None, differing: Perturbation) -> Source:
+def _checked(plan: Plan, target: Workload, cluster: Cluster | None, differing: Perturbation) -> ExportSource:
     """Check the plan as its stack would run it; open fields stay open, except dp and the schedule."""
     try:
         stack = load_stack(plan.stack or DEFAULT_STACK)
@@ -167,4 +167,4 @@ def _checked(plan: Plan, target: Target, cluster: Cluster | None, differing: Per
     there = cluster if cluster is not None and cluster.world_size == target.world_size else None
     if there is not None:  # the plan carries its cluster
         whole = whole.model_copy(update={"cluster": chosen_cluster(recorded(there))})
-    return Source(whole, target.graph, target.training, target.devices_per_node, differing, found_for, there)
+    return ExportSource(whole, target.graph, target.training, target.devices_per_node, differing, found_for, there)

@@ -95,7 +95,7 @@ def plan_said(values: Mapping[str, Any]) -> Plan:
 
 
 @dataclass(frozen=True)
-class Numerics:
+class TargetNumerics:
     """Numerics of a framework: its names of ``optimizers``, by simpar's names, and its ``precisions``."""
 
     optimizers: Mapping[str, str] = field(default_factory=lambda: OF_TORCH)
@@ -124,7 +124,7 @@ class Target:
     how: str = ""
     read: Callable[[str, str], Imported] | None = field(default=None)
     features: tuple[str, ...] = ()
-    numerics: Numerics = Numerics()
+    numerics: TargetNumerics = TargetNumerics()
 
     @property
     def stack(self) -> str:

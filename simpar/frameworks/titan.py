@@ -11,7 +11,7 @@ from simpar.frameworks import rules
 from simpar.frameworks.architecture import Architecture, architecture
 from simpar.frameworks.hub import as_shipped
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Numerics, Options
+from simpar.frameworks.target import Options, TargetNumerics
 from simpar.layout.check import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.schedules.actions import LETTERS
@@ -49,7 +49,7 @@ OPTIMIZERS = {"adamw": "AdamW"}
 LOAD_BALANCERS = ("zigzag",)
 CSV = "schedule.csv"
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
-NUMERICS = Numerics(OPTIMIZERS, tuple(PRECISIONS))
+NUMERICS = TargetNumerics(OPTIMIZERS, tuple(PRECISIONS))
 
 
 def family(style: Architecture) -> str | None:

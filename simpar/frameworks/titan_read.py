@@ -11,7 +11,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.recompute import every
 from simpar.errors import UserError
 from simpar.frameworks import rules
-from simpar.frameworks.recipes import Given, Made, Recipes, Unknown, flat, split_name
+from simpar.frameworks.recipes import ConfigCall, ConfigReader, Recipes, Unresolved, flat, split_name
 from simpar.frameworks.target import Imported, plan_said
 from simpar.frameworks.titan import FLAVORS, MIXTURES, ROTATION, SCHEDULES
 from simpar.plan.schedules import natural_vpp
@@ -38,7 +38,7 @@ def read(text: str, name: str) -> Imported:
     spec = config.fields.pop("model_spec", config.fields.pop("model", None))
     policy = config.fields.pop("activation_checkpoint", None)
     converters = [*_converters(spec), *_converters(config.fields.pop("model_converters", None))]
-    given = Given(dict(config.flat()), path)
+    given = ConfigReader(dict(config.flat()), path)
     values = {
         "recompute": _recompute_of(policy, path),
         "precision": _precision(given, [each.name for each in converters]),
@@ -47,17 +47,17 @@ def read(text: str, name: str) -> Imported:
     return _imported(given, values, _said(spec), (*recipes.notes, *_converted(converters)))
 
 
-def _is_config(made: Made) -> bool:
+def _is_config(made: ConfigCall) -> bool:
     return made.called.endswith("Trainer.Config")
 
 
-def _converters(made: Any) -> list[Made]:
+def _converters(made: Any) -> list[ConfigCall]:
     """The converters of a model, or of a container of them."""
-    listed = made.fields.get("converters") if isinstance(made, Made) else None
-    return [each for each in listed or [] if isinstance(each, Made)]
+    listed = made.fields.get("converters") if isinstance(made, ConfigCall) else None
+    return [each for each in listed or [] if isinstance(each, ConfigCall)]
 
 
-def _converted(converters: list[Made]) -> Iterator[str]:
+def _converted(converters: list[ConfigCall]) -> Iterator[str]:
     """What a plan does not record of converters: their layers, and converters that change no precision."""
     for each in converters:
         if not any(each.name.lower().startswith(begin) for begin in CONVERTERS):
@@ -69,15 +69,15 @@ def _converted(converters: list[Made]) -> Iterator[str]:
 def _recompute_of(policy: Any, path: str) -> str:
     if policy is None:
         return "none"
-    name = policy.text if isinstance(policy, Unknown) else str(policy)
-    if isinstance(policy, Made):
+    name = policy.text if isinstance(policy, Unresolved) else str(policy)
+    if isinstance(policy, ConfigCall):
         name = policy.fields.get("mode") or policy.name
     if name not in CHECKPOINTING:
         raise UserError(f"{path}: activation_checkpoint = {name}: allowed: None, FullAC, SelectiveAC")
     return CHECKPOINTING[name]
 
 
-def _precision(given: Given, converters: list[str]) -> str:
+def _precision(given: ConfigReader, converters: list[str]) -> str:
     for name in converters:
         known = [ours for begin, ours in CONVERTERS.items() if name.lower().startswith(begin)]
         if known:
@@ -87,7 +87,7 @@ def _precision(given: Given, converters: list[str]) -> str:
 
 def _model(spec: Any, path: str, recipe: str) -> str | None:
     """The shipped model of a flavor; its folder is given by the call, the file's location or the recipe's name."""
-    if not isinstance(spec, Made) or "model" in spec.fields:
+    if not isinstance(spec, ConfigCall) or "model" in spec.fields:
         return None
     flavor = spec.fields.get("flavor", spec.args[0] if spec.args else None)
     near = (spec.called.partition(".")[0], PurePath(path).parent.name)
@@ -101,9 +101,9 @@ def _families() -> dict[str, dict[str, str]]:
 
 
 def _said(spec: Any) -> str:
-    if isinstance(spec, Made) and "model" not in spec.fields:
+    if isinstance(spec, ConfigCall) and "model" not in spec.fields:
         return f"{spec.called.rpartition('.')[0]} {spec.args[0] if spec.args else ''}".strip()
-    return spec.text if isinstance(spec, Unknown) else "of its own"
+    return spec.text if isinstance(spec, Unresolved) else "of its own"
 
 
 def read_toml(text: str, name: str) -> Imported:
@@ -112,7 +112,7 @@ def read_toml(text: str, name: str) -> Imported:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{name}: not valid TOML ({error})") from None
-    given = Given(flat(data), name)
+    given = ConfigReader(flat(data), name)
     if not any(key.startswith("parallelism.") for key in given):
         raise UserError(f"{name}: no section [parallelism], as torchtitan's job configs have")
     converters = given.get("model.converters") or []
@@ -126,7 +126,7 @@ def read_toml(text: str, name: str) -> Imported:
     return _imported(given, values, f"{family} {flavor}", ())
 
 
-def _recompute(given: Given) -> str:
+def _recompute(given: ConfigReader) -> str:
     mode = given.get("activation_checkpoint.mode", "selective")
     option = str(given.get("activation_checkpoint.selective_ac_option", "2"))
     if mode not in ("none", "full", "selective"):
@@ -134,7 +134,7 @@ def _recompute(given: Given) -> str:
     return mode if mode != "selective" else "selective" if option == "op" else every(option)
 
 
-def _imported(given: Given, values: dict[str, Any], said: str, notes: tuple[str, ...]) -> Imported:
+def _imported(given: ConfigReader, values: dict[str, Any], said: str, notes: tuple[str, ...]) -> Imported:
     model = values["model"]
     shape = _shape(given)
     batch = {"global_batch": shape["batch"]} if shape["batch"] else {}
@@ -151,13 +151,13 @@ def _imported(given: Given, values: dict[str, Any], said: str, notes: tuple[str,
     return Imported(made, given.rest(), (*notes, *left, *given.misspelt()), local, asks=asks)
 
 
-def _action_table(given: Given) -> str:
+def _action_table(given: ConfigReader) -> str:
     if not given.get("parallelism.pipeline_parallel_schedule_csv"):
         return ""
     return "The action table is in a file of its own: put its text into pipeline.actions."
 
 
-def _parallel(given: Given, model: str | None) -> dict[str, Any]:
+def _parallel(given: ConfigReader, model: str | None) -> dict[str, Any]:
     replicate = given.whole("parallelism.data_parallel_replicate_degree") or 1
     shard = given.whole("parallelism.data_parallel_shard_degree", -1) or -1
     sizes = {
@@ -187,7 +187,7 @@ def _parallel(given: Given, model: str | None) -> dict[str, Any]:
     return values | _stages(given, sizes["pp"], model)
 
 
-def _stages(given: Given, pp: int, model: str | None) -> dict[str, Any]:
+def _stages(given: ConfigReader, pp: int, model: str | None) -> dict[str, Any]:
     """Schedule and stages: as listed, or else as torchtitan cuts a model, with edges counting as layers."""
     name = str(given.get("parallelism.pipeline_parallel_schedule", "1F1B"))
     parts = given.get("parallelism.module_fqns_per_model_part")
@@ -236,12 +236,12 @@ def layers_of(parts: Any) -> tuple[int, ...] | None:
     return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
 
 
-def _local(given: Given) -> int:
+def _local(given: ConfigReader) -> int:
     """Sequences of a data-parallel rank."""
     return given.whole("training.local_batch_size") or given.whole("training.batch_size") or LOCAL_BATCH
 
 
-def _shape(given: Given) -> dict[str, int]:
+def _shape(given: ConfigReader) -> dict[str, int]:
     """Tokens per sequence; sequences of a microbatch, of a rank's step, and of the global batch (0: open).
 
     Newer configs count tokens instead of sequences.

@@ -13,7 +13,7 @@ from simpar.frameworks import placeholders, rules
 from simpar.frameworks.architecture import architecture
 from simpar.frameworks.launch import comment, launchers
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import OF_TORCH, Numerics, Options, Target
+from simpar.frameworks.target import OF_TORCH, Options, Target, TargetNumerics
 from simpar.layout.check import schedule_of
 from simpar.layout.layout import Layout
 from simpar.plan.schedules.actions import B, F, Schedule
@@ -199,6 +199,6 @@ TORCH = Target(
     options=options,
     files=files,
     notes=notes,
-    numerics=Numerics(precisions=("bf16", "fp32")),
+    numerics=TargetNumerics(precisions=("bf16", "fp32")),
     features=("offload", "a part"),  # `simpar run` runs more than the script
 )

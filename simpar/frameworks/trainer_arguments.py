@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from simpar.frameworks import hugging_face, placeholders, rules
 from simpar.frameworks.hub import HUB, as_shipped
 from simpar.frameworks.subject import Loss, Subject
-from simpar.frameworks.target import Numerics, Options
+from simpar.frameworks.target import Options, TargetNumerics
 from simpar.units import MIB
 
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd"}
-NUMERICS = Numerics(OPTIMIZERS)
+NUMERICS = TargetNumerics(OPTIMIZERS)
 PARSER = "transformers 5.23 (TrainingArguments)"
 
 

@@ -13,7 +13,7 @@ from simpar.errors import UserError
 from simpar.layout.deciders import BY_DEVICES, filled
 from simpar.layout.layout import Layout
 from simpar.plan.choices.pipeline import CUSTOM, MAX_PASSES, check_slices
-from simpar.plan.choices.target import Target, listed_divisors
+from simpar.plan.choices.target import Workload, listed_divisors
 from simpar.plan.choices.tensor_parallel import refuse_tensor_parallel
 from simpar.plan.early import check_early
 from simpar.plan.offload import check_offload
@@ -28,7 +28,7 @@ from simpar.plan.stages import check_stages
 from simpar.plan.sync import apart, num_replicas
 
 
-def check(plan: Plan, target: Target) -> Plan:
+def check(plan: Plan, target: Workload) -> Plan:
     """The plan with dp and the schedule's name filled in. Raises UserError with the first rule it breaks."""
     if plan.pipeline.stages:
         return _check_staged(plan, target)
@@ -42,7 +42,7 @@ def check(plan: Plan, target: Target) -> Plan:
     return plan
 
 
-def keeps_rules(plan: Plan, target: Target, *names: str) -> bool:
+def keeps_rules(plan: Plan, target: Workload, *names: str) -> bool:
     """Whether a resolved plan with its dp keeps the rules ``names`` of :data:`_RULES`."""
     try:
         for name in names:
@@ -52,7 +52,7 @@ def keeps_rules(plan: Plan, target: Target, *names: str) -> bool:
     return True
 
 
-def _check_staged(plan: Plan, target: Target) -> Plan:
+def _check_staged(plan: Plan, target: Workload) -> Plan:
     """The checked plan whose stages have devices of their own; its mesh has pp stages, and ep and etp inside a stage.
 
     A stage in Megatron's roles is checked as the uniform plan that repeats it.
@@ -81,7 +81,7 @@ def _check_staged(plan: Plan, target: Target) -> Plan:
     return plan
 
 
-def _check_stage(plan: Plan, target: Target, index: int) -> None:
+def _check_stage(plan: Plan, target: Workload, index: int) -> None:
     """Raises UserError where the uniform plan that repeats a stage is impossible."""
     try:
         check(plan, target)
@@ -106,7 +106,7 @@ def _whole_table(layout: Layout, training: Training) -> Schedule:
     return make_schedule(layout.schedule, pp, microbatches, vpp, costs=layout.pass_costs or EVEN_COSTS)
 
 
-def _recompute(plan: Plan, target: Target) -> None:
+def _recompute(plan: Plan, target: Workload) -> None:
     """A choice layer by layer covers all layers, and layers that are recomputed together are on one stage."""
     policy, count = plan.memory.recompute, len(target.graph.layers)
     if (chosen := chosen_layers(policy)) is None:
@@ -125,7 +125,7 @@ def _recompute(plan: Plan, target: Target) -> None:
                 )
 
 
-def _refuse_devices(plan: Plan, target: Target) -> None:
+def _refuse_devices(plan: Plan, target: Workload) -> None:
     """Raises UserError unless the mesh has as many ranks as there are devices."""
     mesh, world_size = plan.mesh, target.world_size
     model = mesh.tp * mesh.cp * mesh.pp
@@ -139,12 +139,12 @@ def _refuse_devices(plan: Plan, target: Target) -> None:
         )
 
 
-def _tensor(plan: Plan, target: Target) -> None:
+def _tensor(plan: Plan, target: Workload) -> None:
     sequence_parallel = bool(plan.tensor_parallel.sequence_parallel)
     refuse_tensor_parallel(plan.mesh.tp, target, sequence_parallel=sequence_parallel)
 
 
-def _context(plan: Plan, target: Target) -> None:
+def _context(plan: Plan, target: Workload) -> None:
     """Sequences divide into the chunks of every rank, heads into the Ulysses ranks."""
     cp, choice, seq_len = plan.mesh.cp, plan.context_parallel, target.training.seq_len
     if cp > 1 and target.graph.has_state:
@@ -173,7 +173,7 @@ def _context(plan: Plan, target: Target) -> None:
         )
 
 
-def _experts(plan: Plan, target: Target) -> None:
+def _experts(plan: Plan, target: Workload) -> None:
     """Experts divide over ep ranks and their ffn over etp; ep x etp divides the ranks of a stage."""
     mesh, dims, etp = plan.mesh, target.graph.dims, plan.mesh.expert_tensor_parallel
     if not target.graph.is_mixture:
@@ -209,7 +209,7 @@ def _experts(plan: Plan, target: Target) -> None:
         )
 
 
-def _batch(plan: Plan, target: Target) -> None:
+def _batch(plan: Plan, target: Workload) -> None:
     dp, micro_batch, batch = plan.mesh.replicas, plan.micro_batch, target.training.global_batch
     if batch % dp:
         raise UserError(f"plan.dp = {dp}: does not divide global_batch = {batch}; allowed: a divisor of it")
@@ -220,7 +220,7 @@ def _batch(plan: Plan, target: Target) -> None:
         )
 
 
-def _stages(plan: Plan, target: Target) -> None:
+def _stages(plan: Plan, target: Workload) -> None:
     pipeline, pp = plan.pipeline, plan.mesh.pp
     stages, layers = pp * pipeline.vpp, len(target.graph.layers)
     if stages > layers + 2:
@@ -237,7 +237,7 @@ def _stages(plan: Plan, target: Target) -> None:
         raise UserError(f"plan.layers: stage {given.index(0, 1)} has none; allowed: 0 in the first and the last")
 
 
-def _schedule(plan: Plan, target: Target) -> None:
+def _schedule(plan: Plan, target: Workload) -> None:
     microbatches = plan.num_microbatches(target.training.global_batch)
     stages = plan.mesh.pp * plan.pipeline.vpp
     if stages * microbatches > MAX_PASSES:
@@ -264,7 +264,7 @@ def _schedule(plan: Plan, target: Target) -> None:
         )
 
 
-def _data(plan: Plan, target: Target) -> None:
+def _data(plan: Plan, target: Workload) -> None:
     data, mesh = plan.data_parallel, plan.mesh
     width = mesh.gradient_ranks
     if data.kind == "single_process":
@@ -305,7 +305,7 @@ def _whole_matrices(plan: Plan) -> None:
         )
 
 
-def _single_process(plan: Plan, target: Target) -> None:
+def _single_process(plan: Plan, target: Workload) -> None:
     mesh, zero = plan.mesh, plan.data_parallel.zero
     others: dict[str, Any] = {"tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp}
     for axis, size in others.items():
@@ -320,7 +320,7 @@ def _single_process(plan: Plan, target: Target) -> None:
         )
 
 
-_RULES: dict[str, Callable[[Plan, Target], None]] = {
+_RULES: dict[str, Callable[[Plan, Workload], None]] = {
     "slices": check_slices,
     "context": _context,
     "experts": _experts,

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from simpar.architectures.graph import ModelGraph
 from simpar.plan.choices import CHOICES, context_parallel, data_parallel, execution, numerics, path_of, tensor_parallel
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.offload import offloads_gradients
 from simpar.plan.plan import Plan
 from simpar.plan.stage_layers import layers_by_cost
@@ -45,7 +45,7 @@ def _by_cost(plan: Plan, known: tuple[ModelGraph, Stack]) -> Mapping[str, Any]:
     return {"layers": layers_by_cost(graph, stages)}
 
 
-def _of_devices(plan: Plan, target: Target) -> Mapping[str, Any]:
+def _of_devices(plan: Plan, target: Workload) -> Mapping[str, Any]:
     mesh = plan.mesh
     return {"dp": target.world_size // (mesh.tp * mesh.cp * mesh.pp), "schedule": plan.schedule}
 
@@ -74,7 +74,7 @@ BY_STACK: tuple[Decider[Stack], ...] = (
     ),
 )  # fmt: skip
 BY_MODEL: tuple[Decider[tuple[ModelGraph, Stack]], ...] = (Decider(("layers",), ("pp", "vpp"), _by_cost),)
-BY_DEVICES: tuple[Decider[Target], ...] = (
+BY_DEVICES: tuple[Decider[Workload], ...] = (
     Decider(("dp", "schedule"), ("tp", "cp", "pp", "vpp", "actions"), _of_devices),
     Decider(
         ("sync_every", "staleness", "servers"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from simpar.plan.choices import BY_NAME, CHOICES, MOVES, value_of
 from simpar.plan.choices.choice import Change, Moves, divisors
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 
 FOLLOW_CLUSTER = {"nodes": ("dp",), "hardware": ("dp",)}
@@ -28,7 +28,7 @@ _RANKED = tuple(
 """Choices whose values are ranked by the memory that they save, with their moves and the rank of a value."""
 
 
-def single_changes(plan: Plan, target: Target, *, is_measured: bool = False) -> Iterator[Change]:
+def single_changes(plan: Plan, target: Workload, *, is_measured: bool = False) -> Iterator[Change]:
     """Changes of one choice of a resolved plan, with the keys that belong to it.
 
     ``is_measured``: also those that only help a run with other switches than its stack has by default.
@@ -45,7 +45,7 @@ def changes_to(plan: Plan, name: str, value: Any) -> Iterator[Change]:
     yield from (moves.change(plan, value) if moves is not None and moves.change is not None else ({name: value},))
 
 
-def values_around(plan: Plan, target: Target) -> dict[str, list[Any]]:
+def values_around(plan: Plan, target: Workload) -> dict[str, list[Any]]:
     """Values of every choice that a joint space around a plan varies, the plan's own among them.
 
     Sizes are ascending; of other choices, the plan's value comes first.
@@ -68,12 +68,12 @@ def is_size(name: str) -> bool:
     return moves is not None and moves.size is not None
 
 
-def menus(plan: Plan, target: Target) -> dict[str, list[Any]]:
+def menus(plan: Plan, target: Workload) -> dict[str, list[Any]]:
     """All values of every choice that menus offer, in order, the plan's own among them."""
     return {moves.name: _menu(moves, plan, target) for moves in MOVES if moves.name in IN_MENUS}
 
 
-def _menu(moves: Moves, plan: Plan, target: Target) -> list[Any]:
+def _menu(moves: Moves, plan: Plan, target: Workload) -> list[Any]:
     now = value_of(plan, moves.name)
     if moves.size is None:
         values = list(moves.menu(plan, target)) if moves.menu is not None else []

@@ -28,7 +28,7 @@ from simpar.uncertainty.own_runs import MeasuredLayout, OwnRuns
 from simpar.uncertainty.support import Traits
 from simpar.uncertainty.table import shipped
 from simpar.units import Floats
-from simpar.validation.chosen import Chosen
+from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import changed, changed_stack, cluster_of, job_of, result_of
 
 UNEXPLAINED = 0.05
@@ -245,7 +245,7 @@ def learn_profiles(*runs: str | Path, stack: str | None = None, hardware: str | 
     cannot be used.
     """
     paths = tuple(map(str, runs))
-    measured = runs_of(paths, Chosen(stack, hardware))
+    measured = runs_of(paths, ProfileOverrides(stack, hardware))
     names = ", ".join(Path(path).name for path in paths)
     return Answer(names, measured, most_probable_of(measured.layouts), learn_memory(measured.layouts))
 

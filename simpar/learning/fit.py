@@ -15,7 +15,7 @@ from scipy.optimize import lsq_linear
 
 from simpar.learning.parameters import Name, names_of, parameter, spread_of, tuning_of, value_of
 from simpar.units import Flags, Floats
-from simpar.validation.predict import NO_TUNING, Tuning, predict_time_s
+from simpar.validation.predict import NO_TUNING, ParameterOverrides, predict_time_s
 from simpar.validation.rows import Case, PeakCounts
 
 MODEL_ERROR = 0.05
@@ -52,7 +52,7 @@ class Observed:
     peak: Peak | None = None
 
 
-Names = Callable[[Case, Tuning], Iterator[Name]]
+Names = Callable[[Case, ParameterOverrides], Iterator[Name]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Quantity:
     """A quantity of runs to learn from, measured and predicted (SI units, above zero), and its parameters."""
 
     measured: Callable[[Observed], float]
-    predicted: Callable[[Observed, Tuning], float]
+    predicted: Callable[[Observed, ParameterOverrides], float]
     names: Names
 
 
@@ -92,7 +92,7 @@ class Prior:
     high: Floats
 
     @classmethod
-    def of(cls, cases: Sequence[Case], tuning: Tuning = NO_TUNING, names_of: Names = names_of) -> Prior:
+    def of(cls, cases: Sequence[Case], tuning: ParameterOverrides = NO_TUNING, names_of: Names = names_of) -> Prior:
         """The prior of all parameters that the cases depend on, with values of their profiles or of the tuning."""
         found = {name: value_of(name, case, tuning) for case in cases for name in names_of(case, tuning)}
         names = tuple(sorted(found))
@@ -169,12 +169,12 @@ class Learned:
     left_out: Floats
 
     @property
-    def tuning(self) -> Tuning:
+    def tuning(self) -> ParameterOverrides:
         """The values in the form that predictions take."""
         return tuning_of(dict(zip(self.prior.names, self.values.tolist(), strict=True)))
 
 
-def learn(runs: Sequence[Observed], tuning: Tuning = NO_TUNING, quantity: Quantity = STEP_TIME) -> Learned:
+def learn(runs: Sequence[Observed], tuning: ParameterOverrides = NO_TUNING, quantity: Quantity = STEP_TIME) -> Learned:
     """The most probable parameters after some runs, starting from profiles or a tuning. Raises Unmodelled."""
     prior = Prior.of([run.case for run in runs], tuning, quantity.names)
     scatter = np.array([run.scatter for run in runs])

@@ -14,7 +14,7 @@ import numpy as np
 from simpar.learning.fit import Learned, Observed, Peak, Quantity, learn
 from simpar.learning.parameters import MEMORY, RESERVED, Name
 from simpar.units import GIB
-from simpar.validation.predict import Tuning, cluster_of, predict
+from simpar.validation.predict import ParameterOverrides, cluster_of, predict
 from simpar.validation.rows import Case
 
 ABSURD = 10.0
@@ -49,17 +49,17 @@ def odd_peak(run: Observed) -> str:
     found, has = run.peak.size_bytes / GIB, cluster_of(run.case).device.memory_bytes / GIB
     if found > has:
         return f"{found:,.2f} GiB are more than its device has ({has:.1f})"
-    predicted = _predicted(run, Tuning()) / GIB
+    predicted = _predicted(run, ParameterOverrides()) / GIB
     if not 1 / ABSURD < found / predicted < ABSURD:
         return f"{found:,.2f} GiB measured and {predicted:.1f} predicted: is it in GiB?"
     return ""
 
 
-def _names(case: Case, _: Tuning) -> Iterator[Name]:
+def _names(case: Case, _: ParameterOverrides) -> Iterator[Name]:
     return (("stack", case.stack, key) for key in (*MEMORY, *RESERVED))
 
 
-def _predicted(run: Observed, tuning: Tuning) -> float:
+def _predicted(run: Observed, tuning: ParameterOverrides) -> float:
     assert run.peak is not None, "layouts with a peak alone are learnt from"
     return predict(run.case, tuning).peak_bytes(run.peak.counts)
 

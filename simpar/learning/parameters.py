@@ -25,7 +25,7 @@ from simpar.hardware.profile import ClusterProfile
 from simpar.precisions import PRECISIONS
 from simpar.stacks.stack import Stack, load_stack
 from simpar.units import GIB, MIB, MS, NS, US
-from simpar.validation.predict import Tuning, changed_stack, cluster_of
+from simpar.validation.predict import ParameterOverrides, changed_stack, cluster_of
 from simpar.validation.rows import Case
 
 Name = tuple[str, str, str]
@@ -110,7 +110,7 @@ def parameter(key: str) -> Parameter:
     return known[ATTENTION if key.startswith(ATTENTION) else key]
 
 
-def names_of(case: Case, tuning: Tuning) -> Iterator[Name]:
+def names_of(case: Case, tuning: ParameterOverrides) -> Iterator[Name]:
     """Parameters that the step of a case may depend on."""
     device, precision = cluster_of(case, tuning).device, str(case.plan["precision"])
     for key in reversed(variants(CLOCKS[0], precision)):
@@ -132,7 +132,7 @@ def names_of(case: Case, tuning: Tuning) -> Iterator[Name]:
             yield "cluster", case.hardware, key
 
 
-def value_of(name: Name, case: Case, tuning: Tuning) -> float:
+def value_of(name: Name, case: Case, tuning: ParameterOverrides) -> float:
     """A parameter's value in the tuning, or else in the profiles of a case."""
     kind, part, key = name
     tried = {"device": tuning.devices, "stack": tuning.stacks, "cluster": tuning.clusters}[kind]
@@ -194,9 +194,9 @@ def spread_of(kind: str, key: str) -> float:
     return max(differ, LEAST_SPREAD * usual, parameter(key).least_spread)
 
 
-def tuning_of(values: Mapping[Name, float]) -> Tuning:
+def tuning_of(values: Mapping[Name, float]) -> ParameterOverrides:
     """Parameters in the form that predictions take."""
     found: dict[str, dict[str, dict[str, float]]] = {"device": {}, "stack": {}, "cluster": {}}
     for (kind, part, key), value in values.items():
         found[kind].setdefault(part, {})[key] = value
-    return Tuning(found["device"], found["stack"], found["cluster"])
+    return ParameterOverrides(found["device"], found["stack"], found["cluster"])

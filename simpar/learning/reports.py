@@ -16,7 +16,7 @@ from simpar.plan.plan import Plan
 from simpar.tracing.code import is_code
 from simpar.tracing.load import load_model
 from simpar.validation.cells import Unmodelled
-from simpar.validation.chosen import Chosen
+from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.rows import Case
 
 JOB, REPORT = "job.json", "report.json"
@@ -27,7 +27,7 @@ def is_report(path: str) -> bool:
     return Path(path).is_dir() or Path(path).name == REPORT
 
 
-def reported(path: str, chosen: Chosen) -> Observed:
+def reported(path: str, chosen: ProfileOverrides) -> Observed:
     """The layout of a run and its median step, from its folder or the report in it.
 
     Raises UserError for a folder without them, Unmodelled for a user's own model.
@@ -59,7 +59,7 @@ def _data(path: Path) -> Mapping[str, Any]:
     return result
 
 
-def _case(job: Mapping[str, Any], report: Mapping[str, Any], chosen: Chosen) -> Case:
+def _case(job: Mapping[str, Any], report: Mapping[str, Any], chosen: ProfileOverrides) -> Case:
     hardware = chosen.hardware or report["hardware"]
     if hardware is None:
         raise Unmodelled("was run without --hardware; name it here")

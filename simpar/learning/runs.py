@@ -18,7 +18,7 @@ from simpar.learning.memory import merged_peak, odd_peak
 from simpar.learning.reports import is_report, reported
 from simpar.stacks.stack import load_stack
 from simpar.validation.cells import Row, Unmodelled
-from simpar.validation.chosen import Chosen
+from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import predict_time_s
 from simpar.validation.rates import has_rate, peak_flop_per_s, with_rates
 from simpar.validation.rows import Case, measured
@@ -51,7 +51,7 @@ class Runs:
         return tuple(dict.fromkeys(one.case.graph.name for one in self.layouts))
 
 
-def runs_of(paths: Sequence[str], chosen: Chosen) -> Runs:
+def runs_of(paths: Sequence[str], chosen: ProfileOverrides) -> Runs:
     """Layouts with usable times from tables and from folders of simpar run.
 
     Raises UserError if there is none.
@@ -107,7 +107,7 @@ def _left_out(names: Sequence[str], reason: str) -> str:
     return f"{some}{more} are left out: {reason}"
 
 
-def _observed(line: int, row: Row, chosen: Chosen) -> Observed:
+def _observed(line: int, row: Row, chosen: ProfileOverrides) -> Observed:
     """A row as a layout with its time. Raises Unmodelled, UserError."""
     if odd := suspect(row):
         raise Unmodelled(odd)

@@ -25,7 +25,7 @@ SLOW = "slow node"
 
 
 @dataclass(frozen=True)
-class Setting:
+class CampaignParameters:
     """The parameters of a campaign in seconds: length, D, w, completion of a checkpoint, detection, restart."""
 
     length_s: float
@@ -53,7 +53,7 @@ class Campaign:
 class _Columns:
     """State of all repetitions: clock, columns of the result, when each spare is ready, which still run."""
 
-    setting: Setting
+    setting: CampaignParameters
     rates: Sequence[Rate]
     random: np.random.Generator
     clock: Floats
@@ -74,7 +74,7 @@ class _Columns:
         self.clock[rows] += passed
 
 
-def run_campaign(setting: Setting, rates: Sequence[Rate], runs: int, seed: int) -> Campaign:
+def run_campaign(setting: CampaignParameters, rates: Sequence[Rate], runs: int, seed: int) -> Campaign:
     """Repeat a campaign ``runs`` times.
 
     The same seed gives the same columns: random numbers come from a counter-based generator (Philox). ``rates`` are

@@ -18,7 +18,7 @@ from simpar.stacks.stack import Stack
 
 
 @dataclass(frozen=True)
-class Saving:
+class CheckpointCost:
     """One checkpoint: bytes, s that it blocks training, s until it is complete after that, and s to load it."""
 
     size_bytes: float
@@ -46,7 +46,7 @@ def _network_rate(cluster: Cluster) -> float:
     return out.nics_per_node * out.nic_bandwidth / profile.devices_per_node
 
 
-def saving(size_bytes: float, cluster: Cluster, operation: Operation) -> Saving:
+def saving(size_bytes: float, cluster: Cluster, operation: Operation) -> CheckpointCost:
     """The cost of a checkpoint on a cluster; every device writes an equal share.
 
     Copies go over PCIe to the host, to storage at its guaranteed bandwidth, or to another node's memory at the rate of
@@ -56,11 +56,11 @@ def saving(size_bytes: float, cluster: Cluster, operation: Operation) -> Saving:
     stored = size_bytes / (cluster.nodes * operation.storage_per_node)
     snapshot = share / min(part.profile.host.pcie_bandwidth for part in cluster.parts)
     if operation.checkpoint == "sync":
-        return Saving(size_bytes, stored, 0.0, stored)
+        return CheckpointCost(size_bytes, stored, 0.0, stored)
     if operation.checkpoint == "async":
-        return Saving(size_bytes, snapshot, stored, stored)
+        return CheckpointCost(size_bytes, snapshot, stored, stored)
     rate = min(_network_rate(part) for part in cluster.parts)
-    return Saving(size_bytes, snapshot, share / rate, share / rate + snapshot)
+    return CheckpointCost(size_bytes, snapshot, share / rate, share / rate + snapshot)
 
 
 def young(w: float, m: float) -> float:

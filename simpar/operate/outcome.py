@@ -16,8 +16,8 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import Operation
 from simpar.hardware.reliability import PLANNED, Rate, load_reliability
 from simpar.layout.layout import Layout
-from simpar.operate.campaign import Campaign, Setting, run_campaign
-from simpar.operate.checkpoint import Saving, checkpoint_bytes, daly, efficiency, saving, young
+from simpar.operate.campaign import Campaign, CampaignParameters, run_campaign
+from simpar.operate.checkpoint import CheckpointCost, checkpoint_bytes, daly, efficiency, saving, young
 from simpar.report.result import Result
 from simpar.simulation import stack_for, tuned_graph
 from simpar.stacks.stack import Stack
@@ -97,7 +97,7 @@ class Outcome(Strict):
 
 
 @dataclass(frozen=True)
-class Job:
+class OperatedJob:
     """A job to operate: its cluster, its result (tokens per second, seconds per step, plan), and checkpoint bytes."""
 
     cluster: Cluster
@@ -105,19 +105,19 @@ class Job:
     size_bytes: float
 
     @staticmethod
-    def of(result: Result, cluster: Cluster, model: ModelGraph, stack: Stack | str | None = None) -> Job:
+    def of(result: Result, cluster: Cluster, model: ModelGraph, stack: Stack | str | None = None) -> OperatedJob:
         """A job from a simulated step of a model on a software stack; the result has its resolved plan."""
         plan = result.plan
         size_bytes = checkpoint_bytes(tuned_graph(plan, model), Layout.of(plan), stack_for(plan, stack))
-        return Job(cluster, result, size_bytes)
+        return OperatedJob(cluster, result, size_bytes)
 
     @staticmethod
-    def from_inputs(result: Result, inputs: Mapping[str, Any]) -> Job:
+    def from_inputs(result: Result, inputs: Mapping[str, Any]) -> OperatedJob:
         """A job from a simulated step and the inputs of :func:`simpar.simulate`, with the model as a graph."""
-        return Job.of(result, inputs["cluster"], inputs["model"], inputs.get("stack"))
+        return OperatedJob.of(result, inputs["cluster"], inputs["model"], inputs.get("stack"))
 
 
-def operate(job: Job, operation: Operation, *, seed: int = 0) -> Outcome:
+def operate(job: OperatedJob, operation: Operation, *, seed: int = 0) -> Outcome:
     """Operate a simulated job for days. Raises UserError for an unknown reliability profile, or without days."""
     if operation.days is None:
         raise UserError("operation.days is missing: give --days DAYS")
@@ -128,7 +128,7 @@ def operate(job: Job, operation: Operation, *, seed: int = 0) -> Outcome:
     best = max(daly(saved.blocking_s, mtbf), saved.background_s, job.result.step_time_s) if mtbf < math.inf else DAY_S
     interval = max(operation.interval or best, saved.background_s)
     steps = max(1, round(interval / job.result.step_time_s))
-    setting = Setting(
+    setting = CampaignParameters(
         length_s=operation.days * DAY_S,
         interval_s=steps * job.result.step_time_s,
         blocking_s=saved.blocking_s,
@@ -150,7 +150,11 @@ def _mtbf(rates: tuple[Rate, ...]) -> float:
 
 
 def _outcome(
-    job: Job, operation: Operation, setting: Setting, campaign: Campaign, facts: tuple[Saving, tuple[Rate, ...], int]
+    job: OperatedJob,
+    operation: Operation,
+    setting: CampaignParameters,
+    campaign: Campaign,
+    facts: tuple[CheckpointCost, tuple[Rate, ...], int],
 ) -> Outcome:
     saved, rates, seed = facts
     share = Estimate.of(campaign.useful_s / setting.length_s)
@@ -184,7 +188,7 @@ def _outcome(
     )
 
 
-def _progress(job: Job, setting: Setting, share: float) -> Progress:
+def _progress(job: OperatedJob, setting: CampaignParameters, share: float) -> Progress:
     step_cost = job.result.bill.cost_usd_per_step
     return Progress(
         goodput_tokens_per_s=share * job.result.tokens_per_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from simpar.operate.outcome import Outcome
-from simpar.report.table import Table, text
+from simpar.report.table import ReportTable, text
 from simpar.units import DAY_S, HOUR_S, format_bytes, format_count, format_seconds, number_of
 
 MOST_CAUSES = 8
@@ -32,7 +32,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     if outcome.interruptions.mtbf_s:
         console.print(f"one unexpected interruption every {_long(outcome.interruptions.mtbf_s)}")
     shares = [(name, f"{share:.2%}") for name, share in outcome.time_share.items() if share]
-    console.print(Table([text("where the time goes"), "share"], shares))
+    console.print(ReportTable([text("where the time goes"), "share"], shares))
 
 
 def _checkpoints(outcome: Outcome) -> str:
@@ -46,8 +46,8 @@ def _checkpoints(outcome: Outcome) -> str:
     )
 
 
-def _interruptions(outcome: Outcome) -> Table:
-    table = Table([text("interruptions"), "mean", "90 % of repetitions"])
+def _interruptions(outcome: Outcome) -> ReportTable:
+    table = ReportTable([text("interruptions"), "mean", "90 % of repetitions"])
     for name, found in (("all", outcome.interruptions.every), ("unexpected", outcome.interruptions.unexpected)):
         table.add(name, f"{found.mean:,.1f}", f"{found.p05:,.0f} to {found.p95:,.0f}")
     causes = sorted(outcome.interruptions.by_cause.items(), key=lambda item: -item[1])

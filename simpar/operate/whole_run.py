@@ -13,7 +13,7 @@ from typing import Any
 from simpar.cost.power import device_w, input_w
 from simpar.hardware.cluster import Cluster
 from simpar.hardware.operation import MOST_DAYS, Operation
-from simpar.operate.outcome import Job, Outcome, operate
+from simpar.operate.outcome import OperatedJob, Outcome, operate
 from simpar.report.bill import MWH_J, Failures, WholeRun
 from simpar.report.result import Result
 from simpar.units import DAY_S
@@ -36,10 +36,10 @@ def operated_run(result: Result, inputs: Mapping[str, Any], operation: Operation
     operation = operation or (Operation(reliability=known) if known else None)
     if result.whole_run is None or operation is None:
         return result
-    return with_failures(Job.from_inputs(result, inputs), operation, seed=seed)
+    return with_failures(OperatedJob.from_inputs(result, inputs), operation, seed=seed)
 
 
-def with_failures(job: Job, operation: Operation, *, seed: int = 0) -> Result:
+def with_failures(job: OperatedJob, operation: Operation, *, seed: int = 0) -> Result:
     """The result of a job with failures in its whole run. Raises UserError for an unknown reliability."""
     result = job.result
     ideal = result.whole_run

@@ -20,7 +20,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.inputs import as_cluster
 from simpar.plan.plan import Plan
 from simpar.planner.problem import BY_REGRET, Constraints, Problem, make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import SearchResult
 from simpar.planner.workers import LOCAL, Workers
 from simpar.program.perturbation import Perturbation
@@ -31,7 +31,7 @@ SPACES = {
     "alpa": "stages.alpa.optimize:search_alpa",
     "uneven": "stages.uneven:search_uneven",
 }
-Searcher = Callable[[Problem, Progress], SearchResult]
+Searcher = Callable[[Problem, SearchProgress], SearchResult]
 
 
 @refuses_unknown_keywords
@@ -46,7 +46,7 @@ def search(
     base: Plan | Mapping[str, Any] | str | Path | None = None,
     perturbation: Perturbation | Mapping[str, Any] | None = None,
     space: str | None = None,
-    progress: Progress | None = None,
+    progress: SearchProgress | None = None,
     time_limit_s: float | None = None,
     jobs: int = 1,
     backend: str = LOCAL,
@@ -86,7 +86,7 @@ def search(
         base=base,
         perturbation=perturbation,
     )
-    return searcher(problem, progress or Progress(time_limit_s=time_limit_s, workers=Workers(jobs, backend)))
+    return searcher(problem, progress or SearchProgress(time_limit_s=time_limit_s, workers=Workers(jobs, backend)))
 
 
 def find_space(space: str | None, cluster: Cluster) -> Searcher:

@@ -30,7 +30,7 @@ from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 
 ANY = "any"
 """Value of ``portable`` if no framework has to be able to run the plan."""
-Held = int | float | str | None
+AxisValue = int | float | str | None
 """A value of an axis, or several as comma-separated text."""
 BY_REGRET = "regret"
 """The default objective."""
@@ -58,7 +58,7 @@ class Constraints:
     """
 
     headroom: float = 0.0
-    fixed: Mapping[str, Held | Sequence[Held]] = field(default_factory=dict)
+    fixed: Mapping[str, AxisValue | Sequence[AxisValue]] = field(default_factory=dict)
     portable: str | None = None
     schedules: tuple[str, ...] | None = None
     deadline_s: float | None = None

@@ -22,7 +22,7 @@ TOP = 5
 AGAIN_S = 0.05
 """Interval after which an alarm rings again, in case it rang where it is not heard (block entry, destructors)."""
 OUTSIDE = (__file__, contextlib.__file__)
-"""Files in which the block has not begun or is over: raising there would leave :meth:`Progress.stoppable`."""
+"""Files in which the block has not begun or is over: raising there would leave :meth:`SearchProgress.stoppable`."""
 
 
 def in_words(phase: str, counts: Counts, best: float | None) -> str:
@@ -38,7 +38,7 @@ class TimeIsUp(KeyboardInterrupt):
 
 
 @dataclass
-class Progress:
+class SearchProgress:
     """Wishes and state of a running search: it returns the best ``top`` candidates and calls ``report``.
 
     ``report(phase, counts, best objective or None)`` is called as the search goes on. ``brief`` omits the alternatives

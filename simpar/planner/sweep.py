@@ -11,7 +11,7 @@ from typing import Any
 from simpar.errors import Infeasible
 from simpar.planner.api import find_space
 from simpar.planner.problem import Problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.workers import Workers
 
 Done = Callable[[int], None]
@@ -55,7 +55,7 @@ def sweep(
 
 def search_cell(cell: Cell, space: str | None, time_limit_s: float | None) -> dict[str, Any]:
     """The best plan of one cell as plain data, or the reason why there is none."""
-    facts, progress = _facts(cell), Progress(top=1, brief=True, time_limit_s=time_limit_s)
+    facts, progress = _facts(cell), SearchProgress(top=1, brief=True, time_limit_s=time_limit_s)
     try:
         found = find_space(space, cell.problem.cluster)(cell.problem, progress)
     except Infeasible as reason:
@@ -76,5 +76,5 @@ def _facts(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _ended(progress: Progress) -> dict[str, bool]:
+def _ended(progress: SearchProgress) -> dict[str, bool]:
     return {"interrupted": True} if progress.is_user_stop else {}

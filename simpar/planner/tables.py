@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpar.plan import flat
 from simpar.plan.choices import COLUMNS
-from simpar.report.table import Table
+from simpar.report.table import ReportTable
 from simpar.report.words import layout, probably
 from simpar.units import GIB, format_seconds
 
@@ -59,7 +59,7 @@ def to_html(found: SearchResult) -> str:
         )
         for one in found.candidates
     ]  # fmt: skip
-    table = Table(("", "step", "MFU", "reserved GiB", "fits", "plan"), rows)
+    table = ReportTable(("", "step", "MFU", "reserved GiB", "fits", "plan"), rows)
     sure = "certified" if found.certified_optimal else f"not certified: gap {found.gap:.2%}"
     model, hardware = found.details["model"]["name"], found.details["cluster"]["hardware"]
     asked = f"{model} on {hardware}: best {found.objective}, {sure}"

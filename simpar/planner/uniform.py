@@ -8,7 +8,7 @@ beat that step.
 from __future__ import annotations
 
 from simpar.errors import Infeasible
-from simpar.planner.answer.baselines import Beside, front, margin, naive_choices, runners_up
+from simpar.planner.answer.baselines import AlternativesSearch, front, margin, naive_choices, runners_up
 from simpar.planner.answer.candidates import answer_of
 from simpar.planner.answer.ties import num_compared
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
@@ -17,13 +17,13 @@ from simpar.planner.certify.infeasible import no_answer
 from simpar.planner.certify.scope import scope
 from simpar.planner.certify.seeds import first_plan
 from simpar.planner.problem import Problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import SearchResult
 from simpar.planner.space.portable import of_its_framework
 from simpar.report.result import Result
 
 
-def search_runnable(problem: Problem, progress: Progress) -> SearchResult:
+def search_runnable(problem: Problem, progress: SearchProgress) -> SearchResult:
     """The best plans of the uniform space that the stack's framework supports, unless something else was asked for.
 
     Raises Infeasible as :func:`search_uniform` does.
@@ -31,7 +31,7 @@ def search_runnable(problem: Problem, progress: Progress) -> SearchResult:
     return search_uniform(of_its_framework(problem), progress)
 
 
-def search_uniform(problem: Problem, progress: Progress) -> SearchResult:
+def search_uniform(problem: Problem, progress: SearchProgress) -> SearchResult:
     """The best plans of the uniform space. Raises Infeasible if nothing fits or meets the deadline."""
     objective_rates(problem)
     search = _searched(problem, progress)
@@ -61,14 +61,14 @@ def _stand_beside(search: BranchAndBound, results: list[Result], more: dict[str,
     taken = [row for row, found in field.frontier.simulated.items() if found.plan == winner.plan]
     row, near = taken[0], field.frontier.rows.some(taken[:1])
     if (count := num_compared(winner.problem, progress.top)) > 1:
-        results += reports(runners_up(Beside(field, near), taken, count - 1), progress.workers)
+        results += reports(runners_up(AlternativesSearch(field, near), taken, count - 1), progress.workers)
     if not progress.brief:
-        more["naive"] = naive_choices(Beside(field, near), results[0])
-        more["pareto"] = front(Beside(field, near), row)
+        more["naive"] = naive_choices(AlternativesSearch(field, near), results[0])
+        more["pareto"] = front(AlternativesSearch(field, near), row)
     more["margin"] = margin(field, row)
 
 
-def _searched(problem: Problem, progress: Progress) -> BranchAndBound:
+def _searched(problem: Problem, progress: SearchProgress) -> BranchAndBound:
     """The finished search over all numbers of nodes among which the objective may choose."""
     search = BranchAndBound([], progress)
     with progress.stoppable():

@@ -52,7 +52,7 @@ class Workers:
     def pool(self, function: Callable[[Item], Answer], *, beside: bool = False) -> Pool[Item, Answer]:
         """Processes that call a function; ``beside`` this process, which works as well, there is one less."""
         if self.backend == DASK:
-            return Cluster(function, self.jobs)
+            return DaskWorkers(function, self.jobs)
         return Processes(function, max((num_cores() if self.jobs < 0 else self.jobs) - beside, 1))
 
     def map(self, function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
@@ -131,7 +131,7 @@ def _call_own(item: Any) -> Any:
     return _Own.function(item)
 
 
-class Cluster(Pool[Item, Answer]):
+class DaskWorkers(Pool[Item, Answer]):
     """The workers of a dask cluster, to each of which the function is sent once; at most ``jobs`` calls (-1: any)."""
 
     tells_begun = False

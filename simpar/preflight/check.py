@@ -17,7 +17,7 @@ from simpar.hardware.price import priced
 from simpar.plan.plan import Plan
 from simpar.planner.problem import Constraints, Problem, make_problem
 from simpar.preflight.flags import Patched, patched
-from simpar.preflight.given import Given
+from simpar.preflight.given import ParsedLaunch
 from simpar.preflight.nearby import Nearby, nearby
 from simpar.report.result import Result
 from simpar.simulation import simulate
@@ -25,7 +25,7 @@ from simpar.uncertainty.memory import AS_PREDICTED, WANTED
 
 
 @dataclass(frozen=True)
-class WholeRun:
+class WholeRunFlags:
     """Flags about the whole run: its tokens ("15T"), dollars per device and hour, and its reliability profile."""
 
     tokens: str | None = None
@@ -34,7 +34,7 @@ class WholeRun:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CheckFlags:
     """Flags beside the text, and the wanted probability of fitting; None if a flag is not given.
 
     Flags may repeat what the text says but not contradict it: the text is what runs, so the answer would be about
@@ -48,7 +48,7 @@ class Facts:
     global_batch: int | None = None
     stack: str | None = None
     fits_with: float = WANTED
-    run: WholeRun = WholeRun()
+    run: WholeRunFlags = WholeRunFlags()
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Checked:
     not simulated, None if there are none.
     """
 
-    given: Given
+    given: ParsedLaunch
     result: Result
     fits_with: float
     neighbours: tuple[Neighbour, ...] = ()
@@ -134,7 +134,7 @@ def _figures(result: Result) -> Mapping[str, Any]:
     }
 
 
-def check_launch(given: Given, facts: Facts) -> Checked:
+def check_launch(given: ParsedLaunch, facts: CheckFlags) -> Checked:
     """Simulate what a text would start, and the best layouts near it.
 
     Raises UserError if something is missing, if a flag contradicts the text, or if the launch is not possible.
@@ -177,7 +177,7 @@ def _with_failures(result: Result, problem: Problem, reliability: str | None) ->
     return operated_run(result, inputs, Operation(reliability=reliability) if reliability else None)
 
 
-def _better(given: Given, problem: Problem, plan: Plan, found: Nearby, settled: Plan) -> list[Neighbour]:
+def _better(given: ParsedLaunch, problem: Problem, plan: Plan, found: Nearby, settled: Plan) -> list[Neighbour]:
     """The simulated neighbours that fit, with their changes of the text."""
     before = _with_dp(plan, settled)
     listed = []
@@ -192,13 +192,13 @@ def _with_dp(plan: Plan, settled: Plan) -> Plan:
     return plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"dp": settled.mesh.dp})})
 
 
-def _answered(what: str, given: Given, notes: list[str]) -> None:
+def _answered(what: str, given: ParsedLaunch, notes: list[str]) -> None:
     """Drop the note in which the text's reader asked for ``what``."""
     if (note := given.found.asks.get(what)) in notes:
         notes.remove(note)
 
 
-def _model(given: Given, plan: Plan, facts: Facts) -> str:
+def _model(given: ParsedLaunch, plan: Plan, facts: CheckFlags) -> str:
     model = facts.model or plan.model
     if model is None:
         told = given.found.asks.get("model") or "names no model: give --model NAME"
@@ -206,7 +206,7 @@ def _model(given: Given, plan: Plan, facts: Facts) -> str:
     return model
 
 
-def _check_sizes(given: Given, name: str, graph: ModelGraph) -> None:
+def _check_sizes(given: ParsedLaunch, name: str, graph: ModelGraph) -> None:
     """Raise UserError for a model with other sizes than the text gives."""
     found = unlike(graph, given.found.sizes, given.found.plan.model)
     if found:
@@ -214,13 +214,13 @@ def _check_sizes(given: Given, name: str, graph: ModelGraph) -> None:
         raise _contradicted(given, f"--model {name}", f"has {own}", said)
 
 
-def _contradicted(given: Given, flag: str, means: str, said: str) -> UserError:
+def _contradicted(given: ParsedLaunch, flag: str, means: str, said: str) -> UserError:
     """The error for a flag that contradicts the text, which is what runs."""
     means = f" {means};" if means else ""
     return UserError(f"{flag}:{means} {given.where} says {said}; allowed: what the text says, or no such flag")
 
 
-def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> Training:
+def _training(given: ParsedLaunch, facts: CheckFlags, world_size: int, notes: list[str]) -> Training:
     """The shape of a step from flags or the text, or from the sequences of every data-parallel rank."""
     told = given.found.plan.training or {}
     for flag, name, value in (
@@ -249,7 +249,7 @@ def _training(given: Given, facts: Facts, world_size: int, notes: list[str]) -> 
     return files.parse(Training, shape, source=files.COMMAND_LINE)
 
 
-def _cluster(given: Given, plan: Plan, facts: Facts, notes: list[str]) -> Cluster:
+def _cluster(given: ParsedLaunch, plan: Plan, facts: CheckFlags, notes: list[str]) -> Cluster:
     """The nodes that are started, with the hardware that a flag names."""
     if facts.hardware is None:
         raise UserError("--hardware is missing: no launch command says what it runs on (simpar list hardware)")

@@ -19,7 +19,7 @@ from simpar.frameworks.target import Imported
 from simpar.layout.check import check
 from simpar.layout.decide import decide
 from simpar.plan.choices import BY_STACK
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan, Record
 from simpar.preflight.patch import PATCHERS, SWITCH, Edit
 
@@ -141,9 +141,9 @@ def _options(target: str, problem: Problem, plan: Plan) -> Mapping[str, Any]:
     return found.options(subject(settled, problem.graph, problem.training, found.habits(plan), per_node))
 
 
-def _place(problem: Problem) -> Target:
+def _place(problem: Problem) -> Workload:
     cluster = problem.cluster
-    return Target(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
+    return Workload(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
 
 
 def _written(value: Any, syntax: str | None) -> str | None:

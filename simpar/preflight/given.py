@@ -15,7 +15,7 @@ from simpar.frameworks import read, readable
 from simpar.frameworks.recipes import split_name
 from simpar.frameworks.target import Imported
 from simpar.preflight.flags import Text
-from simpar.preflight.launcher import CONFIGS, Launch, launch_of
+from simpar.preflight.launcher import CONFIGS, LaunchCommand, launch_of
 from simpar.preflight.patch import PATCHERS, Edit
 
 COMMAND = "the command"
@@ -32,7 +32,7 @@ SECTIONS = {
 
 
 @dataclass(frozen=True)
-class Given:
+class ParsedLaunch:
     """A plan from another framework's text, and how many ranks it starts (None if it does not say).
 
     ``where`` names the text in which edits are made.
@@ -41,10 +41,10 @@ class Given:
     found: Imported
     text: Text
     where: str
-    launch: Launch
+    launch: LaunchCommand
 
 
-def given_words(words: Sequence[str], target: str | None = None) -> Given:
+def given_words(words: Sequence[str], target: str | None = None) -> ParsedLaunch:
     """The plan of a launch command or a file. Raises UserError if no reader finds a plan in it."""
     if len(words) == 1 and (words[0] == "-" or not any(each.isspace() for each in words[0])):
         return given_file(words[0], target)
@@ -55,12 +55,12 @@ def given_words(words: Sequence[str], target: str | None = None) -> Given:
     return given_text(shlex.join(words) if len(words) > 1 else words[0], COMMAND, target)
 
 
-def _around(inner: Launch, outer: Launch) -> Launch:
+def _around(inner: LaunchCommand, outer: LaunchCommand) -> LaunchCommand:
     """The launch of a script, with what it was started with (``sbatch -N 4 train.sh``)."""
     return replace(inner, nodes=outer.nodes or inner.nodes, per_node=outer.per_node or inner.per_node)
 
 
-def given_file(name: str, target: str | None = None) -> Given:
+def given_file(name: str, target: str | None = None) -> ParsedLaunch:
     """The plan of a file, of FILE.py:RECIPE, or of standard input (-)."""
     if name == "-":
         import sys
@@ -77,13 +77,13 @@ def given_file(name: str, target: str | None = None) -> Given:
     return given_text(text, name, target, suffix)
 
 
-def given_text(text: str, source: str, target: str | None = None, suffix: str = "") -> Given:
+def given_text(text: str, source: str, target: str | None = None, suffix: str = "") -> ParsedLaunch:
     """The plan of a text by its suffix: a config, a recipe, or shell. Raises UserError."""
     if target is not None and target not in readable():
         raise UserError(f"--from {target}: nothing reads its files{files.allowed(readable())}")
     if suffix in SYNTAX:
         of_file = target or _target_of(text, source, suffix)
-        return _config(text, source, of_file, SYNTAX[suffix], Launch(of_file))
+        return _config(text, source, of_file, SYNTAX[suffix], LaunchCommand(of_file))
     launch = launch_of(text, source)
     chosen = target or launch.target
     if chosen is None:
@@ -97,14 +97,14 @@ def given_text(text: str, source: str, target: str | None = None, suffix: str = 
     return _of_command(text, source, chosen, launch)
 
 
-def _config(text: str, source: str, target: str, syntax: str | None, launch: Launch) -> Given:
+def _config(text: str, source: str, target: str, syntax: str | None, launch: LaunchCommand) -> ParsedLaunch:
     def again(changed: str) -> Imported:
         return read(changed, source, target)
 
-    return Given(again(text), Text(text, syntax, target, again), source, launch)
+    return ParsedLaunch(again(text), Text(text, syntax, target, again), source, launch)
 
 
-def _of_command(text: str, source: str, target: str, launch: Launch) -> Given:
+def _of_command(text: str, source: str, target: str, launch: LaunchCommand) -> ParsedLaunch:
     """The plan of a command that names a config file; torchtitan's options on the command line override the file."""
     path = str(launch.config)
     inner = files.read_text(path)
@@ -122,7 +122,7 @@ def _of_command(text: str, source: str, target: str, launch: Launch) -> Given:
             laid_over = edited
         return read(laid_over, path, target)
 
-    return Given(again(text), Text(text, "shell", target, again), source, launch)
+    return ParsedLaunch(again(text), Text(text, "shell", target, again), source, launch)
 
 
 def _dotted(command: str) -> dict[str, str]:

@@ -55,7 +55,7 @@ _SBATCH = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchCommand:
     """What a command starts: the export target that reads it, the config file it names, nodes, and ranks of each.
 
     ``target`` is None if no framework is recognised; numbers are None if they are not given.
@@ -75,7 +75,7 @@ class Launch:
         return self.ranks
 
 
-def launch_of(text: str, source: str) -> Launch:
+def launch_of(text: str, source: str) -> LaunchCommand:
     """What a command or a shell script starts. Raises UserError if it is not shell text."""
     commands = Script(text, source).commands
     target, config = next(filter(None, map(_started, commands)), (None, None))
@@ -87,7 +87,7 @@ def launch_of(text: str, source: str) -> Launch:
     nodes, per_node, ranks = (_first(told, flags) for flags in (NODES, *of_ranks))
     if nodes is None and ranks is None and _is_alone(told):
         nodes = 1
-    return Launch(target, config, nodes, per_node, ranks)
+    return LaunchCommand(target, config, nodes, per_node, ranks)
 
 
 def _started(words: Sequence[str]) -> tuple[str, str | None] | None:

@@ -18,7 +18,7 @@ from simpar.errors import Infeasible
 from simpar.layout.moves import is_size, leaders, values_around
 from simpar.plan.choices import names_that_decide, path_of, value_of
 from simpar.plan.choices.choice import OPS
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import natural_vpp
 from simpar.planner.certify.exact import is_allowed, job_of
@@ -32,7 +32,7 @@ from simpar.planner.space.rows import ORIGIN, memory_rows, with_late_axes
 from simpar.planner.space.table import Rows
 from simpar.program.lower import Outline
 from simpar.program.perturbation import Perturbation
-from simpar.report.context import Context
+from simpar.report.context import SummaryInputs
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.simulation import outline_job
@@ -178,14 +178,14 @@ def _result(run: Outline, problem: Problem, plan: Plan) -> Result:
     lowered = run.lowered()
     name, engine = choose_engine("auto", lowered.program)
     timing = engine(lowered.program)
-    context = Context(lowered, timing, problem.cluster, name, "full", Perturbation(), asked=plan)
+    context = SummaryInputs(lowered, timing, problem.cluster, name, "full", Perturbation(), asked=plan)
     return summarise(context, with_timeline=False)
 
 
 def _near(problem: Problem, plan: Plan) -> dict[str, list[Any]]:
     """Values of every axis around those of a plan; axes without any keep the plan's."""
     cluster = problem.cluster
-    target = Target(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
+    target = Workload(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
     around = values_around(plan, target)
     return {name: around.get(name, [value_of(plan, name)]) for name in AXIS_NAMES}
 

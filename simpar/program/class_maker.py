@@ -18,7 +18,7 @@ from simpar.program.blocks.rank_view import ANY
 from simpar.program.emission.emit import ClassActions
 from simpar.program.emission.microbatches import MIDDLE, middle
 from simpar.program.emission.shared_cores import are_shared
-from simpar.program.emission.traffic import EMBEDDING_GROUP, Network, embedding_sum
+from simpar.program.emission.traffic import EMBEDDING_GROUP, QuotientNetwork, embedding_sum
 from simpar.program.fold.refinement import by_appearance
 from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries
@@ -28,8 +28,8 @@ from simpar.program.resolve.token_slices import slice_ends, slice_view
 from simpar.program.structure.flatten import flatten
 from simpar.program.structure.one_process import OneProcess
 from simpar.program.structure.pairs import HANDOVER
-from simpar.program.structure.stages import FLAGS, ActionBuilder, Key, Pricing, StageBuilder, flags_of
-from simpar.program.structure.templates import REDUCE, Node, Template, followed, received
+from simpar.program.structure.stages import FLAGS, ActionBuilder, Key, SegmentPrices, StageBuilder, flags_of
+from simpar.program.structure.templates import REDUCE, Template, TemplateNode, followed, received
 from simpar.units import Ints
 
 
@@ -92,7 +92,7 @@ class _Family:
     """
 
     builder: ActionBuilder
-    pricing: Pricing
+    pricing: SegmentPrices
     long: bool
     made: dict[tuple[int, bool], tuple[list[Template], dict[Key, int]]] = field(default_factory=dict)
     _passes: dict[Key, Template] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class _Family:
             if key not in self._passes:
                 self._passes[key] = self.builder.template(key, self.pricing)
 
-    def template(self, key: Key, gathers: tuple[CollectiveUse, ...], messages: tuple[Node, ...]) -> Template:
+    def template(self, key: Key, gathers: tuple[CollectiveUse, ...], messages: tuple[TemplateNode, ...]) -> Template:
         """The action's template, with gathers in front and messages behind its exit; equal ones are made once."""
         if (key, gathers, messages) not in self._joined:
             template = flatten(self._passes[key]) if self.long else self._passes[key]
@@ -113,7 +113,7 @@ class _Family:
 
 
 @dataclass(frozen=True)
-class ClassMaker:
+class RankClassBuilder:
     """Templates and ordered actions of each rank class.
 
     ``builders`` has one for every pipeline rank: the same for all in a uniform plan; else those of stages with meshes
@@ -124,7 +124,7 @@ class ClassMaker:
 
     job: TrainingJob
     builders: tuple[ActionBuilder, ...]
-    network: Network
+    network: QuotientNetwork
     schedule: Schedule
     perturbation: Perturbation
     boundaries: Boundaries | None = None
@@ -260,7 +260,7 @@ class ClassMaker:
         return found_order
 
     @cached_property
-    def _slice_makers(self) -> tuple[ClassMaker, ...]:
+    def _slice_makers(self) -> tuple[RankClassBuilder, ...]:
         """Makers of the templates of every slice of a sequence; none where sequences are whole."""
         slices, builder = self.job.layout.slices, self.builders[0]
         if not slices:
@@ -333,9 +333,9 @@ class ClassMaker:
         families[-1].prepare(needed)
         return families[-1]
 
-    def _pricing(self, class_id: int) -> Pricing:
+    def _pricing(self, class_id: int) -> SegmentPrices:
         rank = int(self.network.quotient.representative_rank[class_id])
-        return Pricing(
+        return SegmentPrices(
             solo=partial(self.network.solo_ns, class_id),
             occupied=partial(self.network.occupied_ns, class_id),
             slowdown=self.perturbation.slow_ranks.get(rank, 1.0),
@@ -362,11 +362,11 @@ class ClassMaker:
         tied = tied and not builder.job.graph.embedding.still
         key = id(builder), stage, root, tied
         if key not in self._known:
-            sums: tuple[Node, ...] = ()
+            sums: tuple[TemplateNode, ...] = ()
             if tied:
                 elements = max(self.builders[at].table_elements for at in (0, -1))
                 use = embedding_sum(elements, self.builders[0].sync)
-                sums = (Node("pp", "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use),)
+                sums = (TemplateNode("pp", "all_reduce tied embedding", (COMPUTE, REDUCE), collective=use),)
             held, matrices = builder.held_parameters(stage), builder.matrices(stage)
             nodes = builder.sync.tail(held, root=root, sums=sums, matrices=matrices)
             self._known[key] = Template(nodes, len(nodes) - 1)

@@ -21,7 +21,7 @@ from simpar.program.blocks.segments import varying_ns
 from simpar.program.fold.refinement import mix
 from simpar.program.ir.program import OpTable, Program
 from simpar.program.lower import Lowered
-from simpar.program.structure.templates import Node, Template
+from simpar.program.structure.templates import Template, TemplateNode
 from simpar.units import NS_PER_S, Flags, Floats, Ints
 
 MANTISSA_BITS = 53
@@ -89,7 +89,7 @@ class Kernels:
         return Kernels(time_ns, action, on_device)
 
 
-def kernel_ns(node: Node) -> int:
+def kernel_ns(node: TemplateNode) -> int:
     """Nanoseconds for which kernels, and gaps between launches, keep the compute stream of a node busy."""
     if node.collective is not None:
         return 0
@@ -115,7 +115,7 @@ def slowest(units: Ints, num_actions: int, sigma: float, seed: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class Jitter:
+class JitteredStep:
     """A step with a timeline for every unit, whose kernels take random factors, none below ``least``.
 
     ``units`` int64[world] is the unit of every rank, ``unit`` int64[num_ops] that of an op.
@@ -128,13 +128,13 @@ class Jitter:
     least: float = 0.0
 
     @staticmethod
-    def of(lowered: Lowered, units: Ints, *, at_peak_s: float = 0.0) -> Jitter:
+    def of(lowered: Lowered, units: Ints, *, at_peak_s: float = 0.0) -> JitteredStep:
         """The jitter of a folded step, whose kernels on a rank take at least ``at_peak_s`` seconds per step."""
         every = lowered.apart(units)
         kernels, class_id = Kernels.of(every), every.program.ops.class_id
         busiest_ns = np.bincount(class_id, kernels.time_ns * kernels.on_device).max(initial=1.0)
         least = min(1.0, at_peak_s * NS_PER_S / busiest_ns)
-        return Jitter(every.program, units, units[every.quotient.representative_rank][class_id], kernels, least)
+        return JitteredStep(every.program, units, units[every.quotient.representative_rank][class_id], kernels, least)
 
     def ops(self, sigma: float, seed: int) -> OpTable:
         """The ops under one seed: kernels with scaled durations, or with scaled work where they share cores."""

@@ -9,12 +9,12 @@ from simpar.hardware.cluster import Cluster
 from simpar.plan.schedules.actions import Schedule
 from simpar.program.blocks.phases import COMPUTE, CONTEXT, EXPERT, TENSOR
 from simpar.program.blocks.rank_view import RankView
-from simpar.program.class_maker import ClassMaker, rank_colours
+from simpar.program.class_maker import RankClassBuilder, rank_colours
 from simpar.program.emission.collective_prices import Added
 from simpar.program.emission.emit import ClassActions, Emitter, Slots
 from simpar.program.emission.microbatches import with_middle
 from simpar.program.emission.shared_cores import are_shared, share_cores
-from simpar.program.emission.traffic import Network, group_kinds, hop_kind, late_per_member_s, streams_of
+from simpar.program.emission.traffic import QuotientNetwork, group_kinds, hop_kind, late_per_member_s, streams_of
 from simpar.program.fold.quotient import Quotient, build_quotient
 from simpar.program.ir.program import Program
 from simpar.program.job import TrainingJob
@@ -31,7 +31,7 @@ class Lowered:
 
     program: Program
     job: TrainingJob
-    maker: ClassMaker
+    maker: RankClassBuilder
     quotient: Quotient
     actions: tuple[ClassActions, ...]
     slots: Slots
@@ -48,12 +48,12 @@ class Lowered:
 class Outline:
     """A step that is decided completely, before its ops are written out; ``actions`` are those of every class."""
 
-    maker: ClassMaker
+    maker: RankClassBuilder
     emitter: Emitter
     actions: tuple[ClassActions, ...]
 
     @staticmethod
-    def of(maker: ClassMaker, **limit: float) -> Outline:
+    def of(maker: RankClassBuilder, **limit: float) -> Outline:
         """The outline of all classes of ranks. Raises UserError for too many ops."""
         actions: dict[int, ClassActions] = {}
         emitter = Emitter(_stream_names(maker), maker.network, **limit)
@@ -130,7 +130,7 @@ def outline(
         kinds, uneven, boundaries = group_kinds(view, builders[0].sync, schedule), view.uneven_context, None
     colours = rank_colours(layout, cluster, perturbation, uneven_context=uneven)
     syncs = list({id(each): each.sync for each in builders}.values())
-    network = Network(
+    network = QuotientNetwork(
         cluster,
         kinds,
         build_quotient(cluster, kinds, colours),
@@ -138,11 +138,11 @@ def outline(
         contention,
         Added.of(job.stack, syncs[0].quantise_s_per_byte),
     )
-    maker = ClassMaker(job, builders, network, schedule, perturbation, boundaries, collapse)
+    maker = RankClassBuilder(job, builders, network, schedule, perturbation, boundaries, collapse)
     return Outline.of(maker)
 
 
-def _stream_names(maker: ClassMaker) -> tuple[str, ...]:
+def _stream_names(maker: RankClassBuilder) -> tuple[str, ...]:
     schedule, syncs = maker.schedule, [each.sync for each in maker.builders]
     layouts = [sync.job.layout for sync in syncs]
     sends = [f"{letter} {hop_kind(delta)}" for delta in range(schedule.num_ranks) for letter in ("send_F", "send_B")]

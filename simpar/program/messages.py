@@ -14,7 +14,7 @@ from simpar.program.fold.quotient import Quotient
 from simpar.program.job import TrainingJob
 from simpar.program.lower_stages import Boundaries, message_kind
 from simpar.program.structure.stages import ActionBuilder, StageBuilder, rests
-from simpar.program.structure.templates import Node
+from simpar.program.structure.templates import TemplateNode
 from simpar.units import Ints
 
 
@@ -30,13 +30,13 @@ class Messages:
     builders: tuple[ActionBuilder, ...]
     schedule: Schedule
     boundaries: Boundaries | None
-    _made: dict[tuple[str, int, float, int], tuple[Node, ...]] = field(init=False, default_factory=dict)
+    _made: dict[tuple[str, int, float, int], tuple[TemplateNode, ...]] = field(init=False, default_factory=dict)
 
-    def of(self, letter: str, stage: int) -> tuple[tuple[CollectiveUse, ...], tuple[Node, ...]]:
+    def of(self, letter: str, stage: int) -> tuple[tuple[CollectiveUse, ...], tuple[TemplateNode, ...]]:
         """What an action does with messages: (:meth:`gathers`, :meth:`sends`)."""
         return self.gathers(letter, stage), self.sends(letter, stage)
 
-    def sends(self, letter: str, stage: int) -> tuple[Node, ...]:
+    def sends(self, letter: str, stage: int) -> tuple[TemplateNode, ...]:
         """The messages of an action to the neighbouring stage: a forward sends ahead, B and I send back."""
         target = stage + 1 if letter == "F" else stage - 1
         if letter == "W" or not 0 <= target < self.schedule.num_stages:
@@ -80,12 +80,12 @@ class Messages:
             row[: len(found)] = found
         return table
 
-    def _nodes(self, letter: str, delta: int, size: float, count: int) -> tuple[Node, ...]:
+    def _nodes(self, letter: str, delta: int, size: float, count: int) -> tuple[TemplateNode, ...]:
         """``count`` messages of ``size`` bytes to the rank ``delta`` ahead in the pipeline."""
         if (letter, delta, size, count) not in self._made:
             stream = f"{'send_F' if letter == 'F' else 'send_B'} {hop_kind(delta)}"
             blocks = self.job.stack.overlap.p2p_blocks_compute
-            node = Node(
+            node = TemplateNode(
                 kind="pp",
                 name="send activations" if letter == "F" else "send gradients",
                 streams=(stream, *BLOCK_STREAMS) if blocks else (stream,),

@@ -6,10 +6,10 @@ Source: Dean et al. 2012 (NeurIPS), Downpour SGD.
 from __future__ import annotations
 
 from simpar.replicas.servers import meet
-from simpar.replicas.setting import Setting
+from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep
 
 
-def rounds(setting: Setting) -> MeanStep:
+def rounds(setting: ReplicaSetting) -> MeanStep:
     """No replica waits for another; they only share links and servers."""
     return meet(setting, lambda _: None)

@@ -8,7 +8,7 @@ from simpar.cost.collectives.choice import collective
 from simpar.engine import choose_engine_here
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label
-from simpar.replicas.setting import Setting
+from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep
 from simpar.units import NS_PER_S, to_ns
 
@@ -19,7 +19,7 @@ LOCAL, AVERAGE, OUTER = (
 )
 
 
-def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> MeanStep:
+def meet(setting: ReplicaSetting, *, size_bytes: float, outer_s: float = 0.0) -> MeanStep:
     """Simulate rounds of ``sync_every`` local steps, an all-reduce of ``size_bytes`` and an update of ``outer_s``.
 
     The all-reduce begins when the last replica arrives, and all replicas wait until it ends.
@@ -59,7 +59,7 @@ def meet(setting: Setting, *, size_bytes: float, outer_s: float = 0.0) -> MeanSt
     )
 
 
-def average_s(setting: Setting, size_bytes: float) -> float:
+def average_s(setting: ReplicaSetting, size_bytes: float) -> float:
     """Seconds of the all-reduce across replicas, with all shards of the model at once on the links that they share."""
     of_rank = setting.replicas.of_rank
     groups = np.argsort(of_rank, kind="stable").reshape(len(setting.replicas), -1).T

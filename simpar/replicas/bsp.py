@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simpar.replicas.servers import meet
-from simpar.replicas.setting import Setting
+from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep
 
 
-def rounds(setting: Setting) -> MeanStep:
+def rounds(setting: ReplicaSetting) -> MeanStep:
     """All replicas wait for each other after every push, so nothing is ever stale."""
     return replace(meet(setting, lambda exchange: exchange.wait_for_clock(0)), staleness=None)

@@ -8,10 +8,10 @@ from importlib import import_module
 import numpy as np
 
 from simpar.replicas.efficiency import efficiency, noise_scale_tokens, of_local_steps, of_staleness
-from simpar.replicas.setting import Setting, setting_of
+from simpar.replicas.setting import ReplicaSetting, setting_of
 from simpar.replicas.staleness import MeanStep
 from simpar.report.bill import Bill
-from simpar.report.context import Context
+from simpar.report.context import SummaryInputs
 from simpar.report.explain import explained
 from simpar.report.parts import Communication, Cooperation, Efficiency, Speed, TimeBreakdown, Why
 from simpar.report.result import Result
@@ -19,7 +19,7 @@ from simpar.report.summarise import bill_of, summarise, with_whole_run
 from simpar.report.waits import OTHER_REPLICAS, Waited
 
 
-def cooperate(context: Context, noise_tokens: float | None = None, *, with_timeline: bool = True) -> Result:
+def cooperate(context: SummaryInputs, noise_tokens: float | None = None, *, with_timeline: bool = True) -> Result:
     """The result of one local step, with times replaced by means over many local steps of all replicas.
 
     Memory, timeline and critical path are those of the local step. ``noise_tokens`` is the
@@ -77,7 +77,7 @@ def _why(result: Result, mean: MeanStep, stretch: float) -> Why:
     return result.why.model_copy(update={"waiting": tuple(waiting), "certainty": known})
 
 
-def _communication(result: Result, setting: Setting, mean: MeanStep, stretch: float) -> dict[str, Communication]:
+def _communication(result: Result, setting: ReplicaSetting, mean: MeanStep, stretch: float) -> dict[str, Communication]:
     """Communication of a local step, stretched to the mean, plus that of the exchange as data-parallel."""
     local = {
         kind: one.model_copy(update={"busy_s": one.busy_s * stretch, "exposed_s": one.exposed_s * stretch})
@@ -86,7 +86,7 @@ def _communication(result: Result, setting: Setting, mean: MeanStep, stretch: fl
     return {**local, "dp": _exchange(local.get("dp"), setting, mean)}
 
 
-def _exchange(inside: Communication | None, setting: Setting, mean: MeanStep) -> Communication:
+def _exchange(inside: Communication | None, setting: ReplicaSetting, mean: MeanStep) -> Communication:
     """Data-parallel traffic inside the step, plus each rank's share of the exchange."""
     ranks = len(setting.replicas.of_rank) / len(setting.replicas)
     how = "push and pull" if mean.server_memory_bytes else "all_reduce of parameters"
@@ -98,7 +98,7 @@ def _exchange(inside: Communication | None, setting: Setting, mean: MeanStep) ->
     )
 
 
-def _bill(context: Context, setting: Setting, mean: MeanStep) -> Bill:
+def _bill(context: SummaryInputs, setting: ReplicaSetting, mean: MeanStep) -> Bill:
     """Rent and energy of the mean step: every replica runs its kernels once per step of its own, and waits otherwise.
 
     Servers are not in the bill. An outer update counts as memory-bound.
@@ -108,7 +108,7 @@ def _bill(context: Context, setting: Setting, mean: MeanStep) -> Bill:
     return bill_of(context, kernels_s, mean.step_s, mean.own_step_s[replica])
 
 
-def _statistics(setting: Setting, mean: MeanStep, speed: Speed, noise_tokens: float | None) -> Efficiency | None:
+def _statistics(setting: ReplicaSetting, mean: MeanStep, speed: Speed, noise_tokens: float | None) -> Efficiency | None:
     """Statistical efficiency by the stated model; None for DiLoCo, whose outer optimizer no such bound describes."""
     job, layout = setting.lowered.job, setting.layout
     replicas = len(setting.replicas)
@@ -123,7 +123,7 @@ def _statistics(setting: Setting, mean: MeanStep, speed: Speed, noise_tokens: fl
     return None
 
 
-def _report(setting: Setting, mean: MeanStep, statistics: Efficiency | None) -> Cooperation:
+def _report(setting: ReplicaSetting, mean: MeanStep, statistics: Efficiency | None) -> Cooperation:
     layout = setting.layout
     return Cooperation(
         scheme=layout.sync,

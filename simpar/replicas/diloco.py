@@ -8,14 +8,14 @@ Source: Douillard et al. 2023, arXiv 2311.08105, algorithm 1.
 from __future__ import annotations
 
 from simpar.replicas.averaging import meet
-from simpar.replicas.setting import Setting
+from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep
 from simpar.units import DTYPE_BYTES
 
 READ, WRITTEN = 3, 2  # fp32 values per parameter, beside the copy in the compute dtype
 
 
-def rounds(setting: Setting) -> MeanStep:
+def rounds(setting: ReplicaSetting) -> MeanStep:
     """An all-reduce of the change in fp32, and an outer update of the parameters that each rank holds."""
     wide = DTYPE_BYTES["fp32"]
     job = setting.lowered.job

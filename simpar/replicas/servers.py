@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from simpar.engine import choose_engine
 from simpar.program.ir.builder import ProgramBuilder
 from simpar.program.ir.program import Label, Timing
-from simpar.replicas.setting import Setting
+from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep, staleness
 from simpar.units import NS_PER_S, Ints, to_ns
 
-Gate = Callable[["Exchange"], None]
+Gate = Callable[["ServerOps"], None]
 
 MOST_STEPS, FEWEST_STEPS, MOST_OPS = 64, 12, 200_000
 WARM_UP = 0.25  # share of the local steps that is simulated but not counted
@@ -35,7 +35,7 @@ LINKS = ("network of the replicas", "network into the servers", "network out of 
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ServerOps:
     """Ops of all local steps: ``compute``, ``push`` and ``pull`` are int64[replicas, steps]."""
 
     build: ProgramBuilder
@@ -53,7 +53,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Roads:
+class ServerLinks:
     """Routes of pushes and pulls int64[replicas], and the bytes/s of every replica's own network cards."""
 
     push: Ints
@@ -61,7 +61,7 @@ class Roads:
     own_bytes_per_s: Ints
 
 
-def meet(setting: Setting, gate: Gate, *, engine: str = "auto") -> MeanStep:
+def meet(setting: ReplicaSetting, gate: Gate, *, engine: str = "auto") -> MeanStep:
     """Simulate many local steps of all replicas with servers between them; ``gate`` adds the scheme's waits."""
     steps = steps_of(len(setting.replicas))
     exchange = exchange_of(setting, steps)
@@ -77,7 +77,7 @@ def steps_of(replicas: int) -> int:
     return int(np.clip(MOST_OPS // (3 * replicas), FEWEST_STEPS, MOST_STEPS))
 
 
-def exchange_of(setting: Setting, steps: int) -> Exchange:
+def exchange_of(setting: ReplicaSetting, steps: int) -> ServerOps:
     """The Program of ``steps`` local steps of every replica, without the waits of a scheme."""
     build = ProgramBuilder()
     replicas = len(setting.replicas)
@@ -102,21 +102,21 @@ def exchange_of(setting: Setting, steps: int) -> Exchange:
     pull = messages(PULL, roads.pull, setting.parameter_bytes)
     turns = np.stack([compute, push, pull], axis=2).reshape(replicas, -1)
     build.place(np.broadcast_to(streams[:, None], turns.shape), turns)
-    return Exchange(build, compute, push, pull)
+    return ServerOps(build, compute, push, pull)
 
 
-def _latency_s(setting: Setting) -> float:
+def _latency_s(setting: ReplicaSetting) -> float:
     profile = setting.cluster.profile
     return profile.scale_out.latency if profile.scale_out else profile.scale_up.latency
 
 
-def update_bytes(setting: Setting) -> float:
+def update_bytes(setting: ReplicaSetting) -> float:
     """Bytes that a server's memory moves for every byte of gradient: the gradient in and out, states both ways."""
     sync, states = setting.sync, 2 * setting.served_bytes
     return (2 * sync.gradient_bytes + states + sync.parameter_bytes) / sync.gradient_bytes
 
 
-def _roads(build: ProgramBuilder, setting: Setting) -> Roads:
+def _roads(build: ProgramBuilder, setting: ReplicaSetting) -> ServerLinks:
     """Add the links of all nodes with ranks and of the servers, and the routes of each replica over them."""
     cluster, replicas = setting.cluster, setting.replicas
     servers = float(setting.layout.servers or 1)
@@ -138,10 +138,10 @@ def _roads(build: ProgramBuilder, setting: Setting) -> Roads:
         own.append(int(node * counts.sum() / per_node))
         pushes.append(build.add_route([*up[nodes], into, memory], [*parts, share, share * update_bytes(setting)]))
         pulls.append(build.add_route([*down[nodes], leave, memory], [*parts, share, share]))
-    return Roads(np.array(pushes), np.array(pulls), np.array(own))
+    return ServerLinks(np.array(pushes), np.array(pulls), np.array(own))
 
 
-def _measured(setting: Setting, exchange: Exchange, timing: Timing) -> MeanStep:
+def _measured(setting: ReplicaSetting, exchange: ServerOps, timing: Timing) -> MeanStep:
     """Rates and parts of a local step, averaged over all steps while every replica is still running.
 
     Steps of a replica count after its warm-up and until the first of all replicas has finished.
@@ -176,7 +176,7 @@ def _mean(columns: Ints, counted: NDArray[np.bool_]) -> NDArray[np.float64]:
     return np.asarray((columns * counted).sum(axis=1) / counted.sum(axis=1), dtype=np.float64)
 
 
-def _busy(setting: Setting, steps_per_s: float) -> dict[str, float]:
+def _busy(setting: ReplicaSetting, steps_per_s: float) -> dict[str, float]:
     """Share of the capacity in use, by kind of link; for the replicas' network that of the busiest node."""
     cluster, profile = setting.cluster, setting.cluster.profile
     out, host = profile.scale_out, profile.host

@@ -18,7 +18,7 @@ from simpar.units import DTYPE_BYTES, Indices, Ints, to_ns
 
 
 @dataclass(frozen=True)
-class Replicas:
+class LocalSteps:
     """Local steps: ``local_ns`` int64[replicas] without jitter, and lognormal factors with ``sigma``, keyed by seed.
 
     ``of_rank`` int64[world] is the replica of every rank.
@@ -49,7 +49,7 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ReplicaSetting:
     """A job whose replicas step on their own, on its cluster.
 
     ``last_ops`` int32[num_classes] are the ops that end the local step of the replica of every class of ranks.
@@ -57,7 +57,7 @@ class Setting:
 
     lowered: Lowered
     cluster: Cluster
-    replicas: Replicas
+    replicas: LocalSteps
     last_ops: Indices
 
     @property
@@ -93,7 +93,7 @@ class Setting:
         return DTYPE_BYTES["fp32"] + moment_bytes(self.layout)
 
 
-def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation: Perturbation) -> Setting:
+def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation: Perturbation) -> ReplicaSetting:
     """Read the replicas' local steps from one simulated step; slow ranks slow their replica, jitter is drawn later."""
     job, program, quotient = lowered.job, lowered.program, lowered.quotient
     classes, ops = program.stream_class[program.streams.owners()], program.streams.item
@@ -101,8 +101,8 @@ def setting_of(lowered: Lowered, timing: Timing, cluster: Cluster, perturbation:
     of_rank = replica_of_rank(job.layout)
     of_replica = _last(of_rank, of_class[quotient.class_of_rank], timing, int(job.layout.replicas))
     local = timing.finish_ns[of_replica] + int(to_ns(job.stack.launch.step_overhead_s))
-    replicas = Replicas(local, of_rank, perturbation.jitter_sigma, perturbation.seed)
-    return Setting(lowered, cluster, replicas, of_replica[of_rank[quotient.representative_rank]])
+    replicas = LocalSteps(local, of_rank, perturbation.jitter_sigma, perturbation.seed)
+    return ReplicaSetting(lowered, cluster, replicas, of_replica[of_rank[quotient.representative_rank]])
 
 
 def _last(owner: Ints, ops: Indices, timing: Timing, count: int) -> Indices:

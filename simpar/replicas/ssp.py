@@ -6,11 +6,11 @@ Source: Ho et al. 2013 (NeurIPS), a stale synchronous parallel parameter server.
 from __future__ import annotations
 
 from simpar.replicas.servers import meet
-from simpar.replicas.setting import Setting
+from simpar.replicas.setting import ReplicaSetting
 from simpar.replicas.staleness import MeanStep
 
 
-def rounds(setting: Setting) -> MeanStep:
+def rounds(setting: ReplicaSetting) -> MeanStep:
     """Parameters for step c + 1 contain all replicas' updates up to step c - staleness."""
     bound = int(setting.layout.staleness or 0)
     return meet(setting, lambda exchange: exchange.wait_for_clock(bound))

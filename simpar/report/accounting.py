@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from simpar.program.emission.traffic import EMBEDDING_GROUP
 from simpar.report.attribution import BUBBLE, GROUPS, SLOW, UNEQUAL, Excess, Gaps, binding_predecessors
-from simpar.report.idle import OWN, WHY, Idle, Participation, Waiting
+from simpar.report.idle import OWN, WHY, IdleTime, Participation, Waiting
 from simpar.report.slot_facts import COMMUNICATION, HOST, INSIDE, PARTS, PASSES, SlotFacts, slot_facts
 from simpar.units import NS_PER_S, Floats, Indices, Ints
 
@@ -61,7 +61,7 @@ class Accounts:
     recompute_ns: Ints
     slowdown: Floats
     binding: Indices
-    idle: Idle
+    idle: IdleTime
 
     @property
     def step_ns(self) -> int:
@@ -162,7 +162,7 @@ def account(
     columns = enumerate(zip(ops, last_ops.tolist(), strict=True))
     gaps = Gaps.joined([Gaps.of(class_id, each, timing, excess, last) for class_id, (each, last) in columns])
     most_slow_ns = timing.makespan_ns - (nominal_ns or 0)
-    idle = Idle.of(lowered, timing, gaps, excess, Participation.of(lowered), most_slow_ns)
+    idle = IdleTime.of(lowered, timing, gaps, excess, Participation.of(lowered), most_slow_ns)
     causes, waits, exposed = _of_ops(lowered, facts), idle.waits_ns(num), idle.exposed_ns(num)
     for number, kind in enumerate(OWN):
         causes[:, CAUSES.index(_CAUSE_OF_KIND[kind])] += exposed[:, number]

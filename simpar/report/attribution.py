@@ -78,7 +78,7 @@ class Gaps:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class GapPieces:
     """Pieces of gaps, columns of [pieces]: the gap, begin and end, and the op that ran there."""
 
     gap: Ints
@@ -86,18 +86,18 @@ class Pieces:
     end: Ints
     op: Indices
 
-    def take(self, rows: Ints | Flags | slice) -> Pieces:
+    def take(self, rows: Ints | Flags | slice) -> GapPieces:
         """The pieces at ``rows``."""
-        return Pieces(self.gap[rows], self.begin[rows], self.end[rows], self.op[rows])
+        return GapPieces(self.gap[rows], self.begin[rows], self.end[rows], self.op[rows])
 
     @staticmethod
-    def joined(parts: Sequence[Pieces]) -> Pieces:
+    def joined(parts: Sequence[GapPieces]) -> GapPieces:
         """All pieces, ordered by gap; within a gap the last piece comes first."""
         columns = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in Pieces.__dataclass_fields__
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in GapPieces.__dataclass_fields__
         }
         order = np.lexsort((-columns["end"], columns["gap"]))
-        return Pieces(**columns).take(order)
+        return GapPieces(**columns).take(order)
 
     @property
     def length_ns(self) -> Ints:
@@ -105,9 +105,9 @@ class Pieces:
         return self.end - self.begin
 
 
-def followed_back(gaps: Gaps, timing: Timing, binding: Indices) -> Pieces:
+def followed_back(gaps: Gaps, timing: Timing, binding: Indices) -> GapPieces:
     """Every gap cut by the ops of the chain that leads back from its end, the last piece of a gap first."""
-    found: list[Pieces] = []
+    found: list[GapPieces] = []
     active, until = np.arange(len(gaps)), gaps.end
     at: Indices = gaps.behind
     while len(active):
@@ -115,10 +115,10 @@ def followed_back(gaps: Gaps, timing: Timing, binding: Indices) -> Pieces:
         active, at, until = active[known], at[known], until[known]
         start, begin = timing.start_ns[at], gaps.begin[active]
         rows = np.flatnonzero(until > np.maximum(start, begin))
-        found.append(Pieces(active[rows], np.maximum(start, begin)[rows], until[rows], at[rows]))
+        found.append(GapPieces(active[rows], np.maximum(start, begin)[rows], until[rows], at[rows]))
         more = start > begin
         active, at, until = active[more], binding[at[more]], start[more]
-    return Pieces.joined(found or [Pieces(*[np.zeros(0, dtype=np.int64)] * 4)])
+    return GapPieces.joined(found or [GapPieces(*[np.zeros(0, dtype=np.int64)] * 4)])
 
 
 def summed_along(binding: Indices, values: Floats) -> Floats:
@@ -195,7 +195,7 @@ def shared_out(wait_ns: Ints, surplus: Floats) -> Ints:
     return result
 
 
-def placed(pieces: Pieces, shares_ns: Ints) -> Iterator[tuple[int, Pieces]]:
+def placed(pieces: GapPieces, shares_ns: Ints) -> Iterator[tuple[int, GapPieces]]:
     """The time ranges of shares of waiting: for each cause the pieces of waiting, filled from the end of a gap.
 
     ``shares_ns`` int64[gaps, causes] sum to the pieces of every gap.
@@ -211,4 +211,4 @@ def placed(pieces: Pieces, shares_ns: Ints) -> Iterator[tuple[int, Pieces]]:
         begin, end = np.maximum(low, offset), np.minimum(high, offset + length)
         rows = np.flatnonzero(end > begin)
         shift = (pieces.end + offset)[rows]
-        yield cause, Pieces(pieces.gap[rows], shift - end[rows], shift - begin[rows], pieces.op[rows])
+        yield cause, GapPieces(pieces.gap[rows], shift - end[rows], shift - begin[rows], pieces.op[rows])

@@ -18,7 +18,7 @@ from simpar.units import Indices
 
 
 @dataclass(frozen=True)
-class Context:
+class SummaryInputs:
     """The inputs of a summary.
 
     ``nominal_ns`` is the step without slow ranks, if there are any; ``asked`` the plan before it was resolved; ``held``

@@ -11,7 +11,7 @@ import numpy as np
 from simpar.program.emission.emit import moved_layer
 from simpar.program.ir.program import Label
 from simpar.program.lower import Lowered
-from simpar.program.structure.templates import Node
+from simpar.program.structure.templates import TemplateNode
 from simpar.report.timeline import InnerSteps
 from simpar.units import Ints
 
@@ -42,12 +42,12 @@ def inner_steps(lowered: Lowered) -> tuple[Ints, tuple[InnerSteps, ...]]:
     return inner_of_op, tuple(insides)
 
 
-def _opens(node: Node) -> bool:
+def _opens(node: TemplateNode) -> bool:
     """Whether a node is opened; a node of several microbatches stays closed."""
     return bool(node.segments) and node.repeats == 1
 
 
-def _open(node: Node, first_layer: int) -> InnerSteps:
+def _open(node: TemplateNode, first_layer: int) -> InnerSteps:
     """The segments of a node in sequence, without steps of zero length."""
     streams: list[str] = []
     labels: list[Label] = []

@@ -16,8 +16,8 @@ from simpar.report.attribution import (
     SLOW,
     WAITS,
     Excess,
+    GapPieces,
     Gaps,
-    Pieces,
     followed_back,
     placed,
     shared_out,
@@ -140,7 +140,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Idle:
+class IdleTime:
     """All gaps: the rank's own communication and launches (``own``), the rest (``waits``), and its causes.
 
     The op of a piece of ``own`` is of the kind that is exposed. ``shares_ns`` int64[gaps, WAITS] splits the waiting of
@@ -148,8 +148,8 @@ class Idle:
     """
 
     gaps: Gaps
-    own: Pieces
-    waits: Pieces
+    own: GapPieces
+    waits: GapPieces
     shares_ns: Ints
     excess: Excess
     part: Participation
@@ -157,7 +157,7 @@ class Idle:
     @staticmethod
     def of(
         lowered: Lowered, timing: Timing, gaps: Gaps, excess: Excess, part: Participation, most_slow_ns: int
-    ) -> Idle:
+    ) -> IdleTime:
         """Follow every gap back and split its waiting: excess of the chain first, then the schedule, then other groups.
 
         No class loses more than ``most_slow_ns`` of the schedule's bubbles to slow ranks.
@@ -180,7 +180,7 @@ class Idle:
         left -= shares[:, BUBBLE]
         shares[:, SLOW] += np.where(behind_slow, left, 0)
         shares[:, GROUPS] += np.where(behind_slow, 0, left)
-        return Idle(gaps, own, waits, shares, excess, part)
+        return IdleTime(gaps, own, waits, shares, excess, part)
 
     def exposed_ns(self, num_classes: int) -> Ints:
         """Exposed communication outside blocks, and waits for launches: int64[num_classes, kinds of OWN]."""
@@ -227,8 +227,8 @@ class Idle:
 
 
 def _with_own_in_parallel(
-    gaps: Gaps, own: Pieces, waits: Pieces, part: Participation, timing: Timing
-) -> tuple[Pieces, Pieces]:
+    gaps: Gaps, own: GapPieces, waits: GapPieces, part: Participation, timing: Timing
+) -> tuple[GapPieces, GapPieces]:
     """Count waiting for others' collectives as the rank's own, as far as it runs one of the kind in the same gap.
 
     The first stage reduces its gradients last. Another stage that waits for it reduces its own gradients in the same
@@ -244,19 +244,19 @@ def _with_own_in_parallel(
         spare = part.under_way(kind, timing).between_ns(gaps.class_id, gaps.begin, gaps.end)
         extra = np.minimum(need, spare - _per_gap(counted, counted.length_ns, gaps))
         parts = dict(placed(theirs, np.stack([extra, need - extra], axis=1)))
-        own = Pieces.joined([own, parts[0]])
+        own = GapPieces.joined([own, parts[0]])
         kept.append(parts[1])
         waits, kind_of = waits.take(kind_of != number), kind_of[kind_of != number]
-    return own, Pieces.joined([waits, *kept])
+    return own, GapPieces.joined([waits, *kept])
 
 
-def _between(pieces: Pieces, low: int, high: int) -> Pieces:
+def _between(pieces: GapPieces, low: int, high: int) -> GapPieces:
     """The pieces of gaps low..high-1, with gaps renumbered from low."""
     found = pieces.take(slice(*np.searchsorted(pieces.gap, [low, high]).tolist()))
-    return Pieces(found.gap - low, found.begin, found.end, found.op)
+    return GapPieces(found.gap - low, found.begin, found.end, found.op)
 
 
-def _per_gap(pieces: Pieces, ns: NDArray[_Number], gaps: Gaps) -> NDArray[_Number]:
+def _per_gap(pieces: GapPieces, ns: NDArray[_Number], gaps: Gaps) -> NDArray[_Number]:
     """Sums of ``ns`` by gap."""
     total = np.zeros(len(gaps), dtype=ns.dtype)
     np.add.at(total, pieces.gap, ns)

@@ -34,7 +34,7 @@ from simpar.report.timeline import (
     Blocks,
     MemoryCurve,
     Overview,
-    StageView,
+    StagePlot,
 )
 from simpar.units import GIB, MS, US, format_bytes, format_seconds
 
@@ -202,7 +202,7 @@ def idle_causes(view: Overview) -> list[str]:
 
 
 def _draw_stage(
-    axes: Axes, row: int, stage: StageView, step_time_s: float, *, scale: float, rasterized: bool
+    axes: Axes, row: int, stage: StagePlot, step_time_s: float, *, scale: float, rasterized: bool
 ) -> set[str]:
     """Draw one row; returns the colours used."""
     _draw_idle(axes, row, stage, step_time_s, scale)
@@ -231,7 +231,7 @@ def _draw_stage(
     return used
 
 
-def _draw_idle(axes: Axes, row: int, stage: StageView, step_time_s: float, scale: float) -> None:
+def _draw_idle(axes: Axes, row: int, stage: StagePlot, step_time_s: float, scale: float) -> None:
     """The background of a row: bubbles hatched, other idle time in tints of its cause's colour."""
     if stage.idle is None:
         whole = [(0, step_time_s / scale)]
@@ -282,7 +282,7 @@ def _label_blocks(axes: Axes, view: Overview, scale: float) -> None:
             )  # fmt: skip
 
 
-def _draw_memory(panel: Axes, stage: StageView, result: Result, scale: float) -> None:
+def _draw_memory(panel: Axes, stage: StagePlot, result: Result, scale: float) -> None:
     curve = _curve(stage)
     time = np.append(curve.time_s, result.step_time_s) / scale
     names = [part for part in MEMORY_PARTS if part in curve.parts]
@@ -319,12 +319,12 @@ def _step_words(result: Result) -> str:
     return step_time_words(result)
 
 
-def _curve(stage: StageView) -> MemoryCurve:
+def _curve(stage: StagePlot) -> MemoryCurve:
     assert stage.memory is not None, "stages without a curve are filtered before drawing"
     return stage.memory
 
 
-def _with_memory(view: Overview) -> list[StageView]:
+def _with_memory(view: Overview) -> list[StagePlot]:
     stages = [stage for stage in view.stages if stage.memory is not None]
     if not stages:
         raise UserError("result: memory curves are missing: write the result with `simpar simulate --json FILE`")

@@ -14,7 +14,7 @@ from simpar.cost.power import streaming_operators
 from simpar.plan.choices.mesh import COMMUNICATION as KINDS_BY_DEGREE
 from simpar.plan.choices.mesh import INSIDE_BLOCKS
 from simpar.program.blocks.phases import COMPUTE
-from simpar.program.structure.templates import Node
+from simpar.program.structure.templates import TemplateNode
 from simpar.units import Indices, Ints
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SlotFacts:
 def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
     """The facts of all slots, in their order."""
     op, slots = lowered.op_of_slot, lowered.slots
-    nodes: list[Node] = []
+    nodes: list[TemplateNode] = []
     first: dict[int, int] = {}  # classes share templates
     found = np.empty(len(op), dtype=np.int32)
     rows = tuple(slots.of_class(class_id) for class_id in range(len(lowered.actions)))
@@ -94,7 +94,7 @@ def slot_facts(lowered: Lowered, timing: Timing) -> SlotFacts:
     )
 
 
-def _inner_parts(node: Node) -> list[int]:
+def _inner_parts(node: TemplateNode) -> list[int]:
     parts = dict.fromkeys(PARTS, 0)
     for _, segment in node.segments:
         for kind, duration in segment.parts_ns.items():
@@ -104,7 +104,7 @@ def _inner_parts(node: Node) -> list[int]:
     return list(parts.values())
 
 
-def _inside(node: Node) -> list[list[int]]:
+def _inside(node: TemplateNode) -> list[list[int]]:
     """Busy ns and bytes of the collectives in a node's blocks, by kind."""
     found = {kind: [0, 0] for kind in INSIDE}
     for _, segment in node.segments:
@@ -115,7 +115,7 @@ def _inside(node: Node) -> list[list[int]]:
     return list(found.values())
 
 
-def _streaming_ns(node: Node, streaming: Collection[str]) -> int:
+def _streaming_ns(node: TemplateNode, streaming: Collection[str]) -> int:
     """The time of the kernels of some operators on the compute stream of a node."""
     if not node.segments:
         return node.duration_ns if COMPUTE in node.streams and node.name in streaming else 0
@@ -127,6 +127,6 @@ def _streaming_ns(node: Node, streaming: Collection[str]) -> int:
     return result
 
 
-def _bytes_moved(node: Node) -> int:
+def _bytes_moved(node: TemplateNode) -> int:
     """Bytes of the tensor that the node's own collective works on."""
     return node.collective.moved_bytes if node.collective else 0

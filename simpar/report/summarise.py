@@ -29,14 +29,14 @@ from simpar.program.lower import Lowered
 from simpar.report.accounting import CAUSES, Accounts
 from simpar.report.bill import Amount, Bill, Step, whole_run
 from simpar.report.certainty import certainty_of
-from simpar.report.context import Context
+from simpar.report.context import SummaryInputs
 from simpar.report.detail import inner_steps
 from simpar.report.explain import critical_path_s, explained
 from simpar.report.parts import Communication, HostReport, MemoryReport, Setup, Speed, StageMemory, TimeBreakdown, Why
 from simpar.report.result import Result
 from simpar.report.slot_facts import COMMUNICATION, HOST
 from simpar.report.timeline import (
-    Idle,
+    IdleSpans,
     MemoryCurve,
     Overview,
     RankClass,
@@ -56,7 +56,7 @@ BETWEEN_STEPS = "the gather of updated parameters"
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
-def summarise(context: Context, *, with_timeline: bool = True) -> Result:
+def summarise(context: SummaryInputs, *, with_timeline: bool = True) -> Result:
     """The Result of one simulated step.
 
     ``with_timeline=False`` leaves out what is only drawn, and the critical path.
@@ -139,7 +139,7 @@ def _overview(timeline: Timeline, accounts: Accounts, between_s: float) -> Overv
         if end_ns > accounts.step_ns:
             begin, end = np.append(begin, accounts.step_ns), np.append(end, end_ns)
             cause = np.append(cause, CAUSES.index(HOST))
-        idle = Idle.of(begin, end, cause, CAUSES, end_ns)
+        idle = IdleSpans.of(begin, end, cause, CAUSES, end_ns)
         stages.append(replace(stage, idle=idle, parts_s={name: value for name, value in parts.items() if value}))
     return Overview(tuple(stages), end_ns / NS_PER_S)
 
@@ -159,7 +159,7 @@ def _rank_classes(lowered: Lowered) -> list[RankClass]:
     ]
 
 
-def _speed(context: Context, step_s: float, recompute_s: float) -> Speed:
+def _speed(context: SummaryInputs, step_s: float, recompute_s: float) -> Speed:
     job, cluster = context.job, context.cluster
     tokens = job.training.tokens_per_step
     devices = cluster.world_size
@@ -198,7 +198,7 @@ def _peak_flop_per_s(job: TrainingJob, cluster: Cluster) -> float:
     return sum(part.world_size * peaks[cluster.devices.index(part.device)] for part in cluster.parts)
 
 
-def _slow_ranks(context: Context, step_s: float) -> SlowRanks | None:
+def _slow_ranks(context: SummaryInputs, step_s: float) -> SlowRanks | None:
     """Ranks slower than others, and the step without the slowdown."""
     slow = {rank: by for rank, by in context.perturbation.slow_ranks.items() if by > 1}
     if not slow or context.nominal_ns is None:
@@ -207,7 +207,7 @@ def _slow_ranks(context: Context, step_s: float) -> SlowRanks | None:
     return SlowRanks(factors=slow, step_time_without_s=step_s - added_s)
 
 
-def _expert_load(context: Context) -> ExpertLoad | None:
+def _expert_load(context: SummaryInputs) -> ExpertLoad | None:
     """How unevenly tokens spread over expert ranks; None if they are balanced."""
     graph, layout = context.job.graph, context.job.layout
     ranks, is_even = layout.mesh.ep, not layout.expert_imbalance or layout.capacity_factor is not None
@@ -221,7 +221,7 @@ def _expert_load(context: Context) -> ExpertLoad | None:
     )
 
 
-def _waiting(context: Context, accounts: Accounts, critical: int) -> tuple[Waited, ...]:
+def _waiting(context: SummaryInputs, accounts: Accounts, critical: int) -> tuple[Waited, ...]:
     """The ranks that the critical class waits for."""
     quotient, stage = context.lowered.quotient, context.lowered.stage_of_class
     result = []
@@ -241,7 +241,7 @@ def _waiting(context: Context, accounts: Accounts, critical: int) -> tuple[Waite
 
 
 def _communication(
-    context: Context, accounts: Accounts, critical: int, breakdown: Mapping[str, float]
+    context: SummaryInputs, accounts: Accounts, critical: int, breakdown: Mapping[str, float]
 ) -> dict[str, Communication]:
     """Kinds of communication that the plan has, on the critical class."""
     algorithms: dict[str, set[str]] = {}
@@ -275,7 +275,7 @@ def _constant_parts(one: Footprint) -> dict[str, float]:
     }
 
 
-def _stage_memory(context: Context, held: tuple[Footprint, ...]) -> list[StageMemory]:
+def _stage_memory(context: SummaryInputs, held: tuple[Footprint, ...]) -> list[StageMemory]:
     """The memory of every pipeline stage, for its class with the fullest devices."""
     stages: dict[int, StageMemory] = {}
     kinds = context.cluster.device_of(context.lowered.quotient.representative_rank).tolist()
@@ -333,7 +333,7 @@ def _words(label: Label) -> str:
     return kind if name == label.kind else f"{kind} {name}"
 
 
-def _memory(context: Context, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
+def _memory(context: SummaryInputs, stages: list[StageMemory], held: tuple[Footprint, ...]) -> MemoryReport:
     """The memory report; peaks are those on the fullest kind of device."""
     beside = on_fullest_device(held)
     capacity = beside[0].capacity_bytes
@@ -367,7 +367,7 @@ def _host(use: HostUse | None) -> HostReport | None:
     )
 
 
-def bill_of(context: Context, kernels_s: Floats, step_s: float, own_step_s: Floats | None = None) -> Bill:
+def bill_of(context: SummaryInputs, kernels_s: Floats, step_s: float, own_step_s: Floats | None = None) -> Bill:
     """Rental price of the devices, and energy of whole nodes by the load of their devices (:mod:`simpar.cost.power`).
 
     ``kernels_s`` is :meth:`Accounts.kernels_s`. ``own_step_s`` float64[num_classes] are the local steps of classes, if
@@ -393,7 +393,7 @@ def bill_of(context: Context, kernels_s: Floats, step_s: float, own_step_s: Floa
     return Bill(cost_usd_per_step=None if isnan(cost) else cost, energy_j_per_step=None if isnan(energy) else energy)
 
 
-def _setup(context: Context) -> Setup:
+def _setup(context: SummaryInputs) -> Setup:
     job, cluster, quotient = context.job, context.cluster, context.lowered.quotient
     stated = job.layout.to_plan()
     return Setup(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simpar.files import write_atomic
 from simpar.formats import SWEEP
 from simpar.report.result import Result
-from simpar.report.table import Column, Table, text
+from simpar.report.table import Column, ReportTable, text
 from simpar.report.words import interval_words, probably
 from simpar.units import format_bytes, format_seconds
 
@@ -102,7 +102,7 @@ def to_dict(rows: Sequence[Swept]) -> dict[str, Any]:
     return {SWEEP.key: SWEEP.version, "sweep": found}
 
 
-def table(rows: Sequence[Swept]) -> Table:
+def table(rows: Sequence[Swept]) -> ReportTable:
     """A row per choice: keys, step, MFU, busy and exposed time by kind, memory.
 
     On a narrow terminal communication is omitted first, then the interval.
@@ -110,7 +110,7 @@ def table(rows: Sequence[Swept]) -> Table:
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
     interval = Column("90 % interval", spare=len(kinds) + 1)
     sent_by = (Column(f"{kind} busy / exposed", spare=at) for at, kind in enumerate(kinds, start=1))
-    result = Table([*rows[0].choice, "step", interval, "MFU", *sent_by, "memory", text()])
+    result = ReportTable([*rows[0].choice, "step", interval, "MFU", *sent_by, "memory", text()])
     for row in rows:
         values = tuple(map(str, row.choice.values()))
         if row.result is None:
@@ -129,12 +129,12 @@ def table(rows: Sequence[Swept]) -> Table:
     return result
 
 
-def si_table(rows: Sequence[Swept]) -> Table:
+def si_table(rows: Sequence[Swept]) -> ReportTable:
     """A row per choice, in SI units: keys, step, interval, MFU, memory, busy, exposed."""
     kinds = list(dict.fromkeys(kind for row in rows if row.result for kind in row.result.communication))
     head = ["step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s", "mfu", "peak_reserved_bytes", "fits"]
     sent = [f"{kind}_{part}_s" for kind in kinds for part in ("busy", "exposed")]
-    table = Table([*rows[0].choice, *head, "fit_probability", *sent, "refused", "interrupted"])
+    table = ReportTable([*rows[0].choice, *head, "fit_probability", *sent, "refused", "interrupted"])
     for row in rows:
         if row.result is None:
             blank = [""] * (len(head) + 1 + len(sent))
@@ -194,7 +194,7 @@ def print_sweep(sweep: Sweep, console: Console) -> None:
         ("*" if row is best else "", *line[:-1], line[-1] if row.result else row.instead)
         for row, line in zip(sweep.rows, shown.rows, strict=True)
     ]
-    console.print(Table([text(), *shown.columns], lines))
+    console.print(ReportTable([text(), *shown.columns], lines))
     for row in sweep.rows:
         if row.refused:
             console.print(f"{choice_text(row.choice)}: {row.refused}", soft_wrap=True, markup=False)

@@ -42,7 +42,7 @@ def text(title: str = "", least: int | None = None) -> Column:
     return Column(title, "left", least)
 
 
-class Table:
+class ReportTable:
     """Columns (a text is the title of a column of numbers) and rows; a row that is too short ends with blank cells.
 
     A rich console prints it, with lines and bold titles on a terminal only.
@@ -56,10 +56,10 @@ class Table:
         self.header = header
 
     @staticmethod
-    def of_records(records: Sequence[Mapping[str, Any]]) -> Table:
+    def of_records(records: Sequence[Mapping[str, Any]]) -> ReportTable:
         """A column for every name in some record, blank where a record lacks it."""
         names = list(dict.fromkeys(name for record in records for name in record))
-        return Table(names, [[record.get(name, "") for name in names] for record in records])
+        return ReportTable(names, [[record.get(name, "") for name in names] for record in records])
 
     @property
     def titles(self) -> list[str]:

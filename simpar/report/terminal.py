@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from simpar.report.table import Column, Table, text
+from simpar.report.table import Column, ReportTable, text
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.report.words import figures, headline, how_sure, three, verdict
 from simpar.scenario import Published
@@ -79,7 +79,7 @@ def _print_trials(result: Result, console: Console) -> None:
         )
         for trial in worth_showing(result)
     ]
-    console.print(Table(columns, rows))
+    console.print(ReportTable(columns, rows))
 
 
 def worth_showing(result: Result) -> list[Trial]:
@@ -98,7 +98,7 @@ def print_names(names: Mapping[str, str], console: Console) -> None:
             line = f"{name:{widest}}  {description}".rstrip()
             console.print(line, soft_wrap=True, markup=False, highlight=False)
         return
-    console.print(Table([text(), text(least=20)], list(names.items()), header=False))
+    console.print(ReportTable([text(), text(least=20)], list(names.items()), header=False))
 
 
 def published_rows(result: Result) -> list[tuple[str, float, float]]:
@@ -128,8 +128,8 @@ def _published_lines(result: Result) -> Iterator[str]:
         yield f"source: {result.published.source}" + (f". {result.published.note}" if result.published.note else "")
 
 
-def _breakdown(result: Result, console: Console) -> Table:
-    table = Table([text("part"), "time", "of the step", text()])
+def _breakdown(result: Result, console: Console) -> ReportTable:
+    table = ReportTable([text("part"), "time", "of the step", text()])
     for name, value in result.time_breakdown_s.model_dump().items():
         share = value / result.step_time_s
         bar = "█" * round(BAR_WIDTH * share) if console.is_terminal else ""
@@ -141,8 +141,8 @@ def _breakdown(result: Result, console: Console) -> Table:
     return table
 
 
-def _communication(result: Result) -> Table:
-    table = Table([text("kind"), text("algorithm", least=12), "volume per rank", "busy", "exposed"])
+def _communication(result: Result) -> ReportTable:
+    table = ReportTable([text("kind"), text("algorithm", least=12), "volume per rank", "busy", "exposed"])
     for kind, entry in result.communication.items():
         if entry.bytes_per_rank or entry.busy_s:
             times = format_seconds(entry.busy_s), format_seconds(entry.exposed_s)
@@ -152,7 +152,7 @@ def _communication(result: Result) -> Table:
     return table
 
 
-def _host(result: Result) -> Table | None:
+def _host(result: Result) -> ReportTable | None:
     host = result.memory.host
     if host is None:
         return None
@@ -160,13 +160,13 @@ def _host(result: Result) -> Table | None:
     sizes = (
         host.optimizer_states, host.gradients, host.parameters, host.activations, host.used, host.capacity, host.nvme,
     )  # fmt: skip
-    return Table(names, [[f"{size / GIB:.1f}" for size in sizes]])
+    return ReportTable(names, [[f"{size / GIB:.1f}" for size in sizes]])
 
 
-def _rows(rows: Iterable[tuple[str, str]]) -> Table | None:
+def _rows(rows: Iterable[tuple[str, str]]) -> ReportTable | None:
     """A table of names and values; None if there are none."""
     listed = list(rows)
-    return Table([text(), text(least=20)], listed, header=False) if listed else None
+    return ReportTable([text(), text(least=20)], listed, header=False) if listed else None
 
 
 def jitter_rows(result: Result) -> list[tuple[str, str]]:
@@ -230,12 +230,12 @@ def _efficiency_rows(met: Cooperation) -> list[tuple[str, str]]:
     ]
 
 
-def _memory(result: Result) -> Table:
+def _memory(result: Result) -> ReportTable:
     columns: list[Column | str] = [text("stage"), *(SHORT.get(part, part) for part in MEMORY_PARTS), "peak"]
     if len({stage.device for stage in result.memory.stages}) > 1:
         columns += ["of", text("device")]
     rows = shortened(memory_rows(result.memory.stages))
-    return Table(columns, [(stages, *cells) for stages, cells in rows])
+    return ReportTable(columns, [(stages, *cells) for stages, cells in rows])
 
 
 def memory_rows(stages: Sequence[StageMemory]) -> list[tuple[str, tuple[str, ...]]]:

@@ -234,7 +234,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Idle:
+class IdleSpans:
     """When a stage computes nothing: start and duration in s, index in IDLE_CAUSES."""
 
     start_s: Floats
@@ -242,7 +242,7 @@ class Idle:
     cause: Ints
 
     @staticmethod
-    def of(begin_ns: Ints, end_ns: Ints, cause: Ints, names: Sequence[str], span_ns: int) -> Idle:
+    def of(begin_ns: Ints, end_ns: Ints, cause: Ints, names: Sequence[str], span_ns: int) -> IdleSpans:
         """Idle pieces in time order, without those too short to be seen.
 
         ``cause`` indexes ``names``, the causes of the breakdown; any cause that is not in IDLE_CAUSES is exposed
@@ -255,11 +255,11 @@ class Idle:
         last = np.append(~joined, True)[: len(cause)]
         begin_ns, length_ns, cause = begin_ns[first], end_ns[last] - begin_ns[first], cause[first]
         seen = length_ns * MAX_IDLE >= span_ns
-        return Idle(begin_ns[seen] / NS_PER_S, length_ns[seen] / NS_PER_S, cause[seen])
+        return IdleSpans(begin_ns[seen] / NS_PER_S, length_ns[seen] / NS_PER_S, cause[seen])
 
 
 @dataclass(frozen=True)
-class StageView:
+class StagePlot:
     """One pipeline rank as plots show it: the slowest of its classes.
 
     ``idle`` says when and why it computes nothing; ``parts_s`` splits its step like the breakdown (empty in results of
@@ -271,7 +271,7 @@ class StageView:
     multiplicity: int
     blocks: Blocks
     memory: MemoryCurve | None = None
-    idle: Idle | None = None
+    idle: IdleSpans | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -279,7 +279,7 @@ class StageView:
 class Overview:
     """The compact timeline: one view per pipeline rank, and the length of the step in s."""
 
-    stages: tuple[StageView, ...]
+    stages: tuple[StagePlot, ...]
     step_time_s: float
 
 
@@ -295,7 +295,7 @@ def overview(timeline: Timeline) -> Overview:
         rows = np.flatnonzero((timeline.slices.class_id == class_id) & (codes >= 0) & (codes != inside))
         curve = timeline.memory[class_id].thinned() if timeline.memory else None
         blocks = _blocks(timeline.slices.take(rows), codes[rows])
-        stages.append(StageView(entry.name, entry.pipeline_rank, entry.multiplicity, blocks, curve))
+        stages.append(StagePlot(entry.name, entry.pipeline_rank, entry.multiplicity, blocks, curve))
     return Overview(tuple(stages), timeline.span_ns / NS_PER_S)
 
 
@@ -344,7 +344,7 @@ def to_json(view: Overview) -> dict[str, Any]:
     return {"step_time_s": view.step_time_s, "stages": [_stage_to_json(stage) for stage in view.stages]}
 
 
-def _stage_to_json(stage: StageView) -> dict[str, Any]:
+def _stage_to_json(stage: StagePlot) -> dict[str, Any]:
     blocks = stage.blocks
     kinds = [KINDS[code] for code in blocks.kind]
     rows = zip(*(c.tolist() for c in (blocks.start_s, blocks.duration_s)), kinds, *(
@@ -363,7 +363,7 @@ def _stage_to_json(stage: StageView) -> dict[str, Any]:
     }
 
 
-def _idle_rows(idle: Idle) -> list[list[Any]]:
+def _idle_rows(idle: IdleSpans) -> list[list[Any]]:
     """Pieces as [start_s, duration_s, cause]."""
     causes = [IDLE_CAUSES[code] for code in idle.cause]
     columns = (idle.start_s.tolist(), idle.duration_s.tolist(), causes)
@@ -376,13 +376,13 @@ def from_json(data: Mapping[str, Any]) -> Overview:
     return Overview(stages, float(data["step_time_s"]))
 
 
-def _stage_from_json(data: Mapping[str, Any]) -> StageView:
+def _stage_from_json(data: Mapping[str, Any]) -> StagePlot:
     memory = data["memory"]
     curve = None
     if memory is not None:
         columns = {name: np.array(values, dtype=np.float64) for name, values in memory.items()}
         curve = MemoryCurve(columns.pop("time_s"), columns)
-    return StageView(
+    return StagePlot(
         name=str(data["name"]),
         pipeline_rank=int(data["pipeline_rank"]),
         multiplicity=int(data["multiplicity"]),
@@ -393,9 +393,9 @@ def _stage_from_json(data: Mapping[str, Any]) -> StageView:
     )
 
 
-def _idle_from_rows(rows: Sequence[Sequence[Any]]) -> Idle:
+def _idle_from_rows(rows: Sequence[Sequence[Any]]) -> IdleSpans:
     start, duration, cause = zip(*rows, strict=True) if rows else ((), (), ())
-    return Idle(
+    return IdleSpans(
         start_s=np.array(start, dtype=np.float64),
         duration_s=np.array(duration, dtype=np.float64),
         cause=np.array([IDLE_CAUSES.index(name) for name in cause], dtype=np.int64),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simpar.report.table import Table, text
+from simpar.report.table import ReportTable, text
 from simpar.report.words import three
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ _OF_RUNS = {
 _OF_OPERATIONS = {"predicted s": "predicted_time_s", "measured s": "measured_time_s", "error %": "time_error_percent"}
 
 
-def _validation_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _validation_rows(rows: Sequence[Mapping[str, Any]]) -> ReportTable:
     single = any("predicted_time_s" in row for row in rows)
     columns = _OF_OPERATIONS if single else _OF_RUNS
-    table = Table([text("operation" if single else "run", least=LEAST), *columns])
+    table = ReportTable([text("operation" if single else "run", least=LEAST), *columns])
     for row in rows:
         if "reason" in row:
             table.add(f"{row['label']}: not modelled: {row['reason']}")
@@ -60,7 +60,7 @@ def _validation_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _validation_sources(found: Mapping[str, Any]) -> Table:
+def _validation_sources(found: Mapping[str, Any]) -> ReportTable:
     columns = {
         "rows": "rows", "modelled": "modelled", "time %": "time_ape_median", "p90 %": "time_ape_p90",
         "in interval": "interval_coverage", "half interval": "interval_width_median",
@@ -70,7 +70,7 @@ def _validation_sources(found: Mapping[str, Any]) -> Table:
     sources = [*found["by_source"].items(), ("all", found)]
     columns = {name: key for name, key in columns.items() if any(of[key] is not None for _, of in sources)}
     rows = [(name, *(_blank_or_three(of[key]) for key in columns.values())) for name, of in sources]
-    return Table([text("median errors by source", least=LEAST), *columns], rows)
+    return ReportTable([text("median errors by source", least=LEAST), *columns], rows)
 
 
 def _read(counts: Mapping[str, int]) -> str:

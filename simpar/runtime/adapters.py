@@ -19,13 +19,13 @@ from simpar.errors import UserError
 from simpar.plan.choices.tuning import Tuning
 from simpar.runtime.casts import cast
 from simpar.runtime.decoder import BlockModule, Decoder, Part
-from simpar.runtime.operators import Linear, Projection
+from simpar.runtime.operators import CastingLinear, Projection
 
 
-class AdaptedLinear(Linear):
+class AdaptedLinear(CastingLinear):
     """A Linear with a low-rank adapter; the name of its matrix is the same as without the adapter."""
 
-    def __init__(self, plain: Linear, rank: int) -> None:
+    def __init__(self, plain: CastingLinear, rank: int) -> None:
         super().__init__(plain.in_features, plain.out_features, bias=plain.bias is not None)
         self.lora_down = nn.Parameter(torch.empty(rank, plain.in_features))
         self.lora_up = nn.Parameter(torch.empty(plain.out_features, rank))
@@ -85,7 +85,7 @@ def _adapt(block: BlockModule, tuning: Tuning) -> None:
     found = list(_targets(block, tuning.lora_targets))
     for projection, number in found:
         plain = projection.parts[number]
-        assert isinstance(plain, Linear), "a product has one adapter"
+        assert isinstance(plain, CastingLinear), "a product has one adapter"
         projection.parts[number] = AdaptedLinear(plain, int(tuning.lora_rank or 0)).to(plain.weight.dtype)
     if not found:
         raise UserError(

@@ -21,25 +21,25 @@ from simpar.plan.schedules.actions import Schedule
 from simpar.runtime import tensor_parallel
 from simpar.runtime.adapters import num_still
 from simpar.runtime.decoder import OUTPUT, TABLE
-from simpar.runtime.engine import Engine
-from simpar.runtime.experts import Experts
+from simpar.runtime.engine import TrainingEngine
+from simpar.runtime.experts import GroupedExperts
 from simpar.runtime.job import Learning
 from simpar.runtime.loss import mean_loss
 from simpar.runtime.model import Blueprint, build_stage, parts, shard
 from simpar.runtime.offload import save_on_host
-from simpar.runtime.one_process import DataParallel
-from simpar.runtime.pipeline import Pipeline, Shapes
+from simpar.runtime.one_process import ReplicatedModule
+from simpar.runtime.pipeline import MicrobatchTensors, PipelineRank
 from simpar.runtime.prediction import IGNORED, layers_of
 from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.servers import RemoteUpdate
-from simpar.runtime.stage_pipeline import Twins, make_pipeline
-from simpar.runtime.update import Owned, Scope, Update
+from simpar.runtime.stage_pipeline import TiedEmbeddings, make_pipeline
+from simpar.runtime.update import Owned, Scope, StepUpdate
 from simpar.units import MIB
 
 
 def make_engine(
     blueprint: Blueprint, training: Training, learning: Learning, schedule: Schedule, ranks: Ranks
-) -> Engine:
+) -> TrainingEngine:
     """Build, shard and wrap the stages of this rank. Every rank of the mesh calls it, in the same order."""
     assert blueprint.graph is not None, "a decoder has a graph"
     plan, here = blueprint.plan, ranks.here["pp"]
@@ -50,7 +50,7 @@ def make_engine(
     stages = {stage: build_stage(blueprint, every[stage], ranks) for stage in mine}
     owned = [each for stage in stages.values() for each in own(stage, plan)]
     wrapped = {index: wrap(stage, blueprint, ranks) for index, stage in stages.items()}
-    engine = Engine(
+    engine = TrainingEngine(
         plan=plan, ranks=ranks, stages=stages, wrapped=wrapped, owned=owned,
         update=make_update(
             Scope(plan, learning, blueprint.strategy, ranks, _twins(blueprint, ranks, schedule)), owned, blueprint
@@ -62,7 +62,7 @@ def make_engine(
         engine.pipeline = make_pipeline(stages[here], blueprint.graph, training, schedule, ranks, like)
     elif plan.mesh.pp > 1:
         count = schedule.num_microbatches
-        engine.pipeline = Pipeline(
+        engine.pipeline = PipelineRank(
             schedule, dict(wrapped), _shapes(blueprint, training), lambda o, t: mean_loss(o, t) / count, ranks
         )
         engine.pipeline.rest(num_still(every, plan.tuning, tied=blueprint.graph.tied_embeddings))
@@ -74,14 +74,16 @@ def _twins(blueprint: Blueprint, ranks: Ranks, schedule: Schedule) -> Callable[[
     """The function that sums the gradients of both copies of tied embeddings; None if they are on one rank."""
     assert blueprint.graph is not None, "a decoder has a graph"
     if isinstance(ranks, StageRanks):
-        return Twins.of(blueprint.graph, ranks)
+        return TiedEmbeddings.of(blueprint.graph, ranks)
     shared = blueprint.graph.tied_embeddings or layers_of(blueprint.graph) > 0
     if not shared or schedule.rank_of_stage[0] == schedule.rank_of_stage[-1]:
         return None
     return partial(dist.all_reduce, group=ranks.embedding_group)
 
 
-def make_own_engine(model: Any, blueprint: Blueprint, training: Training, learning: Learning, ranks: Ranks) -> Engine:
+def make_own_engine(
+    model: Any, blueprint: Blueprint, training: Training, learning: Learning, ranks: Ranks
+) -> TrainingEngine:
     """An engine for a user's module: data parallel only, sharded by the members of its module lists."""
     plan, dtypes = blueprint.plan, blueprint.dtypes
     # fully_shard itself moves what lives on the host
@@ -100,7 +102,7 @@ def make_own_engine(model: Any, blueprint: Blueprint, training: Training, learni
     elif dtypes.compute != dtypes.storage:
         model.forward = torch.autocast(ranks.device.type, dtype=dtypes.compute)(model.forward)
     owned = own(model, plan)
-    engine = Engine(
+    engine = TrainingEngine(
         plan=plan, ranks=ranks, stages={0: model}, wrapped={0: wrap(model, blueprint, ranks)}, owned=owned,
         update=make_update(Scope(plan, learning, blueprint.strategy, ranks), owned, blueprint),
         microbatches=plan.num_microbatches(training.global_batch),
@@ -109,14 +111,14 @@ def make_own_engine(model: Any, blueprint: Blueprint, training: Training, learni
     return engine
 
 
-def make_update(scope: Scope, owned: list[Owned], blueprint: Blueprint) -> Update | RemoteUpdate:
+def make_update(scope: Scope, owned: list[Owned], blueprint: Blueprint) -> StepUpdate | RemoteUpdate:
     """An optimizer on this rank, or a client of the parameter servers."""
     if blueprint.strategy.reduction == "servers":
         return RemoteUpdate(scope, owned, blueprint.dtypes)
-    return Update(scope, owned)
+    return StepUpdate(scope, owned)
 
 
-def rehearse(engine: Engine, training: Training, blueprint: Blueprint) -> None:
+def rehearse(engine: TrainingEngine, training: Training, blueprint: Blueprint) -> None:
     """One backward on zeros under DDP, which rearranges its buckets after the first backward.
 
     Without it, the first step of a resumed run would sum gradients in another order than the run it continues.
@@ -143,7 +145,9 @@ def own(stage: Any, plan: Plan) -> list[Owned]:
     shares = set(names) if plan.mesh.tp > 1 else set()
     twin = {OUTPUT} if getattr(stage, "tied", False) else set()
     twin |= {TABLE} if getattr(stage, "copies_table", False) else set()
-    of_experts = {id(each) for module in stage.modules() if isinstance(module, Experts) for each in module.parameters()}
+    of_experts = {
+        id(each) for module in stage.modules() if isinstance(module, GroupedExperts) for each in module.parameters()
+    }
     return [
         Owned.of(name, parameter, partial=name in shares, twin=name in twin, expert=id(parameter) in of_experts)
         for name, parameter in stage.named_parameters()
@@ -154,7 +158,7 @@ def own(stage: Any, plan: Plan) -> list[Owned]:
 def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
     """The stage under DDP with the planned buckets, or unchanged."""
     if blueprint.strategy.reduction == "one_process":
-        return DataParallel(stage, blueprint.strategy.replicas, ranks.device)
+        return ReplicatedModule(stage, blueprint.strategy.replicas, ranks.device)
     if blueprint.strategy.reduction != "ddp" or not any(each.requires_grad for each in stage.parameters()):
         return stage
     data = blueprint.plan.data_parallel
@@ -169,12 +173,12 @@ def wrap(stage: Any, blueprint: Blueprint, ranks: Ranks) -> Any:
     return model
 
 
-def _shapes(blueprint: Blueprint, training: Training) -> Shapes:
+def _shapes(blueprint: Blueprint, training: Training) -> MicrobatchTensors:
     assert blueprint.graph is not None, "a pipeline has a graph"
     plan, dims = blueprint.plan, blueprint.graph.dims
     length = training.seq_len // plan.mesh.cp
     sequence = plan.tensor_parallel.sequence_parallel and plan.mesh.tp > 1
     rows = length // plan.mesh.tp if sequence else length
     widths = (dims["hidden"], dims["vocab"])
-    result = Shapes.of(plan.micro_batch, (length, rows), widths, blueprint.dtypes.compute)
+    result = MicrobatchTensors.of(plan.micro_batch, (length, rows), widths, blueprint.dtypes.compute)
     return replace(result, outputs=1 + layers_of(blueprint.graph))

@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from simpar.architectures.details import Details, Rope
-from simpar.architectures.graph import Attention as Mask
+from simpar.architectures.graph import AttentionPattern as Mask
 from simpar.runtime import banded
-from simpar.runtime.context import Context
+from simpar.runtime.context import ContextRank
 from simpar.runtime.context import attention as context_attention
 
 
@@ -27,7 +27,7 @@ class Place:
     stream.
     """
 
-    context: Context = field(default_factory=Context)
+    context: ContextRank = field(default_factory=ContextRank)
     sequence_ranks: int = 1
     sequence_rank: int = 0
 
@@ -83,7 +83,7 @@ class Rotary(nn.Module):
         return torch.cat((rotated, still), dim=-1).flatten(-2) if still.shape[-1] else rotated.flatten(-2)
 
 
-class Attention(nn.Module):
+class CoreAttention(nn.Module):
     """Causal attention of query heads over key-value heads; ``recompute`` runs it again in the backward.
 
     Each of ``sinks`` heads has the logit of a key without a value, which takes part of the softmax.

@@ -29,7 +29,7 @@ AMPERE = (8, 0)
 
 
 @dataclass(frozen=True)
-class Run:
+class PositionRange:
     """Evenly spaced positions: ``start``, ``start + step``, ... (``length`` of them)."""
 
     start: int
@@ -78,7 +78,7 @@ class Band:
         return (ahead >= -low) & (ahead <= high)
 
 
-def band(query: Run, key: Run, window: int | None) -> Band | None:
+def band(query: PositionRange, key: PositionRange, window: int | None) -> Band | None:
     """The keys that queries see under a causal mask and, if given, a window; None if they see nothing.
 
     Query i is at q + s i and key j at k + s j. Their distance must be at least 0 and below the window, which gives two

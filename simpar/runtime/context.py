@@ -18,25 +18,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from simpar.runtime import banded
-from simpar.runtime.banded import Band, Run, band
+from simpar.runtime.banded import Band, PositionRange, band
 
 
-def runs(group: int, groups: int, seq_len: int, balance: str) -> tuple[Run, ...]:
+def runs(group: int, groups: int, seq_len: int, balance: str) -> tuple[PositionRange, ...]:
     """The tokens of one of ``groups`` equal parts of a sequence.
 
     "zigzag" takes a chunk from each end, "striped" every ``groups``-th token, "contiguous" one chunk.
     """
     size = seq_len // groups
     if groups == 1 or balance == "contiguous":
-        return (Run(group * size, 1, size),)
+        return (PositionRange(group * size, 1, size),)
     if balance == "striped":
-        return (Run(group, groups, size),)
+        return (PositionRange(group, groups, size),)
     half = size // 2
-    return Run(group * half, 1, half), Run((2 * groups - 1 - group) * half, 1, half)
+    return PositionRange(group * half, 1, half), PositionRange((2 * groups - 1 - group) * half, 1, half)
 
 
 @dataclass(frozen=True)
-class Context:
+class ContextRank:
     """One rank's place among ``cp`` ranks that share a sequence.
 
     ``ring_group`` are the ranks that pass keys and values on, ``head_group`` those that exchange heads; None for a
@@ -61,7 +61,7 @@ class Context:
         """The index of this rank's group."""
         return self.rank // self.ulysses
 
-    def runs(self, group: int, seq_len: int) -> tuple[Run, ...]:
+    def runs(self, group: int, seq_len: int) -> tuple[PositionRange, ...]:
         """The tokens of a group."""
         return runs(group, self.groups, seq_len, self.balance)
 
@@ -72,7 +72,7 @@ class Context:
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, context: Context, window: int | None, sinks: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, context: ContextRank, window: int | None, sinks: Tensor | None = None
 ) -> Tensor:
     """Causal attention of local tokens to the whole sequence: shapes [batch, heads, local seq, head_dim].
 
@@ -84,7 +84,7 @@ def attention(
         query, key, value = (_Exchange.apply(x, context.head_group, 1, 2) for x in (query, key, value))
         if sinks is not None:
             sinks = sinks.chunk(context.ulysses)[dist.get_rank(context.head_group)]
-    out = _Attention.apply(query, key, value, sinks, context, window)
+    out = _BlockwiseAttention.apply(query, key, value, sinks, context, window)
     return _Exchange.apply(out, context.head_group, 2, 1) if context.ulysses > 1 else out
 
 
@@ -111,7 +111,7 @@ def _exchange(x: Tensor, group: Any, split: int, join: int) -> Tensor:
     return torch.cat(received.unbind(0), dim=join)
 
 
-class _Attention(torch.autograd.Function):
+class _BlockwiseAttention(torch.autograd.Function):
     """Attention to blocks of keys and values of all groups, one at a time."""
 
     @staticmethod
@@ -172,7 +172,7 @@ def _empty(query: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(query, dtype=wide), lse
 
 
-def _seen(rows: tuple[Run, ...], columns: tuple[Run, ...], window: int | None) -> Iterator[Band]:
+def _seen(rows: tuple[PositionRange, ...], columns: tuple[PositionRange, ...], window: int | None) -> Iterator[Band]:
     """The band that every run of queries sees of every run of keys, in indices of the local tensors."""
     for at, row in _placed(rows):
         for there, column in _placed(columns):
@@ -184,14 +184,14 @@ def _moved(part: slice, start: int) -> slice:
     return slice(start + part.start, start + part.stop)
 
 
-def _placed(every: tuple[Run, ...]) -> Iterator[tuple[int, Run]]:
+def _placed(every: tuple[PositionRange, ...]) -> Iterator[tuple[int, PositionRange]]:
     start = 0
     for run in every:
         yield start, run
         start += run.length
 
 
-def _travel(block: Tensor, context: Context) -> Iterator[tuple[int, Tensor]]:
+def _travel(block: Tensor, context: ContextRank) -> Iterator[tuple[int, Tensor]]:
     """Blocks of all groups with the group's index, this rank's own first; the next one is received meanwhile."""
     if context.groups == 1:
         yield 0, block
@@ -223,7 +223,7 @@ class _Coming:
         return self.tensor
 
 
-def _pass_on(block: Tensor, context: Context) -> _Coming:
+def _pass_on(block: Tensor, context: ContextRank) -> _Coming:
     """Send to the next group and receive from the previous one."""
     group, ranks = context.ring_group, context.groups
     coming = torch.empty_like(block)
@@ -236,7 +236,7 @@ def _pass_on(block: Tensor, context: Context) -> _Coming:
 class _Homecoming:
     """Sums the gradient of every block and brings it to the rank that owns the block."""
 
-    def __init__(self, context: Context, like: Tensor) -> None:
+    def __init__(self, context: ContextRank, like: Tensor) -> None:
         self.context = context
         self.gathers = context.groups > 1 and context.method == "all_gather"
         self.every: dict[int, Tensor] = {}

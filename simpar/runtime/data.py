@@ -30,7 +30,7 @@ BYTES = "bytes"
 SPLITMIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Samples of ``seq_len`` + 1 tokens by number."""
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class TokenFile:
         return result
 
 
-def open_source(data: Data, training: Training, vocab: int, seed: int) -> Source:
+def open_source(data: Data, training: Training, vocab: int, seed: int) -> SampleSource:
     """The source that a job names. Raises UserError for a file that is missing or too short."""
     if data.kind == "synthetic":
         return Synthetic(vocab, training.seq_len, seed)
@@ -167,7 +167,7 @@ def _mix(value: Ints, key: str) -> Ints:
 class Loader:
     """The part of every global batch for one of ``ranks`` data-parallel ranks."""
 
-    source: Source
+    source: SampleSource
     global_batch: int
     rank: int
     ranks: int

@@ -20,8 +20,8 @@ from simpar.architectures.graph import INPUT, Block, ModelGraph, Operator, evalu
 from simpar.architectures.recompute import of_layer
 from simpar.errors import UserError
 from simpar.runtime import latent, mamba, prediction
-from simpar.runtime.attention import Attention, Place, Rotary
-from simpar.runtime.experts import Combine, Dispatch, ExpertActivation, ExpertClamp, Experts, Router
+from simpar.runtime.attention import CoreAttention, Place, Rotary
+from simpar.runtime.experts import Combine, ExpertActivation, ExpertClamp, GroupedExperts, Router, TokenDispatch
 from simpar.runtime.operators import (
     ACTIVATIONS,
     SHARED_GATE,
@@ -31,7 +31,7 @@ from simpar.runtime.operators import (
     HeadNorm,
     Joined,
     LatentNorm,
-    Norm,
+    NormLayer,
     PositionEmbedding,
     Projection,
     TokenEmbedding,
@@ -216,7 +216,7 @@ def _layer(block: Block, makers: Makers, *, predicts: bool) -> BlockModule:
 def _set_recompute(block: BlockModule, kind: str, selective: str) -> None:
     if kind == "selective" and selective == "attention":
         for module in block.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, CoreAttention):
                 module.recompute = True
     elif kind == "selective":
         block.recompute = "operators"
@@ -240,7 +240,7 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
             return mamba.GroupNorm(dims, details.norm_eps)
         if op.region == "tensor":
             return HeadNorm(op, dims, details)
-        kind = LatentNorm if op.name == "kv_norm" else Norm
+        kind = LatentNorm if op.name == "kv_norm" else NormLayer
         return kind(op, int(evaluate(op.columns, dims)), str(graph.facts.get("norm", "rms")), details)
 
     def add(op: Operator) -> nn.Module:
@@ -268,8 +268,8 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
 
     return {
         "router": lambda op: Router(op, dims, details.gating),
-        "dispatch": lambda _: Dispatch(dims["num_experts"]),
-        "grouped_matmul": lambda op: Experts(op, dims),
+        "dispatch": lambda _: TokenDispatch(dims["num_experts"]),
+        "grouped_matmul": lambda op: GroupedExperts(op, dims),
         "combine": lambda _: Combine(),
         "clamp": lambda _: ExpertClamp(),
         "matmul": matmul,
@@ -277,7 +277,7 @@ def _makers(graph: ModelGraph, place: Place, window: int | None = None) -> Maker
         "add": add,
         "embedding": table,
         "rope": lambda _: Rotary(dims["head_dim"], details.positions.rope_of(window), place),
-        "attention": lambda op: Attention(
+        "attention": lambda op: CoreAttention(
             op.attention, dims["head_dim"], place, details, sinks=dims["heads"] if op.weights else 0
         ),
         "activation": lambda _: Activation(_activation(details)),

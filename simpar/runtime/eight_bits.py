@@ -15,7 +15,7 @@ import torch
 
 from simpar.errors import UserError
 from simpar.runtime.decoder import Decoder
-from simpar.runtime.operators import Linear
+from simpar.runtime.operators import CastingLinear
 
 ALIGNED = 16  # tensor cores take 8-bit matrices with multiples of so many rows and columns
 ADA = (8, 9)
@@ -33,7 +33,7 @@ def convert(model: Decoder, device: Any) -> None:
             f"plan.precision = fp8: {torch.cuda.get_device_name(device)} computes no 8-bit products; allowed: bf16"
         )
     for name, module in model.layers.named_modules():
-        if isinstance(module, Linear) and (module.in_features % ALIGNED or module.out_features % ALIGNED):
+        if isinstance(module, CastingLinear) and (module.in_features % ALIGNED or module.out_features % ALIGNED):
             raise UserError(
                 f"plan.precision = fp8: {name} is {module.in_features} x {module.out_features}; "
                 f"allowed: multiples of {ALIGNED}, or bf16"
@@ -41,5 +41,5 @@ def convert(model: Decoder, device: Any) -> None:
     config = float8.Float8LinearConfig(emulate=on_host)
     for layer in model.layers.values():
         float8.convert_to_float8_training(
-            layer, config=config, module_filter_fn=lambda each, _: isinstance(each, Linear)
+            layer, config=config, module_filter_fn=lambda each, _: isinstance(each, CastingLinear)
         )

@@ -18,16 +18,16 @@ from simpar.plan.plan import Plan
 from simpar.runtime.casts import cast_once
 from simpar.runtime.loss import mean_loss
 from simpar.runtime.measure import Clock
-from simpar.runtime.pipeline import Pipeline
+from simpar.runtime.pipeline import PipelineRank
 from simpar.runtime.ranks import Ranks
 from simpar.runtime.servers import RemoteUpdate
 from simpar.runtime.sharded import plain
 from simpar.runtime.stage_pipeline import StagePipeline
-from simpar.runtime.update import Owned, Update
+from simpar.runtime.update import Owned, StepUpdate
 
 
 @dataclass
-class Engine:
+class TrainingEngine:
     """Modules by virtual stage, their parameters, and how a step runs through them.
 
     ``wrapped`` are the stages as they are called (under DDP); ``pipeline`` is None for a single stage.
@@ -38,9 +38,9 @@ class Engine:
     stages: Mapping[int, Any]
     wrapped: Mapping[int, Any]
     owned: list[Owned]
-    update: Update | RemoteUpdate
+    update: StepUpdate | RemoteUpdate
     microbatches: int
-    pipeline: Pipeline | StagePipeline | None = None
+    pipeline: PipelineRank | StagePipeline | None = None
     clock: Clock = field(default_factory=lambda: Clock(torch.device("cpu")))
 
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
@@ -91,7 +91,7 @@ class Engine:
         for module in (*self.stages.values(), *self.wrapped.values()):
             module.eval()
         with self._loss_context():
-            if isinstance(self.pipeline, Pipeline):
+            if isinstance(self.pipeline, PipelineRank):
                 losses = self.pipeline.evaluate(tokens, targets)
             else:
                 assert self.pipeline is None, "stages of their own are refused"

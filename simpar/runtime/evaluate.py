@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from simpar.errors import UserError
-from simpar.runtime.data import Loader, Source, open_source
-from simpar.runtime.job import Job
+from simpar.runtime.data import Loader, SampleSource, open_source
+from simpar.runtime.job import RunJob
 
 SEED_APART = 1 << 31  # beyond all seeds of runs
 
@@ -23,7 +23,7 @@ class Evaluation:
     loader: Loader
 
     @staticmethod
-    def of(job: Job, vocab: int, rank: int, ranks: int) -> Evaluation | None:
+    def of(job: RunJob, vocab: int, rank: int, ranks: int) -> Evaluation | None:
         """The evaluation of a data-parallel rank; None for a job without evaluation. Raises UserError."""
         wanted = job.measuring
         if wanted.evaluate_every is None:
@@ -40,7 +40,7 @@ class Evaluation:
         return sum(of_batch(self.loader.batch(number)) for number in range(self.batches)) / self.batches
 
 
-def held_out(job: Job, vocab: int) -> Source:
+def held_out(job: RunJob, vocab: int) -> SampleSource:
     """The data that a job is evaluated on: a file of its own, or synthetic sequences of another seed.
 
     Raises UserError if there are too few sequences, or if the job trains on a file and names no held-out file.

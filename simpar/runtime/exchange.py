@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Exchange(torch.autograd.Function):
+class AllToAllRows(torch.autograd.Function):
     """An all-to-all of rows with different numbers for every rank; gradients travel back the same way."""
 
     @staticmethod
@@ -102,7 +102,7 @@ class Reordered(torch.autograd.Function):
         return back.unflatten(0, (-1, times)).sum(1) if times > 1 else back, None, None, None
 
 
-class Placed(torch.autograd.Function):
+class ScatteredRows(torch.autograd.Function):
     """Rows at given places among zeros. Torch's ``index_copy`` would save them just for the shape of a gradient."""
 
     @staticmethod

@@ -10,8 +10,8 @@ from typing import Any
 
 from simpar.files import write_atomic
 from simpar.runtime.failures import OutOfMemory, WorkerFailure
-from simpar.runtime.job import KINETO, LOG, Job, read_log
-from simpar.runtime.launch import Nodes, launch
+from simpar.runtime.job import KINETO, LOG, RunJob, read_log
+from simpar.runtime.launch import NodeRendezvous, launch
 from simpar.runtime.request import Ready, on_machine, predicted, simulated
 from simpar.runtime.saved import newest
 from simpar.runtime.strategy import replicas_inside
@@ -25,7 +25,7 @@ RESTARTS = 3  # restarts of a run that can resume from a checkpoint
 
 def conduct(
     ready: Ready,
-    nodes: Nodes,
+    nodes: NodeRendezvous,
     *,
     advance: Callable[[Mapping[str, Any]], None] | None = None,
     max_restarts: int | None = None,
@@ -73,7 +73,7 @@ class Interrupted(KeyboardInterrupt):
         self.report = report
 
 
-def interrupted(ready: Ready, job: Job) -> dict[str, Any]:
+def interrupted(ready: Ready, job: RunJob) -> dict[str, Any]:
     """The report of a stopped run from rank 0's log, also written to its file: steps, losses, and where to resume."""
     rows = read_log(Path(job.folder) / LOG)
     saved = newest(Path(job.checkpoints.folder)) if job.checkpoints else None
@@ -94,7 +94,9 @@ def interrupted(ready: Ready, job: Job) -> dict[str, Any]:
     return report
 
 
-def make_report(ready: Ready, job: Job, ranks: list[dict[str, Any]], expected: dict[str, Any] | None) -> dict[str, Any]:
+def make_report(
+    ready: Ready, job: RunJob, ranks: list[dict[str, Any]], expected: dict[str, Any] | None
+) -> dict[str, Any]:
     """Measured and predicted figures, and the error of each figure that both have; SI units, no machine name."""
     import simpar
 

@@ -30,7 +30,7 @@ from torch.nn import functional
 from simpar.architectures.details import Gating
 from simpar.architectures.graph import Operator
 from simpar.runtime.casts import cast
-from simpar.runtime.exchange import Exchange, Placed, Reordered, Shared, Spread, Summed, inverse_of
+from simpar.runtime.exchange import AllToAllRows, Reordered, ScatteredRows, Shared, Spread, Summed, inverse_of
 
 ALIGNED_BYTES = 16
 GROUPED_MAJORS = (9, 10)  # data-centre Hopper and Blackwell
@@ -60,7 +60,7 @@ class Peers:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class TokenCopies:
     """Copies in sending order: ``order`` int64[kept] are indices of int64[tokens x topk], sorted by expert.
 
     ``counts`` is the number of rows per expert. With a capacity, ``slots`` int64[kept] are the rows that copies take;
@@ -77,17 +77,17 @@ class Chosen:
         """The rows to send, from [tokens, hidden]."""
         if self.slots is None:
             return Reordered.apply(tokens, self.order, self.inverse, topk)
-        return Placed.apply(tokens[self.order // topk], self.slots, int(self.counts.sum()))
+        return ScatteredRows.apply(tokens[self.order // topk], self.slots, int(self.counts.sum()))
 
     def copies(self, rows: Tensor, count: int) -> Tensor:
         """The returned rows at their places among all copies, [count, hidden]; zero for dropped copies."""
         if self.slots is None:
             return Reordered.apply(rows, self.inverse, self.order, 1)
-        return Placed.apply(rows[self.slots], self.order, count)
+        return ScatteredRows.apply(rows[self.slots], self.order, count)
 
 
 @dataclass(frozen=True)
-class Routing:
+class RoutedCopies:
     """Where the copies of this rank's tokens went, and which rows arrived.
 
     ``scores`` [tokens, topk] weigh the ``chosen`` copies of a tensor of ``shape``. ``sent`` and ``received`` are rows
@@ -95,7 +95,7 @@ class Routing:
     its inverse (None: they arrived sorted). ``counts`` int64[experts] are the rows of each local expert.
     """
 
-    chosen: Chosen
+    chosen: TokenCopies
     scores: Tensor
     shape: tuple[int, ...]
     sent: list[int]
@@ -147,7 +147,7 @@ class Router(nn.Module):
         return split.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
 
 
-def choose(scores: Tensor, experts: Tensor, num_experts: int, factor: float | None) -> Chosen:
+def choose(scores: Tensor, experts: Tensor, num_experts: int, factor: float | None) -> TokenCopies:
     """Which copies of [tokens, topk] are sent, and in which rows.
 
     ``factor`` caps the copies of an expert at that multiple of the mean; None: no cap.
@@ -156,17 +156,17 @@ def choose(scores: Tensor, experts: Tensor, num_experts: int, factor: float | No
     if factor is None:
         counts = torch.bincount(flat, minlength=num_experts)
         by_expert = torch.argsort(flat, stable=True)
-        return Chosen(by_expert, counts, inverse=inverse_of(by_expert))
+        return TokenCopies(by_expert, counts, inverse=inverse_of(by_expert))
     capacity = math.ceil(factor * flat.numel() / num_experts)
     best_first = torch.argsort(scores.detach().flatten(), descending=True, stable=True)
     order = best_first[torch.argsort(flat[best_first], stable=True)]
     mine, counts = flat[order], torch.bincount(flat, minlength=num_experts)
     place = torch.arange(len(order), device=flat.device) - (counts.cumsum(0) - counts)[mine]
     kept = place < capacity
-    return Chosen(order[kept], torch.full_like(counts, capacity), (mine * capacity + place)[kept])
+    return TokenCopies(order[kept], torch.full_like(counts, capacity), (mine * capacity + place)[kept])
 
 
-class Dispatch(nn.Module):
+class TokenDispatch(nn.Module):
     """Copies every token once for each of its experts and brings the copies to the ranks that hold these."""
 
     def __init__(self, num_experts: int) -> None:
@@ -175,7 +175,7 @@ class Dispatch(nn.Module):
         self.peers = Peers()
         self.capacity_factor: float | None = None
 
-    def forward(self, x: Tensor, routed: tuple[Tensor, Tensor]) -> tuple[Tensor, Routing]:
+    def forward(self, x: Tensor, routed: tuple[Tensor, Tensor]) -> tuple[Tensor, RoutedCopies]:
         """Shape [batch, seq, hidden] to [rows of local experts, hidden], ordered by expert."""
         scores, experts = routed
         peers = self.peers
@@ -191,14 +191,14 @@ class Dispatch(nn.Module):
         sent = received = [len(rows)]
         if peers.exchange is not None:
             sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
-            rows = Exchange.apply(rows, sent, received, peers.exchange)
+            rows = AllToAllRows.apply(rows, sent, received, peers.exchange)
         gathered = [len(rows)]
         if peers.num_slices > 1:
             every = [torch.empty_like(coming) for _ in range(peers.num_slices)]
             dist.all_gather(every, coming, group=peers.slices)
             gathered, coming = [int(each.sum()) for each in every], torch.cat(every)
             alike = [len(rows)] * peers.num_slices
-            rows = Exchange.apply(rows.repeat(peers.num_slices, 1), alike, gathered, peers.slices)
+            rows = AllToAllRows.apply(rows.repeat(peers.num_slices, 1), alike, gathered, peers.slices)
         arrived = None
         if len(coming) > 1:
             local = torch.arange(counts.shape[1], device=x.device).repeat(len(coming))
@@ -206,7 +206,7 @@ class Dispatch(nn.Module):
             by_expert = torch.argsort(of_rows, stable=True)
             arrived = by_expert, inverse_of(by_expert)
             rows = Reordered.apply(rows, *arrived, 1)
-        return rows, Routing(chosen, scores, tuple(x.shape), sent, received, gathered, arrived, coming.sum(0))
+        return rows, RoutedCopies(chosen, scores, tuple(x.shape), sent, received, gathered, arrived, coming.sum(0))
 
 
 class Combine(nn.Module):
@@ -216,7 +216,7 @@ class Combine(nn.Module):
         super().__init__()
         self.peers = Peers()
 
-    def forward(self, outputs: tuple[Tensor, Routing]) -> Tensor:
+    def forward(self, outputs: tuple[Tensor, RoutedCopies]) -> Tensor:
         """Shape [rows of local experts, hidden] to [batch, seq, hidden]."""
         y, routing = outputs
         peers = self.peers
@@ -225,17 +225,17 @@ class Combine(nn.Module):
             y = Reordered.apply(y, inverse, by_expert, 1)
         if peers.num_slices > 1:
             own = [sum(routing.received)] * peers.num_slices
-            y = Exchange.apply(y, routing.gathered, own, peers.slices)
+            y = AllToAllRows.apply(y, routing.gathered, own, peers.slices)
             y = y.unflatten(0, (peers.num_slices, -1)).sum(dim=0)
         if peers.exchange is not None:
-            y = Exchange.apply(y, routing.received, routing.sent, peers.exchange)
+            y = AllToAllRows.apply(y, routing.received, routing.sent, peers.exchange)
         if peers.same_tokens:
             y = Summed.apply(y, peers.slices)
         own_copies = routing.chosen.copies(y, routing.scores.numel()).unflatten(0, routing.scores.shape)
         return (own_copies * routing.scores.unsqueeze(-1)).sum(dim=1).reshape(routing.shape)
 
 
-class Experts(nn.Module):
+class GroupedExperts(nn.Module):
     """A grouped product: the copies of every local expert times its own matrix, with one or two outputs."""
 
     def __init__(self, op: Operator, dims: Mapping[str, int]) -> None:
@@ -343,14 +343,14 @@ def spread(model: nn.Module, mesh: DeviceMesh, *, same_tokens: bool) -> None:
     groups = {axis: mesh[axis].get_group() for axis in names}
     peers = Peers(groups.get("ep"), groups.get("etp"), same_tokens=same_tokens and "etp" in groups)
     for module in model.modules():
-        if isinstance(module, Experts):
+        if isinstance(module, GroupedExperts):
             module.spread(mesh)
-        elif isinstance(module, Dispatch | Combine):
+        elif isinstance(module, TokenDispatch | Combine):
             module.peers = peers
 
 
 def limit(model: nn.Module, capacity_factor: float | None) -> None:
     """Let every expert take at most that multiple of the mean from a rank, in place; None: all that are sent."""
     for module in model.modules():
-        if isinstance(module, Dispatch):
+        if isinstance(module, TokenDispatch):
             module.capacity_factor = capacity_factor

@@ -26,7 +26,7 @@ _MODULES = {word: f"{op}.parts.{at}" for op, words in PARTS.items() for at, word
 
 
 @dataclass(frozen=True)
-class Rule:
+class WeightRule:
     """Parameters ``ours`` that correspond to tensors ``theirs`` in another ``packing``."""
 
     ours: tuple[str, ...]
@@ -53,7 +53,7 @@ def weights_of(model_type: str) -> Weights:
     return family.weights
 
 
-def rules(model_type: str, parameters: Sequence[str], dims: Mapping[str, int]) -> list[Rule]:
+def rules(model_type: str, parameters: Sequence[str], dims: Mapping[str, int]) -> list[WeightRule]:
     """The rules for the named parameters of a model, layer by layer. Raises UserError as :func:`weights_of`."""
     weights = weights_of(model_type)
     return [
@@ -63,11 +63,11 @@ def rules(model_type: str, parameters: Sequence[str], dims: Mapping[str, int]) -
     ]
 
 
-def _ends(weights: Weights, names: Iterable[str]) -> Iterator[Rule]:
+def _ends(weights: Weights, names: Iterable[str]) -> Iterator[WeightRule]:
     """The rules of parameters outside of layers."""
     for name in names:
         module, leaf = _module(name.partition(".")[2], ())
-        yield Rule((name,), (f"{weights.ends[module]}.{leaf}",), Packing.SAME)
+        yield WeightRule((name,), (f"{weights.ends[module]}.{leaf}",), Packing.SAME)
 
 
 def _module(name: str, beside: Sequence[str]) -> tuple[str, str]:
@@ -84,7 +84,7 @@ def _module(name: str, beside: Sequence[str]) -> tuple[str, str]:
     return words[at], leaf
 
 
-def _in_layer(model_type: str, layer: str, names: Sequence[str], dims: Mapping[str, int]) -> Iterator[Rule]:
+def _in_layer(model_type: str, layer: str, names: Sequence[str], dims: Mapping[str, int]) -> Iterator[WeightRule]:
     """The rules of the parameters of one layer, whose names begin with ``layer``. Raises UserError."""
     weights = weights_of(model_type)
     own = [name.removeprefix(layer) for name in names]
@@ -96,8 +96,8 @@ def _in_layer(model_type: str, layer: str, names: Sequence[str], dims: Mapping[s
     packed = {part: (parts, *theirs) for parts, theirs in weights.packed.items() for part in parts}
     prefix = f"{weights.layers}.{layer.removeprefix('layers.')}"
 
-    def rule(ours: Iterable[str], theirs: Iterable[str], packing: Packing) -> Rule:
-        return Rule(tuple(layer + each for each in ours), tuple(prefix + each for each in theirs), packing)
+    def rule(ours: Iterable[str], theirs: Iterable[str], packing: Packing) -> WeightRule:
+        return WeightRule(tuple(layer + each for each in ours), tuple(prefix + each for each in theirs), packing)
 
     for name, (module, leaf) in modules.items():
         if name in weights.tensors:

@@ -24,7 +24,7 @@ KINETO = "trace-rank{rank}.json"
 SNAPSHOT = "memory-rank{rank}.pickle"
 
 
-class Handed(Strict):
+class RunInputs(Strict):
     """Input of workers, as a JSON file in the ``folder`` in which they leave their results."""
 
     FILE: ClassVar[str]
@@ -84,7 +84,7 @@ class Data(Strict):
     dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
 
 
-class Checkpoints(Strict):
+class CheckpointSettings(Strict):
     """Where and how often states are saved; the ``keep`` newest are kept."""
 
     folder: str
@@ -94,7 +94,7 @@ class Checkpoints(Strict):
     background: bool = True
 
 
-class Weights(Strict):
+class WeightFolders(Strict):
     """Folders of weights in Hugging Face's format: those a run starts from, and those it writes."""
 
     init_from: str | None = None
@@ -131,7 +131,7 @@ class Measuring(Strict):
     wandb: str | None = Field(None, min_length=1)
 
 
-class Job(Handed):
+class RunJob(RunInputs):
     """One run of a checked and resolved plan: ``steps`` optimizer steps, with results in ``folder``."""
 
     FILE: ClassVar[str] = "job.json"
@@ -141,8 +141,8 @@ class Job(Handed):
     steps: Count
     learning: Learning = Learning()
     data: Data = Data()
-    checkpoints: Checkpoints | None = None
-    weights: Weights = Weights()
+    checkpoints: CheckpointSettings | None = None
+    weights: WeightFolders = WeightFolders()
     machine: Machine = Machine()
     measuring: Measuring = Measuring()
     selective: Literal["attention", "operators"] = "attention"

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from simpar.architectures.details import Details, Rope
 from simpar.architectures.graph import Operator
-from simpar.runtime.attention import Attention, Place, Rotary
+from simpar.runtime.attention import CoreAttention, Place, Rotary
 
 
 class KeyRotary(Rotary):
@@ -58,7 +58,7 @@ class Values(nn.Module):
         return key_value[1]
 
 
-class LatentAttention(Attention):
+class LatentAttention(CoreAttention):
     """Causal attention whose values have their own width."""
 
     def __init__(self, mask: Any, widths: tuple[int, int], place: Place, details: Details) -> None:

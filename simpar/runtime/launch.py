@@ -18,7 +18,7 @@ from typing import Any
 
 from simpar.errors import UserError
 from simpar.runtime.failures import RECORDED, OutOfMemory, WorkerFailure, of_torchrun, recorded
-from simpar.runtime.job import Job, Machine
+from simpar.runtime.job import Machine, RunJob
 from simpar.runtime.worker import PORT, die_with_parent, listen
 from simpar.units import KIB
 
@@ -33,7 +33,7 @@ RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "200
 
 
 @dataclass(frozen=True)
-class Nodes:
+class NodeRendezvous:
     """The index of this node among several, and their rendezvous; by default one node that talks only to itself."""
 
     count: int = 1
@@ -66,7 +66,7 @@ def require_torch() -> None:
 
 
 @dataclass(frozen=True)
-class Workers:
+class RankLauncher:
     """What torchrun starts on every rank: a module with one argument, and results in ``folder``."""
 
     module: str
@@ -76,10 +76,10 @@ class Workers:
 
 
 def launch(
-    job: Job,
+    job: RunJob,
     processes: int,
     *,
-    nodes: Nodes | None = None,
+    nodes: NodeRendezvous | None = None,
     max_restarts: int = 0,
     follow: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -88,25 +88,25 @@ def launch(
     ``follow`` is called while they run. Raises UserError if the user can fix the cause, WorkerFailure otherwise.
     """
     require_torch()
-    where = nodes or Nodes()
+    where = nodes or NodeRendezvous()
     if job.machine.port is not None and where.rank == 0:
         listen(LOCALHOST if where.count == 1 else "0.0.0.0", job.machine.port).close()
     Path(job.folder).mkdir(parents=True, exist_ok=True)
-    workers = Workers("simpar.runtime.worker", job.save(), Path(job.folder), job.machine)
+    workers = RankLauncher("simpar.runtime.worker", job.save(), Path(job.folder), job.machine)
     return start(workers, processes, nodes=where, max_restarts=max_restarts, follow=follow)
 
 
 def start(
-    workers: Workers,
+    workers: RankLauncher,
     processes: int,
     *,
-    nodes: Nodes | None = None,
+    nodes: NodeRendezvous | None = None,
     max_restarts: int = 0,
     follow: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run workers on ``processes`` ranks of this node, as :func:`launch` does with a job."""
     require_torch()
-    where, folder = nodes or Nodes(), workers.folder
+    where, folder = nodes or NodeRendezvous(), workers.folder
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in (f"{RECORDED}*", "rank*.json", "failed*.json", "rank*.pid", PORT.format(attempt="*")):
         for old in folder.glob(pattern):
@@ -121,7 +121,7 @@ def start(
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"), key=_number)]
 
 
-def torchrun(workers: Workers, processes: int, nodes: Nodes, max_restarts: int) -> list[str]:
+def torchrun(workers: RankLauncher, processes: int, nodes: NodeRendezvous, max_restarts: int) -> list[str]:
     """The command line of torch.distributed.run. A single node rendezvouses through a file and opens no port."""
     folder, patience_s = workers.folder, int(workers.machine.timeout_s)
     timeout = f"join_timeout={patience_s},timeout={patience_s}"
@@ -141,7 +141,7 @@ def torchrun(workers: Workers, processes: int, nodes: Nodes, max_restarts: int) 
     ]  # fmt: skip
 
 
-def _environment(workers: Workers, nodes: Nodes) -> dict[str, str]:
+def _environment(workers: RankLauncher, nodes: NodeRendezvous) -> dict[str, str]:
     result = {**os.environ, "OMP_NUM_THREADS": str(workers.machine.threads)}
     result["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # otherwise the agent would listen on every interface
     path = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from simpar.errors import UserError
 from simpar.files import write_atomic
-from simpar.runtime.job import Job
+from simpar.runtime.job import RunJob
 
 FIGURES = ("loss", "evaluation_loss", "learning_rate", "gradient_norm", "step_time_s")
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb.id"
@@ -31,7 +31,7 @@ class Sink(Protocol):
         """End the output."""
 
 
-def check_installed(job: Job) -> None:
+def check_installed(job: RunJob) -> None:
     """Raise UserError if the package of an output that a job asks for is not installed."""
     for wanted, flag, package in (
         (job.measuring.tensorboard, "--tensorboard", "tensorboard"),
@@ -41,7 +41,7 @@ def check_installed(job: Job) -> None:
             raise UserError(f"{flag}: {package} is not installed: pip install {package}")
 
 
-def open_sinks(job: Job, first: int) -> list[Sink]:
+def open_sinks(job: RunJob, first: int) -> list[Sink]:
     """The outputs of a job's figures from step ``first`` on."""
     result: list[Sink] = []
     if job.measuring.tensorboard:
@@ -78,7 +78,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of a project at Weights & Biases, or on disk if ``WANDB_MODE=offline``."""
 
-    def __init__(self, job: Job, first: int) -> None:
+    def __init__(self, job: RunJob, first: int) -> None:
         wandb: Any = importlib.import_module("wandb")
         kept = Path(job.folder) / WANDB_ID
         known = kept.read_text().strip() if first and kept.exists() else uuid.uuid4().hex

@@ -20,7 +20,7 @@ from simpar.plan.stage_layers import stage_layers
 from simpar.precisions import IN_TORCH, PRECISIONS
 from simpar.runtime import adapters, eight_bits, experts, placed, tensor_parallel
 from simpar.runtime.attention import Place
-from simpar.runtime.context import Context
+from simpar.runtime.context import ContextRank
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
 from simpar.runtime.initial import USUAL, initial_value
 from simpar.runtime.offload import save_on_host
@@ -28,7 +28,7 @@ from simpar.runtime.operators import TokenEmbedding
 from simpar.runtime.ranks import Ranks, StageRanks
 from simpar.runtime.released import Released
 from simpar.runtime.strategy import Strategy
-from simpar.runtime.weights import Source
+from simpar.runtime.weights import WeightSource
 
 Dtype = Any
 DTYPES: Mapping[str, Dtype] = {name: getattr(torch, PRECISIONS[name].in_torch) for name in IN_TORCH}
@@ -135,7 +135,7 @@ def place_of(plan: Plan, ranks: Ranks) -> Place:
     """The part of the sequence that this rank works on."""
     sequence = bool(plan.tensor_parallel.sequence_parallel) and plan.mesh.tp > 1
     choice = plan.context_parallel
-    context = Context(
+    context = ContextRank(
         cp=plan.mesh.cp,
         rank=ranks.here["cp"],
         ulysses=plan.ulysses,
@@ -168,7 +168,7 @@ def shard(model: nn.Module, units: list[nn.Module], blueprint: Blueprint, ranks:
         mesh = ranks.expert_submesh(*(f"expert_{axis}" for axis in axes))
         place = partial(_placement, shards=ranks.mesh.expert_data_parallel // strategy.replicas)
         for module in model.modules():
-            if isinstance(module, experts.Experts):
+            if isinstance(module, experts.GroupedExperts):
                 fully_shard(module, mesh=mesh, shard_placement_fn=place, **options)
     options |= {
         "mesh": ranks.submesh(*axes),
@@ -212,7 +212,7 @@ def fill(model: nn.Module, seed: int, graph: ModelGraph | None = None, released:
     named = [(name, _origin(name, model), parameter) for name, parameter in model.named_parameters()]
     source = None
     if graph is not None and released is not None:
-        source = Source.of(released, graph, [origin for _, origin, _ in named if "lora_" not in origin])
+        source = WeightSource.of(released, graph, [origin for _, origin, _ in named if "lora_" not in origin])
     for _, origin, parameter in named:
         local, here = local_part(parameter)
         if source is not None and origin in source.by_name:

@@ -207,7 +207,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class OffloadedTensor:
     """A saved tensor on the host, the device it came from, and its mesh if it is a shard."""
 
     copy: Copy
@@ -238,10 +238,10 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
                 if not share.takes(local.numel() * local.element_size()):
                     return tensor
                 spec = tensor._spec if isinstance(tensor, DTensor) else None
-                return Waiting(share.outbound.send(local), local.device, spec)
+                return OffloadedTensor(share.outbound.send(local), local.device, spec)
 
         def unpack(packed: Any) -> Tensor:
-            return packed.back() if isinstance(packed, Waiting) else packed
+            return packed.back() if isinstance(packed, OffloadedTensor) else packed
 
         super().__init__(pack, unpack)
 

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from simpar.plan.plan import Plan
 
 
-class DataParallel(nn.Module):
+class ReplicatedModule(nn.Module):
     """A module whose batch is split over ``replicas`` copies of it."""
 
     def __init__(self, module: nn.Module, replicas: int, device: Any) -> None:

@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Linear(nn.Linear):
+class CastingLinear(nn.Linear):
     """A Linear whose product runs in the dtype of its input, whatever the dtype of its parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Projection(nn.Module):
         width = int(evaluate(op.contraction, dims))
         columns = [int(evaluate(((1, names),), dims)) for times, names in op.columns for _ in range(times)]
         bias = any(weight.kind == "vector" and not weight.name.endswith(SHARED_GATE) for weight in op.weights)
-        self.parts = nn.ModuleList(Linear(width, size, bias=bias) for size in columns)
+        self.parts = nn.ModuleList(CastingLinear(width, size, bias=bias) for size in columns)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Shape [batch, seq, in] to [batch, seq, out] for every output."""
@@ -90,7 +90,7 @@ class GatedProjection(Projection):
         return gate, up * torch.sigmoid(functional.linear(here, self.score.to(here.dtype)))
 
 
-class Norm(nn.Module):
+class NormLayer(nn.Module):
     """RMSNorm, or LayerNorm with a weight and a bias, with a weight only, or with neither."""
 
     def __init__(self, op: Operator, width: int, kind: str, details: Details) -> None:
@@ -114,7 +114,7 @@ def _shifted(weight: Tensor, offset: float) -> Tensor:
     return weight + offset if offset else weight
 
 
-class LatentNorm(Norm):
+class LatentNorm(NormLayer):
     """The norm of a latent that comes from one product together with a shared key."""
 
     def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:

@@ -27,7 +27,7 @@ BACKWARD_PARTS = (*BACKWARD, _ComputationType.SEND_B)
 
 
 @dataclass(frozen=True)
-class Shapes:
+class MicrobatchTensors:
     """Meta tensors of one microbatch: the tokens, the hidden states between stages, the logits.
 
     The last stage has one output of logits or, if further tokens are predicted, several (``outputs``).
@@ -39,18 +39,23 @@ class Shapes:
     outputs: int = 1
 
     @staticmethod
-    def of(batch: int, lengths: tuple[int, int], widths: tuple[int, int], dtype: Any) -> Shapes:
+    def of(batch: int, lengths: tuple[int, int], widths: tuple[int, int], dtype: Any) -> MicrobatchTensors:
         """Shapes for (tokens, residual rows) in ``lengths`` and (hidden, vocab) in ``widths``."""
         tokens = torch.empty(batch, lengths[0], dtype=torch.int64, device="meta")
         hidden = torch.empty(batch, lengths[1], widths[0], dtype=dtype, device="meta", requires_grad=True)
-        return Shapes(tokens, hidden, torch.empty(batch, lengths[0], widths[1], dtype=dtype, device="meta"))
+        return MicrobatchTensors(tokens, hidden, torch.empty(batch, lengths[0], widths[1], dtype=dtype, device="meta"))
 
 
-class Pipeline:
+class PipelineRank:
     """One rank of a pipeline: its stages, and torch's runtime loaded with the action table."""
 
     def __init__(
-        self, schedule: Schedule, stages: dict[int, Any], shapes: Shapes, loss: Callable[..., Tensor], ranks: Ranks
+        self,
+        schedule: Schedule,
+        stages: dict[int, Any],
+        shapes: MicrobatchTensors,
+        loss: Callable[..., Tensor],
+        ranks: Ranks,
     ) -> None:
         last = schedule.num_stages - 1
         self.first, self.last = 0 in stages, last in stages

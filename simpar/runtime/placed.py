@@ -27,17 +27,17 @@ from simpar.plan.placement import Role, States
 from simpar.plan.stages import StagePlan
 from simpar.runtime.attention import Place
 from simpar.runtime.casts import cast
-from simpar.runtime.context import Context
+from simpar.runtime.context import ContextRank
 from simpar.runtime.decoder import Decoder
 from simpar.runtime.loss import mean_loss
-from simpar.runtime.resharding import DIMS, Held, slices, within
+from simpar.runtime.resharding import DIMS, StoredParts, slices, within
 from simpar.runtime.stage_mesh import Placements, StageMesh
 
 ROWS = ("batch", "sequence")
 
 
 @dataclass(frozen=True)
-class Weight:
+class PlacedWeight:
     """A parameter on a stage's mesh: how it is stored, how an operator uses it, and the placement of its gradient.
 
     ``added`` says that it is added on only one of the ranks that hold summands.
@@ -49,7 +49,9 @@ class Weight:
     added: bool = True
 
     @staticmethod
-    def of(op: Operator, roles: Sequence[Role], leaf: str, ndim: int, *, gathered: bool, here: StageMesh) -> Weight:
+    def of(
+        op: Operator, roles: Sequence[Role], leaf: str, ndim: int, *, gathered: bool, here: StageMesh
+    ) -> PlacedWeight:
         """The weight of an operator in some roles; a ``gathered`` matrix is sharded between uses.
 
         It is sharded over the axes that share rows.
@@ -60,7 +62,7 @@ class Weight:
             for dim, role in zip(cut, roles, strict=True)
         )
         sums = here.axes(roles, "row", "sum") if leaf == "bias" or op.kind == "add" else ()
-        return Weight(
+        return PlacedWeight(
             _cut(_kept(op, roles, ndim, gathered=gathered)), _cut(cut), gradient,
             added=all(here.place[axis] == 0 for axis in sums),
         )  # fmt: skip
@@ -86,7 +88,7 @@ def _dim(op: Operator, role: Role, ndim: int) -> int | None:
     return 1 if op.kind in ("embedding", "add") and role.name == "features" else None
 
 
-class Placed:
+class PlacedBlockModule:
     """A block of a stage in its roles: runs operators for :class:`~simpar.runtime.decoder.BlockModule`."""
 
     def __init__(self, block: Block, graph: ModelGraph, here: StageMesh, compute: Any) -> None:
@@ -99,7 +101,7 @@ class Placed:
         last = block.operators[-1]
         self.leaves = self._states(last, "reads") if last.kind == "loss" else own.stream("output")
         self.last = next(op for op in reversed(block.operators) if op.kind != "loss")
-        self.weights: dict[str, dict[str, Weight]] = {}
+        self.weights: dict[str, dict[str, PlacedWeight]] = {}
         self.shared = ""
 
     def _states(self, op: Operator, side: str) -> States:
@@ -110,7 +112,7 @@ class Placed:
         found = {}
         for name, whole in list(module.named_parameters()):
             owner, _, leaf = name.rpartition(".")
-            found[name] = Weight.of(
+            found[name] = PlacedWeight.of(
                 op, self.roles[op.name], leaf, whole.ndim, gathered=op.name in self.gathered, here=self.here
             )
             cut = distribute_tensor(whole, self.here.mesh, found[name].kept, src_data_rank=None)
@@ -126,7 +128,7 @@ class Placed:
         for axis in axes:
             rank = rank * mesh[axis] + self.here.place[axis]
         ranks, group = prod(mesh[axis] for axis in axes), self.here.group(axes)
-        return Place(Context(cp=ranks, rank=rank, method="all_gather", ring_group=group))
+        return Place(ContextRank(cp=ranks, rank=rank, method="all_gather", ring_group=group))
 
     def run(self, op: Operator, module: nn.Module, given: Sequence[Tensor]) -> Tensor:
         """An operator's output here."""
@@ -152,7 +154,7 @@ class Placed:
         features = self.vocab if name == "lm_head" else 0
         return self.here.change(value, self.states[name], wanted, features=features)
 
-    def _used(self, op: Operator, weight: Weight, parameter: Any, gathered: list[Gathered]) -> Tensor:
+    def _used(self, op: Operator, weight: PlacedWeight, parameter: Any, gathered: list[Gathered]) -> Tensor:
         """A parameter as its operator needs it; it is gathered in the compute dtype."""
         found = parameter
         if op.name == self.shared:  # both uses of a table return the same kind of gradient
@@ -169,7 +171,7 @@ class Placed:
     def _looked_up(self, op: Operator, call: Any, tokens: Tensor) -> Tensor:
         """Rows of the local part of the table, zero for tokens of other parts."""
         dims = tuple(_dim(op, role, 2) for role in self.roles[op.name])
-        first, end = Held(self.here.stage, dims, (self.vocab, 1)).box(self.here.rank)[0]
+        first, end = StoredParts(self.here.stage, dims, (self.vocab, 1)).box(self.here.rank)[0]
         inside = (tokens >= first) & (tokens < end)
         return call(((tokens - first).clamp(0, end - first - 1),)) * inside.unsqueeze(-1)
 
@@ -231,20 +233,20 @@ def apply(model: Decoder, graph: ModelGraph, here: StageMesh, compute: Any) -> N
     layers = [(module, graph.blocks[graph.layers[int(name)]]) for name, module in model.layers.items()]
     for module, block in (*ends, *layers):
         if module is not None:
-            module.placed = placed = Placed(block, graph, here, compute)
+            module.placed = placed = PlacedBlockModule(block, graph, here, compute)
             for op in module.operators:
                 placed.distribute(op, getattr(module, op.name))
     model.tie()
     if model.tied and model.embedding is not None and model.head is not None:
         for module, name in ((model.embedding, "token_embedding"), (model.head, "lm_head")):
-            assert isinstance(module.placed, Placed), "its roles were applied above"
+            assert isinstance(module.placed, PlacedBlockModule), "its roles were applied above"
             module.placed.shared = name
 
 
-def kept_on(stage: StagePlan, block: Block, op: Operator, shape: tuple[int, int]) -> Held:
+def kept_on(stage: StagePlan, block: Block, op: Operator, shape: tuple[int, int]) -> StoredParts:
     """Where the parts of a table, or of the projection tied to it, are stored on a stage."""
     gathered = op.name in stage.sharding[block.name].gathered
-    return Held(stage, tuple(_kept(op, stage.roles(block)[op.name], 2, gathered=gathered)), shape)
+    return StoredParts(stage, tuple(_kept(op, stage.roles(block)[op.name], 2, gathered=gathered)), shape)
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,7 @@ class StageLoss:
         """The mean over local tokens, from their logits and the microbatch's next tokens int64[batch, seq]."""
         reads = tuple(role.reads for role in self._roles)
         rows = tuple("R" if state == "F" else state for state in reads)
-        held = Held.of(self.here.stage, rows, tuple(targets.shape))
+        held = StoredParts.of(self.here.stage, rows, tuple(targets.shape))
         here = held.box(self.here.rank)
         wanted = targets[within(here, tuple((0, size) for size in targets.shape))]
         axes = self.here.axes(self._roles, "vocabulary")
@@ -279,7 +281,7 @@ class StageLoss:
         logits = logits if logits.dtype == torch.float64 else logits.float()
         mesh = self.here.stage.mesh
         dims = tuple(0 if axis in axes else None for axis in range(len(mesh)))
-        first, end = Held(self.here.stage, dims, (self.graph.dims["vocab"],)).box(self.here.rank)[0]
+        first, end = StoredParts(self.here.stage, dims, (self.graph.dims["vocab"],)).box(self.here.rank)[0]
         most = logits.detach().amax(-1, keepdim=True)
         for axis in axes:
             dist.all_reduce(most, dist.ReduceOp.MAX, group=self.here.group((axis,)))

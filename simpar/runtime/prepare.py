@@ -11,7 +11,7 @@ from simpar.layout.check import check, schedule_of
 from simpar.layout.decide import decide
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.megatron_roles import in_roles
 from simpar.plan.offload import check_offload, decided_offload
 from simpar.plan.plan import Plan
@@ -50,7 +50,7 @@ def prepare(plan: Plan, graph: ModelGraph | None, training: Training, world_size
         check_offload(plan)
         plan = plan.model_copy(update={"offload": decided_offload(plan)})
         return Prepared(plan, None, choose(plan, None), stack.memory.selective)
-    target = Target(graph, training, world_size, world_size)
+    target = Workload(graph, training, world_size, world_size)
     plan = decide(plan, target, stack).to_plan()
     if stages := plan.pipeline.stages:
         plan = in_roles(plan, graph)

@@ -20,7 +20,7 @@ from simpar.report.result import Result
 from simpar.runtime.data import open_source
 from simpar.runtime.evaluate import held_out
 from simpar.runtime.hf_weights import rules
-from simpar.runtime.job import Job
+from simpar.runtime.job import RunJob
 from simpar.runtime.metrics import check_installed
 from simpar.runtime.prepare import STACK, Prepared, prepare
 from simpar.runtime.released import Released, check_target
@@ -56,7 +56,7 @@ class Request(Strict):
 class Ready:
     """A job that can start on ``world_size`` ranks, and the cluster, with what differs there, to predict it on."""
 
-    job: Job
+    job: RunJob
     prepared: Prepared
     world_size: int
     cluster: Cluster | None
@@ -87,7 +87,7 @@ def make_ready(
     if request.stack or not plan.stack:
         plan = plan.model_copy(update={"stack": request.stack or STACK})
     fields = {"plan": plan, "model": request.model, "training": request.training, **options}
-    job = parse(Job, fields, source="simpar run")
+    job = parse(RunJob, fields, source="simpar run")
     graph = job.graph()
     prepared = prepare(plan, graph, request.training, world_size)
     job = job.model_copy(update={"plan": _counted(plan, prepared, nodes)})
@@ -113,7 +113,7 @@ def make_ready(
     return Ready(job, prepared, world_size, cluster, request.perturbation.of_ranks())
 
 
-def _check_traced(job: Job, first: int) -> None:
+def _check_traced(job: RunJob, first: int) -> None:
     """Raise UserError if a run that begins with step ``first`` ends before its trace does."""
     traced, warmup = job.measuring.trace_steps, job.measuring.warmup
     if traced and job.steps - first < warmup + traced:
@@ -123,7 +123,7 @@ def _check_traced(job: Job, first: int) -> None:
         )
 
 
-def _check_evaluation(job: Job, prepared: Prepared, graph: ModelGraph | None) -> None:
+def _check_evaluation(job: RunJob, prepared: Prepared, graph: ModelGraph | None) -> None:
     """Raise UserError if a run cannot be evaluated on the data it is given."""
     every, strategy = job.measuring.evaluate_every, prepared.strategy
     if every is None:
@@ -158,7 +158,7 @@ def _check_compiled(prepared: Prepared) -> None:
         )
 
 
-def _check_weights(job: Job, prepared: Prepared, graph: ModelGraph | None) -> None:
+def _check_weights(job: RunJob, prepared: Prepared, graph: ModelGraph | None) -> None:
     """Raise UserError if a run cannot start from the weights it is given, or cannot write any."""
     for flag, folder in (("--init-from", job.weights.init_from), ("--save-to", job.weights.save_to)):
         if folder is not None and graph is None:
@@ -205,7 +205,7 @@ def _world_size(request: Request, cluster: Cluster | None, nproc: int | None, no
     return ranks
 
 
-def on_machine(job: Job, processes: int, *, servers: int = 0, devices: int | None = None) -> Job:
+def on_machine(job: RunJob, processes: int, *, servers: int = 0, devices: int | None = None) -> RunJob:
     """The job with the choices that depend on this machine: the device, and the threads of each rank.
 
     Ranks of a node share its cores, also with parameter servers. CUDA is chosen if there are enough ``devices``: one

@@ -18,7 +18,7 @@ DIMS: Mapping[str, int] = {"B": 0, "S": 1, "F": 2}
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredParts:
     """A tensor of a whole ``shape`` on a stage: the dim that each axis of its mesh slices, None for copies."""
 
     stage: StagePlan
@@ -26,9 +26,9 @@ class Held:
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(stage: StagePlan, states: States, shape: tuple[int, ...]) -> Held:
+    def of(stage: StagePlan, states: States, shape: tuple[int, ...]) -> StoredParts:
         """A tensor [batch, sequence, ...] in some states."""
-        return Held(stage, tuple(DIMS.get(state) for state in states), shape)
+        return StoredParts(stage, tuple(DIMS.get(state) for state in states), shape)
 
     def box(self, rank: int) -> Box:
         """Begin and end in every dim of the part of a rank; slices are as even as possible, larger ones first."""
@@ -50,7 +50,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorSlice:
     """A part of a tensor that one rank sends another: a ``box`` of the whole."""
 
     sender: int
@@ -58,7 +58,7 @@ class Piece:
     box: Box
 
 
-def pieces(source: Held, target: Held) -> list[Piece]:
+def pieces(source: StoredParts, target: StoredParts) -> list[TensorSlice]:
     """Every piece that brings a tensor from one stage to another, by receiver.
 
     If several ranks hold a piece, its receivers take it from these in turn.
@@ -69,7 +69,7 @@ def pieces(source: Held, target: Held) -> list[Piece]:
             for held, holders in source.ranks_by_box().items():
                 box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, held, strict=True))
                 if all(begin < end for begin, end in box):
-                    result.append(Piece(holders[number % len(holders)], receiver, box))
+                    result.append(TensorSlice(holders[number % len(holders)], receiver, box))
     return sorted(result, key=lambda piece: (piece.receiver, piece.sender, piece.box))
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from simpar import files
 from simpar.calls import Strict
 from simpar.errors import UserError
-from simpar.runtime.job import Job
+from simpar.runtime.job import RunJob
 from simpar.units import Count
 
 PREFIX, MANIFEST = "step-", "manifest.json"
@@ -65,7 +65,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return data
 
 
-def next_step(path: Path, manifest: Mapping[str, Any], job: Job) -> int:
+def next_step(path: Path, manifest: Mapping[str, Any], job: RunJob) -> int:
     """The step at which a job resumes from a checkpoint. Raises UserError if it cannot."""
     optimizer, done = job.plan.numerics.optimizer, int(manifest["step"])
     if manifest["optimizer"] != optimizer:
@@ -84,7 +84,7 @@ def next_step(path: Path, manifest: Mapping[str, Any], job: Job) -> int:
     return done
 
 
-def check_continuation(job: Job) -> int:
+def check_continuation(job: RunJob) -> int:
     """The step at which a job starts. Raises UserError if it cannot, or must not, resume from its checkpoints."""
     if job.checkpoints is None:
         return 0

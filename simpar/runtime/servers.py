@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
-from simpar.runtime.job import Job, Learning
+from simpar.runtime.job import Learning, RunJob
 from simpar.runtime.measure import Clock
 from simpar.runtime.model import Dtypes
 from simpar.runtime.prepare import prepare
@@ -232,7 +232,7 @@ def _attend(server: Server, replica: int) -> None:
         dist.send(server.turn(replica, gradient), replica, tag=PULL)
 
 
-def serve_job(job: Job, rank: int, replicas: int) -> dict[str, Any]:
+def serve_job(job: RunJob, rank: int, replicas: int) -> dict[str, Any]:
     """Run a server of a job; returns its measurements. Raises UserError."""
     torch.set_num_threads(job.machine.threads)
     plan = prepare(job.plan, job.graph(), job.training, replicas).plan

@@ -24,7 +24,7 @@ from simpar.runtime.decoder import Decoder
 from simpar.runtime.measure import Clock
 from simpar.runtime.placed import StageLoss, kept_on
 from simpar.runtime.ranks import StageRanks
-from simpar.runtime.resharding import Held, joint, pieces, within
+from simpar.runtime.resharding import StoredParts, joint, pieces, within
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Channel:
     under_way: list[tuple[Any, Tensor]] = field(default_factory=list)
 
     @staticmethod
-    def of(source: Held, target: Held, rank: int, group: Any) -> Channel:
+    def of(source: StoredParts, target: StoredParts, rank: int, group: Any) -> Channel:
         """The channel of a rank on either side."""
         sends = source.stage.holds(rank)
         mine = source.box(rank) if sends else target.box(rank)
@@ -106,7 +106,9 @@ class StagePipeline:
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Forward and backward of all microbatches of int64[batch, seq]; their losses on the last stage."""
-        run = _Step(self, tokens.chunk(self.schedule.num_microbatches), targets.chunk(self.schedule.num_microbatches))
+        run = _RunningStep(
+            self, tokens.chunk(self.schedule.num_microbatches), targets.chunk(self.schedule.num_microbatches)
+        )
         act = {"F": run.forward, "B": run.backward, "I": run.input_gradient, "W": run.weight_gradient}
         letters, _, microbatches = self.schedule.letters(self.ranks.index)
         for letter, microbatch in zip(letters, microbatches.tolist(), strict=True):
@@ -122,7 +124,7 @@ class StagePipeline:
 
 
 @dataclass
-class _Step:
+class _RunningStep:
     """A step in progress: what is kept of every microbatch between its passes."""
 
     pipeline: StagePipeline
@@ -222,7 +224,7 @@ def _end(graph: ModelGraph, ranks: StageRanks, schedule: Schedule, lower: int, s
         stages[1].sharding[blocks[1][0].name].stream("input"),
     )
     crossing = joint(stages, states, shape)
-    held = [Held.of(stage, each, shape) for stage, each in zip(stages, crossing, strict=True)]
+    held = [StoredParts.of(stage, each, shape) for stage, each in zip(stages, crossing, strict=True)]
     forward = Channel.of(held[0], held[1], ranks.rank, ranks.ways[0])
     backward = Channel.of(held[1], held[0], ranks.rank, ranks.ways[1])
     mine = int(lower < ranks.index)
@@ -234,7 +236,7 @@ def _end(graph: ModelGraph, ranks: StageRanks, schedule: Schedule, lower: int, s
 
 
 @dataclass(frozen=True)
-class Twins:
+class TiedEmbeddings:
     """Both copies of a tied table, on the first and the last stage, whose devices shard it differently."""
 
     up: Channel
@@ -242,7 +244,7 @@ class Twins:
     first: bool
 
     @staticmethod
-    def of(graph: ModelGraph, ranks: StageRanks) -> Twins | None:
+    def of(graph: ModelGraph, ranks: StageRanks) -> TiedEmbeddings | None:
         """The copies of tied embeddings on two stages; None if this rank has none."""
         last = len(ranks.stages) - 1
         if not graph.tied_embeddings or ranks.index not in (0, last) or not last:
@@ -252,7 +254,7 @@ class Twins:
         held = kept_on(ranks.stages[0], graph.embedding, table, shape)
         twin = kept_on(ranks.stages[last], graph.head, output, shape)
         up = Channel.of(twin, held, ranks.rank, ranks.ways[1])
-        return Twins(up, Channel.of(held, twin, ranks.rank, ranks.ways[0]), ranks.index == 0)
+        return TiedEmbeddings(up, Channel.of(held, twin, ranks.rank, ranks.ways[0]), ranks.index == 0)
 
     def __call__(self, gradient: Tensor) -> None:
         """Sum the gradients of both copies, in place."""

@@ -13,10 +13,10 @@ from simpar.runtime.decoder import TABLE
 from simpar.runtime.offload import OnHost
 from simpar.runtime.saved import DELAYED
 from simpar.runtime.sharded import like
-from simpar.runtime.update import Owned, Update
+from simpar.runtime.update import Owned, StepUpdate
 
 
-def named_tensors(update: Update) -> list[dict[str, Any]]:
+def named_tensors(update: StepUpdate) -> list[dict[str, Any]]:
     """Every tensor in this rank's checkpoints, by name; DTensors for sharded parameters.
 
     The second dict holds the copy of tied embeddings on the last stage under the name of the first copy. It may be
@@ -28,7 +28,7 @@ def named_tensors(update: Update) -> list[dict[str, Any]]:
     return result
 
 
-def _tensors(update: Update) -> Iterator[tuple[Owned, str, Any]]:
+def _tensors(update: StepUpdate) -> Iterator[tuple[Owned, str, Any]]:
     """The tensors of an update; optimizer states that do not exist yet are created as zeros, to load into.
 
     With delayed updates the host is a step ahead of the parameters.
@@ -46,7 +46,7 @@ def _tensors(update: Update) -> Iterator[tuple[Owned, str, Any]]:
             yield each, f"optimizer.{_name(each)}.{moment}", like(state[moment], each.parameter)
 
 
-def loaded(update: Update, steps: int) -> None:
+def loaded(update: StepUpdate, steps: int) -> None:
     """After loading: tell the optimizer the number of past steps, and the host its parameters.
 
     Some optimizers correct their states by that number.
@@ -60,7 +60,7 @@ def loaded(update: Update, steps: int) -> None:
         state["step"] = torch.tensor(float(steps), device=home.device)
 
 
-def _of(update: Update) -> InTorch:
+def _of(update: StepUpdate) -> InTorch:
     """The entry of the plan's optimizer in torch."""
     return in_torch(update.scope.plan.numerics.optimizer)
 
@@ -70,7 +70,7 @@ def _name(each: Owned) -> str:
     return TABLE if each.twin else each.name
 
 
-def _remembered(update: Update) -> Iterator[tuple[Owned, Any, dict[str, Any]]]:
+def _remembered(update: StepUpdate) -> Iterator[tuple[Owned, Any, dict[str, Any]]]:
     """Parameters, the tensor that is updated, and the optimizer's state of each.
 
     Under ZeRO-1, only of the parameters that this rank updates.

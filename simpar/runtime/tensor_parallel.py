@@ -22,23 +22,23 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 from simpar.architectures.graph import Operator, is_column_parallel, is_row_parallel
-from simpar.runtime.attention import Attention
+from simpar.runtime.attention import CoreAttention
 from simpar.runtime.decoder import BlockModule, Decoder
 from simpar.runtime.experts import Router
 from simpar.runtime.latent import LatentRotary
-from simpar.runtime.operators import GatedProjection, HeadNorm, Norm, PositionEmbedding
+from simpar.runtime.operators import GatedProjection, HeadNorm, NormLayer, PositionEmbedding
 
 SEQUENCE_DIM = 1
 
 
-class Columns(ColwiseParallel):
+class AdapterColwise(ColwiseParallel):
     """A product split by outputs; an adapter's outer half is split with it, the inner half stays whole."""
 
     def _partition_linear_fn(self, _: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         _distribute(module, device_mesh, {"weight": 0, "bias": 0, "lora_up": 0})
 
 
-class Rows(RowwiseParallel):
+class AdapterRowwise(RowwiseParallel):
     """A product split by inputs; an adapter's inner half is split with it, the outer half stays whole."""
 
     def _partition_linear_fn(self, _: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
@@ -64,7 +64,7 @@ def apply(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
         for module in block.children():
             if isinstance(module, LatentRotary):
                 module.share = partial(_shared, mesh=mesh, layout=residual)
-            if isinstance(module, Attention):
+            if isinstance(module, CoreAttention):
                 module.part = (mesh.get_local_rank(), mesh.size())
     model.tie()
 
@@ -105,11 +105,11 @@ def _styles(op: Operator, residual: Any) -> dict[str, Any]:
         return {op.name: RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)}
     if is_column_parallel(op):
         logits = op.name == "lm_head"
-        column = Columns(use_local_output=not logits, output_layouts=Shard(-1))
+        column = AdapterColwise(use_local_output=not logits, output_layouts=Shard(-1))
         gather = PrepareModuleInput(input_layouts=(residual,), desired_input_layouts=(Replicate(),))
         return {op.name: gather, f"{op.name}.parts.*": column}
     if is_row_parallel(op):
-        return {f"{op.name}.parts.0": Rows(output_layouts=residual)}
+        return {f"{op.name}.parts.0": AdapterRowwise(output_layouts=residual)}
     return {}
 
 
@@ -128,11 +128,11 @@ def partial_parameters(model: nn.Module, *, sequence_parallel: bool) -> list[str
     result = []
     for name, module in model.named_modules():
         per_head = isinstance(module, HeadNorm)
-        whole = isinstance(module, Norm | PositionEmbedding | Router) or getattr(module, "whole", False)
+        whole = isinstance(module, NormLayer | PositionEmbedding | Router) or getattr(module, "whole", False)
         on_sequence = sequence_parallel and whole
         if isinstance(module, GatedProjection):
             result.append(f"{name}.score")
-        if isinstance(module, Attention) and module.sinks is not None:
+        if isinstance(module, CoreAttention) and module.sinks is not None:
             result.append(f"{name}.sinks")
         if per_head or on_sequence:
             result += [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]

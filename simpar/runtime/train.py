@@ -19,9 +19,9 @@ from simpar.runtime.assemble import make_engine, make_own_engine
 from simpar.runtime.checkpoint import Contents, Store
 from simpar.runtime.data import Loader, open_source
 from simpar.runtime.decoder import Recompute
-from simpar.runtime.engine import Engine, average_loss
+from simpar.runtime.engine import TrainingEngine, average_loss
 from simpar.runtime.evaluate import Evaluation
-from simpar.runtime.job import KINETO, LOG, SNAPSHOT, Job, read_log
+from simpar.runtime.job import KINETO, LOG, SNAPSHOT, RunJob, read_log
 from simpar.runtime.measure import Clock, Memory, recording_memory, tracing
 from simpar.runtime.metrics import Sink, figures, open_sinks
 from simpar.runtime.model import Blueprint, Dtypes, place_of
@@ -34,7 +34,7 @@ from simpar.runtime.released import Released
 from simpar.runtime.saved import next_step
 from simpar.runtime.states import loaded, named_tensors
 from simpar.runtime.strategy import replicas_inside
-from simpar.runtime.update import Update
+from simpar.runtime.update import StepUpdate
 from simpar.runtime.weights import check_used, save
 from simpar.tracing.code import own_module
 
@@ -43,10 +43,10 @@ from simpar.tracing.code import own_module
 class Session:
     """One rank's run in progress."""
 
-    job: Job
+    job: RunJob
     prepared: Prepared
     ranks: Ranks
-    engine: Engine
+    engine: TrainingEngine
     loader: Loader
     clock: Clock
     evaluation: Evaluation | None = None
@@ -62,7 +62,7 @@ class Session:
         return Path(self.job.folder)
 
 
-def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
+def train(job: RunJob, rank: int, world_size: int, device: Any) -> dict[str, Any]:
     """Run a job on this rank and return its measurements. Raises UserError."""
     torch.set_num_threads(job.machine.threads)
     snapshot = Path(job.folder) / SNAPSHOT.format(rank=rank) if job.measuring.memory_snapshot else None
@@ -70,10 +70,10 @@ def train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
         return _train(job, rank, world_size, device)
 
 
-def _train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
+def _train(job: RunJob, rank: int, world_size: int, device: Any) -> dict[str, Any]:
     memory = Memory.start(device)
     session = start(job, rank, world_size, device)
-    saving = Saving.open(session)
+    saving = CheckpointSaver.open(session)
     first = saving.resume()
     rows: list[dict[str, Any]] = []
     log = Log.open(session, first) if rank == 0 else None
@@ -96,27 +96,27 @@ def _train(job: Job, rank: int, world_size: int, device: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Saving:
+class CheckpointSaver:
     """When checkpoints are written and read; ``store`` is None for a run without checkpoints."""
 
     session: Session
     store: Store | None
 
     @property
-    def update(self) -> Update:
+    def update(self) -> StepUpdate:
         """The optimizer of this rank, which holds the states."""
         update = self.session.engine.update
-        assert isinstance(update, Update), "parameter servers keep no checkpoints"
+        assert isinstance(update, StepUpdate), "parameter servers keep no checkpoints"
         return update
 
     @staticmethod
-    def open(session: Session) -> Saving:
+    def open(session: Session) -> CheckpointSaver:
         """Open the folder of checkpoints, if the job has one."""
         wanted = session.job.checkpoints
         if wanted is None:
-            return Saving(session, None)
+            return CheckpointSaver(session, None)
         store = Store.open(Path(wanted.folder), keep=wanted.keep, background=wanted.background)
-        return Saving(session, store)
+        return CheckpointSaver(session, store)
 
     def resume(self) -> int:
         """Load the newest sound checkpoint, if there is one; returns the step to resume at. Raises UserError."""
@@ -149,7 +149,7 @@ class Saving:
             self.store.wait()
 
 
-def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
+def start(job: RunJob, rank: int, world_size: int, device: Any) -> Session:
     """Build everything that a rank needs. Raises UserError."""
     graph = job.graph()
     prepared = prepare(job.plan, graph, job.training, world_size * replicas_inside(job.plan))
@@ -178,7 +178,7 @@ def start(job: Job, rank: int, world_size: int, device: Any) -> Session:
     return Session(job, prepared, ranks, engine, loader, clock, Evaluation.of(job, vocab, *shares))
 
 
-def _released(job: Job, rank: int) -> Released | None:
+def _released(job: RunJob, rank: int) -> Released | None:
     """The weights that a job starts from; the first rank reports which of them the model lacks. Raises UserError."""
     graph = job.graph()
     if job.weights.init_from is None or graph is None:
@@ -205,7 +205,7 @@ def train_step(session: Session, step: int) -> dict[str, Any]:
     begin = clock.now()
     learning, update = session.job.learning, session.engine.update
     own_rate = rate(learning, step, session.job.steps)
-    if learning.varies and isinstance(update, Update):
+    if learning.varies and isinstance(update, StepUpdate):
         update.set_rate(own_rate)
     with clock.phase("data"):
         tokens, targets = local_batch(session, step)

@@ -145,7 +145,7 @@ def optimizer_of(plan: Plan, learning: Learning) -> tuple[Any, dict[str, Any]]:
     return getattr(torch.optim, chosen.name), {**options, "fused": True}
 
 
-class Update:
+class StepUpdate:
     """Everything between the last backward and the next forward.
 
     ``early`` are parameters whose gradients go to the host as they are produced: those that are updated there, if the

@@ -19,7 +19,7 @@ from simpar.architectures.weights import Packing
 from simpar.errors import UserError
 from simpar.runtime.attention import Place
 from simpar.runtime.decoder import OUTPUT, TABLE, Decoder, Part, Recompute
-from simpar.runtime.hf_weights import Rule, rules, weights_of
+from simpar.runtime.hf_weights import WeightRule, rules, weights_of
 from simpar.runtime.released import CONFIG, INDEX, Released, opener
 from simpar.runtime.sharded import plain
 from simpar.units import GIB
@@ -34,20 +34,20 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
-class Source:
+class WeightSource:
     """Where the parameters of a stage come from; those stored as one tensor are read together once."""
 
     released: Released
     graph: ModelGraph
-    by_name: Mapping[str, Rule]
+    by_name: Mapping[str, WeightRule]
     _last: dict[str, Tensor] = field(default_factory=dict)
     _open: dict[Path, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(released: Released, graph: ModelGraph, names: Sequence[str]) -> Source:
+    def of(released: Released, graph: ModelGraph, names: Sequence[str]) -> WeightSource:
         """The source of the named parameters. Raises UserError for a family whose files are not known."""
         found = rules(released.family, names, graph.dims)
-        return Source(released, graph, {name: rule for rule in found for name in rule.ours})
+        return WeightSource(released, graph, {name: rule for rule in found for name in rule.ours})
 
     def part(self, name: str, shape: tuple[int, ...], here: tuple[slice, ...]) -> Tensor:
         """A rank's part of a parameter of a whole shape. Raises UserError if the file does not fit."""

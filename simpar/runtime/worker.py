@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from simpar.errors import UserError
 from simpar.files import write_atomic
 from simpar.runtime.failures import is_memory
-from simpar.runtime.job import Job, Machine
+from simpar.runtime.job import Machine, RunJob
 
 PR_SET_PDEATHSIG = 1
 PORT = "port{attempt}"
@@ -38,7 +38,7 @@ SAME = {"plan", "model", "training", "steps", "learning", "selective"}
 def main() -> int:
     """Run this rank; returns 0 when done, 2 for an error that the user can fix, 1 for any other."""
     die_with_parent()
-    job = Job.load(sys.argv[1])
+    job = RunJob.load(sys.argv[1])
     return serve(Path(job.folder), lambda: run(job))
 
 
@@ -74,7 +74,7 @@ def _crashed(folder: Path, rank: int, error: BaseException) -> int:
     return fail(folder, rank, "crash", f"{type(error).__name__}: {first_line(error)}", FAILED)
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: RunJob) -> dict[str, Any]:
     """Join the other ranks, train or serve parameters, and leave. Raises UserError."""
     if job.machine.processes not in (None, int(os.environ["WORLD_SIZE"])):
         raise UserError(
@@ -96,7 +96,7 @@ def run(job: Job) -> dict[str, Any]:
         return result
 
 
-def _agree(job: Job) -> None:
+def _agree(job: RunJob) -> None:
     """Refuse jobs of nodes that were given different commands, on every rank. Raises UserError."""
     import torch.distributed as dist
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from simpar.architectures.graph import INPUT, Attention, Block, Operator, Size, Weight, evaluate, term
+from simpar.architectures.graph import INPUT, AttentionPattern, Block, Operator, Size, Weight, evaluate, term
 from simpar.errors import UserError
 from simpar.tracing.expert_roles import expert_weights
 from simpar.tracing.latent_roles import latent_mask
 from simpar.tracing.nodes import divided, times
-from simpar.tracing.raw_operators import INPUT_VALUE, Draft, Piece, makers
+from simpar.tracing.raw_operators import INPUT_VALUE, DraftWeight, OperatorDraft, makers
 from simpar.tracing.roles import find_roles
-from simpar.tracing.segments import Segment
+from simpar.tracing.segments import DraftSegment
 
 EMBEDDING, LAYER, HEAD = "embedding", "layer", "head"
 MEMORY = "memory"
@@ -49,11 +49,11 @@ class BlockReader:
     """
 
     name: str
-    segment: Segment
+    segment: DraftSegment
     place: str
     sharing: Sharing
     arriving: int
-    values: Mapping[str, Draft]
+    values: Mapping[str, OperatorDraft]
     read_here: set[str] = field(default_factory=set)
 
     def read(self) -> Traced:
@@ -83,7 +83,7 @@ class BlockReader:
         return products[-1]
 
     @property
-    def _main(self) -> Draft:
+    def _main(self) -> OperatorDraft:
         if self.place == HEAD:
             return next(draft for draft in self.roles.drafts if draft.name == self._last_product)
         return self.made.get(self.segment.output) or self.values[self.segment.output]
@@ -105,7 +105,7 @@ class BlockReader:
         before = self.values.get(self.segment.arrives)
         return before.rows if before is not None else ()
 
-    def _crosses(self, draft: Draft) -> bool:
+    def _crosses(self, draft: OperatorDraft) -> bool:
         return self.roles.names.get(draft.name, "").startswith("cross_")
 
     def _name_all(self) -> None:
@@ -132,7 +132,7 @@ class BlockReader:
 
     # operators
 
-    def _operator(self, draft: Draft) -> Operator:
+    def _operator(self, draft: OperatorDraft) -> Operator:
         roles = self.roles
         rows = self._rows(roles.rows.get(draft.name, draft.rows), draft)
         columns = roles.columns.get(draft.name) or self._size(draft.columns, draft)
@@ -158,21 +158,21 @@ class BlockReader:
             attention=self._attention(draft),
         )
 
-    def _input(self, value: str, reader: Draft | None = None) -> str:
+    def _input(self, value: str, reader: OperatorDraft | None = None) -> str:
         if value in self.made:
             name = self.made[value].name
             covered = self.roles.covers.get(name, name) if reader is not None and reader.core else name
             return self.roles.names[covered]
         return MEMORY if value == self.segment.memory and value != self.segment.arrives else INPUT
 
-    def _saved(self, what: str, reader: Draft) -> str:
+    def _saved(self, what: str, reader: OperatorDraft) -> str:
         """A saved tensor's name; "" for the memory (another tower's output), which the block that makes it keeps."""
         if what in ("stats", "mask", "lse"):
             return what
         name = self._input(what, reader)
         return "" if name == MEMORY and what not in self.made else name
 
-    def _rows(self, rows: Size, draft: Draft) -> Size:
+    def _rows(self, rows: Size, draft: OperatorDraft) -> Size:
         """Rows in terms of the block's own sequence, or of the memory's."""
         length = self.dims.get("seq")
         memory = self.roles.names[draft.name] == MEMORY or (
@@ -187,7 +187,7 @@ class BlockReader:
     def _is_memory_wide(self, rows: Size) -> bool:
         return rows == self.values[self.segment.memory].rows
 
-    def _size(self, number: int, draft: Draft | None = None) -> Size:
+    def _size(self, number: int, draft: OperatorDraft | None = None) -> Size:
         if draft is not None and draft.name in self.roles.names:
             name = self.roles.names[draft.name]
             if name == "lm_head" and number == self.sharing.vocab:
@@ -196,14 +196,14 @@ class BlockReader:
                 return term("vocab")
         return term("hidden") if number == self.dims["hidden"] else ((number, ()),)
 
-    def _attention(self, draft: Draft) -> Attention | None:
+    def _attention(self, draft: OperatorDraft) -> AttentionPattern | None:
         core = draft.core
         if core is None:
             return None
         same = core.key_dim == core.value_dim
         rows = self._rows(draft.rows, draft)
         context, window, chunked = self._keys(draft, rows)
-        found = Attention(
+        found = AttentionPattern(
             causal=core.causal,
             window=window or core.window,
             chunked=chunked,
@@ -214,7 +214,7 @@ class BlockReader:
         )
         return latent_mask(found) if "qk_dim" in self.dims else found
 
-    def _keys(self, draft: Draft, rows: Size) -> tuple[str, int | None, bool]:
+    def _keys(self, draft: OperatorDraft, rows: Size) -> tuple[str, int | None, bool]:
         """The dim that counts a query's keys; where sequences are cut into separate pieces, their length and True."""
         core = draft.core
         assert core is not None, "called for core attention"
@@ -231,7 +231,7 @@ class BlockReader:
             "a block of other rows; allowed: self-attention, windows, and attention to another tower"
         )
 
-    def _weights(self, draft: Draft, columns: Size, contraction: Size) -> tuple[Weight, ...]:
+    def _weights(self, draft: OperatorDraft, columns: Size, contraction: Size) -> tuple[Weight, ...]:
         """Parameters by kind, their sizes in the product's named dims where these multiply to them."""
         name = self.roles.names[draft.name]
         if draft.kind == "grouped_matmul":
@@ -246,10 +246,10 @@ class BlockReader:
                 result.append(Weight(f"{name}.{suffix}", size, "shared" if shared else kind))
         return tuple(result)
 
-    def _split(self, draft: Draft, kind: str) -> list[tuple[bool, list[Piece]]]:
+    def _split(self, draft: OperatorDraft, kind: str) -> list[tuple[bool, list[DraftWeight]]]:
         """Pieces of a kind: (False, the block's own), (True, an earlier block's). A tied head's table is its own."""
-        own: list[Piece] = []
-        shared: list[Piece] = []
+        own: list[DraftWeight] = []
+        shared: list[DraftWeight] = []
         for piece in draft.pieces:
             if piece.kind != kind or piece.node in self.read_here:
                 continue
@@ -260,7 +260,7 @@ class BlockReader:
             (shared if first else own).append(piece)
         return [(flag, pieces) for flag, pieces in ((False, own), (True, shared)) if pieces]
 
-    def _weight_size(self, draft: Draft, numel: int, columns: Size, contraction: Size) -> Size:
+    def _weight_size(self, draft: OperatorDraft, numel: int, columns: Size, contraction: Size) -> Size:
         dims = {**self.dims, "vocab": self.sharing.vocab}
         candidates = [columns, term("hidden"), term("hidden", times=2)]
         if contraction:
@@ -294,7 +294,7 @@ class BlockReader:
         return total
 
 
-def _without_passes_on(drafts: list[Draft], output: str) -> list[Draft]:
+def _without_passes_on(drafts: list[OperatorDraft], output: str) -> list[OperatorDraft]:
     """The drafts of a head without softcaps of its logits, which the loss reads and writes in any case."""
     logits = {value for draft in drafts if draft.name == output for value in draft.outputs}
     result = []

@@ -16,7 +16,7 @@ from typing import Any
 from simpar.errors import UserError
 from simpar.tracing.code import ALLOWED, own_model
 from simpar.tracing.masks import Constants
-from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, Mask, Node, Ref, Shape, length
+from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, Ref, TraceShape, length
 
 LONGEST = 6144
 """Most tokens of a traced sequence: masks are evaluated, and their memory grows with its square."""
@@ -28,12 +28,12 @@ _TABLE_OPS = ("embedding", "index", "index_select", "gather")
 class Capture:
     """Calls in order by name, and the shape of every parameter by the name of its call."""
 
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, CallNode]
     parameters: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCall:
     """One call of one trace, nested graphs inlined: ``args`` in the order of its schema, and as ``given``."""
 
     name: str
@@ -113,7 +113,7 @@ class _Examples:
 
     positional: tuple[Any, ...]
     named: Mapping[str, Any]
-    shapes: tuple[Shape, Shape]
+    shapes: tuple[TraceShape, TraceShape]
     reads_tokens: bool
     tokens: int
 
@@ -140,15 +140,15 @@ class _Examples:
         tokens = next((t.shape[1] for t in tensors if t.dim() == 2 and not t.is_floating_point()), 0)
         long = min(seq_len, LONGEST) if tokens else 1
         short = 1 if not tokens else long // 2 if long % 2 == 0 else max(long - 1, 1)
-        return _Examples(positional, named, (Shape(2, long), Shape(3, short)), bool(tokens), int(tokens))
+        return _Examples(positional, named, (TraceShape(2, long), TraceShape(3, short)), bool(tokens), int(tokens))
 
-    def at(self, shape: Shape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def at(self, shape: TraceShape) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inputs at a shape: integer tensors [batch, seq] get its length, the others keep their sizes."""
         return tuple(self._at(t, shape) for t in self.positional), {
             key: self._at(t, shape) for key, t in self.named.items()
         }
 
-    def _at(self, tensor: Any, shape: Shape) -> Any:
+    def _at(self, tensor: Any, shape: TraceShape) -> Any:
         import torch
 
         sizes = [shape.batch, *tensor.shape[1:]]
@@ -162,10 +162,10 @@ class _Trace:
     """Calls of one export; its placeholders are parameters, buffers and inputs."""
 
     program: Any
-    calls: list[Call] = field(default_factory=list)
+    calls: list[TracedCall] = field(default_factory=list)
 
     @staticmethod
-    def of(name: str, module: Any, examples: _Examples, shape: Shape) -> _Trace:
+    def of(name: str, module: Any, examples: _Examples, shape: TraceShape) -> _Trace:
         """The export at a shape. Raises UserError where torch cannot export the module."""
         import logging
 
@@ -215,7 +215,7 @@ class _Trace:
         named = {key: self._argument(arg, here) for key, arg in node.kwargs.items()}
         args = _in_order(node.target, given, named)
         op = node.op if node.op == "placeholder" else _op_name(node.target)
-        self.calls.append(Call(name, op, args, node.meta.get("val"), owners, node.target, (given, named)))
+        self.calls.append(TracedCall(name, op, args, node.meta.get("val"), owners, node.target, (given, named)))
         if op.endswith("_") and not op.endswith("__") and args and isinstance(node.args[0], type(node)):
             here[node.args[0].name] = Ref(name)  # changed in place: later readers read this
         return Ref(name)
@@ -269,11 +269,11 @@ def _joined(name: str, traces: list[_Trace], examples: _Examples, identities: Ma
     parameters = set(signature.inputs_to_parameters)
     inputs = set(signature.user_inputs)
     constants = Constants(long.calls)
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, CallNode] = {}
     for one, two in zip(long.calls, short.calls, strict=True):
         shape, sizes, floating = _sizes(name, one, two, examples.shapes)
         kind = _kind(one, nodes, parameters, inputs, floating)
-        nodes[one.name] = Node(
+        nodes[one.name] = CallNode(
             one.name, one.op, one.args, shape, sizes, kind, one.owners, floating, _seen(one, nodes, constants)
         )
     used = {ref for node in nodes.values() for ref in node.refs}
@@ -287,7 +287,9 @@ def _identities(module: Any) -> dict[str, int]:
     return {path: id(parameter) for path, parameter in module.named_parameters(remove_duplicate=False)}
 
 
-def _sizes(name: str, one: Call, two: Call, shapes: tuple[Shape, Shape]) -> tuple[Any, tuple[int, ...], bool]:
+def _sizes(
+    name: str, one: TracedCall, two: TracedCall, shapes: tuple[TraceShape, TraceShape]
+) -> tuple[Any, tuple[int, ...], bool]:
     if not hasattr(one.value, "shape"):
         return None, (), True
     sizes = tuple(int(size) for size in one.value.shape)
@@ -299,32 +301,34 @@ def _sizes(name: str, one: Call, two: Call, shapes: tuple[Shape, Shape]) -> tupl
     return shape, sizes, bool(one.value.is_floating_point() or one.value.is_complex())
 
 
-def _kind(call: Call, nodes: Mapping[str, Node], parameters: set[str], inputs: set[str], floating: bool) -> str:
+def _kind(
+    call: TracedCall, nodes: Mapping[str, CallNode], parameters: set[str], inputs: set[str], floating: bool
+) -> str:
     """What a call depends on: nothing, token numbers, parameters, or the batch."""
     if call.op == "placeholder":
         if call.name in parameters:
             return WEIGHTS
         return (DATA if floating else INDEX) if call.name in inputs else CONSTANT
-    kinds = {nodes[ref].kind for ref in Node("", "", call.args, None, (), "").refs}
+    kinds = {nodes[ref].kind for ref in CallNode("", "", call.args, None, (), "").refs}
     if INDEX in kinds and WEIGHTS in kinds and call.op in _TABLE_OPS:
         return DATA
     return max(kinds or {CONSTANT}, key=_RANK.__getitem__)
 
 
-def _seen(call: Call, nodes: Mapping[str, Node], constants: Constants) -> Mask | None:
+def _seen(call: TracedCall, nodes: Mapping[str, CallNode], constants: Constants) -> Mask | None:
     """The keys seen under the mask among a call's arguments, where it is core attention or masks scores."""
     if call.op == "scaled_dot_product_attention":
-        refs = Node("", "", call.args[3:4], None, (), "").refs
+        refs = CallNode("", "", call.args[3:4], None, (), "").refs
         return next((found for ref in refs for found in _masks(ref, nodes, constants)), None)
     if call.op in ("masked_fill", "masked_fill_", "where", "add", "add_"):
-        fixed = [r for r in Node("", "", call.args, None, (), "").refs if nodes[r].kind == CONSTANT]
+        fixed = [r for r in CallNode("", "", call.args, None, (), "").refs if nodes[r].kind == CONSTANT]
         square = [r for r in fixed if len(nodes[r].sizes) >= 2 and min(nodes[r].sizes[-2:]) > 1]
         hides = call.op.startswith("masked_fill")
         return next((found for ref in square if (found := constants.mask(ref, hides=hides))), None)
     return None
 
 
-def _masks(ref: str, nodes: Mapping[str, Node], constants: Constants) -> Iterator[Mask]:
+def _masks(ref: str, nodes: Mapping[str, CallNode], constants: Constants) -> Iterator[Mask]:
     """Masks that a mask is made of, nearest first; those of "where" and of sums are read there already."""
     node = nodes[ref]
     if node.kind == CONSTANT:

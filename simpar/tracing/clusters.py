@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from simpar.architectures.graph import Size
 from simpar.tracing import vocabulary as known
-from simpar.tracing.nodes import Node
-from simpar.tracing.raw_operators import Draft, Piece
+from simpar.tracing.nodes import CallNode
+from simpar.tracing.raw_operators import DraftWeight, OperatorDraft
 
 
 @dataclass
-class Cluster:
+class PointwiseGroup:
     """Neighbouring pointwise calls of one module; ``sources`` are the values it reads from elsewhere.
 
     A sum of two streams is ``closed``: no call joins it.
@@ -19,19 +19,19 @@ class Cluster:
 
     path: str
     closed: bool = False
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[CallNode] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[DraftWeight] = field(default_factory=list)
     tables: bool = False
 
-    def takes(self, node: Node) -> bool:
+    def takes(self, node: CallNode) -> bool:
         """Whether a call belongs to the same module, or to the one around it while nothing is reduced here."""
         if node.path == self.path:
             return True
         around = self.path.rpartition(".")[0] == node.path
         return around and not any(known.base(each.op) in known.REDUCTIONS for each in self.nodes)
 
-    def add(self, node: Node, values: tuple[str, ...], pieces: tuple[Piece, ...], table: bool) -> None:
+    def add(self, node: CallNode, values: tuple[str, ...], pieces: tuple[DraftWeight, ...], table: bool) -> None:
         """Add a call."""
         inside = {each.name for each in self.nodes}
         self.sources += [value for value in values if value not in inside and value not in self.sources]
@@ -39,7 +39,7 @@ class Cluster:
         self.pieces += pieces
         self.tables = self.tables or (table and known.base(node.op) in ("mul", "addcmul"))
 
-    def absorb(self, other: Cluster) -> None:
+    def absorb(self, other: PointwiseGroup) -> None:
         """Take in the calls of a cluster that turns out to be part of this one."""
         inside = {each.name for each in (*self.nodes, *other.nodes)}
         self.nodes = [*self.nodes, *other.nodes]
@@ -48,7 +48,7 @@ class Cluster:
         self.tables = self.tables or other.tables
 
 
-def classify(cluster: Cluster, rows: Size, columns: int) -> list[Draft]:
+def classify(cluster: PointwiseGroup, rows: Size, columns: int) -> list[OperatorDraft]:
     """The cluster as an operator; one that only sums several streams is a residual sum."""
     ops = {known.base(node.op) for node in cluster.nodes}
     last = cluster.nodes[-1]
@@ -63,17 +63,19 @@ def classify(cluster: Cluster, rows: Size, columns: int) -> list[Draft]:
         kind, saves = ("gated_activation" if _is_gated(cluster, ops) else "activation"), sources
     elif ops & {"mul", "div"}:
         kind, saves = "activation", (sources if len(sources) > 1 or cluster.pieces else ())
-    pieces = tuple(Piece(p.node, p.parameter, p.numel, "vector" if kind == "norm" else p.kind) for p in cluster.pieces)
+    pieces = tuple(
+        DraftWeight(p.node, p.parameter, p.numel, "vector" if kind == "norm" else p.kind) for p in cluster.pieces
+    )
     outputs = tuple(node.name for node in cluster.nodes)
-    return [Draft(last.name, kind, rows, columns, sources, outputs, last.owners, 0, pieces, saves)]
+    return [OperatorDraft(last.name, kind, rows, columns, sources, outputs, last.owners, 0, pieces, saves)]
 
 
-def _is_gated(cluster: Cluster, ops: set[str]) -> bool:
+def _is_gated(cluster: PointwiseGroup, ops: set[str]) -> bool:
     """Whether it multiplies an activated tensor with another one, or with the other half of the same."""
     return "glu" in ops or (len(cluster.sources) > 1 and "mul" in ops) or _halves(cluster)
 
 
-def _halves(cluster: Cluster) -> bool:
+def _halves(cluster: PointwiseGroup) -> bool:
     """Whether a product multiplies a value made here with a view that the first call does not read."""
     for node in cluster.nodes:
         if known.base(node.op) == "mul" and len(node.refs) > 1:

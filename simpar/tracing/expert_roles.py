@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simpar.architectures.graph import Size, Weight, term
 from simpar.tracing.nodes import times
-from simpar.tracing.raw_operators import Draft, makers
+from simpar.tracing.raw_operators import OperatorDraft, makers
 
 if TYPE_CHECKING:
     from simpar.tracing.roles import Roles
@@ -19,7 +19,7 @@ NAMES = ("experts", "num_experts", "topk", "expert_ffn", "shared_ffn", "ffn")
 """Dims that only layers with experts, or only layers without, have."""
 
 
-def mixture_roles(roles: Roles, made: Mapping[str, Draft]) -> None:
+def mixture_roles(roles: Roles, made: Mapping[str, OperatorDraft]) -> None:
     """Name the operators of mixtures and their sizes; several mixtures of a block share the dims."""
     by_kind = {draft.kind: draft for draft in reversed(roles.drafts)}
     if "router" not in by_kind:
@@ -54,19 +54,19 @@ def mixture_roles(roles: Roles, made: Mapping[str, Draft]) -> None:
             roles.rows[draft.name], roles.regions[draft.name] = ROUTED, "expert"
 
 
-def _made_by(made: Mapping[str, Draft], draft: Draft) -> str:
+def _made_by(made: Mapping[str, OperatorDraft], draft: OperatorDraft) -> str:
     """Kind of the operator that makes a draft's first input ("" where none does)."""
     return made[draft.inputs[0]].kind if draft.inputs and draft.inputs[0] in made else ""
 
 
-def expert_weights(name: str, draft: Draft, contraction: Size, columns: Size) -> tuple[Weight, ...]:
+def expert_weights(name: str, draft: OperatorDraft, contraction: Size, columns: Size) -> tuple[Weight, ...]:
     """The stacked matrices of a grouped product, one per expert, and its biases where it has them."""
     sizes = {"weight": times(term("experts"), contraction, columns), "bias": times(term("experts"), columns)}
     pieces = zip(sizes.items(), draft.pieces, strict=False)
     return tuple(Weight(f"{name}.{leaf}", size, "expert") for (leaf, size), _ in pieces)
 
 
-def without_shared_gate(drafts: list[Draft]) -> list[Draft]:
+def without_shared_gate(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
     """The drafts with the gate of a shared expert folded into its up product as one more weight.
 
     The gate is a product of one column whose sigmoid multiplies the expert's output [Qwen2, arXiv 2407.10671].
@@ -92,7 +92,7 @@ def without_shared_gate(drafts: list[Draft]) -> list[Draft]:
     return drafts
 
 
-def _up(made: Mapping[str, Draft], down: Draft) -> Draft | None:
+def _up(made: Mapping[str, OperatorDraft], down: OperatorDraft) -> OperatorDraft | None:
     """The product in front of the activation that a product reads."""
     draft = made.get(down.inputs[0])
     if draft is None or "activation" not in draft.kind or draft.inputs[0] not in made:

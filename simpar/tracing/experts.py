@@ -12,36 +12,36 @@ from math import prod
 
 from simpar.architectures.graph import Size
 from simpar.tracing import vocabulary as known
-from simpar.tracing.nodes import CONSTANT, WEIGHTS, Node, divided
-from simpar.tracing.raw_operators import Draft, Piece
+from simpar.tracing.nodes import CONSTANT, WEIGHTS, CallNode, divided
+from simpar.tracing.raw_operators import DraftWeight, OperatorDraft
 
 GROUPED = frozenset(["grouped_mm_fallback", "_grouped_mm", "grouped_mm"])
 """Grouped products of torch, and the one that transformers falls back on where torch has none."""
 SUMS = frozenset(["sum", "index_add", "scatter_add"])
 PICKS = frozenset(["index", "index_select", "gather"])
-Pieces = Callable[[Node], tuple[Piece, ...]]
+Pieces = Callable[[CallNode], tuple[DraftWeight, ...]]
 
 
 @dataclass(frozen=True)
-class Mixture:
+class TracedMixture:
     """One mixture: the router's product, its input, both grouped products, the final sum, the calls between.
 
     Tokens are ``hidden`` wide; the input of the down product is ``narrow`` wide.
     """
 
-    router: Node
+    router: CallNode
     source: str
-    up: Node
-    down: Node
-    end: Node
-    between: tuple[Node, ...]
+    up: CallNode
+    down: CallNode
+    end: CallNode
+    between: tuple[CallNode, ...]
     hidden: int
     narrow: int
 
 
-def mixtures(nodes: Mapping[str, Node]) -> Iterator[Mixture]:
+def mixtures(nodes: Mapping[str, CallNode]) -> Iterator[TracedMixture]:
     """Every mixture of a trace, in order."""
-    readers: dict[str, list[Node]] = {}
+    readers: dict[str, list[CallNode]] = {}
     done: set[str] = set()
     for node in nodes.values():
         for ref in node.refs:
@@ -54,7 +54,7 @@ def mixtures(nodes: Mapping[str, Node]) -> Iterator[Mixture]:
                 yield found
 
 
-def _source(nodes: Mapping[str, Node], name: str) -> Node:
+def _source(nodes: Mapping[str, CallNode], name: str) -> CallNode:
     """The call that a chain of views looks at."""
     node = nodes[name]
     while known.base(node.op) in known.VIEWS and node.refs:
@@ -62,7 +62,9 @@ def _source(nodes: Mapping[str, Node], name: str) -> Node:
     return node
 
 
-def _mixture(nodes: Mapping[str, Node], readers: Mapping[str, list[Node]], up: Node) -> Mixture | None:
+def _mixture(
+    nodes: Mapping[str, CallNode], readers: Mapping[str, list[CallNode]], up: CallNode
+) -> TracedMixture | None:
     picked = _source(nodes, up.refs[0])
     if known.base(picked.op) not in PICKS:
         return None
@@ -85,10 +87,12 @@ def _mixture(nodes: Mapping[str, Node], readers: Mapping[str, list[Node]], up: N
             behind.add(node.name)
     between = tuple(node for node in before if node.name in behind)
     narrow = nodes[down.refs[1]].sizes[-2]
-    return Mixture(products[-1], source.name, up, down, end, between, source.sizes[-1], narrow)
+    return TracedMixture(products[-1], source.name, up, down, end, between, source.sizes[-1], narrow)
 
 
-def _next(readers: Mapping[str, list[Node]], start: Node, wanted: Callable[[Node], bool]) -> Node | None:
+def _next(
+    readers: Mapping[str, list[CallNode]], start: CallNode, wanted: Callable[[CallNode], bool]
+) -> CallNode | None:
     """The nearest call after ``start``, along its readers, that is ``wanted``; None where there is none."""
     waiting, seen = [start], {start.name}
     while waiting:
@@ -102,7 +106,7 @@ def _next(readers: Mapping[str, list[Node]], start: Node, wanted: Callable[[Node
     return None
 
 
-def _before(nodes: Mapping[str, Node], end: Node, source: str) -> list[Node]:
+def _before(nodes: Mapping[str, CallNode], end: CallNode, source: str) -> list[CallNode]:
     """The calls on data that lead from the source (not included) to the final sum, in order."""
     found, waiting = {end.name}, [end]
     while waiting:
@@ -115,7 +119,7 @@ def _before(nodes: Mapping[str, Node], end: Node, source: str) -> list[Node]:
     return [node for name, node in nodes.items() if name in found]
 
 
-def drafts_of(mixture: Mixture, source: str, pieces: Pieces) -> list[Draft]:
+def drafts_of(mixture: TracedMixture, source: str, pieces: Pieces) -> list[OperatorDraft]:
     """The operators of a mixture, the router first, which reads the value ``source``."""
     router, up, end = mixture.router, mixture.up, mixture.end
     experts, hidden, wide, narrow = router.sizes[-1], mixture.hidden, up.sizes[-1], mixture.narrow
@@ -126,8 +130,8 @@ def drafts_of(mixture: Mixture, source: str, pieces: Pieces) -> list[Draft]:
     sized = [replace(each, kind="matrix" if each.numel == experts * hidden else "vector") for each in own]
     others = [replace(piece, kind="vector") for piece in rest]
 
-    def draft(name: str, kind: str, size: tuple[Size, int], *inputs: str) -> Draft:
-        return Draft(name, kind, *size, inputs, (name,), end.owners, saves=inputs)
+    def draft(name: str, kind: str, size: tuple[Size, int], *inputs: str) -> OperatorDraft:
+        return OperatorDraft(name, kind, *size, inputs, (name,), end.owners, saves=inputs)
 
     dispatch, enter, clamp, act, leave = (f"{end.name}.{part}" for part in range(5))
     inner = mixture.between[mixture.between.index(up) : mixture.between.index(mixture.down)]
@@ -148,10 +152,12 @@ def drafts_of(mixture: Mixture, source: str, pieces: Pieces) -> list[Draft]:
     ]
 
 
-def _shared_out(held: Sequence[Piece], mixture: Mixture) -> tuple[list[Piece], list[Piece], list[Piece]]:
+def _shared_out(
+    held: Sequence[DraftWeight], mixture: TracedMixture
+) -> tuple[list[DraftWeight], list[DraftWeight], list[DraftWeight]]:
     """Parameters of the up product, of the down product, and the others, told apart by their sizes."""
     experts, rest = mixture.router.sizes[-1], list(held)
-    found: list[list[Piece]] = []
+    found: list[list[DraftWeight]] = []
     for contraction, columns in ((mixture.hidden, mixture.up.sizes[-1]), (mixture.narrow, mixture.hidden)):
         found.append([])
         for size in (experts * contraction * columns, experts * columns):

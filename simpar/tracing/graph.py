@@ -10,7 +10,7 @@ from math import prod
 from simpar.architectures.graph import ModelGraph
 from simpar.tracing.blocks import EMBEDDING, HEAD, LAYER, BlockReader, Sharing, Traced, as_block
 from simpar.tracing.expert_roles import NAMES as EXPERT_DIMS
-from simpar.tracing.segments import Segment
+from simpar.tracing.segments import DraftSegment
 
 
 @lru_cache(maxsize=8)
@@ -29,7 +29,7 @@ def trace_model(name: str, seq_len: int) -> ModelGraph:
     return graph
 
 
-def _read_all(name: str, chain: Sequence[Segment]) -> list[Traced]:
+def _read_all(name: str, chain: Sequence[DraftSegment]) -> list[Traced]:
     """Every segment as a block of its own."""
     values = {value: draft for segment in chain for draft in segment.drafts for value in draft.outputs}
     sharing = _table(chain)
@@ -45,11 +45,11 @@ def _read_all(name: str, chain: Sequence[Segment]) -> list[Traced]:
     return result
 
 
-def _columns(segment: Segment) -> int:
+def _columns(segment: DraftSegment) -> int:
     return [draft.columns for draft in segment.drafts if draft.kind == "matmul"][-1]
 
 
-def _table(chain: Sequence[Segment]) -> Sharing:
+def _table(chain: Sequence[DraftSegment]) -> Sharing:
     """The largest embedding table, as the one of the tokens."""
     tables = [draft for segment in chain for draft in segment.drafts if draft.kind == "embedding"]
     if not tables:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from simpar.architectures.graph import Attention, Size, term
-from simpar.tracing.raw_operators import Draft, makers
+from simpar.architectures.graph import AttentionPattern, Size, term
+from simpar.tracing.raw_operators import OperatorDraft, makers
 
 if TYPE_CHECKING:
     from simpar.tracing.roles import Roles
@@ -21,20 +21,20 @@ _SOFT = ("rope", "copy", "add", "activation")
 
 
 @dataclass(frozen=True)
-class Latent:
+class TracedLatent:
     """One latent attention: its drafts by role, and the dims of its widths."""
 
-    core: Draft
-    query: Draft
-    down: Draft
-    norm: Draft
-    up: Draft
-    query_down: Draft | None
-    query_norm: Draft | None
+    core: OperatorDraft
+    query: OperatorDraft
+    down: OperatorDraft
+    norm: OperatorDraft
+    up: OperatorDraft
+    query_down: OperatorDraft | None
+    query_norm: OperatorDraft | None
     dims: Mapping[str, int]
 
 
-def latents(drafts: list[Draft]) -> tuple[list[Draft], list[Latent]]:
+def latents(drafts: list[OperatorDraft]) -> tuple[list[OperatorDraft], list[TracedLatent]]:
     """The drafts with three operators in place of the calls before each latent core, and all latent attentions."""
     result = []
     for draft in drafts:
@@ -45,7 +45,7 @@ def latents(drafts: list[Draft]) -> tuple[list[Draft], list[Latent]]:
     return drafts, result
 
 
-def _latent(drafts: list[Draft], draft: Draft) -> Latent | None:
+def _latent(drafts: list[OperatorDraft], draft: OperatorDraft) -> TracedLatent | None:
     core, made = draft.core, makers(drafts)
     assert core is not None, "called for core attention"
     products = _reached(made, draft)
@@ -68,13 +68,15 @@ def _latent(drafts: list[Draft], draft: Draft) -> Latent | None:
             "qk_dim": core.key_dim, "value_dim": core.value_dim,
         }  # fmt: skip
         assert norm is not None, "a product behind a norm"
-        return Latent(draft, query, down, norm, up, before if compressed else None, first if compressed else None, dims)
+        return TracedLatent(
+            draft, query, down, norm, up, before if compressed else None, first if compressed else None, dims
+        )
     return None
 
 
-def _reached(made: Mapping[str, Draft], draft: Draft) -> list[Draft]:
+def _reached(made: Mapping[str, OperatorDraft], draft: OperatorDraft) -> list[OperatorDraft]:
     """The products that an attention reads through copies and rotations."""
-    found: dict[str, Draft] = {}
+    found: dict[str, OperatorDraft] = {}
     waiting = [*draft.inputs]
     seen = set(waiting)
     while waiting:
@@ -89,7 +91,7 @@ def _reached(made: Mapping[str, Draft], draft: Draft) -> list[Draft]:
     return list(found.values())
 
 
-def _plain(drafts: list[Draft], latent: Latent) -> list[Draft]:
+def _plain(drafts: list[OperatorDraft], latent: TracedLatent) -> list[OperatorDraft]:
     """The drafts with a rotation of the shared key, one of all heads' queries and keys, and a copy of the values."""
     query, down, up, core = latent.query, latent.down, latent.up, latent.core
     behind = {value for each in (query, down, up) for value in each.outputs}
@@ -101,9 +103,9 @@ def _plain(drafts: list[Draft], latent: Latent) -> list[Draft]:
             gone.add(draft.name)
     heads, dims = latent.dims["heads"], latent.dims
 
-    def made(name: str, kind: str, columns: int, *inputs: str) -> Draft:
+    def made(name: str, kind: str, columns: int, *inputs: str) -> OperatorDraft:
         own = f"{core.name}.{name}"
-        return Draft(own, kind, down.rows, columns, inputs, (own,), core.owners)
+        return OperatorDraft(own, kind, down.rows, columns, inputs, (own,), core.owners)
 
     key = made("k_rotary", "rope", dims["rotary_dim"], down.outputs[0])
     turned = made("rope", "rope", 2 * heads * dims["qk_dim"], query.outputs[0], up.outputs[0], key.outputs[0])
@@ -114,7 +116,7 @@ def _plain(drafts: list[Draft], latent: Latent) -> list[Draft]:
     return [*kept, key, turned, value, attention, *drafts[at + 1 :]]
 
 
-def latent_roles(roles: Roles, found: Latent) -> None:
+def latent_roles(roles: Roles, found: TracedLatent) -> None:
     """Name the operators of one latent attention and their sizes, without its output projection."""
     roles.dims |= found.dims
     core = found.core.name
@@ -144,6 +146,6 @@ def latent_roles(roles: Roles, found: Latent) -> None:
             roles.columns[core] = term("heads", "value_dim")
 
 
-def latent_mask(found: Attention) -> Attention:
+def latent_mask(found: AttentionPattern) -> AttentionPattern:
     """Core attention with the named widths of latent attention: keys and values differ in width, one pair per head."""
     return replace(found, key_dim=term("qk_dim"), value_dim=term("value_dim"), kv_heads=term("heads"))

@@ -22,7 +22,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TraceShape:
     """Batch size and sequence length of one trace."""
 
     batch: int
@@ -38,7 +38,7 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Node:
+class CallNode:
     """One call.
 
     ``shape`` is its dims as polynomials in batch and seq (None: no tensor), ``sizes`` its dims in the longer trace.
@@ -105,7 +105,7 @@ def divided(size: Size, by: int) -> Size:
     return tuple((coefficient // by, names) for coefficient, names in size)
 
 
-def length(first: int, second: int, shapes: tuple[Shape, Shape]) -> Size:
+def length(first: int, second: int, shapes: tuple[TraceShape, TraceShape]) -> Size:
     """The polynomial of one dim that is ``first`` and ``second`` in two traces. Raises UserError where none fits.
 
     Tried in order: a constant c; c times batch, seq, batch seq, seq^2 or batch seq^2; a seq + b.
@@ -127,5 +127,5 @@ def length(first: int, second: int, shapes: tuple[Shape, Shape]) -> Size:
     )
 
 
-def _value(names: tuple[str, ...], shape: Shape) -> int:
+def _value(names: tuple[str, ...], shape: TraceShape) -> int:
     return reduce(lambda total, name: total * int(getattr(shape, name)), names, 1)

@@ -11,7 +11,7 @@ INPUT_VALUE = ""
 
 
 @dataclass(frozen=True)
-class Piece:
+class DraftWeight:
     """A parameter (or slice) of a draft: the call that reads it, the parameter's name, its number of elements."""
 
     node: str
@@ -36,7 +36,7 @@ class Core:
 
 
 @dataclass(frozen=True)
-class Draft:
+class OperatorDraft:
     """One operator: a call, or several that run as one.
 
     ``rows`` is a polynomial in batch and seq. ``inputs`` and ``outputs`` are values (names of calls); ``saves`` are
@@ -52,7 +52,7 @@ class Draft:
     outputs: tuple[str, ...]
     owners: tuple[tuple[str, str], ...]
     contraction: int = 0
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[DraftWeight, ...] = ()
     saves: tuple[str, ...] = ()
     core: Core | None = None
     table: int = 0
@@ -63,10 +63,10 @@ class Draft:
         return self.kind in ("matmul", "attention", "embedding")
 
 
-def merged(drafts: list[Draft], groups: list[list[str]]) -> list[Draft]:
+def merged(drafts: list[OperatorDraft], groups: list[list[str]]) -> list[OperatorDraft]:
     """The drafts with every group (by names) merged in place of its first: columns add up, weights are joined."""
     by_name = {draft.name: draft for draft in drafts}
-    heads: dict[str, Draft] = {}
+    heads: dict[str, OperatorDraft] = {}
     gone: set[str] = set()
     for group in groups:
         parts = [by_name[name] for name in group]
@@ -75,7 +75,7 @@ def merged(drafts: list[Draft], groups: list[list[str]]) -> list[Draft]:
     return [heads.get(draft.name, draft) for draft in drafts if draft.name not in gone]
 
 
-def _one(parts: list[Draft]) -> Draft:
+def _one(parts: list[OperatorDraft]) -> OperatorDraft:
     return replace(
         parts[0],
         columns=sum(part.columns for part in parts),
@@ -90,6 +90,6 @@ def _all(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in names for name in each))
 
 
-def makers(drafts: list[Draft]) -> Mapping[str, Draft]:
+def makers(drafts: list[OperatorDraft]) -> Mapping[str, OperatorDraft]:
     """Which draft makes each value."""
     return {value: draft for draft in drafts for value in draft.outputs}

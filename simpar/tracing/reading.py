@@ -12,10 +12,10 @@ from simpar.architectures.graph import Size
 from simpar.errors import UserError
 from simpar.tracing import vocabulary as known
 from simpar.tracing.capture import Capture
-from simpar.tracing.clusters import Cluster, classify
+from simpar.tracing.clusters import PointwiseGroup, classify
 from simpar.tracing.experts import drafts_of, mixtures
-from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, Mask, Node, Ref, divided, times, whole
-from simpar.tracing.raw_operators import INPUT_VALUE, Core, Draft, Piece
+from simpar.tracing.nodes import CONSTANT, DATA, INDEX, WEIGHTS, CallNode, Mask, Ref, divided, times, whole
+from simpar.tracing.raw_operators import INPUT_VALUE, Core, DraftWeight, OperatorDraft
 
 _SOFT = known.POINTWISE | known.VIEWS | known.DROPOUTS | known.COPIES
 _WEIGHT_AT = {"linear": 1, "addmm": 2, "mm": 1, "matmul": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
@@ -25,20 +25,20 @@ _NORM_WEIGHTS = {
 }  # fmt: skip
 
 
-def read_drafts(name: str, captured: Capture) -> list[Draft]:
+def read_drafts(name: str, captured: Capture) -> list[OperatorDraft]:
     """Drafts of everything that depends on the batch, in order. Raises UserError for an operator without a rule."""
-    return _Reader(name, captured).run()
+    return _CallReader(name, captured).run()
 
 
 @dataclass
-class _Reader:
+class _CallReader:
     """One pass over the calls."""
 
     name: str
     captured: Capture
-    drafts: list[Draft] = field(default_factory=list)
-    clusters: list[Cluster] = field(default_factory=list)
-    member: dict[str, Cluster] = field(default_factory=dict)
+    drafts: list[OperatorDraft] = field(default_factory=list)
+    clusters: list[PointwiseGroup] = field(default_factory=list)
+    member: dict[str, PointwiseGroup] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     eager: dict[str, tuple[str, Mask | None]] = field(default_factory=dict)
 
@@ -46,12 +46,12 @@ class _Reader:
     def nodes(self) -> Any:
         return self.captured.nodes
 
-    def run(self) -> list[Draft]:
+    def run(self) -> list[OperatorDraft]:
         """All drafts in order, each cluster in place of its last member."""
         for node in self.nodes.values():
             if known.base(node.op) in ("matmul", "bmm") and self._is_data(node.args[1]):
                 self._note_eager(node)
-        order: list[tuple[str, Draft | Cluster]] = []
+        order: list[tuple[str, OperatorDraft | PointwiseGroup]] = []
         mixed = self._mixtures()
         for node in self.nodes.values():
             order += [(draft.name, draft) for draft in mixed.get(node.name, ())]
@@ -66,22 +66,22 @@ class _Reader:
         last = {id(cluster): cluster.nodes[-1].name for cluster in self.clusters}
         drafts = []
         for name, found in order:
-            if isinstance(found, Draft):
+            if isinstance(found, OperatorDraft):
                 drafts.append(found)
             elif last.get(id(self.member[name])) == name:
                 drafts += self._closed(self.member[name])
         return self._with_unread(drafts)
 
-    def _mixtures(self) -> dict[str, list[Draft]]:
+    def _mixtures(self) -> dict[str, list[OperatorDraft]]:
         """Operators of every mixture, by the call in whose place they stand."""
-        result: dict[str, list[Draft]] = {}
+        result: dict[str, list[OperatorDraft]] = {}
         for mixture in mixtures(self.nodes):
             router, *rest = drafts_of(mixture, self.value(mixture.source), self._pieces)
             result |= {mixture.router.name: [router], mixture.end.name: rest}
             self.taken |= {node.name for node in mixture.between}
         return result
 
-    def _check(self, node: Node) -> None:
+    def _check(self, node: CallNode) -> None:
         """Refuse operators without a rule, and products that touch parameters alone."""
         if node.op == "placeholder":
             return
@@ -91,7 +91,7 @@ class _Reader:
         if node.kind == WEIGHTS and known.base(node.op) in known.PRODUCTS:
             raise UserError(f"{where}: multiplies parameters with each other; allowed: {ALLOWED_OPS}")
 
-    def _one(self, node: Node) -> Draft | Cluster | None:
+    def _one(self, node: CallNode) -> OperatorDraft | PointwiseGroup | None:
         op = known.base(node.op)
         if node.name in self.eager:
             return self._eager_attention(node)
@@ -117,7 +117,7 @@ class _Reader:
             return self._pointwise(node)
         return None
 
-    def _drops(self, node: Node) -> bool:
+    def _drops(self, node: CallNode) -> bool:
         return bool(node.args[1]) and bool(node.args[2] if len(node.args) > 2 else True)
 
     # values
@@ -137,7 +137,7 @@ class _Reader:
             else:
                 return name
 
-    def _is_view(self, node: Node) -> bool:
+    def _is_view(self, node: CallNode) -> bool:
         """Whether a call only views a tensor: a view, a constant slice, or a product with one number."""
         op = known.base(node.op)
         if op in known.VIEWS:
@@ -154,30 +154,30 @@ class _Reader:
     def _value(self, arg: Any) -> str:
         return self.value(arg.name) if isinstance(arg, Ref) else INPUT_VALUE
 
-    def _values(self, node: Node) -> tuple[str, ...]:
+    def _values(self, node: CallNode) -> tuple[str, ...]:
         found = (self.value(ref) for ref in node.refs if self.nodes[ref].kind == DATA)
         return tuple(dict.fromkeys(found)) or (INPUT_VALUE,)
 
-    def _pieces(self, node: Node, at: tuple[int, ...] | None = None) -> tuple[Piece, ...]:
+    def _pieces(self, node: CallNode, at: tuple[int, ...] | None = None) -> tuple[DraftWeight, ...]:
         """Parameters (or slices) among a call's arguments, or among those at positions ``at``."""
         args = node.args if at is None else tuple(node.args[i] for i in at if i < len(node.args))
-        refs = Node("", "", args, None, (), "").refs
+        refs = CallNode("", "", args, None, (), "").refs
         found = {leaf.node: leaf for ref in refs for leaf in self._leaves(ref)}
         return tuple(found.values())
 
-    def _leaves(self, ref: str) -> Iterator[Piece]:
+    def _leaves(self, ref: str) -> Iterator[DraftWeight]:
         """Parameters that a value is made of which depends on parameters alone."""
         node = self.nodes[ref]
         if node.kind != WEIGHTS:
             return
         if node.op == "placeholder":
-            yield Piece(ref, ref, prod(node.sizes), _kind_of(node))
+            yield DraftWeight(ref, ref, prod(node.sizes), _kind_of(node))
             return
         sources = [each for each in node.refs if self.nodes[each].kind == WEIGHTS]
         whole_source = len(sources) == 1 and self.nodes[sources[0]].op == "placeholder"
         cut = known.base(node.op) in ("slice", "select", "getitem", "narrow") and prod(node.sizes)
         if cut and (parameter := self._parameter(ref)):
-            yield Piece(ref, parameter, prod(node.sizes), _kind_of(node))
+            yield DraftWeight(ref, parameter, prod(node.sizes), _kind_of(node))
             return
         for source in sources:
             for leaf in self._leaves(source):
@@ -194,7 +194,7 @@ class _Reader:
             node = self.nodes[sources[0]]
         return str(node.name)
 
-    def _with_unread(self, drafts: list[Draft]) -> list[Draft]:
+    def _with_unread(self, drafts: list[OperatorDraft]) -> list[OperatorDraft]:
         """The drafts, the first with the parameters that no call reads or that several attentions share."""
         if not drafts:
             raise UserError(f"model = {self.name}: computes nothing from its inputs; allowed: {ALLOWED_OPS}")
@@ -207,7 +207,7 @@ class _Reader:
         for piece in {piece.node: piece for draft in drafts for piece in draft.pieces}.values():
             held[piece.parameter] += piece.numel
         left = [
-            Piece(name, name, prod(sizes) - held[name], "vector")
+            DraftWeight(name, name, prod(sizes) - held[name], "vector")
             for name, sizes in self.captured.parameters.items()
             if prod(sizes) > held[name]
         ]
@@ -216,15 +216,21 @@ class _Reader:
     # operators
 
     def _plain(
-        self, node: Node, kind: str, *, saves: tuple[str, ...] = (), pieces: tuple[Piece, ...] = (), like: Any = None
-    ) -> Draft:
+        self,
+        node: CallNode,
+        kind: str,
+        *,
+        saves: tuple[str, ...] = (),
+        pieces: tuple[DraftWeight, ...] = (),
+        like: Any = None,
+    ) -> OperatorDraft:
         shaped = self.nodes[like.name] if isinstance(like, Ref) else node
         rows, columns = _rows(shaped)
-        return Draft(
+        return OperatorDraft(
             node.name, kind, rows, columns, self._values(node), (node.name,), node.owners, pieces=pieces, saves=saves
         )
 
-    def _product(self, node: Node, op: str) -> Draft:
+    def _product(self, node: CallNode, op: str) -> OperatorDraft:
         at = _WEIGHT_AT.get(op)
         weight = self.nodes[node.args[at].name] if at is not None and isinstance(node.args[at], Ref) else None
         if weight is None or weight.kind != WEIGHTS or (op == "matmul" and len(weight.sizes) != 2):
@@ -242,24 +248,24 @@ class _Reader:
             contraction, columns = weight.sizes if op != "linear" else (weight.sizes[1], weight.sizes[0])
         rows = divided(node.numel, columns)
         saves = (source,) if source != INPUT_VALUE else ()
-        return Draft(
+        return OperatorDraft(
             node.name, "matmul", rows, columns, (source,), (node.name,), node.owners, contraction, pieces, saves
         )
 
-    def _embedding(self, node: Node) -> Draft:
+    def _embedding(self, node: CallNode) -> OperatorDraft:
         table = self.nodes[node.args[0].name]
         pieces = tuple(replace(each, kind="embedding") for each in self._pieces(node, (0,)))
         rows, columns = _rows(node)
-        return Draft(
+        return OperatorDraft(
             node.name, "embedding", rows, columns, (INPUT_VALUE,), (node.name,), node.owners, 0, pieces,
             table=table.sizes[0],
         )  # fmt: skip
 
-    def _norm(self, node: Node, op: str) -> Draft:
+    def _norm(self, node: CallNode, op: str) -> OperatorDraft:
         pieces = tuple(replace(each, kind="vector") for each in self._pieces(node, _NORM_WEIGHTS[op]))
         return self._plain(node, "norm", saves=(self._value(node.args[0]), "stats"), pieces=pieces)
 
-    def _attention(self, node: Node) -> Draft:
+    def _attention(self, node: CallNode) -> OperatorDraft:
         query, key, value = (self.nodes[arg.name] for arg in node.args[:3])
         rate = node.args[4] if len(node.args) > 4 else 0.0
         causal = bool(node.args[5]) if len(node.args) > 5 else False
@@ -267,7 +273,9 @@ class _Reader:
         core = self._core(node, (query, key, value), mask, dropout=isinstance(rate, float) and rate > 0)
         return replace(core, pieces=self._pieces(node, (3,)))
 
-    def _core(self, node: Node, qkv: tuple[Node, Node, Node], mask: Mask, *, dropout: bool) -> Draft:
+    def _core(
+        self, node: CallNode, qkv: tuple[CallNode, CallNode, CallNode], mask: Mask, *, dropout: bool
+    ) -> OperatorDraft:
         query, key, value = qkv
         width, value_width = query.sizes[-1], value.sizes[-1]
         queries, keys = query.shape[-2] if query.shape else (), key.shape[-2] if key.shape else ()
@@ -278,12 +286,12 @@ class _Reader:
         )  # fmt: skip
         rows = divided(times(node.numel), heads * value_width)
         sources = tuple(dict.fromkeys(self.value(each.name) for each in qkv))
-        return Draft(
+        return OperatorDraft(
             node.name, "attention", rows, heads * value_width, sources, (node.name,), node.owners,
             saves=(*sources, node.name, "lse"), core=core,
         )  # fmt: skip
 
-    def _heads(self, node: Node, query: Node) -> int:
+    def _heads(self, node: CallNode, query: CallNode) -> int:
         """Heads of a tensor [..., heads, rows, width], before key-value heads are expanded to the query's number."""
         heads, name = prod(node.sizes[1:-2]), node.name
         if len(node.sizes) == 3:  # batch and heads are one dim
@@ -296,13 +304,13 @@ class _Reader:
         shrunk = prod(node.sizes) // max(least, 1)
         return max(1, heads // max(shrunk, 1)) if node is not query else heads
 
-    def _batch(self, node: Node) -> int:
+    def _batch(self, node: CallNode) -> int:
         names = node.shape[0] if node.shape else ()
         return 2 if any("batch" in each for _, each in names) else 1
 
     # eager attention
 
-    def _note_eager(self, node: Node) -> None:
+    def _note_eager(self, node: CallNode) -> None:
         """Note softmax(q k^T) v written out: the calls from one product to the other are core attention."""
         found = self._scores(node.args[0].name) if self._is_data(node.args[0]) else None
         if found is None:
@@ -341,7 +349,7 @@ class _Reader:
                 return None
             name = data[0]
 
-    def _eager_attention(self, node: Node) -> Draft:
+    def _eager_attention(self, node: CallNode) -> OperatorDraft:
         scores, mask = self.eager[node.name]
         product = self.nodes[scores]
         operands = product.args[1:3] if known.base(product.op) == "baddbmm" else product.args[:2]
@@ -357,7 +365,7 @@ class _Reader:
 
     # pointwise
 
-    def _pointwise(self, node: Node) -> Cluster:
+    def _pointwise(self, node: CallNode) -> PointwiseGroup:
         """Join the cluster in the same module that feeds this call, else begin one."""
         values = self._values(node)
         feeding = [self.member[value] for value in values if value in self.member]
@@ -372,13 +380,13 @@ class _Reader:
                     for each in other.nodes:
                         self.member[each.name] = cluster
         else:
-            cluster = Cluster(node.path, closed=joins)
+            cluster = PointwiseGroup(node.path, closed=joins)
             self.clusters.append(cluster)
         cluster.add(node, values, self._pieces(node), self._has_table(node))
         self.member[node.name] = cluster
         return cluster
 
-    def _inside(self, node: Node) -> bool:
+    def _inside(self, node: CallNode) -> bool:
         """Whether a call reads only parts of one open cluster of its module and of that cluster's sources."""
         values = self._values(node)
         here = {v: c for v in values if (c := self.member.get(v)) and c.path == node.path and not c.closed}
@@ -399,12 +407,12 @@ class _Reader:
         both = first is not None and second is not None and not first.closed and not second.closed
         return both and first is not None and second is not None and first.sources == second.sources
 
-    def _has_table(self, node: Node) -> bool:
+    def _has_table(self, node: CallNode) -> bool:
         """Whether a constant tensor of more than one value is among the operands (rotary tables)."""
         others = [self.nodes[ref] for ref in node.refs if self.nodes[ref].kind != DATA]
         return any(n.kind not in (DATA, WEIGHTS, INDEX) and prod(n.sizes) > 1 and n.floating for n in others)
 
-    def _closed(self, cluster: Cluster) -> list[Draft]:
+    def _closed(self, cluster: PointwiseGroup) -> list[OperatorDraft]:
         rows, columns = _rows(cluster.nodes[-1])
         return classify(cluster, rows, columns)
 
@@ -417,11 +425,11 @@ def _turned(dims: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*dims[:-2], *reversed(dims[-2:]))
 
 
-def _kind_of(node: Node) -> str:
+def _kind_of(node: CallNode) -> str:
     return "vector" if len([size for size in node.sizes if size > 1]) < 2 else "embedding"
 
 
-def _rows(node: Node) -> tuple[Size, int]:
+def _rows(node: CallNode) -> tuple[Size, int]:
     """Rows and columns of a tensor: columns are its last dim where that is a number, else 1."""
     if not node.shape:
         return ((1, ()),), 1

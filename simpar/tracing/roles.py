@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from simpar.architectures.graph import Size, term
 from simpar.tracing.expert_roles import mixture_roles, without_shared_gate
 from simpar.tracing.latent_roles import latent_roles, latents
-from simpar.tracing.raw_operators import Core, Draft, makers, merged
+from simpar.tracing.raw_operators import Core, OperatorDraft, makers, merged
 
 _UNARY = ("rope", "norm", "activation", "copy", "dropout", "add")
 HEAD_DIM = ("head_dim",)
@@ -22,7 +22,7 @@ class Roles:
     ``covers`` maps a product in front of attention to the draft after it (rotation, norm) that attention reads instead.
     """
 
-    drafts: list[Draft]
+    drafts: list[OperatorDraft]
     names: dict[str, str] = field(default_factory=dict)
     columns: dict[str, Size] = field(default_factory=dict)
     rows: dict[str, Size] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Roles:
     covers: dict[str, str] = field(default_factory=dict)
     refusal: str = ""
 
-    def name(self, draft: Draft, wanted: str) -> None:
+    def name(self, draft: OperatorDraft, wanted: str) -> None:
         """Name a draft unless it has a name; a name already in use gets a number."""
         if draft.name in self.names:
             return
@@ -44,7 +44,7 @@ class Roles:
         self.names[draft.name] = found
 
 
-def find_roles(drafts: Sequence[Draft], memory: str, output: str = "", live: Set[str] = frozenset()) -> Roles:
+def find_roles(drafts: Sequence[OperatorDraft], memory: str, output: str = "", live: Set[str] = frozenset()) -> Roles:
     """Recognise attention branches and MLPs of one block.
 
     ``memory`` is a value from another tower, ``output`` the model's output projection, which ends no MLP, ``live`` are
@@ -69,13 +69,13 @@ def find_roles(drafts: Sequence[Draft], memory: str, output: str = "", live: Set
     return roles
 
 
-def _summed(drafts: list[Draft], live: Set[str]) -> list[Draft]:
+def _summed(drafts: list[OperatorDraft], live: Set[str]) -> list[OperatorDraft]:
     """The drafts with nested sums (of parallel branches) as one, where no other draft reads the inner sum.
 
     ``live`` are values that other blocks read.
     """
     readers = Counter(value for draft in drafts for value in draft.inputs)
-    found: dict[str, Draft] = {}
+    found: dict[str, OperatorDraft] = {}
     for draft in drafts:
         made = makers(list(found.values()))
         inner = [made[value] for value in draft.inputs if value in made and _is_sum(made[value])]
@@ -90,9 +90,9 @@ def _summed(drafts: list[Draft], live: Set[str]) -> list[Draft]:
     return list(found.values())
 
 
-def _turned(drafts: list[Draft]) -> list[Draft]:
+def _turned(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
     """The drafts with one rotation in place of a concatenation of separately rotated parts of one tensor."""
-    found: dict[str, Draft] = {}
+    found: dict[str, OperatorDraft] = {}
     for draft in drafts:
         made = makers(list(found.values()))
         parts = [made[v] for v in draft.inputs if v in made and made[v].kind == "rope"]
@@ -105,11 +105,11 @@ def _turned(drafts: list[Draft]) -> list[Draft]:
     return list(found.values())
 
 
-def _is_sum(draft: Draft) -> bool:
+def _is_sum(draft: OperatorDraft) -> bool:
     return draft.kind == "add" and len(draft.inputs) > 1 and not draft.pieces
 
 
-def _joined(drafts: list[Draft]) -> list[Draft]:
+def _joined(drafts: list[OperatorDraft]) -> list[OperatorDraft]:
     """The drafts with products on one tensor for one attention or one gate merged, and their rotations likewise."""
     made = dict(makers(drafts))
     groups: dict[tuple[str, str, str], list[str]] = {}
@@ -130,7 +130,7 @@ def _joined(drafts: list[Draft]) -> list[Draft]:
     return merged(drafts, several)
 
 
-def _path(value: str, made: dict[str, Draft]) -> Iterator[Draft]:
+def _path(value: str, made: dict[str, OperatorDraft]) -> Iterator[OperatorDraft]:
     """Drafts from a value back to the first that is not unary, such as its product."""
     seen = 0
     while value in made and seen < 32:
@@ -141,17 +141,19 @@ def _path(value: str, made: dict[str, Draft]) -> Iterator[Draft]:
         value, seen = draft.inputs[0], seen + 1
 
 
-def _has_one_source(draft: Draft, made: dict[str, Draft]) -> bool:
+def _has_one_source(draft: OperatorDraft, made: dict[str, OperatorDraft]) -> bool:
     return len({made[value].name if value in made else value for value in draft.inputs}) == 1
 
 
-def _readers(roles: Roles, draft: Draft) -> list[Draft]:
+def _readers(roles: Roles, draft: OperatorDraft) -> list[OperatorDraft]:
     return [other for other in roles.drafts if set(draft.outputs) & set(other.inputs)]
 
 
-def _behind(roles: Roles, made: dict[str, Draft], draft: Draft) -> tuple[list[Draft], Draft | None]:
+def _behind(
+    roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft
+) -> tuple[list[OperatorDraft], OperatorDraft | None]:
     """Unary drafts after one, and the only product that reads the last of them (None where there is none)."""
-    between: list[Draft] = []
+    between: list[OperatorDraft] = []
     readers = _readers(roles, draft)
     while len(readers) == 1 and readers[0].kind in _UNARY and _has_one_source(readers[0], made):
         between.append(readers[0])
@@ -177,7 +179,7 @@ def added(*sizes: Size) -> Size:
     return tuple((value, names) for names, value in found.items())
 
 
-def _attention(roles: Roles, made: dict[str, Draft], draft: Draft, memory: str) -> None:
+def _attention(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, memory: str) -> None:
     core = draft.core
     assert core is not None, "called for core attention"
     paths = [list(_path(source, made)) for source in draft.inputs]
@@ -213,7 +215,7 @@ def _attention(roles: Roles, made: dict[str, Draft], draft: Draft, memory: str) 
     _output(roles, made, draft, prefix=prefix)
 
 
-def _output(roles: Roles, made: dict[str, Draft], draft: Draft, *, prefix: str) -> None:
+def _output(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, *, prefix: str) -> None:
     """Name the output projection after an attention, and the drafts between."""
     between, product = _behind(roles, made, draft)
     if product is None or product.contraction != draft.columns:
@@ -226,7 +228,7 @@ def _output(roles: Roles, made: dict[str, Draft], draft: Draft, *, prefix: str) 
     roles.name(product, f"{prefix}o_proj")
 
 
-def _kv_heads(core: Core, products: list[Draft]) -> int:
+def _kv_heads(core: Core, products: list[OperatorDraft]) -> int:
     """Key-value heads; copies made after a fused product are not counted.
 
     Its columns are (heads + 2 kv_heads) head_dim, from which kv_heads follows.
@@ -237,7 +239,7 @@ def _kv_heads(core: Core, products: list[Draft]) -> int:
     return held if not rest and 0 < held < core.kv_heads and core.heads % held == 0 else core.kv_heads
 
 
-def _shares(paths: list[list[Draft]], widths: tuple[Size, Size, Size]) -> dict[str, Size]:
+def _shares(paths: list[list[OperatorDraft]], widths: tuple[Size, Size, Size]) -> dict[str, Size]:
     """Columns of each product in front of an attention, by its name; empty where they cannot be told."""
     products = [path[-1].name for path in paths if path and path[-1].kind == "matmul"]
     distinct = list(dict.fromkeys(products))
@@ -258,7 +260,7 @@ def _value(size: Size, dims: dict[str, int]) -> int:
     return total
 
 
-def _mlp(roles: Roles, made: dict[str, Draft], draft: Draft, output: str) -> None:
+def _mlp(roles: Roles, made: dict[str, OperatorDraft], draft: OperatorDraft, output: str) -> None:
     """Name an MLP: a product, an activation, and a product that contracts its columns."""
     sources = {made[value].name if value in made else "" for value in draft.inputs}
     if len(sources) != 1 or "" in sources:
@@ -284,7 +286,7 @@ def _mlp(roles: Roles, made: dict[str, Draft], draft: Draft, output: str) -> Non
         roles.name(each, name)
 
 
-def _norms_and_sums(roles: Roles, made: dict[str, Draft]) -> None:
+def _norms_and_sums(roles: Roles, made: dict[str, OperatorDraft]) -> None:
     """Name the norms and residual sums around the branches."""
     branch = {"qkv": "attention", "q": "attention", "cross_q": "cross", "mlp_up": "mlp", "router": "mlp"}
     ends = {"o_proj": "attention", "cross_o_proj": "cross", "mlp_down": "mlp", "combine": "mlp", "shared_down": "mlp"}

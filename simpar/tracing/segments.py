@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simpar.errors import UserError
-from simpar.tracing.raw_operators import INPUT_VALUE, Draft, makers
+from simpar.tracing.raw_operators import INPUT_VALUE, OperatorDraft, makers
 
 Owners = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Segment:
+class DraftSegment:
     """Drafts of one block: ``group`` is the path of its module list ("" between lists).
 
     ``arrives`` is the output of the segment before, ``output`` the value that the next segment continues with.
@@ -21,14 +21,14 @@ class Segment:
     """
 
     group: str
-    drafts: tuple[Draft, ...]
+    drafts: tuple[OperatorDraft, ...]
     output: str = ""
     arrives: str = ""
     carried: tuple[str, ...] = ()
     memory: str = ""
 
 
-def segments(name: str, drafts: Sequence[Draft]) -> list[Segment]:
+def segments(name: str, drafts: Sequence[OperatorDraft]) -> list[DraftSegment]:
     """The drafts cut into segments in order, each continuing with one value of the one before.
 
     Raises UserError where there are fewer than three, or one does not read the one before.
@@ -47,13 +47,13 @@ def segments(name: str, drafts: Sequence[Draft]) -> list[Segment]:
     return _chained(name, parts)
 
 
-def _lists(drafts: Sequence[Draft]) -> dict[str, bool]:
+def _lists(drafts: Sequence[OperatorDraft]) -> dict[str, bool]:
     """Paths of module lists that are cut into their members.
 
     Lists whose members hold attention or several products count; without any, all lists do. A list inside a member
     is cut instead where all its members are of one class.
     """
-    result: dict[str, dict[str, list[Draft]]] = {}
+    result: dict[str, dict[str, list[OperatorDraft]]] = {}
     classes: dict[str, set[str]] = {}
     for draft in drafts:
         for path, kind in draft.owners:
@@ -84,8 +84,8 @@ def _key(owners: Owners, lists: Mapping[str, bool]) -> str:
     return key
 
 
-def _parts(drafts: Sequence[Draft], keys: Sequence[str]) -> list[tuple[str, list[Draft]]]:
-    parts: list[tuple[str, list[Draft]]] = []
+def _parts(drafts: Sequence[OperatorDraft], keys: Sequence[str]) -> list[tuple[str, list[OperatorDraft]]]:
+    parts: list[tuple[str, list[OperatorDraft]]] = []
     for draft, key in zip(drafts, keys, strict=True):
         if not parts or parts[-1][0] != key:
             parts.append((key, []))
@@ -93,10 +93,10 @@ def _parts(drafts: Sequence[Draft], keys: Sequence[str]) -> list[tuple[str, list
     return parts
 
 
-def _with_weight(parts: list[tuple[str, list[Draft]]]) -> list[tuple[str, list[Draft]]]:
+def _with_weight(parts: list[tuple[str, list[OperatorDraft]]]) -> list[tuple[str, list[OperatorDraft]]]:
     """The parts, those without a product, attention or table joined to the next one (the last to the one before)."""
-    result: list[tuple[str, list[Draft]]] = []
-    waiting: list[Draft] = []
+    result: list[tuple[str, list[OperatorDraft]]] = []
+    waiting: list[OperatorDraft] = []
     for key, drafts in parts:
         if not any(draft.is_heavy for draft in drafts):
             waiting += drafts
@@ -108,14 +108,14 @@ def _with_weight(parts: list[tuple[str, list[Draft]]]) -> list[tuple[str, list[D
     return result
 
 
-def _chained(name: str, parts: list[tuple[str, list[Draft]]]) -> list[Segment]:
+def _chained(name: str, parts: list[tuple[str, list[OperatorDraft]]]) -> list[DraftSegment]:
     """The parts as segments, with the values that cross each boundary. Raises UserError where a part is not read."""
     home = {value: at for at, (_, drafts) in enumerate(parts) for draft in drafts for value in draft.outputs}
     last_use: dict[str, int] = {}
     for at, (_, drafts) in enumerate(parts):
         for draft in drafts:
             last_use.update(dict.fromkeys((v for v in draft.inputs if v != INPUT_VALUE), at))
-    found: list[Segment] = []
+    found: list[DraftSegment] = []
     for at, (key, drafts) in enumerate(parts):
         live = [value for value, used in last_use.items() if home[value] <= at < used]
         reads = [v for draft in parts[at + 1][1] for v in draft.inputs if v in live] if at + 1 < len(parts) else []
@@ -126,18 +126,18 @@ def _chained(name: str, parts: list[tuple[str, list[Draft]]]) -> list[Segment]:
         carried = tuple(value for value in live if value != output)
         group = key.rpartition(".")[0] if key else ""
         arrives = found[-1].output if found else ""
-        found.append(Segment(group, tuple(drafts), output, arrives, carried))
+        found.append(DraftSegment(group, tuple(drafts), output, arrives, carried))
     memory = {value for segment in found for value in segment.carried if _is_memory(value, found)}
     named = next(iter(sorted(memory, key=lambda value: home[value])), "")
     return [replace(each, memory=named) if named else each for each in found]
 
 
-def _starts_anew(drafts: list[Draft]) -> bool:
+def _starts_anew(drafts: list[OperatorDraft]) -> bool:
     """Whether a part begins with inputs of its own (the tokens of a decoder)."""
     return any(draft.inputs == (INPUT_VALUE,) for draft in drafts)
 
 
-def _is_memory(value: str, found: Sequence[Segment]) -> bool:
+def _is_memory(value: str, found: Sequence[DraftSegment]) -> bool:
     """Whether an attention in another segment makes its keys and values from this value."""
     for segment in found:
         if value in {out for draft in segment.drafts for out in draft.outputs}:

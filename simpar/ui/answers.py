@@ -14,14 +14,14 @@ from simpar.report.result import Result
 from simpar.report.words import layout
 from simpar.simulation import simulate
 from simpar.ui.choices import choices
-from simpar.ui.state import Asked, as_state
+from simpar.ui.state import ResolvedRequest, as_state
 
 AT_ONCE = ("figures", "how_sure", "why", "memory_key", "memory_table", "breakdown", "communication")
 """Sections of the result page that need no timeline."""
 DRAWN = ("timeline", "memory_chart", "why", "breakdown")
 
 
-class Engine:
+class AnswerEngine:
     """The engine that answers: the compiled one, if numba is installed and it is loaded; before that the usual one.
 
     All engines give the same integers (:mod:`simpar.engine`).
@@ -47,12 +47,12 @@ class Engine:
             self.name = "event"
 
 
-def simulated(asked: Asked, engine: str, *, with_timeline: bool) -> Result:
+def simulated(asked: ResolvedRequest, engine: str, *, with_timeline: bool) -> Result:
     """The step of a state. Raises UserError if it cannot be simulated."""
     return simulate(**asked.inputs(), engine=engine, with_timeline=with_timeline)
 
 
-def numbers(asked: Asked, engine: str = "auto") -> dict[str, Any]:
+def numbers(asked: ResolvedRequest, engine: str = "auto") -> dict[str, Any]:
     """Figures in words, figures for pins in SI units, and sections that need no timeline. Raises UserError."""
     result = simulated(asked, engine, with_timeline=False)
     known, bill, page = result.certainty, result.bill, page_data(result)
@@ -87,7 +87,7 @@ def _without_failures(figure: dict[str, str], value: str, detail: str) -> dict[s
     return {**figure, "value": value, "detail": detail} if figure["name"] == "failures" else figure
 
 
-def operated(result: Result, asked: Asked) -> dict[str, Any] | None:
+def operated(result: Result, asked: ResolvedRequest) -> dict[str, Any] | None:
     """The figures with failures in the whole run, if it has one and a reliability is known."""
     counted = operated_run(result, asked.inputs(), None)
     if counted is result or counted.whole_run is None:
@@ -95,7 +95,7 @@ def operated(result: Result, asked: Asked) -> dict[str, Any] | None:
     return {"html": sections(page_data(counted), "figures"), "whole_run": counted.whole_run.model_dump()}
 
 
-def legal(asked: Asked) -> list[dict[str, Any]]:
+def legal(asked: ResolvedRequest) -> list[dict[str, Any]]:
     """Every choice of the plan with its legal values, as plain data."""
     return [choice.to_dict() for choice in choices(asked)]
 
@@ -105,7 +105,7 @@ def drawn(result: Result) -> dict[str, Any]:
     return {"html": sections(page_data(result), *DRAWN), "series": series(result)}
 
 
-def tried(result: Result, asked: Asked, engine: str, progress: Callable[[str], None]) -> dict[str, Any]:
+def tried(result: Result, asked: ResolvedRequest, engine: str, progress: Callable[[str], None]) -> dict[str, Any]:
     """The neighbours of a simulated state, best first, as the result page lists them, each with its change."""
     advised = advise(result, {**asked.inputs(), "engine": engine}, progress)
     return {

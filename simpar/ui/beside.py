@@ -15,8 +15,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from simpar.errors import Infeasible, UserError
-from simpar.ui.answers import Engine
-from simpar.ui.jobs import JOBS, Room, Stopped
+from simpar.ui.answers import AnswerEngine
+from simpar.ui.jobs import JOBS, JobSlot, Stopped
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -27,7 +27,7 @@ Part = dict[str, Any]
 DIED = "the background process ended unexpectedly (out of memory?); the next request starts another"
 
 
-class Beside:
+class WorkerProcess:
     """A process that runs the jobs of :data:`simpar.ui.jobs.JOBS`, started with the first one.
 
     If it ``warms``, it loads the compiled engine meanwhile.
@@ -113,7 +113,7 @@ class Beside:
 def work(connection: Connection[Any, Any], wanted: Any, warms: bool) -> None:
     """Run the jobs that come through a pipe until it is closed; ``wanted`` holds the number of the wanted job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which ends this process
-    engine = Engine()
+    engine = AnswerEngine()
     if warms:
         Thread(target=engine.warm, daemon=True).start()
     with suppress(EOFError, BrokenPipeError):
@@ -126,11 +126,11 @@ def work(connection: Connection[Any, Any], wanted: Any, warms: bool) -> None:
             def is_stopped(number: int = number) -> bool:
                 return bool(wanted.value != number)
 
-            do(JOBS[job], Room(scenario, options, engine, say, is_stopped))
+            do(JOBS[job], JobSlot(scenario, options, engine, say, is_stopped))
             say(None)
 
 
-def do(job: Callable[[Room], None], room: Room) -> None:
+def do(job: Callable[[JobSlot], None], room: JobSlot) -> None:
     """Run one job; an error that the user can fix is a part of its answer."""
     try:
         job(room)

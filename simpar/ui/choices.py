@@ -20,10 +20,10 @@ from simpar.layout.moves import changes_making_room, changes_to, menus
 from simpar.plan.choices import value_of
 from simpar.plan.choices.choice import Change
 from simpar.plan.choices.pipeline import CUSTOM
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.program.resolve.checkpointing import check_optimal
 from simpar.simulation import check_drives
-from simpar.ui.state import Asked, changed
+from simpar.ui.state import ResolvedRequest, changed
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MenuChoice:
     """A choice with its current value, its legal values in order, and its refused values with the rules they break."""
 
     name: str
@@ -49,7 +49,7 @@ class Choice:
         return asdict(self)
 
 
-def choices(asked: Asked) -> list[Choice]:
+def choices(asked: ResolvedRequest) -> list[MenuChoice]:
     """Every choice of the plan; none if stages have devices of their own or the actions come from a table."""
     plan = asked.plan
     if plan.pipeline.stages or plan.schedule == CUSTOM:
@@ -65,9 +65,9 @@ def choices(asked: Asked) -> list[Choice]:
 class _Verdicts:
     """Whether changes of a plan are legal, each checked once."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ResolvedRequest) -> None:
         self.asked = asked
-        self.target = Target(
+        self.target = Workload(
             asked.graph, asked.scenario.training, asked.cluster.world_size, asked.cluster.profile.devices_per_node
         )
 
@@ -93,7 +93,7 @@ class _Verdicts:
             KernelModel(device, precision, fusion.attention, attention_rate=rate).peak(precision)
 
 
-def _choice(verdicts: _Verdicts, name: str, now: Any, values: Iterable[Any]) -> Choice:
+def _choice(verdicts: _Verdicts, name: str, now: Any, values: Iterable[Any]) -> MenuChoice:
     legal, refused = [], {}
     for value in values:
         change, *longer = changes_to(verdicts.asked.plan, name, value)
@@ -103,7 +103,7 @@ def _choice(verdicts: _Verdicts, name: str, now: Any, values: Iterable[Any]) -> 
             legal.append(offered)
         else:
             refused[str(value)] = str(broken)
-    return Choice(name, now, tuple(legal), refused)
+    return MenuChoice(name, now, tuple(legal), refused)
 
 
 def _mended(verdicts: _Verdicts, change: Change, longer: list[Change], value: Any) -> Value | None:

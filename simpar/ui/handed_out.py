@@ -13,7 +13,7 @@ from typing import Any
 from simpar import files
 from simpar.errors import UserError
 from simpar.frameworks import draft
-from simpar.frameworks.source import Facts, load_source
+from simpar.frameworks.source import SourceFlags, load_source
 from simpar.plain import printable
 from simpar.report.words import memory_state, step_and_memory
 from simpar.scenario import Scenario, load_scenario
@@ -38,7 +38,7 @@ def exported(scenario: Scenario, target: object, *, lossy: bool) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.yaml"
         files.write_atomic(path, as_yaml(scenario))
-        source = load_source(str(path), Facts())
+        source = load_source(str(path), SourceFlags())
     job = (source.plan, source.graph, source.training, str(target))
     drafted = draft(*job, devices_per_node=source.devices_per_node, lossy=lossy)
     there = simulate(

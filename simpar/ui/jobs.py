@@ -19,13 +19,13 @@ from simpar.plan.choices import AXES, value_of
 from simpar.plan.plan import Plan
 from simpar.planner.api import find_space
 from simpar.planner.problem import BY_REGRET, OBJECTIVES, Constraints, make_problem
-from simpar.planner.progress import Progress, in_words
+from simpar.planner.progress import SearchProgress, in_words
 from simpar.planner.result import Candidate, Counts
 from simpar.planner.space.jobs import without_axes
 from simpar.planner.workers import Workers
 from simpar.report.html import render
 from simpar.report.words import layout
-from simpar.ui.answers import Engine, drawn, operated, simulated, tried
+from simpar.ui.answers import AnswerEngine, drawn, operated, simulated, tried
 from simpar.ui.state import SOURCE, as_state, ask
 from simpar.uncertainty.memory import WANTED
 from simpar.units import DAY_S
@@ -42,12 +42,12 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Room:
+class JobSlot:
     """The context of a job: a scenario, options of the page, the engine, a listener, and whether it is still wanted."""
 
     scenario: Scenario
     options: dict[str, Any]
-    engine: Engine
+    engine: AnswerEngine
     say: Callable[[dict[str, Any] | None], None]
     is_stopped: Callable[[], bool]
 
@@ -62,7 +62,7 @@ class Room:
         self.say({"trying": change})
 
 
-def look(room: Room) -> None:
+def look(room: JobSlot) -> None:
     """The timeline of a state and memory over time; a whole run with its failures; then its neighbours."""
     room.go_on()
     asked = ask(room.scenario)
@@ -74,7 +74,7 @@ def look(room: Room) -> None:
     room.say({"tried": tried(result, asked, room.engine.name, room.trying)})
 
 
-def write_page(room: Room) -> None:
+def write_page(room: JobSlot) -> None:
     """The result page of a state, as ``simpar simulate --html`` writes it."""
     asked = ask(room.scenario)
     result = simulated(asked, room.engine.name, with_timeline=True)
@@ -83,7 +83,7 @@ def write_page(room: Room) -> None:
     room.say({"file": {"name": "report.html", "text": render(advised)}})
 
 
-def find(room: Room) -> None:
+def find(room: JobSlot) -> None:
     """The best layouts of a job; if stopped, the best so far with its gap."""
     asked = ask(room.scenario)
     problem = make_problem(
@@ -109,7 +109,7 @@ def find(room: Room) -> None:
             last, last_s = phase, time.monotonic()
             room.say({"progress": in_words(phase, counts, best)})
 
-    progress = Progress(report=report, workers=Workers.usual(), time_limit_s=DAY_S)
+    progress = SearchProgress(report=report, workers=Workers.usual(), time_limit_s=DAY_S)
     try:
         with _ended_when(room.is_stopped):
             found = find_space(None, asked.cluster)(problem, progress)
@@ -196,4 +196,4 @@ def _fixed(plan: Plan, held: Any) -> dict[str, Any]:
 
 HOLDABLE = tuple(axis.name for axis in AXES if axis.name in IN_MENUS)
 """Axes that a search may be told to leave unchanged: those with a menu."""
-JOBS: dict[str, Callable[[Room], None]] = {"look": look, "page": write_page, "search": find}
+JOBS: dict[str, Callable[[JobSlot], None]] = {"look": look, "page": write_page, "search": find}

@@ -22,12 +22,12 @@ from simpar import files
 from simpar.errors import Infeasible, UserError
 from simpar.neighbours import from_flags
 from simpar.planner.problem import OBJECTIVES
-from simpar.ui.answers import Engine, legal, numbers
-from simpar.ui.beside import Beside
+from simpar.ui.answers import AnswerEngine, legal, numbers
+from simpar.ui.beside import WorkerProcess
 from simpar.ui.guard import Guard, TooLarge, too_large
 from simpar.ui.handed_out import as_yaml, exported, opened
 from simpar.ui.jobs import HOLDABLE
-from simpar.ui.state import SOURCE, Allowed, Asked, as_state, ask, changed, read_state, with_job
+from simpar.ui.state import SOURCE, Allowed, ResolvedRequest, as_state, ask, changed, read_state, with_job
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -54,7 +54,7 @@ Made = TypeVar("Made")
 
 
 @dataclass
-class Desk:
+class AppState:
     """What all addresses share: the initial scenario of pages, the engine in use, and the processes for slow work.
 
     Changes are simulated here one at a time, timelines and neighbours in ``looking``, searches in ``searching``, so
@@ -62,17 +62,17 @@ class Desk:
     """
 
     start: Scenario
-    engine: Engine = field(default_factory=Engine)
+    engine: AnswerEngine = field(default_factory=AnswerEngine)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    looking: Beside = field(default_factory=Beside)
-    searching: Beside = field(default_factory=lambda: Beside(warms=False))
+    looking: WorkerProcess = field(default_factory=WorkerProcess)
+    searching: WorkerProcess = field(default_factory=lambda: WorkerProcess(warms=False))
 
     @property
     def allowed(self) -> Allowed:
         """Allowed names in addition to the shipped ones."""
         return Allowed.by(self.start)
 
-    def asked(self, body: Mapping[str, Any]) -> Asked:
+    def asked(self, body: Mapping[str, Any]) -> ResolvedRequest:
         """The state of a request with its change applied. Raises UserError."""
         return ask(self.scenario(body))
 
@@ -116,7 +116,7 @@ class Desk:
         self.searching.close()
 
 
-def make_app(desk: Desk) -> Guard:
+def make_app(desk: AppState) -> Guard:
     """The application, to be served or tested."""
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse
@@ -214,7 +214,7 @@ def _lines(parts: AsyncGenerator[dict[str, Any]], request: Request) -> Response:
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-async def _answer(desk: Desk, body: dict[str, Any], request: Request) -> AsyncGenerator[dict[str, Any]]:
+async def _answer(desk: AppState, body: dict[str, Any], request: Request) -> AsyncGenerator[dict[str, Any]]:
     """The results for a state, the quickest part first; an error is an answer too, with the legal values."""
     try:
         asked = desk.asked(body)
@@ -243,7 +243,7 @@ async def _answer(desk: Desk, body: dict[str, Any], request: Request) -> AsyncGe
                 yield part
 
 
-async def _search(desk: Desk, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+async def _search(desk: AppState, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
     """The progress of a search, and what it found."""
     scenario = desk.scenario(body)
     if desk.searching.turn.locked():
@@ -279,7 +279,7 @@ def listen(port: int | None) -> socket.socket:
     raise AssertionError("any free port is tried last")
 
 
-def serve(desk: Desk, taken: socket.socket, started: Callable[[str], None]) -> None:
+def serve(desk: AppState, taken: socket.socket, started: Callable[[str], None]) -> None:
     """Serve until Ctrl-C; ``started`` is called with the page's address. Raises UserError without the web stack."""
     try:
         import uvicorn

@@ -62,7 +62,7 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResolvedRequest:
     """A scenario with its loaded model, cluster and stack, as :func:`simpar.simulation.make_job` takes them."""
 
     scenario: Scenario
@@ -176,12 +176,12 @@ def _known(key: str, name: object, names: tuple[str, ...]) -> None:
     raise UserError(f"{SOURCE}: {key} = {printable(name)}: is not shipped{files.suggest(name, names)}{own}")
 
 
-def ask(scenario: Scenario) -> Asked:
+def ask(scenario: Scenario) -> ResolvedRequest:
     """A scenario with its parts loaded; recently used parts are cached. Raises UserError."""
     model = json.dumps(scenario.model, sort_keys=True)
     cluster = (scenario.cluster.model_dump_json(), json.dumps(scenario.perturbation.degraded_links, sort_keys=True))
     stack = load_stack(scenario.stack or scenario.plan.stack or DEFAULT_STACK)
-    return Asked(scenario, _graph(model, scenario.training), _cluster(*cluster), stack)
+    return ResolvedRequest(scenario, _graph(model, scenario.training), _cluster(*cluster), stack)
 
 
 @lru_cache(maxsize=16)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simpar.uncertainty.own_runs import OwnRuns
-from simpar.uncertainty.table import MemoryErrors, Table
+from simpar.uncertainty.table import ErrorTable, MemoryErrors
 from simpar.units import Numbers
 
 NORMAL = NormalDist()
@@ -57,7 +57,7 @@ class MemoryRisk:
     communicators: float
 
     @staticmethod
-    def of(stack: str, table: Table, own: Sequence[OwnRuns] = (), *, has_few_channels: bool = False) -> MemoryRisk:
+    def of(stack: str, table: ErrorTable, own: Sequence[OwnRuns] = (), *, has_few_channels: bool = False) -> MemoryRisk:
         """The risk under a stack, by how many runs show its memory: published runs, and those it was learnt from.
 
         With ``has_few_channels`` (slow links) a communicator's buffers are at most what the stack states, so that

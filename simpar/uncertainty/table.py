@@ -65,7 +65,7 @@ class LearnedErrors(Strict):
     high: float = Field(gt=0)
 
 
-class Table(Strict):
+class ErrorTable(Strict):
     """The whole table and its provenance. ``refused`` are stacks with published runs that ran out of memory."""
 
     provenance: str
@@ -78,6 +78,6 @@ class Table(Strict):
 
 
 @lru_cache(maxsize=1)
-def shipped() -> Table:
+def shipped() -> ErrorTable:
     """The table of this version. Raises UserError where it is damaged."""
-    return files.parse(Table, json.loads(PATH.read_text()), source=str(PATH))
+    return files.parse(ErrorTable, json.loads(PATH.read_text()), source=str(PATH))

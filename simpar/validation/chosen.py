@@ -16,7 +16,7 @@ from simpar.validation.rows import Case, case
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ProfileOverrides:
     """Profiles to predict rows with, by names or files: one for all rows, or by the profile that each replaces.
 
     ``file`` is named in the reason for a row that none of several profiles fits.
@@ -29,7 +29,7 @@ class Chosen:
     file: str = ""
 
     @classmethod
-    def learned(cls, path: str) -> Chosen:
+    def learned(cls, path: str) -> ProfileOverrides:
         """The profiles in a file of ``simpar learn``; a single profile of a kind is for all rows. Raises UserError."""
         document = files.load(path)
         if not is_learned(document):
@@ -86,4 +86,4 @@ def _only(parts: Mapping[str, str]) -> str | None:
     return next(iter(parts.values())) if len(parts) == 1 else None
 
 
-AS_NAMED = Chosen()
+AS_NAMED = ProfileOverrides()

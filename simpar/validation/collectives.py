@@ -29,7 +29,7 @@ _ALGORITHMS = {name: name for name in ("auto", "ring", "nvls", "sharp")}
 
 
 @dataclass(frozen=True)
-class Call:
+class MeasuredCall:
     """One measured call: ``per_domain`` ranks in each of ``domains`` scale-up domains."""
 
     profile: str
@@ -41,7 +41,7 @@ class Call:
     time_s: float
 
 
-def call(row: Row) -> Call:
+def call(row: Row) -> MeasuredCall:
     """The collective of a row. Raises Unmodelled with the reason."""
     if reason := text(row, "not_modelled"):
         raise Unmodelled(reason)
@@ -59,7 +59,7 @@ def call(row: Row) -> Call:
     op, per_domain = OPS[text(row, "op")], ranks // domains
     if op == "send":
         domains, per_domain = (2, 1) if domains > 1 else (1, 2)
-    return Call(profile, op, one_of(row, "algorithm", _ALGORITHMS, "auto"), domains, per_domain, size, time)
+    return MeasuredCall(profile, op, one_of(row, "algorithm", _ALGORITHMS, "auto"), domains, per_domain, size, time)
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -79,12 +79,12 @@ def measured_s(row: Row, ranks: int, size_bytes: float) -> float | None:
     return size_bytes / (rate * GB) if rate else None
 
 
-def predict(calls: Sequence[Call]) -> list[float | str]:
+def predict(calls: Sequence[MeasuredCall]) -> list[float | str]:
     """Predicted seconds of calls in order, or the reason why one cannot be predicted."""
     return [_seconds(each) for each in calls]
 
 
-def _seconds(each: Call) -> float | str:
+def _seconds(each: MeasuredCall) -> float | str:
     try:
         cluster = cluster_for(each.profile, each.domains, sharp=each.algorithm == "sharp")
         result = collective_time_s(

@@ -28,7 +28,7 @@ from simpar.program.job import TrainingJob
 from simpar.program.lower import Lowered
 from simpar.program.perturbation import Perturbation
 from simpar.report.certainty import Certainty, certainty_of
-from simpar.report.context import Context
+from simpar.report.context import SummaryInputs
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.simulation import lower_job, make_job
@@ -70,7 +70,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class ParameterOverrides:
     """Parameters that a fit tries instead of the profiles' values: of devices, stacks and clusters, by dotted key."""
 
     devices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -78,10 +78,10 @@ class Tuning:
     clusters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-NO_TUNING = Tuning()
+NO_TUNING = ParameterOverrides()
 
 
-def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
+def predict(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Prediction:
     """Predict one case. Raises Unmodelled if the plan is not possible on this model and cluster."""
     cluster = cluster_of(case, tuning)
     lowered, timing = timed(case, cluster, tuning)
@@ -102,19 +102,19 @@ def predict(case: Case, tuning: Tuning = NO_TUNING) -> Prediction:
     )
 
 
-def predict_time_s(case: Case, tuning: Tuning = NO_TUNING) -> float:
+def predict_time_s(case: Case, tuning: ParameterOverrides = NO_TUNING) -> float:
     """Only the step time of one case, in seconds. Raises Unmodelled."""
     return _step_time_s(*timed(case, cluster_of(case, tuning), tuning))
 
 
-def result_of(case: Case, tuning: Tuning = NO_TUNING) -> Result:
+def result_of(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Result:
     """The full result of a case's step, as :func:`predict` predicts it. Raises Unmodelled."""
     cluster = cluster_of(case, tuning)
-    context = Context(*timed(case, cluster, tuning), cluster, "sweep", "full", Perturbation())
+    context = SummaryInputs(*timed(case, cluster, tuning), cluster, "sweep", "full", Perturbation())
     return summarise(context, with_timeline=False)
 
 
-def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Lowered, Timing]:
+def timed(case: Case, cluster: Cluster, tuning: ParameterOverrides = NO_TUNING) -> tuple[Lowered, Timing]:
     """The Program of a case and the times of its ops. Raises Unmodelled."""
     with _in_words():
         job = job_of(case, cluster, tuning)
@@ -123,7 +123,7 @@ def timed(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> tuple[Low
     return lowered, engine(lowered.program)
 
 
-def job_of(case: Case, cluster: Cluster, tuning: Tuning = NO_TUNING) -> TrainingJob:
+def job_of(case: Case, cluster: Cluster, tuning: ParameterOverrides = NO_TUNING) -> TrainingJob:
     """The job of a case. Raises Unmodelled if it is not possible."""
     stack = changed_stack(case.stack, {**tuning.stacks.get(case.stack, {}), **case.stack_changes})
     with _in_words():
@@ -144,7 +144,7 @@ def _step_time_s(lowered: Lowered, timing: Timing) -> float:
     return float(lowered.job.stack.step_s(timing.makespan_ns))
 
 
-def _tuned(job: TrainingJob, tuning: Tuning) -> TrainingJob:
+def _tuned(job: TrainingJob, tuning: ParameterOverrides) -> TrainingJob:
     device = job.kernels.device
     if device.name not in tuning.devices:
         return job
@@ -153,7 +153,7 @@ def _tuned(job: TrainingJob, tuning: Tuning) -> TrainingJob:
     return replace(job, kernels=replace(job.kernels, device=changed))
 
 
-def cluster_of(case: Case, tuning: Tuning = NO_TUNING) -> Cluster:
+def cluster_of(case: Case, tuning: ParameterOverrides = NO_TUNING) -> Cluster:
     """The cluster of a case, in the state that the case's own fabric measurements show."""
     profile = named_profile(case.hardware)
     for key, value in tuning.clusters.get(case.hardware, {}).items():

@@ -9,7 +9,7 @@ from simpar.cost.kernels import KernelModel
 from simpar.units import TERA
 from simpar.validation.cells import Row, measurement, one_of
 from simpar.validation.predict import cluster_of
-from simpar.validation.rows import Case, Measured
+from simpar.validation.rows import Case, Measurements
 
 COUNTS = ("model", "causal", "hardware")
 
@@ -19,7 +19,7 @@ def has_rate(row: Row) -> bool:
     return any(measurement(row, name) for name in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"))
 
 
-def with_rates(found: Measured, row: Row, case: Case) -> Measured:
+def with_rates(found: Measurements, row: Row, case: Case) -> Measurements:
     """The measurements with the step time that a row's rate implies, and that of another tool's predicted rate."""
     tokens = measurement(row, "tokens_per_s_per_gpu")
     if tokens:

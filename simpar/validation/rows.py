@@ -69,7 +69,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """The measurements of a row; None for those it does not have.
 
     ``peak_counts`` says which memory the peak counts.
@@ -171,7 +171,7 @@ def _fabric(row: Row) -> dict[str, float]:
     return {name: value * GB for name, value in known.items() if value is not None and value > 0}
 
 
-def measured(row: Row) -> Measured:
+def measured(row: Row) -> Measurements:
     """The measurements of a row, in SI units. Raises Unmodelled for values that cannot be."""
 
     def memory(name: str) -> float | None:
@@ -179,7 +179,7 @@ def measured(row: Row) -> Measured:
         return None if value is None else value * GIB
 
     counts: dict[str, PeakCounts] = {"allocated": "allocated", "reserved": "reserved", "device": "device"}
-    return Measured(
+    return Measurements(
         step_time_s=_step_time(row),
         peak_memory_bytes=memory("peak_mem_gib"),
         static_memory_bytes=memory("static_mem_gib"),

@@ -8,8 +8,8 @@ from typing import Any
 from simpar.validation import collectives, kernels
 from simpar.validation.cells import Row, Unmodelled, shown, text
 from simpar.validation.predict import Prediction
-from simpar.validation.rows import Measured
-from simpar.validation.summary import Outcome
+from simpar.validation.rows import Measurements
+from simpar.validation.summary import RowOutcome
 
 
 def is_single(rows: Sequence[Row]) -> bool:
@@ -18,7 +18,7 @@ def is_single(rows: Sequence[Row]) -> bool:
     return names.issuperset(kernels.COLUMNS) or names.issuperset(collectives.COLUMNS)
 
 
-def single_outcomes(rows: Sequence[Row]) -> list[Outcome]:
+def single_outcomes(rows: Sequence[Row]) -> list[RowOutcome]:
     """Prediction and measurement of every row in order, or the reason why it is not modelled."""
     of_kernels = set(rows[0]).issuperset(kernels.COLUMNS)
     parsed: list[Any] = [_parsed(row, of_kernels=of_kernels) for row in rows]
@@ -31,7 +31,7 @@ def single_outcomes(rows: Sequence[Row]) -> list[Outcome]:
     ]
 
 
-def _parsed(row: Row, *, of_kernels: bool) -> kernels.Kernel | collectives.Call | str:
+def _parsed(row: Row, *, of_kernels: bool) -> kernels.Kernel | collectives.MeasuredCall | str:
     try:
         return kernels.kernel(row) if of_kernels else collectives.call(row)
     except Unmodelled as reason:
@@ -48,11 +48,11 @@ def _label(row: Row) -> str:
     return " ".join(word for word in (*words, where) if word)
 
 
-def _outcome(line: int, row: Row, parsed: Any, predicted: float | str | None) -> Outcome:
+def _outcome(line: int, row: Row, parsed: Any, predicted: float | str | None) -> RowOutcome:
     words = {"row": line, "source": text(row, "source"), "label": _label(row), "cell": (str(line),)}
     if not isinstance(predicted, float):
         reason = parsed if isinstance(parsed, str) else str(predicted)
-        return Outcome(**words, measured=None, prediction=None, reason=reason)  # type: ignore[arg-type]
-    measured = Measured(parsed.time_s, None, None, None, None, fits=None)
+        return RowOutcome(**words, measured=None, prediction=None, reason=reason)  # type: ignore[arg-type]
+    measured = Measurements(parsed.time_s, None, None, None, None, fits=None)
     found = Prediction(predicted, 0.0, 0.0, 0.0, fits=True)
-    return Outcome(**words, measured=measured, prediction=found)  # type: ignore[arg-type]
+    return RowOutcome(**words, measured=measured, prediction=found)  # type: ignore[arg-type]

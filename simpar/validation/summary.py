@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from simpar.validation.predict import Prediction
-from simpar.validation.rows import Measured
+from simpar.validation.rows import Measurements
 
 CELL = ("model_name", "n_layers", "hidden", "gpu_type", "n_gpus", "seq_len", "global_batch_seqs", "source")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RowOutcome:
     """One row of a table: its cell (the rows that are compared for regret), measurement, and prediction or reason.
 
     ``read_as`` says what its columns of cluster and software were read as.
@@ -27,7 +27,7 @@ class Outcome:
     source: str
     label: str
     cell: tuple[str, ...]
-    measured: Measured | None
+    measured: Measurements | None
     prediction: Prediction | None
     reason: str = ""
     suspect: str = ""
@@ -62,15 +62,15 @@ class Outcome:
         return self.prediction.static_memory_bytes / self.measured.static_memory_bytes - 1
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summary(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
     """The JSON of ``simpar validate`` without its rows: overall figures and ``by_source``."""
-    sources: dict[str, list[Outcome]] = defaultdict(list)
+    sources: dict[str, list[RowOutcome]] = defaultdict(list)
     for outcome in outcomes:
         sources[outcome.source].append(outcome)
     return {**figures(outcomes), "by_source": {name: figures(rows) for name, rows in sorted(sources.items())}}
 
 
-def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def figures(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
     """Figures of one set of rows; None where nothing was measured."""
     modelled = [o for o in outcomes if o.prediction is not None]
     times = [abs(o.time_error) for o in modelled if o.time_error is not None]
@@ -105,7 +105,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _intervals(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
+def _intervals(outcomes: Sequence[RowOutcome]) -> dict[str, float | None]:
     """The share of measured steps in their intervals, and the median half width relative to the prediction.
 
     Suspect rows do not count.
@@ -131,16 +131,16 @@ def _p90(values: Sequence[float]) -> float:
     return float(np.percentile(values, 90))
 
 
-def _cells(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
+def _cells(outcomes: Sequence[RowOutcome]) -> dict[tuple[str, ...], list[RowOutcome]]:
     """Rows with a measured time, grouped by cell, for cells of at least two; without suspect rows."""
-    cells: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    cells: dict[tuple[str, ...], list[RowOutcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.time_error is not None and not outcome.suspect:
             cells[outcome.cell].append(outcome)
     return {cell: rows for cell, rows in cells.items() if len(rows) > 1}
 
 
-def regret_by_cell(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], float]:
+def regret_by_cell(outcomes: Sequence[RowOutcome]) -> dict[tuple[str, ...], float]:
     """By what share the measured time of the row with the best prediction exceeds the best measured time."""
     result = {}
     for cell, rows in _cells(outcomes).items():
@@ -152,7 +152,7 @@ def regret_by_cell(outcomes: Sequence[Outcome]) -> dict[tuple[str, ...], float]:
     return result
 
 
-def kendall_tau(outcomes: Sequence[Outcome]) -> float | None:
+def kendall_tau(outcomes: Sequence[RowOutcome]) -> float | None:
     """The mean of Kendall's tau-b between predicted and measured times, over cells of at least three rows.
 
     Cells are weighted by their rows; None if there are none.
@@ -169,7 +169,7 @@ def kendall_tau(outcomes: Sequence[Outcome]) -> float | None:
     return round(float(np.average(taus, weights=weights)), 4) if taus else None
 
 
-def _confusion(outcomes: Sequence[Outcome]) -> Counter[str]:
+def _confusion(outcomes: Sequence[RowOutcome]) -> Counter[str]:
     """Counts of (measured, predicted) fits: "fits_fits", "fits_oom", "oom_fits", "oom_oom"."""
     words = {True: "fits", False: "oom"}
     return Counter(
@@ -179,13 +179,13 @@ def _confusion(outcomes: Sequence[Outcome]) -> Counter[str]:
     )
 
 
-def _fit_accuracy(outcomes: Sequence[Outcome]) -> float | None:
+def _fit_accuracy(outcomes: Sequence[RowOutcome]) -> float | None:
     counts = _confusion(outcomes)
     total = sum(counts.values())
     return round((counts["fits_fits"] + counts["oom_oom"]) / total, 4) if total else None
 
 
-def _peers(outcomes: Sequence[Outcome]) -> Mapping[str, float | None]:
+def _peers(outcomes: Sequence[RowOutcome]) -> Mapping[str, float | None]:
     """Errors of simpar and of the peer, on rows whose source publishes another tool's prediction."""
     time = [o for o in outcomes if o.measured and o.measured.peer_step_time_s and o.time_error is not None]
     memory = [o for o in outcomes if o.measured and o.measured.peer_memory_bytes and o.memory_error is not None]
@@ -198,7 +198,7 @@ def _peers(outcomes: Sequence[Outcome]) -> Mapping[str, float | None]:
     }
 
 
-def _peer(outcome: Outcome, what: str) -> float:
+def _peer(outcome: RowOutcome, what: str) -> float:
     m = outcome.measured
     assert m is not None, "peers are compared on measured rows"
     if what == "time":

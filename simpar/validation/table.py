@@ -13,14 +13,14 @@ from simpar.errors import UserError
 from simpar.files import suggest
 from simpar.units import GIB
 from simpar.validation.cells import Row, Unmodelled, shown, text
-from simpar.validation.chosen import AS_NAMED, Chosen
+from simpar.validation.chosen import AS_NAMED, ProfileOverrides
 from simpar.validation.columns import unread
 from simpar.validation.layers import layer_time_s, of_a_layer
 from simpar.validation.planned import beside
 from simpar.validation.rates import has_rate, with_rates
 from simpar.validation.rows import measured
 from simpar.validation.single import is_single, single_outcomes
-from simpar.validation.summary import CELL, Outcome, summary
+from simpar.validation.summary import CELL, RowOutcome, summary
 from simpar.validation.tight import as_it_ran
 from simpar.validation.tuned import settled
 
@@ -30,7 +30,9 @@ DELIMITERS = (",", ";", "\t")
 
 
 @refuses_unknown_keywords
-def validate_table(path: str | Path, *, using: str | Path | Chosen | None = None, jobs: int = -1) -> dict[str, Any]:
+def validate_table(
+    path: str | Path, *, using: str | Path | ProfileOverrides | None = None, jobs: int = -1
+) -> dict[str, Any]:
     """Predicted against measured for every row of a CSV table: the JSON of ``simpar validate``.
 
     Rows are training runs, single kernels or collectives, told apart by their columns. Runs are predicted with the
@@ -44,7 +46,9 @@ def validate_table(path: str | Path, *, using: str | Path | Chosen | None = None
     >>> found["modelled"], found["rows_detail"][0]["label"][:4]
     (1, 'gpt2')
     """
-    chosen = using if isinstance(using, Chosen) else Chosen.learned(str(using)) if using else AS_NAMED
+    chosen = (
+        using if isinstance(using, ProfileOverrides) else ProfileOverrides.learned(str(using)) if using else AS_NAMED
+    )
     rows = read_table(path)
     single = is_single(rows)
     if single and chosen != AS_NAMED:
@@ -84,7 +88,7 @@ def read_table(path: str | Path) -> list[Row]:
     return rows
 
 
-def outcomes_of(rows: Sequence[Row], *, jobs: int = -1, chosen: Chosen = AS_NAMED) -> list[Outcome]:
+def outcomes_of(rows: Sequence[Row], *, jobs: int = -1, chosen: ProfileOverrides = AS_NAMED) -> list[RowOutcome]:
     """Predict rows on ``jobs`` processes (-1: all cores); the results are in order."""
     from joblib import Parallel, delayed
 
@@ -96,11 +100,11 @@ def outcomes_of(rows: Sequence[Row], *, jobs: int = -1, chosen: Chosen = AS_NAME
     return [outcome for part in parts for outcome in part]
 
 
-def _outcomes(chunk: Sequence[tuple[int, Row]], chosen: Chosen) -> list[Outcome]:
+def _outcomes(chunk: Sequence[tuple[int, Row]], chosen: ProfileOverrides) -> list[RowOutcome]:
     return [outcome(line, row, chosen) for line, row in chunk]
 
 
-def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
+def outcome(line: int, row: Row, chosen: ProfileOverrides = AS_NAMED) -> RowOutcome:
     """Prediction and measurement of one row, or the reason why it is not modelled."""
     words = {"row": line, "source": text(row, "source"), "label": label(row)}
     cell = tuple(text(row, name) for name in CELL)
@@ -111,7 +115,7 @@ def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
             actual = replace(actual, step_time_s=of_layer_s, fits=None)
             read_as = f"{entry.read_as}, one layer"
             found = of_a_layer(entry)
-            return Outcome(**words, cell=cell, measured=actual, prediction=found, read_as=read_as)  # type: ignore[arg-type]
+            return RowOutcome(**words, cell=cell, measured=actual, prediction=found, read_as=read_as)  # type: ignore[arg-type]
         known = actual.step_time_s is not None or actual.peak_memory_bytes is not None or not actual.fits
         if not known and not has_rate(row):
             raise Unmodelled("nothing measured (no step time, no memory)")
@@ -122,9 +126,9 @@ def outcome(line: int, row: Row, chosen: Chosen = AS_NAMED) -> Outcome:
         prediction = replace(ran, fits=prediction.fits)  # whether the printed settings fit
     except (Unmodelled, UserError) as reason:
         why = str(reason).partition("\n")[0]
-        return Outcome(**words, cell=cell, measured=None, prediction=None, reason=why)  # type: ignore[arg-type]
+        return RowOutcome(**words, cell=cell, measured=None, prediction=None, reason=why)  # type: ignore[arg-type]
     known_as = {"suspect": suspect(row), "read_as": entry.read_as}
-    return Outcome(**words, **known_as, cell=cell, measured=actual, prediction=prediction)  # type: ignore[arg-type]
+    return RowOutcome(**words, **known_as, cell=cell, measured=actual, prediction=prediction)  # type: ignore[arg-type]
 
 
 def label(row: Row) -> str:
@@ -140,7 +144,7 @@ def suspect(row: Row) -> str:
     return text(row, "disturbed")
 
 
-def _detail(outcome: Outcome) -> dict[str, Any]:
+def _detail(outcome: RowOutcome) -> dict[str, Any]:
     detail: dict[str, Any] = {"row": outcome.row, "source": outcome.source, "label": outcome.label}
     if outcome.prediction is None or outcome.measured is None:
         return {**detail, "reason": outcome.reason}
@@ -170,7 +174,7 @@ def _detail(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _certainty(outcome: Outcome) -> dict[str, Any]:
+def _certainty(outcome: RowOutcome) -> dict[str, Any]:
     """How sure the prediction of a row is."""
     known = outcome.prediction.certainty if outcome.prediction else None
     if known is None:

@@ -14,14 +14,14 @@ from simpar.architectures.recompute import FULL, NONE, by_layer
 from simpar.validation.cells import Unmodelled
 from simpar.validation.predict import Prediction, predict
 from simpar.validation.row_plan import MEGATRONS
-from simpar.validation.rows import Case, Measured
+from simpar.validation.rows import Case, Measurements
 
 UNLIKELY = 0.05
 """Printed settings are doubted if they fit with less than this probability, given the errors of memory."""
 _Tried = tuple[Case, Prediction]
 
 
-def as_it_ran(entry: Case, prediction: Prediction, measured: Measured) -> _Tried:
+def as_it_ran(entry: Case, prediction: Prediction, measured: Measurements) -> _Tried:
     """A case with the savings without which it could not have run, and its prediction; most are unchanged.
 
     This applies only to runs that report no recomputation and no memory peak.

@@ -13,7 +13,7 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.layout.check import schedule_of
 from simpar.plan.plan import Plan
 from simpar.program.ir.program import Program
-from simpar.program.jitter import Jitter, num_ops, slowest, units_of
+from simpar.program.jitter import JitteredStep, num_ops, slowest, units_of
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
 from simpar.simulation import make_job
@@ -58,7 +58,7 @@ def jittered(entry: Lowered, seed: int = SEED) -> Program:
     units = units_of(entry)
     if entry.quotient.num_classes == len(units):
         units = np.arange(len(units))
-    jitter = Jitter.of(entry, units)
+    jitter = JitteredStep.of(entry, units)
     return replace(jitter.program, ops=jitter.ops(SIGMA, seed))
 
 

@@ -8,9 +8,9 @@ from simpar.architectures.catalogue import catalogue, load_model
 from simpar.errors import Infeasible
 from simpar.frameworks import TARGETS, export, load_target, read
 from simpar.planner import Constraints, make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.space.axes import AXIS_NAMES
-from simpar.planner.space.jobs import Jobs
+from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.portable import axis_of, losses, refusals
 from simpar.planner.space.rows import enumerate_space
 from simpar.planner.uniform import search_uniform
@@ -56,10 +56,10 @@ def agree(target, model, **fixed):
     simplest = losses(problem, problem.base.with_values(dp=1), target)
     if any(axis_of(loss) not in AXIS_NAMES for loss in simplest):
         with pytest.raises(Infeasible, match=f"{target} can express none"):
-            search_uniform(problem, Progress(top=1, brief=True))
+            search_uniform(problem, SearchProgress(top=1, brief=True))
         return False
     try:
-        answer = search_uniform(problem, Progress(top=3, brief=True))
+        answer = search_uniform(problem, SearchProgress(top=3, brief=True))
     except Infeasible as reason:
         assert "nothing fits" in str(reason)
         return False
@@ -116,7 +116,7 @@ def test_any_row_that_a_target_takes_comes_back(target, model):
         if refusals(rows, int(row)):
             continue
         named = {"model": model, "training": training.model_dump(), "stack": problem.stack.name}
-        plan = Jobs(rows).layout(int(row)).to_plan().model_copy(update=named)
+        plan = RowJobs(rows).layout(int(row)).to_plan().model_copy(update=named)
         again = comes_back(target, problem, plan)
         if again is not None:
             there = simpar.simulate(problem.graph, problem.cluster, plan, training, stack=problem.stack)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from simpar.calibrate import fit
-from simpar.calibrate.fit import Machine, Samples
-from simpar.calibrate.profile import Facts, build, write
+from simpar.calibrate.fit import FittedMachine, Samples
+from simpar.calibrate.profile import KnownFacts, build, write
 from simpar.calibrate.request import Sample, quick
 from simpar.cost.collectives.choice import collective_time_s
 from simpar.cost.optimizers import optimizer_time_s
@@ -25,7 +25,7 @@ TRUE = {
 }  # fmt: skip
 PASSES = dict.fromkeys(fit.PASS_KINDS, (3.0, 7.0)) | {"add": (3.0, 3.0)}
 CAPACITY = 1.5
-FACTS = Facts("here", "a machine", 8e9, {})
+FACTS = KnownFacts("here", "a machine", 8e9, {})
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def truth():
     stack = load_stack("simpar")
     launch = stack.launch.model_copy(update={"host_time_per_kernel_s": 0.0, "optimizer_passes": 0.5})
     numerics = stack.numerics.model_copy(update={"sum_bytes": 0.0})  # in the factor on whole steps of a CPU
-    return Machine(device, stack.model_copy(update={"passes": PASSES, "launch": launch, "numerics": numerics}))
+    return FittedMachine(device, stack.model_copy(update={"passes": PASSES, "launch": launch, "numerics": numerics}))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from simpar.calibrate.wrappers import _layer  # noqa: E402
 from simpar.runtime import tensor_parallel  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
 from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
-from simpar.runtime.operators import Linear  # noqa: E402
+from simpar.runtime.operators import CastingLinear  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 LLAMA = {
@@ -45,7 +45,7 @@ def test_the_split_layer_talks_as_a_layer_of_a_run_does(mesh):
     works = _layer(mesh, Members(None, 2), torch.device("cpu"))
     part = Part(range(1), embedding=False, head=False)
     model = Decoder(read(LLAMA, "tiny"), part, Place(sequence_ranks=2), Recompute())
-    products = sum(isinstance(module, Linear) for module in model.modules())
+    products = sum(isinstance(module, CastingLinear) for module in model.modules())
     tensor_parallel.apply(model, mesh, sequence_parallel=True)
     x = torch.randn(1, 8, 32, requires_grad=True)
     in_a_run = collectives(lambda: model(x).sum().backward())

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpar.chakra.messages import COLLECTIVE, COMPUTE, Node, RankTrace, decode
+from simpar.chakra.messages import COLLECTIVE, COMPUTE, ChakraTrace, TraceNode, decode
 from simpar.chakra.wire import WireError, fields, read_varint, signed, varint
 from simpar.errors import UserError
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 NODES = st.builds(
-    Node,
+    TraceNode,
     id=st.integers(0, 2**64 - 1),
     name=st.text(max_size=8),
     kind=st.integers(0, 7),
@@ -31,7 +31,7 @@ NODES = st.builds(
 @given(st.lists(NODES, max_size=2), st.booleans())
 def test_what_is_written_is_read(nodes, zipped):
     """All fields of nodes, the kinds of their attributes among them, also through gzip."""
-    trace = RankTrace(tuple(nodes))
+    trace = ChakraTrace(tuple(nodes))
     data = trace.encoded()
     back = decode(gzip.compress(data) if zipped else data, "file")
     assert back == trace
@@ -50,7 +50,7 @@ def test_numbers_come_back(value):
 
 def test_bytes_of_a_node():
     """By hand from the definition: key = field << 3 | wire type; a false flag is said, a 0 elsewhere is not."""
-    node = Node(3, "a", COLLECTIVE, (1, 2), 0, 300, {"is_cpu_op": False, "comm_type": 0})
+    node = TraceNode(3, "a", COLLECTIVE, (1, 2), 0, 300, {"is_cpu_op": False, "comm_type": 0})
     flag = b"\x0a\x09is_cpu_op" + b"\xd8\x01\x00"
     kind = b"\x0a\x09comm_type" + b"\x48\x00"
     expected = (
@@ -58,7 +58,7 @@ def test_bytes_of_a_node():
         + b"\x52" + bytes([len(flag)]) + flag + b"\x52" + bytes([len(kind)]) + kind
     )  # fmt: skip
     assert node.encoded() == expected
-    assert RankTrace((node,)).encoded() == b"\x07\x0a\x050.0.4" + bytes([len(expected)]) + expected
+    assert ChakraTrace((node,)).encoded() == b"\x07\x0a\x050.0.4" + bytes([len(expected)]) + expected
 
 
 def test_dependencies_in_other_writings_are_read():
@@ -98,7 +98,7 @@ def test_fields_that_end_early_are_no_message():
 def test_an_attribute_of_the_wrong_kind_is_told():
     """A text where a number is asked for."""
     with pytest.raises(WireError, match="comm_size = 'big': allowed: a whole number"):
-        Node(0, "", COMPUTE, attributes={"comm_size": "big"}).number("comm_size")
+        TraceNode(0, "", COMPUTE, attributes={"comm_size": "big"}).number("comm_size")
 
 
 def test_the_protobuf_library_reads_the_same():
@@ -121,7 +121,7 @@ def test_the_protobuf_library_reads_the_same():
     made.Add(file)
     read = message_factory.GetMessageClass(made.FindMessageTypeByName("t.Node"))()
     said = {"is_cpu_op": False, "comm_size": 2**40, "comm_src": 3, "pg_name": "12"}
-    read.ParseFromString(Node(7, "n", COLLECTIVE, (1, 300), 5, 2**33, said).encoded())
+    read.ParseFromString(TraceNode(7, "n", COLLECTIVE, (1, 300), 5, 2**33, said).encoded())
     assert (read.id, read.name, read.type, list(read.data_deps)) == (7, "n", COLLECTIVE, [1, 300])
     assert read.duration_micros == 2**33
     assert [(each.name, each.int64_val, each.int32_val, each.string_val) for each in read.attr] == [

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import simpar
 from simpar.chakra.host_nodes import SCHEMAS
-from simpar.chakra.messages import COLLECTIVE, COMPUTE, RECEIVE, SEND, Node, RankTrace
+from simpar.chakra.messages import COLLECTIVE, COMPUTE, RECEIVE, SEND, ChakraTrace, TraceNode
 from simpar.chakra.sources import replay_files
 from simpar.cli.app import app
 from simpar.cost.collectives.choice import collective
@@ -59,7 +59,7 @@ def test_another_cluster_has_other_communication(tmp_path):
 def trace(folder, ranks, groups=None):
     """Hand-written traces of Chakra in a folder."""
     for rank, nodes in enumerate(ranks):
-        (folder / f"t.{rank}.et").write_bytes(RankTrace(tuple(nodes)).encoded())
+        (folder / f"t.{rank}.et").write_bytes(ChakraTrace(tuple(nodes)).encoded())
     if groups is not None:
         (folder / "comm_groups.json").write_text(json.dumps(groups))
     return str(folder)
@@ -68,18 +68,18 @@ def trace(folder, ranks, groups=None):
 def call(number, after=(), duration=5, **said):
     """A collective."""
     said = {"is_cpu_op": False, "comm_type": 0, "comm_size": 64, "pg_name": "1", **said}
-    return Node(number, "call", COLLECTIVE, after, 0, duration, said)
+    return TraceNode(number, "call", COLLECTIVE, after, 0, duration, said)
 
 
 def kernel(number, after=(), duration=10):
     """A kernel."""
-    return Node(number, "kernel", COMPUTE, after, 0, duration, {"is_cpu_op": False})
+    return TraceNode(number, "kernel", COMPUTE, after, 0, duration, {"is_cpu_op": False})
 
 
 def message(kind, number, after=(), tag=3):
     """An end of a message from rank 0 to 1."""
     said = {"comm_src": 0, "comm_dst": 1, "comm_tag": tag, "comm_size": 8, "is_cpu_op": False}
-    return Node(number, "message", kind, after, 0, 7, said)
+    return TraceNode(number, "message", kind, after, 0, 7, said)
 
 
 def test_collectives_wait_for_all_and_kernels_for_each_other(tmp_path):
@@ -107,7 +107,7 @@ def test_collectives_wait_for_all_and_kernels_for_each_other(tmp_path):
         ([[call(0, pg_name="9")], [kernel(0)]], "pg_name = '9' is not in comm_groups.json"),
         ([[call(0, comm_type=77)], [kernel(0)]], "node 0 call: comm_type = 77; allowed: all_gather"),
         ([[call(0, comm_size="much")], [kernel(0)]], "comm_size = 'much': allowed: a whole number"),
-        ([[Node(0, "load", 2)], [kernel(0)]], "node 0 load: type 2 is not replayed"),
+        ([[TraceNode(0, "load", 2)], [kernel(0)]], "node 0 load: type 2 is not replayed"),
         (
             [[call(0), call(1, (0,), pg_name="2")], [call(0, pg_name="2"), call(1, (0,))]],
             "the traces never end: ops wait for each other",
@@ -153,7 +153,7 @@ def test_names_say_the_rank(names, said, tmp_path):
     """All from 0 on, once each."""
     for name in names:
         if not name.startswith(("gone", ".")):
-            (tmp_path / name).write_bytes(RankTrace((kernel(0),)).encoded())
+            (tmp_path / name).write_bytes(ChakraTrace((kernel(0),)).encoded())
     with pytest.raises(UserError) as error:
         replay_files([str(tmp_path / name) for name in names])
     assert said in str(error.value)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpar.architectures.graph import Attention, Operator, term
+from simpar.architectures.graph import AttentionPattern, Operator, term
 from simpar.cost.context import ContextSplit, block_times_s, exchange_elements, key_value_elements, query_elements
 from simpar.cost.kernels import KernelModel
 from simpar.hardware.device import load_device
@@ -19,7 +19,7 @@ KERNELS = KernelModel(IDEAL)
 
 def operator(**mask: object) -> Operator:
     """A core attention operator."""
-    return Operator("attention", "attention", ROWS, QUERY, "tensor", attention=Attention(**mask))
+    return Operator("attention", "attention", ROWS, QUERY, "tensor", attention=AttentionPattern(**mask))
 
 
 def dims(cp: int, *, seq: int = 65536, **exchange: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.architectures.catalogue import load_model
-from simpar.architectures.graph import Attention
+from simpar.architectures.graph import AttentionPattern
 from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import operator_times
@@ -118,11 +118,12 @@ def test_rates_that_a_profile_leaves_out() -> None:
 @pytest.mark.parametrize(
     ("mask", "context", "seen", "longest"),
     [
-        (Attention(), 512, 256, 2), (Attention(causal=False), 512, 512, 1),
-        (Attention(window=64), 512, 64 - 64 * 64 / 1024, 2), (Attention(causal=False, document=128), 128, 128, 1),
+        (AttentionPattern(), 512, 256, 2), (AttentionPattern(causal=False), 512, 512, 1),
+        (AttentionPattern(window=64), 512, 64 - 64 * 64 / 1024, 2),
+        (AttentionPattern(causal=False, document=128), 128, 128, 1),
     ],
 )  # fmt: skip
-def test_the_longest_block_row_ends_last(mask: Attention, context: int, seen: float, longest: int) -> None:
+def test_the_longest_block_row_ends_last(mask: AttentionPattern, context: int, seen: float, longest: int) -> None:
     """128 blocks of 128 queries on one multiprocessor: a tail of 0.5 is half of the longest row, 0.5 longest / 128."""
     assert mask.mean_keys(512) == seen
     time = by_hand(attention_tail=0.5).attention_time_s((2, 512, 16, 64), context=context, seen=seen, backward=False)
@@ -160,7 +161,7 @@ def test_masks_and_windows_save_time(seq: int, window: int) -> None:
     """A causal kernel is no slower than a full one, a window no slower than all keys."""
 
     def time(*, causal: bool, window: int | None) -> float:
-        seen = Attention(causal=causal, window=window).mean_keys(seq)
+        seen = AttentionPattern(causal=causal, window=window).mean_keys(seq)
         return float(MODEL.attention_time_s((1, seq, 8, 128), context=seq, seen=seen, backward=False))
 
     assert time(causal=True, window=None) <= time(causal=False, window=None)
@@ -173,11 +174,11 @@ def test_mean_keys_counts_the_mask(seq: int, window: int) -> None:
     distance = np.arange(seq)[:, None] - np.arange(seq)
     seen = (distance >= 0) & (distance < window)
     exact = seen.sum() / seq
-    assert Attention(window=window).mean_keys(seq) == pytest.approx(exact, abs=0.5)
+    assert AttentionPattern(window=window).mean_keys(seq) == pytest.approx(exact, abs=0.5)
     chunk = np.arange(seq) // window
     own = (distance >= 0) & (chunk[:, None] == chunk)
     if seq % window == 0:
-        assert Attention(window=window, chunked=True).mean_keys(seq) == pytest.approx(own.sum() / seq, abs=0.5)
+        assert AttentionPattern(window=window, chunked=True).mean_keys(seq) == pytest.approx(own.sum() / seq, abs=0.5)
 
 
 def test_unfused_attention_pays_for_scores() -> None:

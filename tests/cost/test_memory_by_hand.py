@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from simpar.architectures.graph import Attention, Block, ModelGraph, Operator, Weight, term
+from simpar.architectures.graph import AttentionPattern, Block, ModelGraph, Operator, Weight, term
 from simpar.architectures.mixture import Mixture, mixture
 from simpar.architectures.training import Training
 from simpar.cost.activations import block_activations
@@ -209,8 +209,8 @@ def attention_block(name: str = "qkv") -> Block:
         saves=("input",),
     )  # fmt: skip
     attend = Operator(
-        "attention", "attention", tokens, term("heads", "head_dim"), "tensor", inputs=(name,), attention=Attention(),
-        saves=(name, "attention", "lse"),
+        "attention", "attention", tokens, term("heads", "head_dim"), "tensor", inputs=(name,),
+        attention=AttentionPattern(), saves=(name, "attention", "lse"),
     )  # fmt: skip
     return Block("layer", (project, attend))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from simpar.architectures.graph import Attention, Operator, Weight, term
+from simpar.architectures.graph import AttentionPattern, Operator, Weight, term
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import _RULES, OperatorTime, operator_times
 from simpar.hardware.device import Device
@@ -354,7 +354,7 @@ def test_tokens_that_leave_in_eight_bits_are_cast_first() -> None:
     assert kernels(dispatched) == kernels(combined) == (3, 3)
 
 
-ATTEND = operator("attention", columns=term("heads", "head_dim"), attention=Attention())
+ATTEND = operator("attention", columns=term("heads", "head_dim"), attention=AttentionPattern())
 
 
 @counted("attention")
@@ -379,7 +379,7 @@ def test_attention_with_its_scores_in_memory() -> None:
     )
     assert kernels(found) == (5, 8)
     # documents of 128 leave 64 keys, but kernels compute all: (3 + 64/512) x 2 + 1 bytes
-    packed = replace(ATTEND, attention=Attention(document=128))
+    packed = replace(ATTEND, attention=AttentionPattern(document=128))
     short = timed(packed, stack(fusion={"attention": "unfused"}))
     assert us(short)[0] == pytest.approx(2 + (flop + 7.25 * scores) * 1e-6, rel=1e-12)
 

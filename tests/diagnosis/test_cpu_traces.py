@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simpar.diagnosis.answer import explain
-from simpar.diagnosis.kineto import Columns
+from simpar.diagnosis.kineto import EventColumns
 from simpar.diagnosis.lanes import innermost
 from tests.diagnosis.kineto_files import Rank
 
@@ -62,7 +62,7 @@ def test_innermost_pieces_cover_each_thread_once():
     import numpy as np
 
     start, length, lane = np.array([[0, 10, 12, 40, 5], [50, 20, 18, 20, 10], [0, 0, 0, 0, 1]])
-    ops = Columns(np.arange(5), start, length, lane, np.full(5, -1))
+    ops = EventColumns(np.arange(5), start, length, lane, np.full(5, -1))
     begin, end, row = innermost(ops)
     spent = np.bincount(row, weights=end - begin)
     assert spent.tolist() == [20, 2, 18, 10, 10]

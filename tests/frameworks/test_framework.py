@@ -2,12 +2,12 @@
 
 from simpar.architectures.catalogue import load_model
 from simpar.frameworks.framework import framework_of
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.stacks.stack import load_stack
 
 from .conftest import TRAINING, checked
 
-TARGET = Target(load_model("llama-3-8b"), TRAINING, 8, 8)
+TARGET = Workload(load_model("llama-3-8b"), TRAINING, 8, 8)
 
 
 def test_what_a_plan_already_loses_counts_no_further():

@@ -10,7 +10,7 @@ from simpar import cli
 from simpar.architectures.catalogue import catalogue, load_model
 from simpar.frameworks import unsupported
 from simpar.frameworks.maxtext import MODELS
-from simpar.frameworks.source import Facts, load_source
+from simpar.frameworks.source import SourceFlags, load_source
 from simpar.plan.plan import Plan
 
 from .conftest import TRAINING, checked, exported
@@ -76,7 +76,7 @@ def test_nodes_are_those_of_the_plans_cluster(hardware, tmp_path):
     assert YAML(typ="safe", pure=True).load(found["maxtext.yml"])["dcn_fsdp_parallelism"] == 2
     assert "--nodes=2" in found["slurm.sh"]
     plan.save(tmp_path / "plan.json")
-    assert load_source(str(tmp_path / "plan.json"), Facts()).devices_per_node == 4
+    assert load_source(str(tmp_path / "plan.json"), SourceFlags()).devices_per_node == 4
     alone = exported("maxtext", checked("llama-3.1-8b", 8, **values))
     assert "--nodes=1" in alone["slurm.sh"]
 

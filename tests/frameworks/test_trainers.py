@@ -10,7 +10,7 @@ from simpar.architectures.hf_config import read as read_config
 from simpar.frameworks import unsupported
 from simpar.frameworks.hub import HUB
 from simpar.frameworks.match import named
-from simpar.frameworks.nearest import Job, nearest
+from simpar.frameworks.nearest import ExportJob, nearest
 
 from .conftest import TRAINING, checked, exported
 
@@ -77,7 +77,7 @@ def test_axolotl_keeps_no_second_copy_of_weights():
     plan = checked("llama-3.1-8b", dp=8, zero=3)
     (reason,) = unsupported(plan, graph, TRAINING, "axolotl")
     assert reason.startswith("master_weights = true: bf16 loads parameters of bf16")
-    near = nearest(plan, Job(graph, TRAINING, "axolotl", 8))
+    near = nearest(plan, ExportJob(graph, TRAINING, "axolotl", 8))
     assert [each.changes for each in near] == [("master_weights = false",)]
     for precision, attention in (("bf16", "flash_attention_2"), ("fp32", "sdpa")):
         found = config("axolotl", dp=8, zero=3, precision=precision)

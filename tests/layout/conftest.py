@@ -6,7 +6,7 @@ import pytest
 
 from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +15,6 @@ def target():
 
     def make(world_size=64, *, seq_len=4096, global_batch=256):
         training = Training(seq_len=seq_len, global_batch=global_batch)
-        return Target(load_model("llama-3-8b"), training, world_size, 8)
+        return Workload(load_model("llama-3-8b"), training, world_size, 8)
 
     return make

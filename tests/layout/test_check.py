@@ -10,7 +10,7 @@ from simpar.errors import UserError
 from simpar.layout.check import check, schedule_of
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import make_schedule
 from simpar.plan.stage_layers import layers_by_cost, stage_layers
@@ -193,7 +193,7 @@ def test_durations_reach_the_schedules_that_look_at_them(target):
 def test_experts_that_cannot_be_spread_say_why(values, said):
     """Experts, their slices and the ranks that hold copies of them must divide."""
     plan = resolve(Plan(**values), load_stack("megatron"))
-    target = Target(load_model("tiny-mixture"), Training(seq_len=512, global_batch=64), 64, 8)
+    target = Workload(load_model("tiny-mixture"), Training(seq_len=512, global_batch=64), 64, 8)
     with pytest.raises(UserError) as caught:
         check(plan, target)
     assert said in str(caught.value)

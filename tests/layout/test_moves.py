@@ -23,13 +23,13 @@ from simpar.layout.moves import (
     values_around,
 )
 from simpar.plan.choices import BY_NAME, value_of
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES
 from simpar.stacks.stack import load_stack
 
-GPT2 = Target(load_model("gpt2"), Training(seq_len=1024, global_batch=32), 8, 8)
-MIXTRAL = Target(load_model("mixtral-8x7b"), Training(seq_len=2048, global_batch=64), 16, 8)
+GPT2 = Workload(load_model("gpt2"), Training(seq_len=1024, global_batch=32), 8, 8)
+MIXTRAL = Workload(load_model("mixtral-8x7b"), Training(seq_len=2048, global_batch=64), 16, 8)
 PLANS = (
     Plan(dp=8),
     Plan(tp=2, dp=4, micro_batch=4, zero=3),

@@ -13,8 +13,8 @@ from simpar.hardware.catalogue import load_cluster
 from simpar.learning.answer import learn_profiles
 from simpar.learning.runs import runs_of
 from simpar.stacks.stack import load_stack
-from simpar.validation.chosen import Chosen
-from simpar.validation.predict import Tuning, predict_time_s
+from simpar.validation.chosen import ProfileOverrides
+from simpar.validation.predict import ParameterOverrides, predict_time_s
 from simpar.validation.rows import case
 from simpar.validation.table import read_table, validate_table
 
@@ -31,7 +31,7 @@ FEW = (  # devices, whose steps are predicted sooner
     {"n_gpus": "2", "tp": "1", "zero_stage_or_fsdp": "FSDP", "global_batch_seqs": "8"},
 )  # fmt: skip
 OTHERS = ({"micro_batch": "2"}, {"tp": "8"}, {"seq_len": "2048", "global_batch_seqs": "128"})
-TRUTH = Tuning({"h100-sxm-80gb": {"sustained_clock": 0.6}}, {"nemo": {"launch.step_overhead_s": 0.12}})
+TRUTH = ParameterOverrides({"h100-sxm-80gb": {"sustained_clock": 0.6}}, {"nemo": {"launch.step_overhead_s": 0.12}})
 
 
 @cache
@@ -85,7 +85,7 @@ def test_intervals_are_those_that_were_promised(tmp_path, learnt):
     assert 100 * found["interval_width_median"] == pytest.approx(halves["after"], abs=0.1)
     assert found["interval_coverage"] == 1.0
     assert [row["own_runs"] for row in found["rows_detail"]] == [3, 3, 3]
-    alone = validate_table(others, jobs=1, using=Chosen(str(ours), "dgx-h100"))
+    alone = validate_table(others, jobs=1, using=ProfileOverrides(str(ours), "dgx-h100"))
     assert 100 * alone["interval_width_median"] == pytest.approx(halves["before"], abs=0.1)
     assert not any(row["own_runs"] for row in alone["rows_detail"])
 
@@ -95,7 +95,7 @@ def test_the_file_predicts_what_was_learnt(tmp_path, learnt):
     path, answer = learnt
     ours = tmp_path / "ours.yaml"
     ours.write_text(answer.to_yaml("ours.yaml"))
-    chosen = Chosen.learned(str(ours))
+    chosen = ProfileOverrides.learned(str(ours))
     times = [predict_time_s(chosen.case(row)) for row in read_table(path)]
     errors = np.log([run.time_s for run in answer.runs.layouts]) - np.log(times)
     assert errors == pytest.approx(answer.learned.after, abs=1e-5)
@@ -115,7 +115,7 @@ def test_what_was_learnt_can_be_learnt_on(tmp_path, learnt):
     again = learn_profiles(path, stack=str(ours), hardware=str(ours))
     assert again.errors()["before"] < 5
     (tmp_path / "more.yaml").write_text(again.to_yaml("more.yaml"))
-    assert list(Chosen.learned(str(tmp_path / "more.yaml")).stacks) == ["nemo"]
+    assert list(ProfileOverrides.learned(str(tmp_path / "more.yaml")).stacks) == ["nemo"]
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_repeats_are_one_layout_and_tell_the_noise(tmp_path):
     assert 2 < found["repeats_spread_percent"] < 4
     assert found["remarks"] == []
     far = [{"iteration_time_s": str(time_s * factor)} for factor in (0.8, 1.2)]
-    remarks = runs_of([table(tmp_path / "far.csv", [*far, *LAYOUTS[1:]])], Chosen()).remarks
+    remarks = runs_of([table(tmp_path / "far.csv", [*far, *LAYOUTS[1:]])], ProfileOverrides()).remarks
     assert len(remarks) == 1
     assert "rows 2, 3 are one layout" in remarks[0]
     assert "differ by 50%" in remarks[0]
@@ -159,7 +159,7 @@ def test_repeats_are_one_layout_and_tell_the_noise(tmp_path):
 def test_rows_that_cannot_be_learnt_from_are_left_out_and_said(tmp_path, change, reason):
     """A line each; where nothing is left, the reason is the error."""
     bad = {"iteration_time_s": "3", **change}
-    chosen = Chosen("nemo", "dgx-h100")
+    chosen = ProfileOverrides("nemo", "dgx-h100")
     found = runs_of([table(tmp_path / "mixed.csv", [*LAYOUTS[:1], bad])], chosen)
     assert found.count == 1
     (line,) = found.remarks
@@ -173,11 +173,11 @@ def test_rows_that_cannot_be_learnt_from_are_left_out_and_said(tmp_path, change,
 def test_rows_that_are_still_blank_are_one_line(tmp_path):
     """A table that is filled in run by run: what is not measured yet is left out together; all of it is an error."""
     blank = [{**changes, "iteration_time_s": ""} for changes in OTHERS]
-    found = runs_of([table(tmp_path / "some.csv", [*LAYOUTS[:1], *blank])], Chosen("nemo", "dgx-h100"))
+    found = runs_of([table(tmp_path / "some.csv", [*LAYOUTS[:1], *blank])], ProfileOverrides("nemo", "dgx-h100"))
     assert found.count == 1
     assert found.remarks == ("rows 3, 4, 5 are left out: no step time",)
     with pytest.raises(UserError, match=r"^nothing to learn from: rows 2, 3, 4 are left out: no step time$"):
-        runs_of([table(tmp_path / "none.csv", blank)], Chosen("nemo", "dgx-h100"))
+        runs_of([table(tmp_path / "none.csv", blank)], ProfileOverrides("nemo", "dgx-h100"))
 
 
 def test_what_was_learnt_under_another_version_is_refused(tmp_path, learnt, capsys):

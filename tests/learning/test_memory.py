@@ -17,8 +17,8 @@ from simpar.stacks.stack import load_stack
 from simpar.uncertainty.memory import MemoryRisk
 from simpar.uncertainty.table import shipped
 from simpar.units import GIB, MIB
-from simpar.validation.chosen import Chosen
-from simpar.validation.predict import NO_TUNING, Tuning, predict
+from simpar.validation.chosen import ProfileOverrides
+from simpar.validation.predict import NO_TUNING, ParameterOverrides, predict
 from simpar.validation.rows import case
 from simpar.validation.table import validate_table
 from tests.learning.test_answer import FEW, LAYOUTS, OTHERS, ROW
@@ -37,7 +37,7 @@ def rows_of(layouts, stack="nemo", truth=KEEPS, slower=1.0):
     rows = []
     for changes in layouts:
         row = {**ROW, "stack": stack, "notes": "peak reserved", **changes}
-        found = predict(case(row), Tuning({}, {stack: truth}))
+        found = predict(case(row), ParameterOverrides({}, {stack: truth}))
         own = {
             "iteration_time_s": str(slower * found.step_time_s),
             "peak_mem_gib": str(found.peak_reserved_bytes / GIB),
@@ -60,7 +60,7 @@ def observed(layouts, *, counts="reserved"):
     found = []
     for changes in layouts:
         entry = case({**ROW, "stack": "nemo", **changes})
-        known = predict(entry, Tuning({}, {"nemo": KEEPS}))
+        known = predict(entry, ParameterOverrides({}, {"nemo": KEEPS}))
         found.append(Observed(entry, 1.0, peak=Peak(known.peak_bytes(counts), counts)))
     return found
 
@@ -155,7 +155,7 @@ def test_odd_peaks_are_left_out_and_said(tmp_path, peak, words):
     """The time of the run is learnt from all the same."""
     rows = rows_of(LAYOUTS[:2])
     rows[0]["peak_mem_gib"] = peak
-    found = runs_of([table(tmp_path / "runs.csv", rows)], Chosen("nemo", "dgx-h100"))
+    found = runs_of([table(tmp_path / "runs.csv", rows)], ProfileOverrides("nemo", "dgx-h100"))
     assert [one.peak is None for one in found.layouts] == [True, False]
     (line,) = found.remarks
     assert line.startswith("peak memory of row 2 (Llama-2-7B on 16")
@@ -173,9 +173,9 @@ def test_repeats_are_one_peak():
 def test_folders_of_runs_on_processors_have_no_peak(tmp_path):
     """What a process grows by is no tensor; an accelerator's allocator is believed."""
     path = folder(tmp_path / "run", {"tp": 2, "zero": 0}, peak_reserved_bytes=5e9)
-    assert reported(path, Chosen("simpar", "laptop-cpu-4")).peak is None
+    assert reported(path, ProfileOverrides("simpar", "laptop-cpu-4")).peak is None
     path = folder(tmp_path / "other", {"tp": 2, "zero": 0}, peak_reserved_bytes=5e9, machine={"device": "cuda"})
-    assert reported(path, Chosen("simpar", "dgx-h100")).peak == Peak(5e9)
+    assert reported(path, ProfileOverrides("simpar", "dgx-h100")).peak == Peak(5e9)
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_own_peaks_make_the_risk_smaller(tmp_path):
     rows = table(tmp_path / "others.csv", rows_of(OTHERS[:1], stack="fsdp"))
     wide, narrow = (
         validate_table(rows, jobs=1, using=chosen)["rows_detail"][0]
-        for chosen in (Chosen("fsdp", "dgx-h100"), Chosen.learned(str(ours)))
+        for chosen in (ProfileOverrides("fsdp", "dgx-h100"), ProfileOverrides.learned(str(ours)))
     )
 
     def width(detail):

@@ -10,15 +10,15 @@ from simpar.learning.reports import is_report, reported
 from simpar.learning.runs import runs_of
 from simpar.plan.plan import Plan
 from simpar.validation.cells import Unmodelled
-from simpar.validation.chosen import Chosen
-from simpar.validation.predict import Tuning, predict_time_s
+from simpar.validation.chosen import ProfileOverrides
+from simpar.validation.predict import ParameterOverrides, predict_time_s
 
 MODEL = {
     "model_type": "llama", "name": "small", "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 704, "vocab_size": 8192,
 }  # fmt: skip
 TRAINING = {"seq_len": 256, "global_batch": 8}
-HERE = Chosen("simpar", "laptop-cpu-4")
+HERE = ProfileOverrides("simpar", "laptop-cpu-4")
 
 
 def folder(path, plan, *, step_time_s=1.0, spread_s=0.0, peak_reserved_bytes=0.0, **job):
@@ -55,7 +55,9 @@ def test_a_folder_is_the_layout_that_ran(tmp_path):
 @pytest.mark.slow
 def test_three_runs_teach_a_processor(tmp_path):
     """Cores that are slower and shared: a fourth layout is predicted where the shipped estimate is far off."""
-    truth = Tuning({"cpu-laptop": {"sustained_clock": 0.5}}, {}, {"laptop-cpu-4": {"host.compute_capacity": 2.0}})
+    truth = ParameterOverrides(
+        {"cpu-laptop": {"sustained_clock": 0.5}}, {}, {"laptop-cpu-4": {"host.compute_capacity": 2.0}}
+    )
     plans = ({"dp": 4}, {"tp": 2}, {"pp": 4, "schedule": "gpipe"}, {"pp": 2, "schedule": "1f1b"})
     paths = []
     for at, plan in enumerate(plans):

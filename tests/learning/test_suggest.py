@@ -13,7 +13,7 @@ from simpar.learning.answer import learn_profiles
 from simpar.learning.suggest import COLUMNS, learned_from, suggestions, write
 from simpar.planner.api import find_space
 from simpar.planner.problem import Constraints, make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.stacks.stack import load_stack
 from simpar.validation.columns import RUN_COLUMNS
 
@@ -33,7 +33,7 @@ def _problem(stack="megatron", hardware="dgx-h100", **options):
 
 def _searched(*profiles):
     problem = _problem(*profiles)
-    return problem, find_space(None, problem.cluster)(problem, Progress(top=4))
+    return problem, find_space(None, problem.cluster)(problem, SearchProgress(top=4))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simpar.hardware.operation import SlowNodes
 from simpar.hardware.reliability import Rate
-from simpar.operate.campaign import Setting, run_campaign
+from simpar.operate.campaign import CampaignParameters, run_campaign
 from simpar.operate.checkpoint import efficiency
 from simpar.units import DAY_S, HOUR_S
 from tests.gate import some
@@ -23,7 +23,7 @@ def setting(**changes):
         "length_s": 30 * DAY_S, "interval_s": 600.0, "blocking_s": 10.0, "background_s": 0.0, "detection_s": 100.0,
         "restart_s": 200.0, "repair_s": DAY_S, "spares": None, "slow": NONE, "slow_per_s": 0.0,
     }  # fmt: skip
-    return Setting(**{**base, **changes})
+    return CampaignParameters(**{**base, **changes})
 
 
 def failing(hours, **changes):

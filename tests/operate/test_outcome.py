@@ -8,7 +8,7 @@ import simpar
 from simpar import cli
 from simpar.hardware.operation import Operation
 from simpar.hardware.reliability import load_reliability
-from simpar.operate.outcome import Job, operate
+from simpar.operate.outcome import OperatedJob, operate
 from simpar.units import DAY_S, HOUR_S
 
 
@@ -18,7 +18,7 @@ def llama():
     scenario = simpar.load_scenario("llama-3.1-405b-16384-h100")
     inputs = scenario.inputs()
     result = simpar.simulate(**inputs)
-    return Job.from_inputs(result, inputs)
+    return OperatedJob.from_inputs(result, inputs)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from simpar.cli import run
 from simpar.hardware.operation import Operation
 from simpar.hardware.price import priced
 from simpar.operate.checkpoint import daly, efficiency
-from simpar.operate.outcome import Job
+from simpar.operate.outcome import OperatedJob
 from simpar.operate.whole_run import operated_run, with_failures
 from simpar.report.result import Result
 from simpar.units import DAY_S, parse_tokens
@@ -102,7 +102,7 @@ def test_failures_make_it_longer(inputs, result):
     ideal, failures = result.whole_run, found.failures
     assert found.days.value == pytest.approx(ideal.days.value / failures.effective_time)
     assert failures.lost_days == pytest.approx(found.days.value - ideal.days.value)
-    job = Job.from_inputs(result, inputs)
+    job = OperatedJob.from_inputs(result, inputs)
     per_day = 6.50 * 64 / 1000
     mean_s, blocking_s = DAY_S / per_day, job.size_bytes / (64 * 10**9)
     closed = efficiency(daly(blocking_s, mean_s), blocking_s, mean_s, 600 + blocking_s)

@@ -6,7 +6,7 @@ import pytest
 
 import simpar
 from simpar.planner import Constraints
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 
 FIXED = {
     "pp": 4, "cp": (1, 2), "tp": 1, "micro_batch": 1, "schedule": ("zb-v", "v-half"), "zero": (1, 2),
@@ -49,7 +49,7 @@ def test_recomputation_by_layer_is_chosen_again_for_what_the_margin_costs() -> N
             simpar.Training(seq_len=4096, global_batch=32),
             stack="megatron",
             objective="time",
-            progress=Progress(top=1, brief=True),
+            progress=SearchProgress(top=1, brief=True),
             constraints=Constraints(fixed=fixed, portable="any", fit_probability=probability),
         )
         for probability in (0.95, 0.5)

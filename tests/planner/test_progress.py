@@ -9,7 +9,7 @@ from simpar import Cluster, Training
 from simpar.errors import UserError
 from simpar.planner.api import search
 from simpar.planner.problem import Constraints
-from simpar.planner.progress import Progress, TimeIsUp, in_words
+from simpar.planner.progress import SearchProgress, TimeIsUp, in_words
 from simpar.planner.result import Counts
 
 
@@ -21,7 +21,7 @@ def test_a_stop_while_python_makes_a_class_is_a_stop(stop):
         def __set_name__(self, owner, name):
             raise stop
 
-    progress = Progress()
+    progress = SearchProgress()
     with progress.stoppable():
         type("Made", (), {"field": Stopping()})
     assert progress.stopped == ("time limit" if stop is TimeIsUp else "interrupted")
@@ -38,7 +38,7 @@ def test_a_stop_while_a_plan_is_written_is_a_stop():
     class Written(BaseModel):
         field: Annotated[int, PlainSerializer(stops)] = 1
 
-    progress = Progress()
+    progress = SearchProgress()
     with progress.stoppable():
         Written().model_dump()
     assert progress.interrupted
@@ -47,19 +47,19 @@ def test_a_stop_while_a_plan_is_written_is_a_stop():
 def test_a_limit_must_be_above_zero():
     """Refused where the progress is made; a progress behind its limit says so."""
     with pytest.raises(UserError, match="time limit = 0"):
-        Progress(time_limit_s=0)
+        SearchProgress(time_limit_s=0)
     with pytest.raises(TimeIsUp):
-        Progress(time_limit_s=1e-9).check()
+        SearchProgress(time_limit_s=1e-9).check()
 
 
 def test_a_user_who_stops_is_no_limit():
     """Ctrl-C and a limit end a search alike; only one of them was wanted by the user."""
-    progress = Progress()
+    progress = SearchProgress()
     assert (progress.stopped, progress.is_user_stop) == (None, False)
     with progress.stoppable():
         raise KeyboardInterrupt
     assert (progress.stopped, progress.is_user_stop) == ("interrupted", True)
-    late = Progress(time_limit_s=1e-9)
+    late = SearchProgress(time_limit_s=1e-9)
     with late.stoppable():
         late.check()
     assert (late.stopped, late.is_user_stop) == ("time limit", False)
@@ -76,7 +76,7 @@ def test_words_say_what_is_done_before_anything_is_bounded():
 def test_a_search_says_what_it_does_from_the_first_moment_on():
     """Enumerating, what fits, bounding, each before it takes its time; numbers of layouts never fall to 0 again."""
     heard = []
-    progress = Progress(report=lambda phase, counts, _best: heard.append((phase, counts.space_size)))
+    progress = SearchProgress(report=lambda phase, counts, _best: heard.append((phase, counts.space_size)))
     few = Constraints(fixed={"cp": 1, "pp": (1, 2), "micro_batch": 8, "recompute": "none"})
     search(
         "tiny-llama", Cluster("dgx-h100"), Training(seq_len=128, global_batch=64), constraints=few, progress=progress

@@ -6,7 +6,7 @@ import pytest
 
 from simpar.errors import Infeasible
 from simpar.planner.problem import Constraints
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.uniform import node_counts, search_uniform
 
 HELD = {"hsdp": 1, "tp": (1, 2), "pp": 1, "micro_batch": 1, "zero": 1, "recompute": "none"}
@@ -24,7 +24,7 @@ def test_numbers_of_nodes_are_halves(problem_of):
 def test_the_answer_says_what_was_searched(problem_of):
     """Certified, the best first, with its problem, scope and counts."""
     problem = problem_of(5, **HELD)
-    found = search_uniform(problem, Progress(top=2, brief=True))
+    found = search_uniform(problem, SearchProgress(top=2, brief=True))
     assert found.certified_optimal
     assert found.gap == 0
     times = [one.step_time_s for one in found.candidates]
@@ -40,4 +40,4 @@ def test_without_a_plan_there_is_a_reason(problem_of):
     problem = problem_of(5, **HELD)
     late = replace(problem, constraints=Constraints(fixed=HELD, deadline_s=1e-6))
     with pytest.raises(Infeasible, match=r"no plan meets the deadline of 1.* every step takes at least"):
-        search_uniform(late, Progress(brief=True))
+        search_uniform(late, SearchProgress(brief=True))

@@ -13,10 +13,10 @@ import simpar
 from simpar.errors import UserError
 from simpar.planner import workers
 from simpar.planner.certify import ahead, branch_and_bound, exact
-from simpar.planner.certify.ahead import Ahead, measured_elsewhere
+from simpar.planner.certify.ahead import SpeculativeWorkers, measured_elsewhere
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import Frontier
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
 from simpar.planner.uniform import search_uniform
@@ -26,7 +26,7 @@ from tests.gate import some
 
 def answer(problem, **options):
     """What a search says, but for its seconds."""
-    found = search_uniform(problem, Progress(top=3, **options)).to_dict()
+    found = search_uniform(problem, SearchProgress(top=3, **options)).to_dict()
     del found["search_seconds"]
     return found
 
@@ -70,8 +70,8 @@ def alone(problem_of):
 def test_two_processes_find_what_one_finds(problem_of, alone, monkeypatch, forks):
     """Candidates, reasons, lists, counts and certificate; rows that were simulated ahead for nothing are not told."""
     problem, expected, asked = problem_of(5, **HELD, **FEW), alone(5, **FEW), []
-    usual = Ahead._likely
-    monkeypatch.setattr(Ahead, "_likely", lambda self, *now: asked.append(now) or usual(self, *now))
+    usual = SpeculativeWorkers._likely
+    monkeypatch.setattr(SpeculativeWorkers, "_likely", lambda self, *now: asked.append(now) or usual(self, *now))
     monkeypatch.setattr(workers, "can_fork", lambda: forks)
     assert answer(problem, workers=Workers(2)) == expected
     assert asked

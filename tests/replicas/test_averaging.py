@@ -5,7 +5,7 @@ import pytest
 
 import simpar
 from simpar.layout.layout import Layout
-from simpar.replicas.setting import Replicas, replica_of_rank
+from simpar.replicas.setting import LocalSteps, replica_of_rank
 
 
 def test_a_round_is_the_slowest_replica_and_the_average(step_of):
@@ -14,7 +14,7 @@ def test_a_round_is_the_slowest_replica_and_the_average(step_of):
     found = step_of(sync="local-sgd", sync_every=period, sigma=0.2)
     quiet = step_of(sync="local-sgd", sync_every=period)
     local_ns = round((quiet.step_time_s - quiet.cooperation.exchange_s) * 1e9)
-    steps = Replicas(np.full(16, local_ns), np.arange(16), sigma=0.2, seed=7).steps_ns(period * rounds)
+    steps = LocalSteps(np.full(16, local_ns), np.arange(16), sigma=0.2, seed=7).steps_ns(period * rounds)
     slowest = steps.reshape(16, rounds, period).sum(axis=2).max(axis=0).sum()
     expected = slowest / (rounds * period) / 1e9 + quiet.cooperation.exchange_s
     assert found.step_time_s == pytest.approx(expected, rel=1e-6)

@@ -8,7 +8,7 @@ from simpar.engine import choose_engine
 from simpar.hardware.catalogue import load_cluster
 from simpar.plan.optimizers import OPTIMIZERS
 from simpar.replicas.servers import exchange_of, update_bytes
-from simpar.replicas.setting import Replicas, setting_of
+from simpar.replicas.setting import LocalSteps, setting_of
 from simpar.simulation import lower_job, make_job
 
 REPLICAS = 16
@@ -127,8 +127,8 @@ def test_a_single_machine_serves_itself():
 
 def test_draws_belong_to_a_replica():
     """A replica's steps do not depend on how many replicas or steps are simulated, and have the right mean."""
-    few = Replicas(np.full(2, 10**9), np.arange(2), sigma=0.2, seed=5).steps_ns(50)
-    many = Replicas(np.full(9, 10**9), np.arange(9), sigma=0.2, seed=5).steps_ns(4000)
+    few = LocalSteps(np.full(2, 10**9), np.arange(2), sigma=0.2, seed=5).steps_ns(50)
+    many = LocalSteps(np.full(9, 10**9), np.arange(9), sigma=0.2, seed=5).steps_ns(4000)
     assert np.array_equal(few, many[:2, :50])
     assert many.mean() == pytest.approx(10**9, rel=0.01)
     assert np.log(many / 10**9).std() == pytest.approx(0.2, rel=0.02)

@@ -14,7 +14,7 @@ from simpar.plan.plan import Plan
 from simpar.planner.answer.terminal import _print_candidates
 from simpar.planner.result import Candidate, Counts, SearchResult
 from simpar.report.parts import Trial
-from simpar.report.table import Column, Table
+from simpar.report.table import Column, ReportTable
 from simpar.report.terminal import print_report
 from simpar.units import GIB
 
@@ -40,7 +40,7 @@ def lines_of(draw, width, *, is_terminal=True):
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_no_cell_is_cut(width, is_terminal):
     """Lines are as long as the console allows, all words of what stays are there, and the rest is named."""
-    said = lines_of(lambda out: out.print(Table(COLUMNS, ROWS)), width, is_terminal=is_terminal)
+    said = lines_of(lambda out: out.print(ReportTable(COLUMNS, ROWS)), width, is_terminal=is_terminal)
     told = [line for line in said if line.startswith("left out for width: ")]
     assert all(len(line.rstrip()) <= width for line in said if line not in told)
     assert not any("…" in line for line in said)
@@ -58,7 +58,7 @@ def test_no_cell_is_cut(width, is_terminal):
 def test_titles_break_before_columns_go():
     """A title is no reason to leave a column out."""
     columns = [Column("a very long title", spare=1), Column("b")]
-    said = lines_of(lambda out: out.print(Table(columns, [("1", "2")])), 20)
+    said = lines_of(lambda out: out.print(ReportTable(columns, [("1", "2")])), 20)
     assert not any("left out" in line for line in said)
     assert {"very", "long", "title"} <= set(" ".join(said).split())
 
@@ -111,11 +111,11 @@ def test_candidates_of_a_search_say_their_plans(width):
 
 def test_cells_of_a_csv_are_no_formulas():
     """A name that a spreadsheet would compute is text; numbers stay numbers; what a record lacks is blank."""
-    table = Table.of_records([{"a": "=1+1", "b": -2.5}, {"b": 1}])
+    table = ReportTable.of_records([{"a": "=1+1", "b": -2.5}, {"b": 1}])
     assert table.csv() == "a,b\n'=1+1,-2.5\n,1\n"
 
 
 def test_cells_of_html_are_no_markup():
     """Names come from files."""
-    table = Table(["a"], [["<b>"]])
+    table = ReportTable(["a"], [["<b>"]])
     assert table.html() == "<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>"

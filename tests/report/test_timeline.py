@@ -8,7 +8,7 @@ import pytest
 
 from simpar.program.ir.program import Timing
 from simpar.report import timeline as timelines
-from simpar.report.timeline import IDLE_CAUSES, KINDS, Idle, MemoryCurve, RankClass, overview
+from simpar.report.timeline import IDLE_CAUSES, KINDS, IdleSpans, MemoryCurve, RankClass, overview
 
 
 def test_overview_has_one_view_per_pipeline_rank_and_one_block_per_action(timeline):
@@ -89,7 +89,7 @@ def test_idle_pieces_are_joined_and_survive_json(timeline):
     """Neighbours of one cause are one piece, what nobody sees is left out, kinds of communication are exposed."""
     begin, end = np.array([0, 5, 10, 20]), np.array([5, 10, 11, 10**6])
     names = ("exposed_dp", "exposed_tp", "bubble", "waiting")
-    idle = Idle.of(begin, end, np.arange(4), names, span_ns=10**5)
+    idle = IdleSpans.of(begin, end, np.arange(4), names, span_ns=10**5)
     assert idle.start_s.tolist() == pytest.approx([0.0, 20e-9])
     assert [IDLE_CAUSES[code] for code in idle.cause] == ["exposed", "waiting"]
     view = overview(timeline)

@@ -222,7 +222,7 @@ def leaves(engine) -> list[torch.Tensor]:
     return [owned.local.detach() for owned in engine.owned]
 
 
-def choose_by_parts(scores, routed, num_experts: int, factor: float, *, parts: int) -> experts.Chosen:
+def choose_by_parts(scores, routed, num_experts: int, factor: float, *, parts: int) -> experts.TokenCopies:
     """What ranks choose together that have a part each of every sequence, as one process would."""
     at = torch.arange(scores.shape[0]).view(-1, parts, TRAINING.seq_len // parts)
     orders, slots = [], []
@@ -234,7 +234,7 @@ def choose_by_parts(scores, routed, num_experts: int, factor: float, *, parts: i
         expert, place = found.slots // capacity, found.slots % capacity
         slots.append((expert * parts + part) * capacity + place)
     DROPPED.append(routed.numel() - sum(map(len, orders)))
-    return experts.Chosen(torch.cat(orders), found.counts * parts, torch.cat(slots))
+    return experts.TokenCopies(torch.cat(orders), found.counts * parts, torch.cat(slots))
 
 
 @cache

@@ -13,7 +13,7 @@ from simpar.plan.choices.tuning import Tuning  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime.adapters import AdaptedLinear, num_still, tune  # noqa: E402
 from simpar.runtime.decoder import Part  # noqa: E402
-from simpar.runtime.operators import Linear  # noqa: E402
+from simpar.runtime.operators import CastingLinear  # noqa: E402
 from simpar.runtime.prepare import prepare  # noqa: E402
 from simpar.simulation import tuned_graph  # noqa: E402
 from tests.runtime.test_decoder import TINY, decoder  # noqa: E402
@@ -47,7 +47,7 @@ def test_as_many_parameters_are_trained_as_simulated(tuning, tied):
 def test_an_adapter_adds_nothing_until_it_is_trained():
     """With its outer half zero the product is the frozen one; with values it is the sum of both."""
     torch.manual_seed(0)
-    plain = Linear(6, 5)
+    plain = CastingLinear(6, 5)
     adapted = AdaptedLinear(plain, 2)
     with torch.no_grad():
         adapted.weight.copy_(plain.weight)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from simpar.architectures.details import Details  # noqa: E402
-from simpar.architectures.graph import Attention as Mask  # noqa: E402
+from simpar.architectures.graph import AttentionPattern as Mask  # noqa: E402
 from simpar.runtime import banded, context  # noqa: E402
-from simpar.runtime.attention import Attention, Place  # noqa: E402
-from simpar.runtime.banded import Band, Run, band  # noqa: E402
-from simpar.runtime.context import Context  # noqa: E402
+from simpar.runtime.attention import CoreAttention, Place  # noqa: E402
+from simpar.runtime.banded import Band, PositionRange, band  # noqa: E402
+from simpar.runtime.context import ContextRank  # noqa: E402
 
 HEADS, KV_HEADS, HEAD_DIM, LENGTH = 4, 2, 6, 16
 WAYS = [("contiguous", None), ("zigzag", None), ("striped", None), ("zigzag", 5), ("striped", 3), ("contiguous", 6)]
@@ -33,7 +33,7 @@ def written_out(length: int, left: int | None, right: int | None) -> torch.Tenso
 )  # fmt: skip
 def test_a_band_is_what_the_positions_say(start, step, length, window):
     """Cut to its rows and columns, a band equals the mask written out; outside of them nothing is seen."""
-    query, key = (Run(each, step, length) for each in start)
+    query, key = (PositionRange(each, step, length) for each in start)
     distance = query.positions()[:, None] - key.positions()[None, :]
     expected = (distance >= 0) & (distance < (window or 1000))
     found, seen = torch.zeros_like(expected), band(query, key, window)
@@ -98,7 +98,7 @@ def test_blocks_of_all_ranks_join_to_whole_attention(kernel, balance, window, mo
     scores = (query @ keys.transpose(-1, -2) * HEAD_DIM**-0.5).masked_fill(~seen, -torch.inf)
     expected, upstream = (scores.softmax(-1) @ values, torch.randn(2, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64))
     wanted = torch.autograd.grad(expected, leaves, upstream)
-    every = [Context(2, rank, method="all_gather", balance=balance) for rank in range(2)]
+    every = [ContextRank(2, rank, method="all_gather", balance=balance) for rank in range(2)]
     places = [each.positions(LENGTH // 2) for each in every]
     blocks = [torch.stack((key, value))[:, :, :, place].detach() for place in places]
     sent = {}
@@ -135,14 +135,14 @@ class Watch(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("window", "here"),
-    [(5, Context()), (None, Context(2, 0, method="all_gather")), (5, Context(2, 1, method="all_gather"))],
+    [(5, ContextRank()), (None, ContextRank(2, 0, method="all_gather")), (5, ContextRank(2, 1, method="all_gather"))],
 )
 def test_on_a_device_no_scores_are_made(window, here, monkeypatch):
     """Where there are kernels with windows (here without memory) nothing of seq x seq is made, no head copied."""
     monkeypatch.setattr(banded, "is_fused", lambda _: True)
     monkeypatch.setattr(context, "_travel", lambda block, here: enumerate([block] * here.groups))
     monkeypatch.setattr(context._Homecoming, "arrived", lambda self: self.every.get(0, self.total))
-    core = Attention(Mask(causal=True, window=window), HEAD_DIM, Place(here), Details())
+    core = CoreAttention(Mask(causal=True, window=window), HEAD_DIM, Place(here), Details())
     sizes = [(1, 64, heads * HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     qkv = [torch.empty(s, device="meta", dtype=torch.bfloat16, requires_grad=True) for s in sizes]
     with Watch() as watch:
@@ -166,6 +166,6 @@ def test_heads_are_shared_where_a_kernel_takes_them(fused, heads, monkeypatch):
         return query
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
-    core = Attention(Mask(causal=True), HEAD_DIM, Place(), Details())
+    core = CoreAttention(Mask(causal=True), HEAD_DIM, Place(), Details())
     core([torch.empty(1, 8, each * HEAD_DIM, device="meta") for each in (HEADS, KV_HEADS, KV_HEADS)])
     assert given == {"heads": heads, "shared": fused}

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from simpar.runtime.context import Context, attention, runs  # noqa: E402
+from simpar.runtime.context import ContextRank, attention, runs  # noqa: E402
 
 BALANCES = ("contiguous", "zigzag", "striped")
 
@@ -19,7 +19,7 @@ BALANCES = ("contiguous", "zigzag", "striped")
 def test_every_token_is_on_one_rank(groups, ulysses, chunk, balance):
     """Positions of all ranks are the sequence, whatever is exchanged and however it is shared out."""
     cp, length = groups * ulysses, 2 * chunk * ulysses
-    ranks = [Context(cp, rank, ulysses, balance=balance).positions(length) for rank in range(cp)]
+    ranks = [ContextRank(cp, rank, ulysses, balance=balance).positions(length) for rank in range(cp)]
     assert {len(each) for each in ranks} == {length}
     assert sorted(torch.cat(ranks).tolist()) == list(range(cp * length))
 
@@ -47,7 +47,7 @@ def test_sinks_take_their_share_of_every_softmax(window):
     scores = (query @ keys.transpose(-1, -2) * 8**-0.5).masked_fill(~seen, -torch.inf)
     column = sinks[None, :, None, None].expand(2, 4, 9, 1)
     expected = torch.cat((scores, column), -1).softmax(-1)[..., :-1] @ values
-    found = attention(query, key, value, Context(), window, sinks)
+    found = attention(query, key, value, ContextRank(), window, sinks)
     torch.testing.assert_close(found, expected)
     leaves, ones = (query, key, value, sinks), torch.randn_like(expected)
     for ours, theirs in zip(

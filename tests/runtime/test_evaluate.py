@@ -5,7 +5,7 @@ import pytest
 
 from simpar.errors import UserError
 from simpar.runtime.evaluate import Evaluation, held_out
-from simpar.runtime.job import Data, Job
+from simpar.runtime.job import Data, RunJob
 from simpar.runtime.request import load_request, make_ready
 
 FLAGS = {"model": "tiny-llama", "training.seq_len": 16, "training.global_batch": 4, "plan.micro_batch": 1}
@@ -79,7 +79,7 @@ def test_a_file_needs_one_beside_it_that_is_long_enough(tmp_path, count, words):
         ready(tmp_path, measuring, data=data)
     measuring["held_out"] = tokens(tmp_path / "long.bin", 200)
     job = ready(tmp_path, measuring, data=data).job
-    assert isinstance(job, Job)
+    assert isinstance(job, RunJob)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
 
 from simpar.runtime import experts  # noqa: E402
-from simpar.runtime.exchange import Placed, Reordered, inverse_of  # noqa: E402
-from simpar.runtime.experts import Combine, Dispatch, choose, grouped_product, limit  # noqa: E402
+from simpar.runtime.exchange import Reordered, ScatteredRows, inverse_of  # noqa: E402
+from simpar.runtime.experts import Combine, TokenDispatch, choose, grouped_product, limit  # noqa: E402
 
 SCORES = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.8, 0.2]])
 EXPERTS = torch.tensor([[0, 1], [0, 2], [0, 1], [0, 3]])
@@ -28,7 +28,7 @@ RECOMPUTE = {
 
 def pair(factor):
     """What is around four experts that take ``factor`` times the mean."""
-    modules = torch.nn.ModuleList([Dispatch(4), Combine()])
+    modules = torch.nn.ModuleList([TokenDispatch(4), Combine()])
     limit(modules, factor)
     return modules
 
@@ -163,8 +163,8 @@ def test_what_is_placed_among_zeros_gets_its_gradient_from_there():
     """Torch's numerical gradient."""
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     places = torch.tensor([4, 0, 2])
-    assert torch.equal(Placed.apply(x, places, 6)[places], x)
-    assert torch.autograd.gradcheck(lambda x: Placed.apply(x, places, 6), x)
+    assert torch.equal(ScatteredRows.apply(x, places, 6)[places], x)
+    assert torch.autograd.gradcheck(lambda x: ScatteredRows.apply(x, places, 6), x)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -15,7 +15,7 @@ from simpar.plan.plan import Plan
 from simpar.runtime import launch
 from simpar.runtime.failures import OutOfMemory, WorkerFailure, is_memory, less_memory, of_torchrun, stage_of
 from simpar.runtime.job import Machine
-from simpar.runtime.launch import Nodes, Workers
+from simpar.runtime.launch import NodeRendezvous, RankLauncher
 
 
 def failed(folder, **reasons):
@@ -90,8 +90,8 @@ def test_what_torchrun_says_is_read(tmp_path, text, words):
 def test_collectives_are_recorded_on_cuda(tmp_path, monkeypatch):
     """NCCL's flight recorder is on unless the user says otherwise, and where it wrote is named."""
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
-    workers = [Workers("m", tmp_path, tmp_path, Machine(device=device)) for device in ("cuda", "cpu")]
-    on, off = (launch._environment(each, Nodes()) for each in workers)
+    workers = [RankLauncher("m", tmp_path, tmp_path, Machine(device=device)) for device in ("cuda", "cpu")]
+    on, off = (launch._environment(each, NodeRendezvous()) for each in workers)
     assert on["TORCH_FR_BUFFER_SIZE"] == "7"
     assert on["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     assert on["TORCH_FR_DUMP_TEMP_FILE"] == on["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == str(tmp_path / "nccl-")
@@ -164,11 +164,11 @@ def test_nodes_that_disagree_are_told_so(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     from simpar.errors import UserError
     from simpar.runtime import worker
-    from simpar.runtime.job import Job
+    from simpar.runtime.job import RunJob
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    job = Job(folder=str(tmp_path), plan=Plan(), model="gpt2", training={"seq_len": 8, "global_batch": 2}, steps=1,
+    job = RunJob(folder=str(tmp_path), plan=Plan(), model="gpt2", training={"seq_len": 8, "global_batch": 2}, steps=1,
               machine=Machine(processes=2))  # fmt: skip
     with pytest.raises(UserError, match="says 2 ranks in all, 4 have met"):
         worker.run(job)

@@ -8,7 +8,7 @@ import pytest
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.runtime import metrics
-from simpar.runtime.job import Job, Measuring
+from simpar.runtime.job import Measuring, RunJob
 
 ROW = {"step": 7, "loss": 2.5, "step_time_s": 0.5, "phases_s": {"forward": 0.2}, "evaluation_loss": 2.75}
 
@@ -16,7 +16,7 @@ ROW = {"step": 7, "loss": 2.5, "step_time_s": 0.5, "phases_s": {"forward": 0.2},
 def job(folder, **measuring):
     """A job whose figures go to somewhere."""
     training = {"seq_len": 8, "global_batch": 4}
-    return Job(
+    return RunJob(
         folder=str(folder), plan=Plan(), model="gpt2", training=training, steps=9, measuring=Measuring(**measuring)
     )
 

@@ -8,7 +8,7 @@ from simpar.architectures.catalogue import load_model
 from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
-from simpar.runtime.job import Job
+from simpar.runtime.job import RunJob
 from simpar.runtime.offload import Arrivals, OnHost, SavedOnHost, Share, share_on_host
 from simpar.runtime.prepare import prepare
 from simpar.runtime.saved import next_step
@@ -103,6 +103,6 @@ def test_late_updates_go_on_late(tmp_path, before):
     written, wanted = (Plan(**values, offload_delayed=late) for late in (before, not before))
     manifest = {"optimizer": "adamw", "step": 3, "plan": written.model_dump(mode="json")}
     fields = {"model": "tiny-llama", "training": TRAINING, "steps": 9, "folder": str(tmp_path)}
-    assert next_step(tmp_path, manifest, Job(plan=written, **fields)) == 3
+    assert next_step(tmp_path, manifest, RunJob(plan=written, **fields)) == 3
     with pytest.raises(UserError, match=f"plan.offload_delayed = {str(before).lower()}; allowed: the same"):
-        next_step(tmp_path, manifest, Job(plan=wanted, **fields))
+        next_step(tmp_path, manifest, RunJob(plan=wanted, **fields))

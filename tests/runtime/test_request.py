@@ -10,7 +10,7 @@ from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
 from simpar.runtime import request
-from simpar.runtime.job import Job, Machine
+from simpar.runtime.job import Machine, RunJob
 
 
 class Driver:
@@ -39,7 +39,7 @@ def test_devices_are_those_that_torch_counts(monkeypatch, driver, count):
 def job(**machine):
     """A job that says no more of its machine than this."""
     training = Training(seq_len=8, global_batch=8)
-    return Job(plan=Plan(dp=4), model="gpt2", training=training, steps=1, folder=".", machine=Machine(**machine))
+    return RunJob(plan=Plan(dp=4), model="gpt2", training=training, steps=1, folder=".", machine=Machine(**machine))
 
 
 def test_one_process_for_all_replicas_needs_a_device_for_each(monkeypatch):

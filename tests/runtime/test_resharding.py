@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpar.plan.stages import StagePlan
-from simpar.runtime.resharding import Held, joint, pieces, within
+from simpar.runtime.resharding import StoredParts, joint, pieces, within
 
 MESHES = st.sampled_from([(1,), (2,), (3,), (4,), (2, 2), (1, 2), (4, 2), (2, 3)])
 SHAPE = (24, 24, 24)
@@ -16,7 +16,7 @@ def held(draw, first):
     """Some tensor on some stage."""
     mesh = draw(MESHES)
     states = tuple(draw(st.sampled_from("RBSF")) for _ in mesh)
-    return Held.of(StagePlan(layers=1, first_device=first, mesh=mesh), states, SHAPE), states
+    return StoredParts.of(StagePlan(layers=1, first_device=first, mesh=mesh), states, SHAPE), states
 
 
 @given(held(0), held(8))
@@ -40,7 +40,7 @@ def test_copies_cross_in_slices_between_unlike_stages(source, target):
     """A tensor crosses once where its rows divide; stages that are alike hand on what they have, place by place."""
     (one, left), (two, right) = source, target
     states = joint((one.stage, two.stage), (left, right), SHAPE)
-    sent = pieces(Held.of(one.stage, states[0], SHAPE), Held.of(two.stage, states[1], SHAPE))
+    sent = pieces(StoredParts.of(one.stage, states[0], SHAPE), StoredParts.of(two.stage, states[1], SHAPE))
     if states == (left, right) and one.stage.mesh == two.stage.mesh and left == right:
         assert [(piece.sender, piece.receiver) for piece in sent] == [(n, n + 8) for n in range(one.stage.num_devices)]
     elif "R" not in states[1]:

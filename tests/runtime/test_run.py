@@ -222,15 +222,18 @@ def test_a_failing_rank_ends_all_of_them(simpar_run, tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
-        (launching.Nodes(), {"nnodes": "1", "local_addr": "127.0.0.1", "node_rank": 0}),
-        (launching.Nodes(2, 1, "there:29500"), {"nnodes": "2", "rdzv_endpoint": "there:29500", "node_rank": 1}),
+        (launching.NodeRendezvous(), {"nnodes": "1", "local_addr": "127.0.0.1", "node_rank": 0}),
+        (
+            launching.NodeRendezvous(2, 1, "there:29500"),
+            {"nnodes": "2", "rdzv_endpoint": "there:29500", "node_rank": 1},
+        ),
     ],
 )
 def test_ranks_are_started_in_words_of_torchrun(tmp_path, nodes, said):
     """Torch's own parser reads how many ranks of which module, where they meet and where their logs go."""
     from torch.distributed.run import get_args_parser
 
-    workers = launching.Workers("simpar.runtime.worker", tmp_path / "job.json", tmp_path, Machine())
+    workers = launching.RankLauncher("simpar.runtime.worker", tmp_path / "job.json", tmp_path, Machine())
     start, words = (command := launching.torchrun(workers, 3, nodes, 2))[:3], command[3:]
     found = vars(get_args_parser().parse_args(words))
     assert start == [sys.executable, "-m", "torch.distributed.run"]

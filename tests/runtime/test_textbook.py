@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simpar.runtime.one_process import DataParallel  # noqa: E402
+from simpar.runtime.one_process import ReplicatedModule  # noqa: E402
 
 SAMPLES = torch.tensor([[6.0, 2.0], [5.0, 2.0]], dtype=torch.float64)
 TARGETS = torch.tensor([[15.0], [12.0]], dtype=torch.float64)
@@ -39,6 +39,6 @@ def test_gradients_accumulate_sample_by_sample():
 def test_replicas_of_one_process_add_up_the_same_gradient():
     """A sample on each of two replicas gives what accumulation over both gives."""
     model = textbook()
-    replicas = DataParallel(model, 2, torch.device("cpu"))
+    replicas = ReplicatedModule(model, 2, torch.device("cpu"))
     squared(replicas(SAMPLES), TARGETS).backward()
     assert model.weight.grad[0, 0].item() == pytest.approx(ACCUMULATED)

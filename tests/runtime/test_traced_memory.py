@@ -25,7 +25,7 @@ from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime import attention, banded  # noqa: E402
 from simpar.runtime.attention import Place  # noqa: E402
 from simpar.runtime.casts import cast_once  # noqa: E402
-from simpar.runtime.context import Context  # noqa: E402
+from simpar.runtime.context import ContextRank  # noqa: E402
 from simpar.runtime.context import attention as in_blocks  # noqa: E402
 from simpar.runtime.decoder import Decoder, Part, Recompute  # noqa: E402
 from simpar.runtime.job import Learning  # noqa: E402
@@ -137,7 +137,7 @@ def test_a_layer_keeps_what_the_account_says(monkeypatch, kind, precision, recom
     monkeypatch.setattr(banded, "is_fused", lambda _: True)
     monkeypatch.setattr(
         attention.functional, "scaled_dot_product_attention",
-        lambda query, key, value, **_: in_blocks(query, key, value, Context(), None),
+        lambda query, key, value, **_: in_blocks(query, key, value, ContextRank(), None),
     )  # fmt: skip
     traced, accounted = (
         (of(kind, MANY, precision, recompute) - of(kind, FEW, precision, recompute)) / (MANY - FEW)

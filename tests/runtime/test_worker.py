@@ -15,7 +15,7 @@ from simpar.calibrate.request import quick  # noqa: E402
 from simpar.errors import UserError  # noqa: E402
 from simpar.plan.plan import Plan  # noqa: E402
 from simpar.runtime import worker  # noqa: E402
-from simpar.runtime.job import Job, Machine  # noqa: E402
+from simpar.runtime.job import Machine, RunJob  # noqa: E402
 
 
 @pytest.mark.parametrize(("rank", "local", "left"), [(0, 0, [2, 3]), (1, 1, []), (2, 0, [0, 1]), (3, 1, [])])
@@ -39,7 +39,7 @@ def test_every_node_gets_what_the_others_measured(tmp_path, monkeypatch, rank, l
 def job(folder, **plan):
     """A job of a shipped model on one node, with some keys of its plan."""
     training = {"global_batch": 8, "seq_len": 32}
-    return Job(plan=Plan().with_values(**plan), model="tiny-llama", training=training, steps=3, folder=folder)
+    return RunJob(plan=Plan().with_values(**plan), model="tiny-llama", training=training, steps=3, folder=folder)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from simpar.architectures.graph import evaluate
 from simpar.errors import UserError
 from simpar.tracing.blocks import HEAD, LAYER, BlockReader, Sharing
 from simpar.tracing.reading import read_drafts
-from simpar.tracing.segments import Segment, segments
+from simpar.tracing.segments import DraftSegment, segments
 from tests.tracing.drafts import draft
 
 
@@ -40,6 +40,6 @@ def test_weights_are_those_of_the_segment(layer):
 def test_a_head_needs_a_product():
     """Without logits there is nothing to train on."""
     norm = draft("norm", "norm", 8, "x")
-    reader = BlockReader("m", Segment("", (norm,), "norm"), HEAD, Sharing(), 8, {})
+    reader = BlockReader("m", DraftSegment("", (norm,), "norm"), HEAD, Sharing(), 8, {})
     with pytest.raises(UserError, match="model = m: ends without a product"):
         reader.read()

@@ -2,16 +2,16 @@
 
 import pytest
 
-from simpar.tracing.clusters import Cluster, classify
-from simpar.tracing.raw_operators import Piece
+from simpar.tracing.clusters import PointwiseGroup, classify
+from simpar.tracing.raw_operators import DraftWeight
 from tests.tracing.drafts import TOKENS, call
 
-WEIGHT = Piece("w", "norm.weight", 8, "matrix")
+WEIGHT = DraftWeight("w", "norm.weight", 8, "matrix")
 
 
 def cluster(*calls, pieces=(), table=False):
     """A cluster of calls in module ``m`` that read what is not among them."""
-    found = Cluster("m")
+    found = PointwiseGroup("m")
     for node in calls:
         found.add(node, node.refs, pieces if node is calls[-1] else (), table)
     return found
@@ -47,15 +47,15 @@ def test_a_product_with_a_table_is_a_rotation():
 def test_weights_of_a_norm_are_vectors():
     """Whatever they were taken for as single calls; a scaled pass that has weights keeps what it reads."""
     norm = cluster(call("a", "mean", "x"), call("b", "rsqrt", "a"), call("c", "mul", "x", "b"), pieces=(WEIGHT,))
-    assert classify(norm, TOKENS, 8)[0].pieces == (Piece("w", "norm.weight", 8, "vector"),)
+    assert classify(norm, TOKENS, 8)[0].pieces == (DraftWeight("w", "norm.weight", 8, "vector"),)
     scaled = cluster(call("a", "mul", "x"), pieces=(WEIGHT,))
     assert classify(scaled, TOKENS, 8)[0].saves == ("x",)
 
 
 def test_what_joins_a_cluster():
     """A call of the same module, or of the one around, unless something is summed up in between."""
-    plain = Cluster("m.act", nodes=[call("a", "silu", "x")])
-    reduced = Cluster("m.norm", nodes=[call("a", "mean", "x")])
+    plain = PointwiseGroup("m.act", nodes=[call("a", "silu", "x")])
+    reduced = PointwiseGroup("m.norm", nodes=[call("a", "mean", "x")])
     assert plain.takes(call("b", "mul", "a", path="m.act"))
     assert plain.takes(call("b", "mul", "a", path="m"))
     assert not plain.takes(call("b", "mul", "a", path="other"))

@@ -2,7 +2,7 @@
 
 from simpar.architectures.graph import term
 from simpar.tracing.expert_roles import ROUTED, expert_weights, without_shared_gate
-from simpar.tracing.raw_operators import Piece
+from simpar.tracing.raw_operators import DraftWeight
 from simpar.tracing.roles import find_roles
 from tests.tracing.drafts import draft
 
@@ -27,7 +27,7 @@ def shared():
         draft("s_up", "matmul", 64, "x", contraction=16),
         draft("s_act", "gated_activation", 32, "s_up"),
         draft("s_down", "matmul", 16, "s_act", contraction=32),
-        draft("score", "matmul", 1, "x", contraction=16, pieces=(Piece("score", "gate", 16, "matrix"),)),
+        draft("score", "matmul", 1, "x", contraction=16, pieces=(DraftWeight("score", "gate", 16, "matrix"),)),
         draft("scaled", "activation", 16, "score", "s_down"),
     ]
 
@@ -69,7 +69,9 @@ def test_stacks_of_matrices():
     """One matrix an expert, and one bias where it has any."""
     up = mixture()[2]
     sizes = (term("hidden"), term("expert_ffn"))
-    with_bias = draft(up.name, up.kind, 48, pieces=(Piece("a", "w", 1, "expert"), Piece("a", "b", 1, "expert")))
+    with_bias = draft(
+        up.name, up.kind, 48, pieces=(DraftWeight("a", "w", 1, "expert"), DraftWeight("a", "b", 1, "expert"))
+    )
     found = expert_weights("expert_up", with_bias, *sizes)
     assert [weight.name for weight in found] == ["expert_up.weight", "expert_up.bias"]
     assert [weight.size for weight in found] == [

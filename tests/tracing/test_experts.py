@@ -8,8 +8,8 @@ import pytest
 
 from simpar.architectures.graph import Size
 from simpar.tracing.experts import drafts_of, mixtures
-from simpar.tracing.nodes import DATA, WEIGHTS, Node
-from simpar.tracing.raw_operators import Piece
+from simpar.tracing.nodes import DATA, WEIGHTS, CallNode
+from simpar.tracing.raw_operators import DraftWeight
 from tests.tracing.drafts import call
 
 EXPERTS, TOP, HIDDEN, NARROW, TOKENS = 4, 2, 16, 24, 6
@@ -22,7 +22,7 @@ def wide(columns: int, *, routed: bool = False) -> dict[str, object]:
     return {"shape": (rows, ((columns, ()),)), "sizes": (TOKENS * (TOP if routed else 1), columns)}
 
 
-def mixture(*, gate: int = 2, clamps: bool = False) -> dict[str, Node]:
+def mixture(*, gate: int = 2, clamps: bool = False) -> dict[str, CallNode]:
     """Scores, the best of them, tokens sorted by expert, two grouped products, back and summed up."""
     inner = "clamped" if clamps else "up"
     calls = [
@@ -45,10 +45,10 @@ def mixture(*, gate: int = 2, clamps: bool = False) -> dict[str, Node]:
     return {node.name: node for node in calls}
 
 
-def pieces(node: Node) -> tuple[Piece, ...]:
+def pieces(node: CallNode) -> tuple[DraftWeight, ...]:
     """Parameters that a call reads, with all their elements."""
     sizes = {"w_router": EXPERTS * HIDDEN, "w_up": EXPERTS * HIDDEN * 2 * NARROW, "w_down": EXPERTS * NARROW * HIDDEN}
-    return tuple(Piece(node.name, ref, sizes[ref], "matrix") for ref in node.refs if ref in sizes)
+    return tuple(DraftWeight(node.name, ref, sizes[ref], "matrix") for ref in node.refs if ref in sizes)
 
 
 def test_a_mixture_is_found() -> None:

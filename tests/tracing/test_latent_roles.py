@@ -2,7 +2,7 @@
 
 import pytest
 
-from simpar.architectures.graph import Attention, term
+from simpar.architectures.graph import AttentionPattern, term
 from simpar.tracing.latent_roles import latent_mask, latents
 from simpar.tracing.raw_operators import Core
 from simpar.tracing.roles import find_roles
@@ -71,6 +71,6 @@ def test_other_widths_are_no_latent_attention():
 
 def test_keys_and_values_differ_in_width():
     """And belong to one head each."""
-    found = latent_mask(Attention(causal=True))
+    found = latent_mask(AttentionPattern(causal=True))
     assert (found.key_dim, found.value_dim, found.kv_heads) == (term("qk_dim"), term("value_dim"), term("heads"))
     assert found.causal

@@ -4,14 +4,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simpar.tracing.capture import Call  # noqa: E402
+from simpar.tracing.capture import TracedCall  # noqa: E402
 from simpar.tracing.masks import Constants  # noqa: E402
 from simpar.tracing.nodes import Mask, Ref  # noqa: E402
 
 
 def made(name, target, *given, **named):
     """A call of a trace with its arguments as given."""
-    return Call(name, getattr(target, "__name__", str(target)), given, None, (), target, (given, named))
+    return TracedCall(name, getattr(target, "__name__", str(target)), given, None, (), target, (given, named))
 
 
 def constants(rows):
@@ -49,7 +49,7 @@ def test_a_mask_that_hides_is_the_reverse():
 
 def test_buffers_of_the_module_are_unknown():
     """What only the real module has is not guessed, nor what is made of it, nor what is no matrix."""
-    inside = Call("buffer", "placeholder", (), torch.ones(4, 4), (), None)
+    inside = TracedCall("buffer", "placeholder", (), torch.ones(4, 4), (), None)
     known = Constants([inside, made("copy", torch.clone, Ref("buffer")), made("row", lambda: torch.ones(4))])
     assert known.mask("buffer", hides=False) is None
     assert known.mask("copy", hides=False) is None

@@ -3,10 +3,10 @@
 import pytest
 
 from simpar.errors import UserError
-from simpar.tracing.nodes import Node, Ref, Shape, divided, length, times, whole
+from simpar.tracing.nodes import CallNode, Ref, TraceShape, divided, length, times, whole
 from tests.tracing.drafts import call
 
-SHAPES = (Shape(batch=6, seq=40), Shape(batch=4, seq=24))
+SHAPES = (TraceShape(batch=6, seq=40), TraceShape(batch=4, seq=24))
 
 
 def test_products_of_polynomials():
@@ -49,7 +49,7 @@ def test_what_is_no_polynomial_is_refused():
 
 def test_what_a_call_reads():
     """References at any depth, in order; elements are the product of its dims; its module is the innermost."""
-    node = Node(
+    node = CallNode(
         "out", "cat", ([Ref("a"), Ref("b")], (1, Ref("c"))), (((2, ("batch",)),), ((8, ()),)), (4, 8), "data",
         (("layers", "List"), ("layers.0", "Layer")),
     )  # fmt: skip

@@ -1,9 +1,9 @@
 """Drafts that become one."""
 
-from simpar.tracing.raw_operators import Piece, makers, merged
+from simpar.tracing.raw_operators import DraftWeight, makers, merged
 from tests.tracing.drafts import draft
 
-PIECE = Piece("w", "weight", 4, "matrix")
+PIECE = DraftWeight("w", "weight", 4, "matrix")
 
 
 def test_a_group_stands_in_place_of_its_first():

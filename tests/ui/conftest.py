@@ -28,9 +28,9 @@ def state() -> dict[str, Any]:
 def client() -> Iterator[Any]:
     """Asks the application as a page on this machine does."""
     testing = pytest.importorskip("starlette.testclient", reason="starlette is not installed")
-    from simpar.ui.server import Desk, make_app
+    from simpar.ui.server import AppState, make_app
 
-    with testing.TestClient(make_app(Desk(Scenario.model_validate(STATE))), "http://127.0.0.1:8877") as found:
+    with testing.TestClient(make_app(AppState(Scenario.model_validate(STATE))), "http://127.0.0.1:8877") as found:
         yield found
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from simpar.scenario import Scenario
-from simpar.ui.beside import DIED, Beside
+from simpar.ui.beside import DIED, WorkerProcess
 
 LONG = {
     "model": "llama-3.1-405b",
@@ -37,7 +37,7 @@ async def parts_of(beside, job, state, stop_at=None):
 
 def test_jobs_are_done_stopped_and_survived(small):
     """A look ends with the neighbours, a search that is stopped with its best so far, a dead process with a line."""
-    beside = Beside(warms=False)
+    beside = WorkerProcess(warms=False)
 
     async def walk():
         looked = await parts_of(beside, "look", small)
@@ -71,7 +71,7 @@ def test_jobs_are_done_stopped_and_survived(small):
 @pytest.mark.slow
 def test_another_process_takes_over(small):
     """After one has died."""
-    beside = Beside(warms=False)
+    beside = WorkerProcess(warms=False)
 
     async def walk():
         beside.start()

@@ -29,13 +29,13 @@ def test_the_yaml_is_the_state(client, state, tmp_path):
 def test_an_export_is_that_of_the_command(client, tmp_path):
     """The archive has the files of ``simpar export``, and says how the plan does under the target's stack."""
     from simpar.frameworks import draft
-    from simpar.frameworks.source import Facts, load_source
+    from simpar.frameworks.source import SourceFlags, load_source
 
     made = client.post("/api/export", json={"state": ON_NODES, "target": "megatron", "lossy": True}).json()["file"]
     archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(made["base64"])))
     path = tmp_path / "scenario.yaml"
     path.write_text(client.post("/api/yaml", json={"state": ON_NODES}).json()["file"]["text"])
-    source = load_source(str(path), Facts())
+    source = load_source(str(path), SourceFlags())
     known = draft(source.plan, source.graph, source.training, "megatron", devices_per_node=8, lossy=True)
     figures = re.search(r"Predicted under megatron: (.* reserved at the peak)", archive.read("README.md").decode())
     files = known.written(figures[1], made["notes"][-1]).files

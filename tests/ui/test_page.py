@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simpar.scenario import Scenario
-from simpar.ui.beside import Beside
+from simpar.ui.beside import WorkerProcess
 
 PATIENCE_MS = 90_000  # machines that run tests are shared
 SETTLED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -19,10 +19,10 @@ SETTLED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimat
 def address(state: dict[str, Any]) -> Iterator[str]:
     """A real server on a free port."""
     uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
-    from simpar.ui.server import Desk, listen, make_app
+    from simpar.ui.server import AppState, listen, make_app
 
     small = Scenario.model_validate({**state, "model": "tiny-llama"})  # whose neighbours are tried sooner
-    desk = Desk(small, looking=Beside(warms=False), searching=Beside(warms=False))
+    desk = AppState(small, looking=WorkerProcess(warms=False), searching=WorkerProcess(warms=False))
     with listen(None) as taken:
         config = uvicorn.Config(make_app(desk), log_level="warning", lifespan="off")
         server = uvicorn.Server(config)

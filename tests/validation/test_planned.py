@@ -6,7 +6,7 @@ import pytest
 
 from simpar.plan.plan import Plan
 from simpar.validation.cells import Unmodelled
-from simpar.validation.chosen import AS_NAMED, Chosen
+from simpar.validation.chosen import AS_NAMED, ProfileOverrides
 from simpar.validation.planned import planned
 from simpar.validation.predict import predict_time_s
 from simpar.validation.table import read_table, validate_table
@@ -50,10 +50,10 @@ def test_a_plan_is_the_whole_row(tmp_path):
 def test_profiles_that_are_chosen_take_the_place_of_its_own(tmp_path):
     """On the same device; on another one it was no run of these."""
     [row] = read_table(_table(tmp_path))
-    assert Chosen(stack="nemo").case(row).stack == "nemo"
-    assert Chosen(hardware="aws-p5").case(row).hardware == "aws-p5"
+    assert ProfileOverrides(stack="nemo").case(row).stack == "nemo"
+    assert ProfileOverrides(hardware="aws-p5").case(row).hardware == "aws-p5"
     with pytest.raises(Unmodelled, match="of another device"):
-        Chosen(hardware="dgx-a100-80gb").case(row)
+        ProfileOverrides(hardware="dgx-a100-80gb").case(row)
 
 
 @pytest.mark.parametrize(

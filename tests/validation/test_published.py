@@ -9,7 +9,7 @@ import pytest
 from benchmarks.normalise.tables import read_published
 from simpar.scenario import load_scenario
 from simpar.simulation import simulate
-from simpar.validation.summary import Outcome, figures
+from simpar.validation.summary import RowOutcome, figures
 from simpar.validation.table import outcomes_of
 from tests.gate import some
 
@@ -29,7 +29,7 @@ LARGEST = ("GPT-530B", "GPT-1T", "MT-NLG-530B")
 
 
 @pytest.fixture(scope="module", params=some(["smaller", "every"], 1))
-def outcomes(request: pytest.FixtureRequest) -> list[Outcome]:
+def outcomes(request: pytest.FixtureRequest) -> list[RowOutcome]:
     """Rows of the table, all or those of smaller models, predicted once."""
     rows = list(read_published(TABLE))
     if request.param == "smaller":
@@ -37,20 +37,20 @@ def outcomes(request: pytest.FixtureRequest) -> list[Outcome]:
     return outcomes_of(rows, jobs=1)
 
 
-def test_every_published_row_is_modelled(outcomes: list[Outcome]) -> None:
+def test_every_published_row_is_modelled(outcomes: list[RowOutcome]) -> None:
     """No row of these sources is left out."""
     assert [outcome.reason for outcome in outcomes if outcome.prediction is None] == []
     assert {outcome.source for outcome in outcomes} == set(MEAN_TIME_ERROR_PERCENT)
 
 
 @pytest.mark.parametrize(("source", "bound"), MEAN_TIME_ERROR_PERCENT.items())
-def test_step_times_are_close(outcomes: list[Outcome], source: str, bound: float) -> None:
+def test_step_times_are_close(outcomes: list[RowOutcome], source: str, bound: float) -> None:
     """The mean absolute error of step time stays within the bound of its source."""
     found = figures([outcome for outcome in outcomes if outcome.source == source])
     assert found["time_ape_mean"] < bound
 
 
-def test_peaks_are_close(outcomes: list[Outcome]) -> None:
+def test_peaks_are_close(outcomes: list[RowOutcome]) -> None:
     """Zero Bubble's peaks are met within a few percent, whatever the schedule."""
     found = figures([outcome for outcome in outcomes if outcome.source == "Zero Bubble PP"])
     assert found["memory_rows"] >= 5

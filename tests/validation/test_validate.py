@@ -12,8 +12,8 @@ from simpar.errors import UserError
 from simpar.units import GB, GIB
 from simpar.validation.cells import Unmodelled
 from simpar.validation.predict import Prediction, cluster_of, predict, result_of
-from simpar.validation.rows import Measured, case, measured
-from simpar.validation.summary import Outcome, figures, kendall_tau, regret_by_cell
+from simpar.validation.rows import Measurements, case, measured
+from simpar.validation.summary import RowOutcome, figures, kendall_tau, regret_by_cell
 from simpar.validation.table import label, read_table, validate_table
 
 ROW = {
@@ -113,10 +113,10 @@ def test_bad_tables_are_one_line(tmp_path: Path) -> None:
         read_table(write(tmp_path / "t.csv", [{"source": "x"}]))
 
 
-def outcome(predicted: float, actual: float, *, fits: bool = True, said: bool = True) -> Outcome:
+def outcome(predicted: float, actual: float, *, fits: bool = True, said: bool = True) -> RowOutcome:
     """An outcome with given step times."""
     prediction = Prediction(predicted, 1 * GIB, 2 * GIB, 2 * GIB, said)
-    return Outcome(1, "s", "x", ("cell",), Measured(actual, 1 * GB, None, None, None, fits), prediction)
+    return RowOutcome(1, "s", "x", ("cell",), Measurements(actual, 1 * GB, None, None, None, fits), prediction)
 
 
 def test_regret_is_the_cost_of_trusting_the_prediction() -> None:

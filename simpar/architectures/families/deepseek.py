@@ -10,7 +10,7 @@ from simpar.architectures.config import Config
 from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
-from simpar.architectures.latent import Latent
+from simpar.architectures.latent import LatentShape
 from simpar.architectures.reading import (
     ATTENTION_BIAS,
     dense_first,
@@ -45,10 +45,10 @@ def _read(config: Config, name: str, topk_method: str = "greedy") -> ModelGraph:
     return build(name, full, style_of(config, biases=ATTENTION_BIAS), layers=layers)
 
 
-def _latent(config: Config) -> Latent | None:
+def _latent(config: Config) -> LatentShape | None:
     if config.data.get("kv_lora_rank") is None:
         return None
-    return Latent(
+    return LatentShape(
         query=config.size("q_lora_rank") if config.data.get("q_lora_rank") is not None else 0,
         key_value=config.size("kv_lora_rank"),
         plain=config.size("qk_nope_head_dim"),

@@ -13,7 +13,7 @@ from simpar.architectures.reading import (
     windows_of,
     with_experts,
 )
-from simpar.architectures.transformer import Layer, Style, build
+from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.architectures.weights import LLAMA, ROUTER_BIAS
 
 
@@ -22,7 +22,9 @@ def _read(config: Config, name: str) -> ModelGraph:
     shared = config.optional_size("n_shared_experts")
     dense = config.optional_size("first_k_dense_replace")
     mixture = routed_in_groups(config, shared=shared, router_bias=True)
-    layers = tuple(Layer(window, experts=layer >= dense) for layer, window in enumerate(_windows(config, shape.layers)))
+    layers = tuple(
+        LayerVariant(window, experts=layer >= dense) for layer, window in enumerate(_windows(config, shape.layers))
+    )
     full = with_experts(shape, mixture, ffn=config.size("intermediate_size") if dense else 0)
     return build(name, full, style_of(config, Style(qk_norm="head"), ATTENTION_BIAS), layers=layers)
 

@@ -6,7 +6,7 @@ from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.mixture import Mixture
 from simpar.architectures.reading import ALL_BIASES, llama_like, llama_shape, style_of, with_experts
-from simpar.architectures.transformer import Layer, Style, build
+from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.architectures.weights import LLAMA, Packing
 from simpar.errors import UserError
 
@@ -33,7 +33,7 @@ def _read_sparse(config: Config, name: str) -> ModelGraph:
     return build(name, full, style, layers=layers)
 
 
-def _layers(config: Config, count: int) -> tuple[Layer, ...]:
+def _layers(config: Config, count: int) -> tuple[LayerVariant, ...]:
     """Which layers have experts. Raises UserError."""
     first, last = config.data.get("moe_layer_start_index", 1), config.data.get("moe_layer_end_index", -1)
     if not isinstance(first, int) or not isinstance(last, int):
@@ -42,7 +42,7 @@ def _layers(config: Config, count: int) -> tuple[Layer, ...]:
         )
     step = config.size("moe_layer_interval", default=1)
     last = count - 1 if last == -1 else last
-    return tuple(Layer(experts=(at + 1) % step == 0 and first <= at <= last) for at in range(count))
+    return tuple(LayerVariant(experts=(at + 1) % step == 0 and first <= at <= last) for at in range(count))
 
 
 FAMILIES = (

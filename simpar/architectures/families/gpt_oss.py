@@ -6,7 +6,7 @@ from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.mixture import Mixture
 from simpar.architectures.reading import ATTENTION_BIAS, llama_shape, style_of, windows_of, with_experts
-from simpar.architectures.transformer import Layer, Style, build
+from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.architectures.weights import LLAMA, Packing
 from simpar.errors import UserError
 
@@ -29,7 +29,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     window = config.size("sliding_window", default=128)
     listed = windows_of(config, shape.layers, default=True) if config.data.get("layer_types") else ()
     windows = listed or tuple(window if layer % 2 == 0 else None for layer in range(shape.layers))
-    layers = tuple(Layer(each, experts=True) for each in windows)
+    layers = tuple(LayerVariant(each, experts=True) for each in windows)
     return build(name, with_experts(shape, mixture), style_of(config, STYLE, ATTENTION_BIAS), layers=layers)
 
 

@@ -7,7 +7,7 @@ from simpar.architectures.details import Details, Gating, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.reading import experts_of, llama_shape, style_of, unbuilt, with_experts
-from simpar.architectures.transformer import Layer, build
+from simpar.architectures.transformer import LayerVariant, build
 from simpar.architectures.weights import LLAMA, Packing
 
 BARE_NORM = "norms of queries and keys without weights"
@@ -20,7 +20,8 @@ def _read(config: Config, name: str) -> ModelGraph:
     every = config.size("no_rope_layer_interval", default=4)
     chunk = config.size("attention_chunk_size", default=8192)
     layers = [
-        Layer(chunk, chunked=True) if layer % every else Layer(rotary=False) for layer in range(1, shape.layers + 1)
+        LayerVariant(chunk, chunked=True) if layer % every else LayerVariant(rotary=False)
+        for layer in range(1, shape.layers + 1)
     ]
     full = with_experts(shape, mixture, ffn=config.size("intermediate_size_mlp") if step > 1 else 0)
     graph = build(

@@ -6,7 +6,7 @@ from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.mixture import Mixture
 from simpar.architectures.reading import UNUSED_WINDOWS, llama_like, llama_shape, style_of, windows_of, with_experts
-from simpar.architectures.transformer import Layer, Style, build
+from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.architectures.weights import LLAMA, Packing
 
 BIASED = Style(qkv_bias=True)
@@ -19,7 +19,7 @@ def sparse(config: Config, name: str, style: Style, mixture: Mixture, **defaults
     experts = [(layer + 1) % step == 0 and layer not in dense for layer in range(shape.layers)]
     ffn = 0 if all(experts) else config.size("intermediate_size")
     windows = windows_of(config, shape.layers, default=False) or (None,) * shape.layers
-    layers = tuple(Layer(window, experts=each) for window, each in zip(windows, experts, strict=True))
+    layers = tuple(LayerVariant(window, experts=each) for window, each in zip(windows, experts, strict=True))
     return build(name, with_experts(shape, mixture, ffn=ffn), style, layers=layers)
 
 

@@ -5,7 +5,7 @@ from simpar.architectures.details import Details, Positions, Rope
 from simpar.architectures.families.family import TINY, ModelFamily
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.reading import ATTENTION_BIAS, MLP_BIAS, all_but_every, llama_shape, style_of, windows_of
-from simpar.architectures.transformer import Layer, Style, build
+from simpar.architectures.transformer import LayerVariant, Style, build
 from simpar.errors import UserError
 
 
@@ -23,7 +23,7 @@ def _read(config: Config, name: str) -> ModelGraph:
     if windows and config.data.get("layer_types") is None:
         windows = tuple(None if turn else window for turn, window in zip(turns, windows, strict=True))
     pairs = zip(windows or (None,) * shape.layers, turns, strict=True)
-    layers = tuple(Layer(window, rotary=bool(turn)) for window, turn in pairs)
+    layers = tuple(LayerVariant(window, rotary=bool(turn)) for window, turn in pairs)
     style = style_of(config, Style(tied=True), {**ATTENTION_BIAS, **MLP_BIAS})
     return build(name, shape, style, layers=layers)
 

@@ -30,7 +30,7 @@ KINDS = (topo_matrix.KIND, nccl_xml.KIND, slurm.NODES, slurm.TREE)
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedProfile:
     """A profile as its file has it, the facts behind it, sentences on what was not read, and the number of nodes."""
 
     data: dict[str, Any]
@@ -46,7 +46,7 @@ class Imported:
 
 def import_profile(
     paths: Sequence[str], name: str, *, like: str | None = None, partition: str | None = None, folder: Path
-) -> Imported:
+) -> ImportedProfile:
     """One profile, to be written to ``folder``, from files that all describe the same cluster.
 
     By default ``like`` is the shipped profile with the same device, number of devices and fabric, if there is exactly
@@ -79,7 +79,7 @@ def import_profile(
     if left := _as_base(profile, facts, devices):
         unread.append(f"as {base} has them: {', '.join(left)}")
     data = _document(name, _beside(base, folder), facts, readings)
-    result = Imported(data, facts, tuple(dict.fromkeys(unread)), _num_nodes(readings))
+    result = ImportedProfile(data, facts, tuple(dict.fromkeys(unread)), _num_nodes(readings))
     document = resolved(Document(data, f"profile of {', '.join(paths)}", {}), folder, "clusters", "hardware")
     files.parse(ClusterProfile, document)
     return result

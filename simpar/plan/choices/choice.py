@@ -16,7 +16,7 @@ import numpy as np
 from simpar.architectures.graph import ModelGraph
 from simpar.architectures.training import Training
 from simpar.hardware.cluster import Cluster
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.stacks.stack import Stack
 from simpar.units import Flags
 
@@ -39,7 +39,7 @@ nothing about. KERNELS: what such bounds rank. TABLE: the action table, for a nu
 """
 
 
-class Asked(Protocol):
+class Restrictions(Protocol):
     """What a search was told to restrict."""
 
     @property
@@ -87,7 +87,7 @@ class Question(Protocol):
         """The plan that gives what is not searched."""
 
     @property
-    def constraints(self) -> Asked:
+    def constraints(self) -> Restrictions:
         """What was asked for."""
 
     @property
@@ -207,8 +207,8 @@ class Size:
     Values divide ``divides``, such as the number of devices, if that is given, and are at most ``most`` in menus.
     """
 
-    most: Callable[[Plan, Target], int]
-    divides: Callable[[Target], int] | None = None
+    most: Callable[[Plan, Workload], int]
+    divides: Callable[[Workload], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -229,10 +229,10 @@ class Moves:
     which may have been started with switches that its stack does not have by default. ``name`` is that of the choice.
     """
 
-    near: Callable[[Plan, Target], Iterable[Any]] | None = None
+    near: Callable[[Plan, Workload], Iterable[Any]] | None = None
     around: tuple[Any, ...] = ()
     size: Size | None = None
-    menu: Callable[[Plan, Target], Iterable[Any]] | None = None
+    menu: Callable[[Plan, Workload], Iterable[Any]] | None = None
     change: Callable[[Plan, Any], Iterable[Change]] | None = None
     room: Callable[[Plan], Change] | None = None
     replacements: Callable[[Plan], Iterable[Change]] | None = None

@@ -33,7 +33,7 @@ from simpar.plan.choices.choice import (
 from simpar.plan.choices.experts import KEEPS_EXPERTS
 from simpar.plan.choices.pipeline import both_ends
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.sync import SCHEMES, apart, is_apart, problem
 from simpar.stacks.stack import Stack
 from simpar.units import MIB, Bytes, Count, Counts, Flags
@@ -213,7 +213,7 @@ def _enters_at_one_end(rows: Columns) -> Flags:
     return np.asarray(~(asked & both_ends(rows)))
 
 
-def _other_stages(plan: Plan, _: Target) -> Iterator[int]:
+def _other_stages(plan: Plan, _: Workload) -> Iterator[int]:
     """ZeRO stages other than the plan's, if replicas exchange anything that may be sharded."""
     if plan.mesh.replicas > 1 and plan.data_parallel.kind != "single_process":
         yield from (stage for stage in ZERO_STAGES if stage != plan.data_parallel.zero)
@@ -226,14 +226,14 @@ def _closest_stages(plan: Plan) -> Iterator[Change]:
     yield from ({"zero": stage} for stage in sorted(others, key=lambda stage: (abs(stage - now), -stage)))
 
 
-def _other_buckets(plan: Plan, _: Target) -> Iterator[int]:
+def _other_buckets(plan: Plan, _: Workload) -> Iterator[int]:
     """Four times and a quarter of the bytes of a bucket, if flat buckets are reduced."""
     data = plan.data_parallel
     if plan.mesh.replicas > 1 and data.bucket_bytes is not None and data.kind == "ddp":
         yield from (round(4 * data.bucket_bytes), round(data.bucket_bytes / 4))
 
 
-def _gather_early(plan: Plan, _: Target) -> Iterator[bool]:
+def _gather_early(plan: Plan, _: Workload) -> Iterator[bool]:
     data = plan.data_parallel
     if plan.mesh.replicas > 1 and data.overlap_param_gather is False and data.zero > 0:
         yield True

@@ -32,7 +32,7 @@ from simpar.plan.choices.choice import (
 )
 from simpar.plan.choices.context_parallel import LEAST_PIECE, context_degrees, context_fits
 from simpar.plan.choices.experts import KEEPS_EXPERTS
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.choices.tensor_parallel import tensor_degrees, tensor_fits
 from simpar.units import Flags
 
@@ -108,7 +108,7 @@ def _pipelines(plan: Plan, pp: int) -> Iterator[Change]:
         yield {"pp": pp, "vpp": fewer}
 
 
-def _experts(facts: Target) -> int:
+def _experts(facts: Workload) -> int:
     return int(facts.graph.dims["experts"]) if facts.graph.is_mixture else 1
 
 

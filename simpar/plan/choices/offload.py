@@ -13,7 +13,7 @@ from simpar.plan.choices.choice import Choice, Columns, Moves, OptionalAxis, has
 from simpar.plan.choices.data_parallel import KEEPS_STATES, SENT, STATES
 from simpar.plan.choices.memory import undecided
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.units import Flags
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _waits_or_is_chosen(rows: Columns) -> Flags:
     return np.asarray(~undecided(rows) | (rows["offload_activations"] == 0))
 
 
-def _other_home(plan: Plan, _: Target) -> Iterable[Home]:
+def _other_home(plan: Plan, _: Workload) -> Iterable[Home]:
     """Host memory for optimizer states on the device, and the device for states that alone are in host memory."""
     away, alone = plan.offload, Offload(offload_optimizer="cpu")
     if away.offload_optimizer == "none":

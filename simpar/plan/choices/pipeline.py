@@ -31,7 +31,7 @@ from simpar.plan.choices.choice import (
     replaced_by,
 )
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.routing import has_sampled_loads
 from simpar.plan.schedules import FOLDED, SCHEDULES, declared, known_name, meant_by, natural_vpp, usual_schedule
 from simpar.plan.stage_layers import spread_layers, stage_layers
@@ -123,7 +123,7 @@ class DecidedPipeline:
         return bool(self.slices) or (named is not None and named.sliced)
 
 
-def check_slices(plan: Plan, target: Target) -> None:
+def check_slices(plan: Plan, target: Workload) -> None:
     """Raises UserError unless slices of tokens belong to a causal model and divide over their ranks."""
     slices, seq_len = plan.pipeline.slices, target.training.seq_len
     if not plan.runs_slices:
@@ -149,7 +149,7 @@ def may_be_sliced(problem: Question, schedule: str) -> bool:
     """Whether sequences of the problem may pass through a pipeline in token slices."""
     plan = problem.base.with_values(schedule=schedule, layers=None, actions=None)
     try:
-        check_slices(plan, Target(problem.graph, problem.training, problem.cluster.world_size, 1))
+        check_slices(plan, Workload(problem.graph, problem.training, problem.cluster.world_size, 1))
     except UserError:
         return False
     return True
@@ -207,7 +207,7 @@ def _chunks_fit(rows: Columns) -> Flags:
     return np.asarray(right & short & (stages <= layers + 2) & ((rows["pp"] > 1) | (vpp == 1)))
 
 
-def _other_schedules(plan: Plan, _: Target) -> Iterable[str]:
+def _other_schedules(plan: Plan, _: Workload) -> Iterable[str]:
     """All schedules but the plan's and those that no search tries; none for stages without order of their own."""
     if plan.mesh.pp == 1 or plan.schedule == CUSTOM:
         return ()
@@ -220,7 +220,7 @@ def _with_its_chunks(plan: Plan, schedule: str) -> tuple[Change]:
     return ({"schedule": schedule} if chunks == plan.pipeline.vpp else {"schedule": schedule, "vpp": chunks},)
 
 
-def _other_chunks(plan: Plan, _: Target) -> Iterable[int]:
+def _other_chunks(plan: Plan, _: Workload) -> Iterable[int]:
     """Twice and half the chunks, with a schedule of any number of them above 1."""
     vpp = plan.pipeline.vpp
     if plan.mesh.pp == 1 or plan.schedule == CUSTOM or not declared(plan.schedule).any_chunks:
@@ -236,7 +236,7 @@ def _with_their_schedule(plan: Plan, vpp: int) -> tuple[Change]:
     return ({"vpp": vpp, "schedule": usual},)
 
 
-def _evened(plan: Plan, facts: Target) -> Iterator[tuple[int, ...]]:
+def _evened(plan: Plan, facts: Workload) -> Iterator[tuple[int, ...]]:
     """Layers of stages of which the first and the last have one less, for embedding and head, if they have not."""
     stages, layers = plan.mesh.pp * plan.pipeline.vpp, len(facts.graph.layers)
     if plan.mesh.pp == 1 or plan.schedule == CUSTOM or layers + 2 < 2 * stages:

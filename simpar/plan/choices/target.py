@@ -9,7 +9,7 @@ from simpar.architectures.training import Training
 
 
 @dataclass(frozen=True)
-class Target:
+class Workload:
     """What a plan is checked against."""
 
     graph: ModelGraph

@@ -29,7 +29,7 @@ from simpar.plan.choices.choice import (
     replaced_by,
 )
 from simpar.plan.choices.section import Section
-from simpar.plan.choices.target import Target, listed_divisors
+from simpar.plan.choices.target import Workload, listed_divisors
 from simpar.stacks.stack import Stack
 from simpar.units import Flags
 
@@ -67,7 +67,7 @@ def by_stack(stack: Stack, has_tensor_ranks: bool) -> dict[str, Any]:
     }
 
 
-def refuse_tensor_parallel(tp: int, target: Target, *, sequence_parallel: bool = False) -> None:
+def refuse_tensor_parallel(tp: int, target: Workload, *, sequence_parallel: bool = False) -> None:
     """Raise UserError where a model cannot be split over ``tp`` ranks.
 
     Without ``sequence_parallel``, sequences aside.
@@ -102,7 +102,7 @@ def _divide_dims(tp: int, dims: Mapping[str, int], seq_len: int | None) -> None:
         )
 
 
-def allows_tensor_parallel(tp: int, target: Target) -> bool:
+def allows_tensor_parallel(tp: int, target: Workload) -> bool:
     """Whether the sizes of a model divide over ``tp`` ranks, sequences aside."""
     try:
         refuse_tensor_parallel(tp, target)
@@ -126,8 +126,8 @@ def tensor_fits(rows: Columns) -> Flags:
     return legal
 
 
-def _target(problem: Question) -> Target:
-    return Target(problem.graph, problem.training, problem.cluster.world_size, 1)
+def _target(problem: Question) -> Workload:
+    return Workload(problem.graph, problem.training, problem.cluster.world_size, 1)
 
 
 def _sequence_fits(rows: Columns) -> Flags:

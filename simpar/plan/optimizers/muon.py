@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from simpar.plan.optimizers.optimizer import ByMatrix, Optimizer, Work
+from simpar.plan.optimizers.optimizer import ByMatrix, MatrixWork, Optimizer
 
 NEWTON_SCHULZ_STEPS = 5
 
 
-def newton_schulz(rows: float, columns: float) -> tuple[Work, ...]:
+def newton_schulz(rows: float, columns: float) -> tuple[MatrixWork, ...]:
     """The work for one n x m matrix, n <= m, in bf16: five steps of three products, 4 n^2 m + 2 n^3 FLOP each.
 
     Each step also passes over values of the matrix (3 m n) and of its Gram matrix (4 n n).
     """
     n, m = sorted((rows, columns))
     return (
-        Work(
+        MatrixWork(
             ((n, n, m), (n, n, n), (n, m, n)),
             "bf16",
             passed_values=3 * m * n + 4 * n * n,

@@ -17,7 +17,7 @@ SCALE_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class Work:
+class MatrixWork:
     """Products of one step for some equal pieces of a matrix, in the ``precision`` where the device computes in it.
 
     ``products`` are sizes m, n, k of (m x k)(k x n), each run ``pieces`` times in a batch; ``passed_values`` are read
@@ -41,7 +41,7 @@ class ByMatrix:
     ``work(r, c)`` is that of one step; ``fp32_values(r, c)`` is the number of values kept beside the moments.
     """
 
-    work: Callable[[float, float], Sequence[Work]]
+    work: Callable[[float, float], Sequence[MatrixWork]]
     fp32_values: Callable[[Numbers, Numbers], Numbers] | None = None
 
 

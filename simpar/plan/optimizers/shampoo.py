@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpar.plan.optimizers.optimizer import ByMatrix, Optimizer, Work
+from simpar.plan.optimizers.optimizer import ByMatrix, MatrixWork, Optimizer
 from simpar.units import Floats, Numbers
 
 BLOCK, ROOT_EVERY = 1024, 100
@@ -26,7 +26,7 @@ def _factors(rows: Numbers, columns: Numbers) -> Floats:
     return np.asarray(2.0 * (of_rows + of_columns))
 
 
-def _work(rows: float, columns: float) -> list[Work]:
+def _work(rows: float, columns: float) -> list[MatrixWork]:
     """The work for one matrix in fp32: both factors updated, both roots applied, a hundredth of computing the roots."""
     blocks = [
         (r, c, down * along)
@@ -35,7 +35,7 @@ def _work(rows: float, columns: float) -> list[Work]:
         if down * along
     ]
     return [
-        Work(
+        MatrixWork(
             ((r, r, c), (c, c, r), (r, c, r), (r, c, c)),
             "fp32",
             pieces=number,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpar.plan.optimizers.optimizer import ByMatrix, Optimizer, Work
+from simpar.plan.optimizers.optimizer import ByMatrix, MatrixWork, Optimizer
 from simpar.units import Numbers
 
 LARGEST_SIDE, TURNED_EVERY = 10_000, 10
@@ -24,14 +24,16 @@ def _bases(rows: Numbers, columns: Numbers) -> Numbers:
     return sum(2.0 * np.where(np.asarray(side) <= LARGEST_SIDE, side, 0) ** 2 for side in (rows, columns))
 
 
-def _work(rows: float, columns: float) -> list[Work]:
+def _work(rows: float, columns: float) -> list[MatrixWork]:
     """The work for one matrix in fp32, per side: its part of the turns, its factor, a tenth of turning its basis."""
     result = []
     for side, other in ((rows, columns), (columns, rows)):
         if side <= LARGEST_SIDE:
-            result.append(Work(((side, other, side),), "fp32", repeated=TURNS))
-            result.append(Work(((side, side, other),), "fp32", decomposition_flop=QR_FLOP * side**3 / TURNED_EVERY))
-            result.append(Work(((side, side, side),), "fp32", pieces=1 / TURNED_EVERY))
+            result.append(MatrixWork(((side, other, side),), "fp32", repeated=TURNS))
+            result.append(
+                MatrixWork(((side, side, other),), "fp32", decomposition_flop=QR_FLOP * side**3 / TURNED_EVERY)
+            )
+            result.append(MatrixWork(((side, side, side),), "fp32", pieces=1 / TURNED_EVERY))
     return result
 
 

@@ -42,7 +42,7 @@ def zb_h2(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:
 
 
 @dataclass(frozen=True, eq=False)
-class Rule:
+class GreedyRule:
     """How ranks choose, with at most ``cap`` forwards in flight on each; caches know a rule by its identity.
 
     ``order`` int64[2 * stages * m] has the preferred order of forwards and input gradients, as numbers of actions, rank
@@ -54,11 +54,11 @@ class Rule:
 
 
 @lru_cache(maxsize=256)
-def _turns(cap: int) -> Rule:
-    return Rule(cap)
+def _turns(cap: int) -> GreedyRule:
+    return GreedyRule(cap)
 
 
-class Pipeline(NamedTuple):
+class GreedyPipeline(NamedTuple):
     """A simulated pipeline of S stages and m microbatches; actions of one kind and stage run in order of microbatches.
 
     ``stages`` int64[S] are those of every rank, rank after rank, a rank's last stage first. Those of rank r begin at
@@ -83,7 +83,7 @@ class Pipeline(NamedTuple):
     early: Ints
 
     @staticmethod
-    def idle(rank_of_stage: tuple[int, ...], m: int, order: Ints) -> Pipeline:
+    def idle(rank_of_stage: tuple[int, ...], m: int, order: Ints) -> GreedyPipeline:
         """A pipeline before it starts."""
         rank_of, num = np.array(rank_of_stage), len(rank_of_stage)
         stages = np.lexsort((-np.arange(num), rank_of))
@@ -92,13 +92,13 @@ class Pipeline(NamedTuple):
         ready_at[:m] = 0.0
         done, actions, early = (np.zeros(size, dtype=np.int64) for size in (3 * num, 3 * num * m, num))
         begin, fresh = first[:-1], np.zeros(len(first) - 1, dtype=np.int64)
-        return Pipeline(
+        return GreedyPipeline(
             rank_of, stages, first, order, ready_at, done, actions,
             fresh, 3 * m * begin, 3 * m * begin, 2 * m * begin, early,
         )  # fmt: skip
 
 
-def list_schedule(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs) -> Schedule:
+def list_schedule(name: str, rank_of_stage: tuple[int, ...], m: int, rule: GreedyRule, costs: Costs) -> Schedule:
     """The table of ``m`` microbatches with durations ``costs`` of F, I and W of one stage.
 
     Choices are greedy, so a table made for equal durations is often faster than one made for the true durations: both
@@ -109,7 +109,7 @@ def list_schedule(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule,
     actions = _even_table(rank_of_stage, m, rule)
     if len(set(costs)) > 1:
         forward, gradient, weight = map(float, costs)
-        seconds, idle = (forward, gradient, weight), Pipeline.idle(rank_of_stage, m, actions)
+        seconds, idle = (forward, gradient, weight), GreedyPipeline.idle(rank_of_stage, m, actions)
         other, quickest = simulate(rank_of_stage, m, rule, seconds)
         actions = other if quickest < MAKESPAN(idle, m, seconds) else actions
     ends = 3 * m * np.cumsum(np.bincount(rank_of_stage))
@@ -117,15 +117,15 @@ def list_schedule(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule,
 
 
 @lru_cache(maxsize=64)
-def _even_table(rank_of_stage: tuple[int, ...], m: int, rule: Rule) -> Ints:
+def _even_table(rank_of_stage: tuple[int, ...], m: int, rule: GreedyRule) -> Ints:
     """The table for equal durations, as numbers of actions; it is the same whatever the costs."""
     return simulate(rank_of_stage, m, rule, UNIT)[0]
 
 
 @lru_cache(maxsize=64)
-def begun(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs, forwards: int) -> Schedule:
+def begun(name: str, rank_of_stage: tuple[int, ...], m: int, rule: GreedyRule, costs: Costs, forwards: int) -> Schedule:
     """The table for ``costs`` up to the time at which the first stage has begun ``forwards`` forwards."""
-    pipeline = Pipeline.idle(rank_of_stage, m, rule.order)
+    pipeline = GreedyPipeline.idle(rank_of_stage, m, rule.order)
     RUN(pipeline, m, rule.cap, costs, forwards)
     begins = 3 * m * pipeline.first[:-1]
     parts = [pipeline.actions[slice(*ends)] for ends in zip(begins, pipeline.written, strict=True)]
@@ -133,9 +133,9 @@ def begun(name: str, rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: 
     return Schedule(name, m, rank_of_stage, ranks)
 
 
-def simulate(rank_of_stage: tuple[int, ...], m: int, rule: Rule, costs: Costs) -> tuple[Ints, float]:
+def simulate(rank_of_stage: tuple[int, ...], m: int, rule: GreedyRule, costs: Costs) -> tuple[Ints, float]:
     """Run the pipeline: (numbers of actions int64[3 stages m], rank after rank; makespan in units of ``costs``)."""
-    pipeline = Pipeline.idle(rank_of_stage, m, rule.order)
+    pipeline = GreedyPipeline.idle(rank_of_stage, m, rule.order)
     makespan = RUN(pipeline, m, rule.cap, costs, m + 1)
     assert (pipeline.done == m).all(), "a rule waits for ever"
     return pipeline.actions, makespan
@@ -155,7 +155,7 @@ def _by_rank(actions: Ints, rank_of_stage: tuple[int, ...], ends: Ints) -> tuple
     return tuple(columns(*each) for each in zip(*parts, strict=True))
 
 
-def _run(state: Pipeline, m: int, cap: int, seconds: Costs, most: int) -> float:
+def _run(state: GreedyPipeline, m: int, cap: int, seconds: Costs, most: int) -> float:
     """Run an idle pipeline by a rule and return the time at which it ends.
 
     It ends when no rank has anything left to do, or when the first stage has begun ``most`` forwards.
@@ -202,7 +202,7 @@ def _target(action: int, num: int) -> int:
     return action - 1 if num < action < 2 * num else NONE
 
 
-def _choice(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
+def _choice(state: GreedyPipeline, m: int, cap: int, rank: int, now: float) -> int:
     """The action that a rank starts now: an F or I by the rule, else the W that it has owed longest, else NONE."""
     ordered = len(state.order) > 0
     action = _in_order(state, m, cap, rank, now) if ordered else _in_turn(state, m, cap, rank, now)
@@ -217,7 +217,7 @@ def _choice(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
     return NONE
 
 
-def _ready(state: Pipeline, m: int, kind: int, rank: int, now: float) -> int:
+def _ready(state: GreedyPipeline, m: int, kind: int, rank: int, now: float) -> int:
     """The F or I (``kind`` 0 or 1) that can start now, or NONE; of several, the one of the last stage."""
     stages, done, ready_at = state.stages, state.done, state.ready_at
     for at in range(state.first[rank], state.first[rank + 1]):
@@ -227,7 +227,7 @@ def _ready(state: Pipeline, m: int, kind: int, rank: int, now: float) -> int:
     return NONE
 
 
-def _next_arrival(state: Pipeline, m: int, rank: int, now: float) -> float:
+def _next_arrival(state: GreedyPipeline, m: int, rank: int, now: float) -> float:
     """The time at which the next input that is on its way arrives; NEVER without any."""
     stages, done, ready_at, earliest = state.stages, state.done, state.ready_at, NEVER
     for at in range(state.first[rank], state.first[rank + 1]):
@@ -238,7 +238,7 @@ def _next_arrival(state: Pipeline, m: int, rank: int, now: float) -> float:
     return earliest
 
 
-def _in_turn(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
+def _in_turn(state: GreedyPipeline, m: int, cap: int, rank: int, now: float) -> int:
     """F and I in turn: an I after an F, an F after anything else, as far as they can start; else NONE."""
     num, begun = len(state.stages), 3 * m * state.first[rank]
     gradient = _ready(state, m, 1, rank, now)
@@ -249,7 +249,7 @@ def _in_turn(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
     return gradient if forward == NONE else forward
 
 
-def _in_order(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
+def _in_order(state: GreedyPipeline, m: int, cap: int, rank: int, now: float) -> int:
     """The next pass of the rule's order; while that cannot start, an I out of turn; else NONE."""
     num, taken, early = len(state.stages), state.taken, state.early
     end, wanted = 2 * m * state.first[rank + 1], NONE
@@ -271,7 +271,7 @@ def _in_order(state: Pipeline, m: int, cap: int, rank: int, now: float) -> int:
     return gradient
 
 
-def _makespan(state: Pipeline, m: int, seconds: Costs) -> float:
+def _makespan(state: GreedyPipeline, m: int, seconds: Costs) -> float:
     """The time at which the order of an idle pipeline (a whole table) ends if every action starts when it can."""
     num, ranks, order, ready_at, done = (
         len(state.stages),

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from simpar.plan.schedules.actions import F, I, Ints, Schedule
-from simpar.plan.schedules.greedy import UNIT, Rule, begun, list_schedule
+from simpar.plan.schedules.greedy import UNIT, GreedyRule, begun, list_schedule
 from simpar.plan.schedules.producer import Costs, Moment, Names, Producer, Promise, moment
 from simpar.plan.schedules.zb_v import v_placement
 
@@ -23,7 +23,7 @@ INTERVAL = 6
 
 
 @dataclass(frozen=True)
-class Pattern:
+class VSchedulePattern:
     """Units between neighbours for F down, F up, I up, I down, and extra units at the three turning points.
 
     ``cap`` is the number of chunks in flight that the pattern needs.
@@ -58,35 +58,35 @@ def v_half(p: int, m: int, *, costs: Costs = UNIT) -> Schedule:
 
 
 def _beginnings(
-    name: str, pattern: Callable[[int], Pattern], p: int, m: int, costs: Costs, forwards: int
+    name: str, pattern: Callable[[int], VSchedulePattern], p: int, m: int, costs: Costs, forwards: int
 ) -> list[Schedule]:
     """The candidate tables of V-Min or V-Half, up to the time at which the first stage has begun ``forwards``."""
     rule = _rule(pattern(p), p, m)
     return [begun(name, v_placement(p), m, rule, each, forwards) for each in dict.fromkeys((UNIT, costs))]
 
 
-def _first_up(pattern: Callable[[int], Pattern], rank: int, p: int, _vpp: int, m: Ints) -> Moment:
+def _first_up(pattern: Callable[[int], VSchedulePattern], rank: int, p: int, _vpp: int, m: Ints) -> Moment:
     """The moment at the first forward up, before any gradient: forwards down that the pattern has before it."""
     (down, *_), (up, *_), *_ = pattern(p).times(rank, p)
     return moment([-(-(up - down) // INTERVAL), 1], 1, m, turns=True)
 
 
-def _v_min(p: int) -> Pattern:
-    return Pattern((1, 1, 1, 1), (0, 0, 0) if p % 3 else (2, 0, 2), 2 * ((p + 4) // 3))
+def _v_min(p: int) -> VSchedulePattern:
+    return VSchedulePattern((1, 1, 1, 1), (0, 0, 0) if p % 3 else (2, 0, 2), 2 * ((p + 4) // 3))
 
 
-def _v_half(p: int) -> Pattern:
-    return Pattern((1, 2, 1, 2), (0, 0, 1) if p % 2 else (3, 3, 1), 2 * ((p + 2) // 2))
+def _v_half(p: int) -> VSchedulePattern:
+    return VSchedulePattern((1, 2, 1, 2), (0, 0, 1) if p % 2 else (3, 3, 1), 2 * ((p + 2) // 2))
 
 
-def _schedule(name: str, p: int, m: int, pattern: Pattern, costs: Costs) -> Schedule:
+def _schedule(name: str, p: int, m: int, pattern: VSchedulePattern, costs: Costs) -> Schedule:
     return list_schedule(name, v_placement(p), m, _rule(pattern, p, m), costs)
 
 
 @lru_cache(maxsize=64)
-def _rule(pattern: Pattern, p: int, m: int) -> Rule:
+def _rule(pattern: VSchedulePattern, p: int, m: int) -> GreedyRule:
     """Keep to the pattern's order; while its next pass cannot start, take an I out of turn, else a W."""
-    return Rule(pattern.cap, np.concatenate([_order(pattern.times(rank, p), p, m) for rank in range(p)]))
+    return GreedyRule(pattern.cap, np.concatenate([_order(pattern.times(rank, p), p, m) for rank in range(p)]))
 
 
 def _order(passes: list[tuple[int, int, int]], p: int, m: int) -> Ints:

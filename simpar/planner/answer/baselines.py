@@ -14,7 +14,7 @@ from simpar.plan.choices.memory import undecided
 from simpar.plan.choices.tensor_parallel import tensor_degrees
 from simpar.planner.answer.explanations import describe_need, why_it_loses
 from simpar.planner.certify.branch_and_bound import Field
-from simpar.planner.certify.exact import Exact, measure
+from simpar.planner.certify.exact import SimulatedPlan, measure
 from simpar.planner.certify.frontier import STEP, Frontier
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import counted, plan_of
@@ -54,7 +54,7 @@ def _mask(rows: Rows, layout: Mapping[str, tuple[int, ...]]) -> Mask:
 
 
 @dataclass
-class Beside:
+class AlternativesSearch:
     """A list of alternatives to the winner, for which at most ``ops_left`` ops are simulated.
 
     Its rows belong to ``field``. ``near`` is the winner, a row of this field or of another one. ``why_not`` says why
@@ -81,7 +81,7 @@ class Beside:
         small = LEAST_OPS * rows.at("microbatches", ...) * rows.at("stages", ...) <= MOST_OPS
         return self.frontier.promising(mask & small, self.near)
 
-    def simulate(self, row: int) -> Exact | None:
+    def simulate(self, row: int) -> SimulatedPlan | None:
         """The simulated step of a row, run now if need be; None if its Program has more ops than are left."""
         if row in self.frontier.simulated:
             return self.frontier.simulated[row]
@@ -95,7 +95,7 @@ class Beside:
         self.ops_left -= result.num_ops
         return result
 
-    def quickest(self, limit_s: Floats) -> Iterator[tuple[int, Exact]]:
+    def quickest(self, limit_s: Floats) -> Iterator[tuple[int, SimulatedPlan]]:
         """Rows that fit when simulated, in the order of their swept bounds, while these are below ``limit_s``.
 
         ``limit_s`` float64[rows] is zero for rows that are not wanted; the caller may change it between two rows.
@@ -158,7 +158,7 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
         more = None
     if more is not None and more.frontier is not None:
         more.frontier.num_ops = frontier.num_ops  # so that the engine is chosen as in the search itself
-        beside = Beside(more, near)
+        beside = AlternativesSearch(more, near)
         limit_s = np.where(beside.promising(more.frontier.bound_s < best_s), best_s, 0.0)
         for _, found in islice(beside.quickest(limit_s), MOST_UNSURE):
             best_s = min(best_s, found.step_time_s)
@@ -166,7 +166,7 @@ def margin(field: Field, winner: int) -> dict[str, object] | None:
     return {"fit_probability": AS_PREDICTED, "gain": frontier.simulated[winner].step_time_s / best_s - 1}
 
 
-def naive_choices(beside: Beside, best: Result) -> list[dict[str, object]]:
+def naive_choices(beside: AlternativesSearch, best: Result) -> list[dict[str, object]]:
     """What layouts that people choose without a search lose to the best plan, or why they are impossible.
 
     Each fixes the values of some axes; all other axes are at their best.
@@ -181,7 +181,7 @@ def naive_choices(beside: Beside, best: Result) -> list[dict[str, object]]:
     return [{"name": name, **_naive(beside, layout, best)} for name, layout in layouts.items()]
 
 
-def _naive(beside: Beside, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, object]:
+def _naive(beside: AlternativesSearch, layout: Mapping[str, tuple[int, ...]], best: Result) -> dict[str, object]:
     mask = _mask(beside.frontier.rows, layout)
     if not mask.any():
         return {"loses_s": None, "why": (_impossible(beside.field, layout),)}
@@ -253,7 +253,7 @@ def _together(problem: Problem, layout: Mapping[str, tuple[int, ...]]) -> str:
     return f"excluded together with --fix {', '.join(others)}" if others else "excluded by the rest of the plan"
 
 
-def runners_up(beside: Beside, taken: list[int], count: int) -> list[Exact]:
+def runners_up(beside: AlternativesSearch, taken: list[int], count: int) -> list[SimulatedPlan]:
     """The best layouts other than those in ``taken``, each in its fastest variant, simulated.
 
     Steps that the search has already simulated compete as they are. Others are simulated in the order of their swept
@@ -264,7 +264,7 @@ def runners_up(beside: Beside, taken: list[int], count: int) -> list[Exact]:
     frontier = beside.frontier
     rows, layout = frontier.rows, frontier.layouts()
     others = ~np.isin(layout, layout[taken])
-    found: dict[int, tuple[float, int, Exact]] = {}
+    found: dict[int, tuple[float, int, SimulatedPlan]] = {}
     for row, one in frontier.simulated.items():
         if one.fits and others[row]:
             each = one.step_time_s, row, one
@@ -274,7 +274,7 @@ def runners_up(beside: Beside, taken: list[int], count: int) -> list[Exact]:
     few = told & (frontier.level >= STEP) | beside.promising(others)
     limit_s = np.where(np.isin(layout, layout[few]) & ~np.isin(layout, list(found)), np.inf, 0.0)
 
-    def best() -> list[tuple[float, int, Exact]]:
+    def best() -> list[tuple[float, int, SimulatedPlan]]:
         return sorted(found.values(), key=lambda known: known[:2])[:count]
 
     def limit() -> float:
@@ -289,7 +289,7 @@ def runners_up(beside: Beside, taken: list[int], count: int) -> list[Exact]:
     return [one for _, _, one in best()]
 
 
-def front(beside: Beside, winner: int) -> list[dict[str, object]]:
+def front(beside: AlternativesSearch, winner: int) -> list[dict[str, object]]:
     """The Pareto front of step time and memory, from the winner (a row) down in memory.
 
     For each share of the winner's memory, the row with the lowest bound among those that may hold no more is simulated,
@@ -309,7 +309,7 @@ def front(beside: Beside, winner: int) -> list[dict[str, object]]:
                 points[row] = found
                 if found.needed_bytes <= limit:
                     break
-    kept: list[tuple[int, Exact]] = []
+    kept: list[tuple[int, SimulatedPlan]] = []
     for row, one in sorted(points.items(), key=lambda point: (point[1].step_time_s, point[1].needed_bytes)):
         if not kept or one.needed_bytes < kept[-1][1].needed_bytes:
             kept.append((row, one))

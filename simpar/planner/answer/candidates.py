@@ -14,7 +14,7 @@ from simpar.planner.answer.explanations import why_it_loses, why_it_wins
 from simpar.planner.answer.ties import chosen
 from simpar.planner.certify.scope import not_portable
 from simpar.planner.problem import BY_REGRET, Problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Candidate, Counts, SearchResult
 from simpar.report.result import Result
 from simpar.scenario import chosen_cluster, chosen_perturbation
@@ -22,7 +22,7 @@ from simpar.units import format_seconds
 
 
 def answer_of(
-    problem: Problem, progress: Progress, results: Sequence[Result], counts: Counts, gap: float, whole: bool
+    problem: Problem, progress: SearchProgress, results: Sequence[Result], counts: Counts, gap: float, whole: bool
 ) -> SearchResult:
     """The answer of a search from its results, fastest first; the objective may put another one in front.
 

@@ -13,7 +13,7 @@ from simpar.planner.result import Candidate, SearchResult
 from simpar.program.emission.emit import MOST_OPS
 from simpar.report.bill import WholeRun
 from simpar.report.run_rows import run_rows
-from simpar.report.table import Column, Table, text
+from simpar.report.table import Column, ReportTable, text
 from simpar.report.words import interval_words, layout, probably
 from simpar.uncertainty.memory import WANTED
 from simpar.units import GIB, MEGA, format_bytes, format_count, format_seconds
@@ -228,7 +228,7 @@ def _print_candidates(found: SearchResult, console: Console) -> None:
             probably(one.figures["fit_probability"]),
             *(_figure(one, name) for name in extra.values()), describe(one.to_dict()["plan"], _asked(found)),
         ))  # fmt: skip
-    console.print(Table(columns, rows))
+    console.print(ReportTable(columns, rows))
 
 
 def _figure(one: Candidate, name: str) -> str:
@@ -261,7 +261,7 @@ def print_grid(grid: Mapping[str, Any], console: Console) -> None:
             ]  # fmt: skip
         rows.append((*at, *figures))
     console.print(f"Best layouts, {grid['title']}", style="italic", soft_wrap=True)
-    console.print(Table(columns, rows))
+    console.print(ReportTable(columns, rows))
     done = [cell for cell in grid["cells"] if cell["best"]]
     certified = sum(cell["certified_optimal"] for cell in done)
     console.print(f"{len(done)} of {len(grid['cells'])} have a plan that fits, {certified} certified", soft_wrap=True)

@@ -24,7 +24,7 @@ DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Choice:
+class RankedResults:
     """Results in display order: the chosen one, those tied with it, then the others.
 
     ``figures`` (one mapping per result) and ``why`` (what decided for the first) go into the candidates. A layout of
@@ -43,17 +43,17 @@ def num_compared(problem: Problem, top: int) -> int:
     return max(top, TOP) if problem.objective == BY_REGRET else top
 
 
-def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
+def chosen(problem: Problem, results: Sequence[Result]) -> RankedResults:
     """The choice among results given fastest first; their order stays if the objective is not regret.
 
     A single result is not compared with anything.
     """
     if problem.objective != BY_REGRET:
-        return Choice(tuple(results), ({},) * len(results))
+        return RankedResults(tuple(results), ({},) * len(results))
     known = measured_on(problem.stack, problem.cluster.profile.name)
     longest_s = None if known else limit_s(*_predicted(results))
     if len(results) < 2:
-        return Choice(tuple(results), ({},) * len(results), limit_s=longest_s)
+        return RankedResults(tuple(results), ({},) * len(results), limit_s=longest_s)
     stands = _standing(results, known)
     plans = [one.plan for one in results]
     complexity = [_complexity(problem, plan) for plan in plans]
@@ -69,7 +69,7 @@ def chosen(problem: Problem, results: Sequence[Result]) -> Choice:
         for at in order
     )
     why = _what_decided(stands, order, plans, complexity) if tied.sum() > 1 else _what_told(stands, first, results)
-    return Choice(tuple(results[at] for at in order), figures, why, longest_s)
+    return RankedResults(tuple(results[at] for at in order), figures, why, longest_s)
 
 
 def _standing(results: Sequence[Result], known: Sequence[MeasuredLayout]) -> Standing:

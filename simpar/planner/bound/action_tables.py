@@ -23,7 +23,7 @@ from simpar.units import Flags, Floats, Ints
 Blocked = frozenset[tuple[str, bool]]
 
 
-class Graph(NamedTuple):
+class ActionColumns(NamedTuple):
     """Columns int64[actions] of a table; ``order`` lists its actions, each after everything that it waits for.
 
     ``before``, ``source``, ``other`` and ``queue`` are actions (-1: none). ``column`` and ``message`` index the
@@ -41,7 +41,7 @@ class Graph(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class PrecedenceGraph:
     """The precedence graph of a schedule; actions are numbered rank by rank.
 
     ``code``, ``stage`` and ``rank`` are int64[actions]. ``before`` is the previous action on the rank, ``source`` the
@@ -58,10 +58,10 @@ class Table:
     source: Ints
     other: Ints
     joined: Ints
-    whole: Table | None = None
+    whole: PrecedenceGraph | None = None
 
     @staticmethod
-    def of(schedule: Schedule, apart: Blocked = frozenset(), whole: Table | None = None) -> Table:
+    def of(schedule: Schedule, apart: Blocked = frozenset(), whole: PrecedenceGraph | None = None) -> PrecedenceGraph:
         """The graph of a verified schedule; passes of the kinds in ``apart`` run together with nothing.
 
         ``whole`` is the graph of the same schedule with no pair split.
@@ -81,7 +81,7 @@ class Table:
         joined = pairs[~(alone[pairs] | alone[pairs + 1])]
         other = np.full(len(code), -1, dtype=np.int64)
         other[joined], source[joined + 1] = source[joined + 1], -1
-        return Table(schedule, code, stage, rank, before, source, other, joined, whole)
+        return PrecedenceGraph(schedule, code, stage, rank, before, source, other, joined, whole)
 
     @cached_property
     def boundary(self) -> Flags:
@@ -122,11 +122,11 @@ class Table:
         return list(together(depth))
 
     @cached_property
-    def graph(self) -> Graph:
+    def graph(self) -> ActionColumns:
         """The columns that a sweep reads action by action."""
         order, opened = (np.concatenate(self.levels), np.where(self.boundary & (self.code == F), self.stage, -1))
         waits = self.before, self.source, self.other
-        return Graph(order, *waits, self.queue, self.column, self.message, opened)
+        return ActionColumns(order, *waits, self.queue, self.column, self.message, opened)
 
     @cached_property
     def message(self) -> Ints:
@@ -206,7 +206,7 @@ Pairs = Mapping[tuple[int, str, int], Floats]
 
 
 def finishes_ns(
-    table: Table, times: Times, hops: Hops, floors: Floats | None = None, pairs: Pairs | None = None
+    table: PrecedenceGraph, times: Times, hops: Hops, floors: Floats | None = None, pairs: Pairs | None = None
 ) -> Floats:
     """When every action ends, float64[actions, n].
 
@@ -241,7 +241,7 @@ def finishes_ns(
 
 
 def _sweep(
-    graph: Graph, charges: tuple[Floats, Floats], floors: Floats, found: tuple[Floats, Floats], all_sent: bool
+    graph: ActionColumns, charges: tuple[Floats, Floats], floors: Floats, found: tuple[Floats, Floats], all_sent: bool
 ) -> None:
     """:func:`finishes_ns` action by action instead of by level; fills ``found`` with ends and arrivals of messages."""
     durations, messages = charges
@@ -289,7 +289,7 @@ SWEEP = Loop(_sweep)
 DEPTHS = Loop(_depths)
 
 
-def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) -> tuple[Floats, Floats]:
+def charged(table: PrecedenceGraph, times: Times, hops: Hops, pairs: Pairs | None = None) -> tuple[Floats, Floats]:
     """Durations by column and messages, float64[..., n]; a blocking message lengthens the pass of its sender."""
     stages, durations = len(table.schedule.rank_of_stage), _columns(table, hops)
     for (letter, boundary), values in times.items():
@@ -303,24 +303,24 @@ def charged(table: Table, times: Times, hops: Hops, pairs: Pairs | None = None) 
     return durations, np.concatenate([hops.ahead.T, hops.back.T, np.zeros_like(durations[:1])])
 
 
-def _columns(table: Table, hops: Hops) -> Floats:
+def _columns(table: PrecedenceGraph, hops: Hops) -> Floats:
     """Zeros for every column of a table and every row: passes by (letter, boundary, stage), pairs, stages."""
     stages = len(table.schedule.rank_of_stage)
     return np.zeros((len(LETTERS) * 2 * stages + len(table.pairs) + stages, len(hops.ahead)))
 
 
-def _blocked(table: Table, durations: Floats, hops: Hops) -> tuple[Floats, Floats]:
+def _blocked(table: PrecedenceGraph, durations: Floats, hops: Hops) -> tuple[Floats, Floats]:
     """Durations with the blocking message after each pass added, and messages that then take no time."""
     messages = np.zeros((2 * len(table.schedule.rank_of_stage) - 1, durations.shape[1]))
     return durations + _sent(table, hops), messages
 
 
-def computed_ns(table: Table, finish: Floats, hops: Hops) -> Floats:
+def computed_ns(table: PrecedenceGraph, finish: Floats, hops: Hops) -> Floats:
     """When the kernels of every action end, before any blocking message, float64[actions, n]."""
     return np.asarray(finish - _sent(table, hops)[table.column]) if hops.blocking else finish
 
 
-def _sent(table: Table, hops: Hops) -> Floats:
+def _sent(table: PrecedenceGraph, hops: Hops) -> Floats:
     """The time of the message after each pass, by the columns of the table, float64[..., n]."""
     stages, sent = len(table.schedule.rank_of_stage), _columns(table, hops)
     for code, ahead in ((F, True), (B, False), (I, False)):

@@ -14,11 +14,11 @@ import numpy as np
 
 from simpar.plan.schedules import EVEN_COSTS, declared, looks_at_costs, make_schedule
 from simpar.plan.schedules.actions import LETTERS, F, Schedule
-from simpar.planner.bound.action_tables import Blocked, Pairs, Table, computed_ns, finishes_ns
-from simpar.planner.bound.batches import Batch
-from simpar.planner.bound.data_parallel import Configuration, Cut
+from simpar.planner.bound.action_tables import Blocked, Pairs, PrecedenceGraph, computed_ns, finishes_ns
+from simpar.planner.bound.batches import RowBatch
+from simpar.planner.bound.data_parallel import BucketCut, Configuration
 from simpar.planner.bound.overlapped_passes import OverlappedPasses
-from simpar.planner.bound.shapes import Shape, weigh
+from simpar.planner.bound.shapes import PipelineShape, weigh
 from simpar.planner.bound.steps import RowCharge, StepBounds, some
 from simpar.program.resolve.pass_costs import relative_costs
 from simpar.units import Floats, Ints
@@ -35,8 +35,8 @@ class Sweeps:
     """Contention-free steps of rows; the most recently used tables are kept."""
 
     bounds: StepBounds
-    _tables: dict[tuple[TableKey, Blocked], Table] = field(default_factory=dict)
-    _whole: dict[TableKey, Table] = field(default_factory=dict)
+    _tables: dict[tuple[TableKey, Blocked], PrecedenceGraph] = field(default_factory=dict)
+    _whole: dict[TableKey, PrecedenceGraph] = field(default_factory=dict)
     _costs: dict[int, Costs] = field(default_factory=dict)
 
     @cached_property
@@ -113,11 +113,11 @@ class Sweeps:
             tables = beginnings(ranks, microbatches, costs, microbatches // PART)
             for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
                 pipes, where = np.unique(pipelines.index[rows[same[mine]]], return_inverse=True)
-                each = [self._begun_ns(shape, pipes, Table.of(table)) for table in tables]
+                each = [self._begun_ns(shape, pipes, PrecedenceGraph.of(table)) for table in tables]
                 result[same[mine]] = np.min(each, axis=0)[where]
         return result
 
-    def _begun_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
+    def _begun_ns(self, shape: PipelineShape, pipes: Ints, table: PrecedenceGraph) -> Floats:
         """:meth:`begun_ns` for pipelines of one shape and the beginning of one table, float64[len(pipes)]."""
         left = np.zeros((len(pipes), shape.num_ranks))
         for letter, took in self._times(shape, pipes).items():
@@ -127,43 +127,43 @@ class Sweeps:
         np.maximum.at(ends, table.rank, self._finishes_ns(shape, pipes, table))
         return np.asarray((ends.T + left).max(axis=1))
 
-    def _tabled(self, rows: Ints) -> Iterator[tuple[RowCharge, Table]]:
+    def _tabled(self, rows: Ints) -> Iterator[tuple[RowCharge, PrecedenceGraph]]:
         """Groups rows by shape and table."""
-        pipelines, batch = self.bounds.pipelines, Batch(self.bounds, rows)
+        pipelines, batch = self.bounds.pipelines, RowBatch(self.bounds, rows)
         for key, same in self._by_table(rows):
             for shape, mine in pipelines.by_shape(pipelines.index[rows[same]]):
                 for apart, alike in _by_pairs(RowCharge(batch, shape, same[mine])):
                     yield RowCharge(batch, shape, same[mine[alike]]), self._table(key, apart)
 
-    def _table_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
+    def _table_ns(self, shape: PipelineShape, pipes: Ints, table: PrecedenceGraph) -> Floats:
         """When the last pass of pipelines of one shape ends in a table, without data parallelism."""
         return np.asarray(self._finishes_ns(shape, pipes, table).max(axis=0))
 
-    def _finishes_ns(self, shape: Shape, pipes: Ints, table: Table) -> Floats:
+    def _finishes_ns(self, shape: PipelineShape, pipes: Ints, table: PrecedenceGraph) -> Floats:
         """When every pass of pipelines of one shape ends in a table, float64[actions, n]."""
         taken, pipelines = self._times(shape, pipes), self.bounds.pipelines
         times = {(letter, boundary): took for letter, took in taken.items() for boundary in (False, True)}
         pairs = self._pairs(shape, pipelines.key[pipes], table)
         return finishes_ns(table, times, pipelines.hops(shape, pipes), pairs=pairs)
 
-    def _times(self, shape: Shape, pipes: Ints) -> dict[str, Floats]:
+    def _times(self, shape: PipelineShape, pipes: Ints) -> dict[str, Floats]:
         """Durations of the passes of every stage by letter, with nothing beside them, [n, stages]."""
         plain = self.bounds.pipelines.blocks.plain_ns(self.bounds.pipelines.key[pipes], shape.letters)
         return {letter: weigh(plain[letter], shape.by_stage) for letter in shape.letters}
 
-    def _table(self, key: TableKey, apart: Blocked) -> Table:
+    def _table(self, key: TableKey, apart: Blocked) -> PrecedenceGraph:
         if (key, apart) not in self._tables:
             if key not in self._whole:
                 # the same table comes several times in a row
-                self._whole = {key: Table.of(_made(*key))}
+                self._whole = {key: PrecedenceGraph.of(_made(*key))}
             whole = self._whole[key]
-            table = Table.of(whole.schedule, apart, whole) if apart else whole
+            table = PrecedenceGraph.of(whole.schedule, apart, whole) if apart else whole
             while self._tables and sum(len(one.code) for one in self._tables.values()) > MOST_ACTIONS:
                 del self._tables[next(iter(self._tables))]
             self._tables[key, apart] = table
         return self._tables[key, apart]
 
-    def _swept(self, charge: RowCharge, table: Table) -> Floats:
+    def _swept(self, charge: RowCharge, table: PrecedenceGraph) -> Floats:
         shape, pipelines = charge.shape, self.bounds.pipelines
         times = {
             (letter, boundary): charge.slowed_times(letter, boundary=boundary)
@@ -178,7 +178,7 @@ class Sweeps:
         linked = np.maximum(charge.linked() + charge.update, charge.crowded())
         return np.asarray(np.maximum(charge.ended(ready, again), linked).max(axis=1))
 
-    def _pairs(self, shape: Shape, keys: Ints, table: Table) -> Pairs:
+    def _pairs(self, shape: PipelineShape, keys: Ints, table: PrecedenceGraph) -> Pairs:
         """Durations of the pairs of passes in a table, for rows of one shape with the given keys."""
         pieces = shape.pieces
         held = {pair: (pieces[pair[0]], pieces[pair[2]], pair[1]) for pair in table.pairs}
@@ -202,7 +202,7 @@ def _by_pairs(charge: RowCharge) -> Iterator[tuple[Blocked, Ints]]:
         yield apart, np.concatenate(parts)
 
 
-def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
+def _floors(charge: RowCharge, table: PrecedenceGraph, first: Floats) -> Floats | None:
     """The earliest ends of the first forward of each stage, [n, stages]: its gathers queue from time zero."""
     gather = charge.moves("gather", "F", boundary=True)
     if not gather.any():
@@ -224,7 +224,7 @@ def _floors(charge: RowCharge, table: Table, first: Floats) -> Floats | None:
     return np.where(some(gather), floors, 0.0)
 
 
-def _reduced(charge: RowCharge, table: Table, finish: Floats) -> Floats:
+def _reduced(charge: RowCharge, table: PrecedenceGraph, finish: Floats) -> Floats:
     """When the first and second reductions beside the backwards of ranks have ended, [ranks, 2, n].
 
     Reductions do not wait for the messages that backwards send, so ``finish`` is when kernels end.
@@ -244,18 +244,18 @@ class _Queue:
     """First and second reductions after the backwards of one letter, under one configuration, for rows ``mine``."""
 
     charge: RowCharge
-    table: Table
+    table: PrecedenceGraph
     configuration: Configuration
     letter: str
     mine: Ints
-    _known: dict[tuple[int, bool], tuple[Cut, Floats]] = field(default_factory=dict)
+    _known: dict[tuple[int, bool], tuple[BucketCut, Floats]] = field(default_factory=dict)
 
     @cached_property
     def _kinds(self) -> Floats:
         """The duration of the backward of every kind of block."""
         return self.charge.pass_times(self.letter, boundary=True)[self.mine]
 
-    def _cut(self, stage: int, boundary: bool) -> tuple[Cut, Floats]:
+    def _cut(self, stage: int, boundary: bool) -> tuple[BucketCut, Floats]:
         """The buckets of a stage, and the least delay from the end of a backward to that of its reductions, [rows].
 
         If blocks wait for parameters, the wait may come after any bucket but the last.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simpar.plan.choices.numerics import DecidedNumerics
-from simpar.planner.bound.data_parallel import Configuration, Moves
+from simpar.planner.bound.data_parallel import BlockCollectives, Configuration
 from simpar.units import Floats, Ints
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Batch:
+class RowBatch:
     """Rows, with the quantities that keys and configurations decide, evaluated once per distinct pair of the two."""
 
     bounds: StepBounds
@@ -69,7 +69,7 @@ class Batch:
     def moves(self, name: str, letter: str, *, boundary: bool) -> Floats:
         """A field of Moves for the passes of a letter, for every configuration, [configurations, kinds]."""
         found = self.each(("moves", letter, boundary), lambda one: one.moves(letter, boundary=boundary))
-        return np.asarray(found[:, Moves._fields.index(name)])
+        return np.asarray(found[:, BlockCollectives._fields.index(name)])
 
     def pass_times(self, mine: Ints, letter: str, *, boundary: bool) -> Floats:
         """Times of passes by kind, slowed by what runs beside them, [len(mine), kinds]."""

@@ -18,10 +18,10 @@ from simpar.architectures.recompute import OPTIMAL, SIMPLE, modes
 from simpar.cost.optimizers import inner_matrices, matrices_time_s
 from simpar.cost.power import dynamic_power_share, streaming_operators
 from simpar.plan.optimizers import OPTIMIZERS
-from simpar.planner.bound.keys import KEY_AXES, Batch, Keys
-from simpar.planner.bound.passes import Passes
+from simpar.planner.bound.keys import KEY_AXES, KeyBatch, Keys
+from simpar.planner.bound.passes import PassTimes
 from simpar.program.blocks.block_view import RankBlock
-from simpar.program.blocks.phases import BLOCK_STREAMS, Step
+from simpar.program.blocks.phases import BLOCK_STREAMS, BlockStep
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import slowed_beside
 from simpar.program.blocks.steps import block_steps
@@ -32,7 +32,7 @@ from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.units import NS_PER_S, Floats, Ints, Numbers, to_ns
 
 if TYPE_CHECKING:
-    from simpar.planner.bound.shapes import Shape
+    from simpar.planner.bound.shapes import PipelineShape
 
 LETTERS = tuple(PASSES)
 AGAIN = "again"
@@ -50,7 +50,7 @@ class BlockPolicy:
 
 
 @dataclass(frozen=True)
-class Table:
+class PassDurations:
     """Durations of the passes of a letter, int64[keys, kinds]: whole passes, and their kernels alone.
 
     ``carried_ns`` int64[keys, kinds, streams] is the part on each of BLOCK_STREAMS; ``drained_s`` float64[keys, kinds,
@@ -67,7 +67,7 @@ class Table:
 class BlockCosts(Keys):
     """Keys with the durations of passes through every kind of block, and the parameters of blocks on a rank."""
 
-    _kept: dict[tuple[int, int, str], Passes] = field(default_factory=dict)
+    _kept: dict[tuple[int, int, str], PassTimes] = field(default_factory=dict)
 
     @cached_property
     def kinds(self) -> tuple[BlockPolicy, ...]:
@@ -153,27 +153,29 @@ class BlockCosts(Keys):
             result[name] = table[which]
         return result
 
-    def _passes(self, batch: Batch, kinds: Sequence[int], letters: Sequence[str]) -> Iterator[tuple[int, str, Passes]]:
+    def _passes(
+        self, batch: KeyBatch, kinds: Sequence[int], letters: Sequence[str]
+    ) -> Iterator[tuple[int, str, PassTimes]]:
         """The passes of a batch through blocks of some kinds; yields kind, letter and passes."""
         block: RankBlock | None = None
-        shared: dict[str, Passes] = {}
+        shared: dict[str, PassTimes] = {}
         for kind in sorted(kinds, key=lambda at: self.kinds[at].block.name):
             one = self.kinds[kind]
             if block is None or block.block is not one.block:
                 block, shared = RankBlock.of(one.block, batch.view), {}
             steps = block_steps(block, recompute=one.recompute)
             for letter in letters:
-                passes = shared.get(letter) or Passes.of(getattr(steps, _PHASES[letter]), batch, self)
+                passes = shared.get(letter) or PassTimes.of(getattr(steps, _PHASES[letter]), batch, self)
                 if letter in UNCHANGED:
                     shared[letter] = passes
                 yield kind, letter, passes
 
     @cached_property
-    def _tables(self) -> dict[str, Table]:
+    def _tables(self) -> dict[str, PassDurations]:
         """Durations of passes by letter, computed for all keys at once."""
         size, slow = (len(self.row), len(self.kinds)), self.jobs.problem.stack.launch.kernel_overhead
         result = {
-            letter: Table(
+            letter: PassDurations(
                 np.zeros(size, dtype=np.int64),
                 np.zeros(size, dtype=np.int64),
                 np.zeros((*size, len(BLOCK_STREAMS)), dtype=np.int64),
@@ -221,7 +223,7 @@ class BlockCosts(Keys):
         """Durations of the recomputation that runs ahead of the backward, int64[len(keys), kinds]."""
         return self._tables[AGAIN].plain_ns[keys]
 
-    def least_ns(self, keys: Ints, shape: Shape) -> Iterator[tuple[dict[str, Ints], dict[str, Ints]]]:
+    def least_ns(self, keys: Ints, shape: PipelineShape) -> Iterator[tuple[dict[str, Ints], dict[str, Ints]]]:
         """Least rank time and least start-to-end time of passes of a shape, int64[len(keys), kinds] by letter.
 
         The two are equal if nothing runs beside a pass. Where passes run together, one pair of mappings per stream of
@@ -254,7 +256,7 @@ class BlockCosts(Keys):
                 result[mine, kind] = known[same]
         return result
 
-    def kept(self, batch: Batch, letter: str, kinds: Sequence[int]) -> dict[int, Passes]:
+    def kept(self, batch: KeyBatch, letter: str, kinds: Sequence[int]) -> dict[int, PassTimes]:
         """Passes of a batch through blocks of some kinds, kept because several questions need them."""
         first = int(batch.keys[0])
         missing = [kind for kind in kinds if (first, kind, letter) not in self._kept]
@@ -263,7 +265,7 @@ class BlockCosts(Keys):
         return {kind: self._kept[first, kind, letter] for kind in kinds}
 
 
-def _asked(step: Step, streaming: Collection[str]) -> float:
+def _asked(step: BlockStep, streaming: Collection[str]) -> float:
     """The power demand above waiting of a step that is no collective; 0 if the host delays it."""
     return 0.0 if step.kind == "host" else dynamic_power_share(streaming=step.name in streaming)
 

@@ -35,7 +35,7 @@ from simpar.units import Flags, Floats, Ints
 CONFIGURATION_AXES = names_that_decide(REPLICAS)
 
 
-class Moves(NamedTuple):
+class BlockCollectives(NamedTuple):
     """Collectives of one block for passes of one kind, in nanoseconds by kind of block, float64[kinds].
 
     ``gather`` are all its parameter gathers, ``first`` its first reductions, which share a stream, ``both`` the longest
@@ -49,7 +49,7 @@ class Moves(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cut:
+class BucketCut:
     """The first reductions of one backward pass over a stage, in queue order (b buckets).
 
     ``rest`` float64[b] is the time in nanoseconds of each reduction and all after it, ``total`` that of all. ``behind``
@@ -98,14 +98,14 @@ class Configuration:
             key for key, policy in self.policies.items() if policy.gathers or policy.reduces or policy.holds
         )
 
-    def moves(self, letter: str, *, boundary: bool) -> Moves:
+    def moves(self, letter: str, *, boundary: bool) -> BlockCollectives:
         """The collectives of passes, computed once per distinct policy."""
         known = self.policies[letter, boundary], letter == "F"
         if known not in self._found:
             self._found[known] = self._moves(*known)
         return self._found[known]
 
-    def _moves(self, policy: SyncPolicy, ahead: bool) -> Moves:
+    def _moves(self, policy: SyncPolicy, ahead: bool) -> BlockCollectives:
         none = np.zeros(len(self.parameters[DENSE]))
         gather, first, both, occupied = (none.copy() for _ in range(4))
         for copies in policy.copies:
@@ -126,7 +126,7 @@ class Configuration:
             for group, op, share in copies.reduce_ops:
                 reduced = count * copies.gradient_bytes * share
                 occupied += np.where(count > 0, self.prices[op, group].occupied_ns(reduced), 0)
-        return Moves(gather, first, both, occupied)
+        return BlockCollectives(gather, first, both, occupied)
 
     def reduction_ns(self, copies: Copies, size_bytes: Any, count: Any = 1) -> tuple[Ints, ...]:
         """Nanoseconds of the reductions in sequence of gradients of ``size_bytes``, in ``count`` calls each."""
@@ -135,11 +135,11 @@ class Configuration:
         )
 
     @cached_property
-    def _found(self) -> dict[tuple[SyncPolicy, bool], Moves]:
+    def _found(self) -> dict[tuple[SyncPolicy, bool], BlockCollectives]:
         return {}
 
     @cached_property
-    def _cuts(self) -> dict[tuple[tuple[int, ...], SyncPolicy], Cut]:
+    def _cuts(self) -> dict[tuple[tuple[int, ...], SyncPolicy], BucketCut]:
         return {}
 
     @cached_property
@@ -150,7 +150,7 @@ class Configuration:
     def _crowded_s(self) -> dict[tuple[str, bool], Floats]:
         return {}
 
-    def cut(self, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
+    def cut(self, pieces: tuple[int, ...], policy: SyncPolicy) -> BucketCut:
         """The buckets of a stage's gradients under a policy, computed once."""
         if (pieces, policy) not in self._cuts:
             self._cuts[pieces, policy] = _cut(self, pieces, policy)
@@ -219,7 +219,7 @@ class Configurations:
     meet: Flags
     _made: dict[int, Configuration] = field(default_factory=dict)
     _known: dict[Any, dict[int, Any]] = field(default_factory=dict)
-    _groups: dict[tuple[Any, ...], tuple[dict[str, Ints], list[Crowded]]] = field(default_factory=dict)
+    _groups: dict[tuple[Any, ...], tuple[dict[str, Ints], list[MostLoadedRank]]] = field(default_factory=dict)
 
     @staticmethod
     def of(blocks: BlockCosts, meet: Flags) -> Configurations:
@@ -265,7 +265,7 @@ class Configurations:
             crowded=_taken_of(crowded, prices, blocks.prices),
         )
 
-    def _groups_of(self, sync: Synchronisation) -> tuple[dict[str, Ints], list[Crowded]]:
+    def _groups_of(self, sync: Synchronisation) -> tuple[dict[str, Ints], list[MostLoadedRank]]:
         """The group of rank 0 of every kind, and the crowded rank of every pipeline rank."""
         mesh, layout = sync.job.layout.mesh, sync.job.layout
         copies = (int(layout.hsdp) if sync.zero else 1, bool(layout.zero), sync.alone)
@@ -279,7 +279,7 @@ class Configurations:
 
 
 @dataclass(frozen=True)
-class Crowded:
+class MostLoadedRank:
     """A rank with its group of every kind, int64[members]."""
 
     rank: int
@@ -293,13 +293,13 @@ class Crowded:
 
 
 def _taken_of(
-    crowded: Sequence[Crowded], uses: Iterable[tuple[str, str]], prices: Prices
+    crowded: Sequence[MostLoadedRank], uses: Iterable[tuple[str, str]], prices: Prices
 ) -> dict[tuple[str, str], Floats]:
     """Seconds per byte of each (operation, group) on the links of crowded ranks, float64[ranks, links]."""
     return {use: np.stack([one.taken_s(*use, prices) for one in crowded]) for use in uses if crowded}
 
 
-def crowded_ranks(mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copies: int) -> list[Crowded]:
+def crowded_ranks(mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copies: int) -> list[MostLoadedRank]:
     """For every pipeline rank, the rank with the fewest members of its group in its domain.
 
     Only groups that span domains count. Such a rank carries traffic to other domains that more ranks share elsewhere:
@@ -325,7 +325,7 @@ def crowded_ranks(mesh: Mesh, kinds: Sequence[GroupKind], cluster: Cluster, copi
         mine = np.flatnonzero(place == each)
         rank = int(ranks[mine[np.argmin(beside[mine])]])
         through = {kind.name: kind.groups[(kind.groups == rank).any(axis=1)][0] for kind in kinds}
-        result.append(Crowded(rank, through))
+        result.append(MostLoadedRank(rank, through))
     return result
 
 
@@ -338,7 +338,7 @@ def _uses(sync: Synchronisation) -> list[tuple[str, str]]:
     return result
 
 
-def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPolicy) -> Cut:
+def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPolicy) -> BucketCut:
     """The first reductions of a stage in queue order, and the second reduction of the last of them.
 
     Second reductions of the other kind of parameters may be over by then: their last bucket may have left the queue
@@ -359,10 +359,10 @@ def _cut(configuration: Configuration, pieces: tuple[int, ...], policy: SyncPoli
         closing.append(np.array([one.at for one in each], dtype=np.int64))
         second.append(times[1] if len(times) > 1 else np.zeros_like(times[0]))
     if not took:
-        return Cut(np.zeros(0), left[:0], 0.0, 0.0)
+        return BucketCut(np.zeros(0), left[:0], 0.0, 0.0)
     at = np.concatenate(closing)
     order = np.argsort(at, kind="stable")
     times_ns = np.concatenate(took)[order].astype(np.float64)
     behind = left[at[order]] - np.eye(len(configuration.rests))[backwards[at[order]]]
     last_ns = float(np.concatenate(second)[order][-1]) if len(order) else 0.0
-    return Cut(np.cumsum(times_ns[::-1])[::-1], behind, float(times_ns.sum()), last_ns)
+    return BucketCut(np.cumsum(times_ns[::-1])[::-1], behind, float(times_ns.sum()), last_ns)

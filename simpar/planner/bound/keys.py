@@ -20,7 +20,7 @@ from simpar.plan.choices.choice import BLOCKS
 from simpar.plan.choices.data_parallel import fully_sharded
 from simpar.plan.choices.mesh import split_order
 from simpar.plan.mesh import Mesh
-from simpar.planner.space.jobs import SIZES, Jobs, column
+from simpar.planner.space.jobs import SIZES, RowJobs, column
 from simpar.planner.space.table import Rows, numbered, stride
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
@@ -32,7 +32,7 @@ KEY_AXES = names_that_decide(BLOCKS)
 
 
 @dataclass(frozen=True)
-class Batch:
+class KeyBatch:
     """Keys int64[n] that differ in sizes only, and the view of a rank; ``mesh`` int64[n] is the index of each mesh.
 
     ``prices`` and ``costs`` cache collectives by operation and group, and by size as well.
@@ -55,14 +55,14 @@ def _strides(rows: Rows) -> list[Ints]:
 class Keys:
     """Keys of all rows: ``key`` int64[rows] is the key of every row, ``row`` one row of every key."""
 
-    jobs: Jobs
+    jobs: RowJobs
     prices: Prices
     key: Ints
     row: Ints
     _groups: dict[tuple[object, ...], Mapping[str, Ints]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, jobs: Jobs, prices: Prices) -> Self:
+    def of(cls, jobs: RowJobs, prices: Prices) -> Self:
         """Keys of all rows."""
         rows = jobs.rows
         code = rows.number(KEY_AXES, fully_sharded(rows), 2)  # decides whether gradients accumulate in place
@@ -87,7 +87,7 @@ class Keys:
         return meshes, which.ravel()
 
     @cached_property
-    def all_batches(self) -> list[Batch]:
+    def all_batches(self) -> list[KeyBatch]:
         """All keys in batches that differ in sizes only.
 
         Whether an axis has one rank or several is no size: it changes which collectives exist.
@@ -98,15 +98,15 @@ class Keys:
         _, which = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
         return [self.batch(np.flatnonzero(which.ravel() == number)) for number in range(int(which.max()) + 1)]
 
-    def batch(self, keys: Ints) -> Batch:
+    def batch(self, keys: Ints) -> KeyBatch:
         """Some keys that differ in sizes only."""
         (meshes, which), cluster = self._meshes, self.prices.cluster
         distinct, index = np.unique(which[keys], return_inverse=True)
         late_s = np.array([late_per_member_s(cluster, meshes[mesh]) for mesh in distinct])[index]
         view = RankView.of(self.jobs.batch(self.row[keys]), late_per_member_s=column(late_s))
-        return Batch(keys, view.first, which[keys])
+        return KeyBatch(keys, view.first, which[keys])
 
-    def batches(self, keys: Ints) -> Iterator[tuple[Batch, Ints, Ints]]:
+    def batches(self, keys: Ints) -> Iterator[tuple[KeyBatch, Ints, Ints]]:
         """The batches that some keys are in: yields batch, positions among ``keys``, and places in the batch."""
         number, place = self._place[:, keys]
         for one in np.unique(number).tolist():
@@ -121,7 +121,7 @@ class Keys:
             result[:, batch.keys] = np.full(len(batch.keys), number), np.arange(len(batch.keys))
         return result
 
-    def _price(self, batch: Batch, mesh: Mesh, op: str, name: str) -> Price:
+    def _price(self, batch: KeyBatch, mesh: Mesh, op: str, name: str) -> Price:
         """The price of an operation on the group of rank 0 of a name on a mesh."""
         view = batch.view
         known = mesh, view.tensor["ulysses"], view.tensor["gathered"]
@@ -131,7 +131,7 @@ class Keys:
             self._groups[known] = {kind.name: kind.groups[0].copy() for kind in kinds}
         return self.prices.of(op, self._groups[known][name], name)
 
-    def priced(self, batch: Batch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
+    def priced(self, batch: KeyBatch, use: CollectiveUse) -> list[tuple[Ints, Price]]:
         """The prices of a collective in a batch, each with the keys that have it."""
         if (use.op, use.group) not in batch.prices:
             meshes, distinct = self._meshes[0], np.unique(batch.mesh)

@@ -14,8 +14,8 @@ from itertools import zip_longest
 import numpy as np
 
 from simpar.planner.bound.block_costs import BlockCosts
-from simpar.planner.bound.keys import Batch
-from simpar.planner.bound.passes import Passes
+from simpar.planner.bound.keys import KeyBatch
+from simpar.planner.bound.passes import PassTimes
 from simpar.program.blocks.phases import Phase
 from simpar.program.blocks.segments import make_segment
 from simpar.program.structure.pairs import exchanges, merged
@@ -56,7 +56,7 @@ class OverlappedPasses:
             known[missing[mine]] = self._met_ns(batch, both, which)
         return known[keys]
 
-    def _met_ns(self, batch: Batch, both: Sequence[Passes], which: Ints) -> Ints:
+    def _met_ns(self, batch: KeyBatch, both: Sequence[PassTimes], which: Ints) -> Ints:
         """:meth:`_blocks_ns` for some keys of a batch: merged exactly, or bounded by streams and single passes."""
         exact = self._is_exact(batch, [passes.phase for passes in both])[which]
         result, least = np.zeros(len(which), dtype=np.int64), which[~exact]
@@ -83,7 +83,7 @@ class OverlappedPasses:
         slow = stack.launch.kernel_overhead * (1.0 + excess * share)
         return make_segment(merge, price, slowdown=slow).duration_ns
 
-    def _is_exact(self, batch: Batch, phases: Sequence[Phase]) -> Flags:
+    def _is_exact(self, batch: KeyBatch, phases: Sequence[Phase]) -> Flags:
         """Whether all ranks merge in the order of rank 0: no link is shared by several groups of one kind.
 
         Otherwise some ranks may find their collectives more expensive and merge in another order.

@@ -7,14 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
-from simpar.planner.bound.keys import Batch, Keys
+from simpar.planner.bound.keys import KeyBatch, Keys
 from simpar.program.blocks.phases import BLOCK_STREAMS, CollectiveUse, Phase
 from simpar.program.blocks.segments import latest, launched_ns, schedule, without_held
 from simpar.units import Flags, Floats, Ints, to_ns
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassTimes:
     """A phase of a batch of n keys as numbers.
 
     ``kernels`` bool[steps] marks the steps that are not collectives; these take ``seconds`` float64[kernels, n], the
@@ -30,7 +30,7 @@ class Passes:
     drained_s: Floats
 
     @staticmethod
-    def of(phase: Phase, batch: Batch, keys: Keys) -> Passes:
+    def of(phase: Phase, batch: KeyBatch, keys: Keys) -> PassTimes:
         """A phase of a batch, with its collectives priced on the groups of rank 0."""
         size = len(batch.keys)
         kernels = np.array([step.collective is None for step in phase.steps], dtype=bool)
@@ -47,7 +47,7 @@ class Passes:
             prices_ns[at] = batch.costs[same][0]
             drained_s += batch.costs[same][1]
         issue_ns = np.full(size, to_ns(phase.issue_s))
-        return Passes(phase, kernels, seconds, prices_ns, issue_ns, drained_s)
+        return PassTimes(phase, kernels, seconds, prices_ns, issue_ns, drained_s)
 
     @cached_property
     def compute_s(self) -> Floats:
@@ -79,7 +79,7 @@ class Passes:
         return np.asarray(launched_ns(self.phase, latest(ends, 0 * issue_ns), issue_ns))
 
 
-def _cost(use: CollectiveUse, sizes: Floats, batch: Batch, keys: Keys) -> tuple[Ints, Floats]:
+def _cost(use: CollectiveUse, sizes: Floats, batch: KeyBatch, keys: Keys) -> tuple[Ints, Floats]:
     """Nanoseconds of a collective of a batch, int64[n], and seconds on each link of rank 0, float64[n, links]."""
     took_ns, drained_s = (np.empty(len(sizes), dtype=np.int64), np.empty((len(sizes), len(keys.prices.own))))
     for mine, price in keys.priced(batch, use):

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simpar.planner.bound.shapes import Shape, weigh
+from simpar.planner.bound.shapes import PipelineShape, weigh
 from simpar.units import Floats
 
 
 @dataclass(frozen=True)
-class Passes:
+class StagePassTimes:
     """Durations of the passes of every virtual stage, float64[n, stages].
 
     ``backward`` is the whole backward, and ``gradient`` the part of it that the previous stage waits for. If a table
@@ -33,12 +33,12 @@ class Passes:
     gradient: Floats
 
     @staticmethod
-    def of(times: Mapping[str, Floats]) -> Passes:
+    def of(times: Mapping[str, Floats]) -> StagePassTimes:
         """Passes from durations by letter, float64[n, stages]."""
         least = [
             (sum(times[one] for one in letters), times[letters[0]]) for letters in ("B", "IW") if letters[0] in times
         ]
-        return Passes(times["F"], *map(np.minimum.reduce, zip(*least, strict=True)))
+        return StagePassTimes(times["F"], *map(np.minimum.reduce, zip(*least, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Stages:
     time on the rank where passes share it.
     """
 
-    usual: Passes
-    ends: Passes
-    chain: Passes
+    usual: StagePassTimes
+    ends: StagePassTimes
+    chain: StagePassTimes
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Hops:
     blocking: bool
 
     @staticmethod
-    def none(shape: Shape, count: int) -> Hops:
+    def none(shape: PipelineShape, count: int) -> Hops:
         """Messages that take no time."""
         zero = np.zeros((count, len(shape.pieces) - 1))
         return Hops(zero, zero, False)
@@ -85,7 +85,7 @@ class Path:
         return np.asarray(np.maximum((self.ends + tails).max(axis=1), self.returns + tails[:, 0]))
 
 
-def path_bound(shape: Shape, stages: Stages, hops: Hops, microbatches: Floats) -> Path:
+def path_bound(shape: PipelineShape, stages: Stages, hops: Hops, microbatches: Floats) -> Path:
     """Bounds of the pipelined part of a step for rows of one shape."""
     usual, ends, chain, several = stages.usual, stages.ends, stages.chain, (microbatches - 1.0)[:, None]
     none = np.zeros((len(microbatches), 1))

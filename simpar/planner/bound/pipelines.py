@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from simpar.planner.bound.block_costs import BlockCosts
-from simpar.planner.bound.paths import Hops, Passes, Path, Stages, path_bound
-from simpar.planner.bound.shapes import Shape, Shapes, weigh
-from simpar.planner.space.jobs import Jobs
+from simpar.planner.bound.paths import Hops, Path, StagePassTimes, Stages, path_bound
+from simpar.planner.bound.shapes import PipelineShape, PipelineShapes, weigh
+from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.table import numbered, stride, together
 from simpar.program.emission.collective_prices import FREE, Price, Prices
 from simpar.units import Flags, Floats, Ints
@@ -30,9 +30,9 @@ class Senders:
 class Pipelines:
     """Distinct pipelines of the rows: ``index`` int64[rows] into the columns ``key``, ``shape`` and ``row``."""
 
-    jobs: Jobs
+    jobs: RowJobs
     blocks: BlockCosts
-    shapes: Shapes
+    shapes: PipelineShapes
     prices: Prices
     index: Ints
     row: Ints
@@ -44,10 +44,10 @@ class Pipelines:
     )
 
     @staticmethod
-    def of(jobs: Jobs, prices: Prices) -> Pipelines:
+    def of(jobs: RowJobs, prices: Prices) -> Pipelines:
         """Pipelines of all rows."""
         blocks = BlockCosts.of(jobs, prices)
-        shapes = Shapes.of(jobs, blocks)
+        shapes = PipelineShapes.of(jobs, blocks)
         code = blocks.key * len(shapes.row) + shapes.index
         code = code * len(jobs.rows.domain["order"]) + jobs.rows.code["order"]
         row, index = numbered(code)
@@ -85,7 +85,7 @@ class Pipelines:
         """Microbatches of some pipelines."""
         return np.asarray(self.jobs.rows.at("microbatches", self.row[which]), dtype=np.float64)
 
-    def by_shape(self, which: Ints) -> Iterator[tuple[Shape, Ints]]:
+    def by_shape(self, which: Ints) -> Iterator[tuple[PipelineShape, Ints]]:
         """Some pipelines in groups of equal shape: the shape, and positions in ``which``."""
         shape = self.shape[which]
         for mine in together(shape):
@@ -117,19 +117,19 @@ class Pipelines:
             least[mine] = self.microbatches(mine) * each.min(axis=1)
         return least
 
-    def path(self, shape: Shape, which: Ints, stages: Stages) -> Path:
+    def path(self, shape: PipelineShape, which: Ints, stages: Stages) -> Path:
         """Bounds of pipelines of one shape by their passes and messages."""
         return path_bound(shape, stages, self.hops(shape, which), self.microbatches(which))
 
-    def paths(self, shape: Shape, which: Ints) -> Iterator[Path]:
+    def paths(self, shape: PipelineShape, which: Ints) -> Iterator[Path]:
         """Bounds of pipelines of one shape by their passes with nothing beside them, or by each stream of these."""
         for each in self.blocks.least_ns(self.key[which], shape):
             times, alone = (self.passes(shape, one) for one in each)
             yield self.path(shape, which, Stages(times, times, alone))
 
-    def passes(self, shape: Shape, times: Mapping[str, Ints | Floats]) -> Passes:
+    def passes(self, shape: PipelineShape, times: Mapping[str, Ints | Floats]) -> StagePassTimes:
         """Passes of the stages of a shape, from durations by letter, int64[n, kinds]."""
-        return Passes.of({one: weigh(times[one], shape.by_stage) for one in shape.letters})
+        return StagePassTimes.of({one: weigh(times[one], shape.by_stage) for one in shape.letters})
 
     def passes_bound_ns(self, which: Ints) -> Floats:
         """Bounds of some pipelines by their passes and messages."""
@@ -142,23 +142,23 @@ class Pipelines:
                     result[mine] = np.maximum(result[mine], busy.max(axis=1))
         return result
 
-    def _ahead(self, shape: Shape, which: Ints) -> Floats:
+    def _ahead(self, shape: PipelineShape, which: Ints) -> Floats:
         """Recomputation ahead of backwards, [n, ranks]: it may hide in bubbles, but each rank does all of it."""
         if shape.pairs:
             return np.zeros((len(which), shape.num_ranks))
         again = weigh(self.blocks.again_ns(self.key[which]), shape.of_rank @ shape.by_stage)
         return np.asarray(self.microbatches(which)[:, None] * again)
 
-    def hops(self, shape: Shape, which: Ints) -> Hops:
+    def hops(self, shape: PipelineShape, which: Ints) -> Hops:
         """Messages of pipelines of one shape."""
         times = self._of_messages(shape, which, 0, (2, len(shape.pieces) - 1))
         return Hops(times[:, 0], times[:, 1], self.jobs.problem.stack.overlap.p2p_blocks_compute)
 
-    def drains_s(self, shape: Shape, which: Ints) -> Floats:
+    def drains_s(self, shape: PipelineShape, which: Ints) -> Floats:
         """Seconds that the messages of a microbatch occupy each rank's port and NIC, float64[n, ranks, links]."""
         return self._of_messages(shape, which, 1, (shape.num_ranks, len(self.prices.own)))
 
-    def _of_messages(self, shape: Shape, which: Ints, part: int, size: tuple[int, int]) -> Floats:
+    def _of_messages(self, shape: PipelineShape, which: Ints, part: int, size: tuple[int, int]) -> Floats:
         """A part of :meth:`_sent` for pipelines of one shape, float64[n, *size]."""
         if len(shape.pieces) == 1:
             return np.zeros((len(which), *size))
@@ -168,7 +168,7 @@ class Pipelines:
         senders = self._senders_of(shape)
         return np.stack([self._sent(shape, senders, int(pipe))[part] for pipe in which[first]])[where]
 
-    def _senders_of(self, shape: Shape) -> Senders:
+    def _senders_of(self, shape: PipelineShape) -> Senders:
         """What the messages of a shape depend on, and its number among the distinct ones."""
         if shape.pieces not in self._senders:
             kinds = self.blocks.kinds
@@ -179,7 +179,7 @@ class Pipelines:
         known = shape.rank_of_stage, *self._senders[shape.pieces]
         return Senders(self._distinct.setdefault(known, len(self._distinct)), *known[1:])
 
-    def _sent(self, shape: Shape, senders: Senders, pipe: int) -> tuple[Floats, Floats]:
+    def _sent(self, shape: PipelineShape, senders: Senders, pipe: int) -> tuple[Floats, Floats]:
         """The messages of one pipeline: nanoseconds [2, stages - 1] ahead and back, and seconds on links."""
         known = senders.number, int(self.key[pipe]), int(self.jobs.rows.code["order"][self.row[pipe]])
         if known not in self._hops:
@@ -197,7 +197,7 @@ class Pipelines:
             self._hops[known] = times, drains
         return self._hops[known]
 
-    def _priced(self, shape: Shape, pipe: int) -> tuple[list[Price], Floats, Ints]:
+    def _priced(self, shape: PipelineShape, pipe: int) -> tuple[list[Price], Floats, Ints]:
         """Distinct prices of a pipeline's messages, seconds per byte of port and NIC, and each message's price."""
         ranks = np.arange(shape.num_ranks) * self._strides[self.row[pipe]]
         cached = shape.rank_of_stage, tuple(ranks[:2].tolist())

@@ -13,7 +13,7 @@ from simpar.plan.choices.choice import SHAPE
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS
 from simpar.planner.bound.block_costs import BlockCosts
-from simpar.planner.space.jobs import Jobs
+from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.table import numbered
 from simpar.program.structure.stages import virtual_stage_pieces
 from simpar.units import Floats, Ints
@@ -22,7 +22,7 @@ SHAPE_AXES = names_that_decide(SHAPE)
 
 
 @dataclass(frozen=True)
-class Shape:
+class PipelineShape:
     """One combination of pipeline ranks, chunks, schedule and recomputation.
 
     ``pieces[s]`` are the kinds of blocks of virtual stage s in model order, ``letters`` those of its actions. ``pairs``
@@ -117,21 +117,21 @@ class Shape:
 
 
 @dataclass
-class Shapes:
+class PipelineShapes:
     """Shapes of all rows: ``index`` int64[rows] points into ``row``, one row of every shape."""
 
-    jobs: Jobs
+    jobs: RowJobs
     blocks: BlockCosts
     index: Ints
     row: Ints
-    _made: dict[int, Shape] = field(default_factory=dict)
+    _made: dict[int, PipelineShape] = field(default_factory=dict)
     _pieces: dict[tuple[int, str], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @staticmethod
-    def of(jobs: Jobs, blocks: BlockCosts) -> Shapes:
+    def of(jobs: RowJobs, blocks: BlockCosts) -> PipelineShapes:
         """Shapes of all rows."""
         row, index = numbered(jobs.rows.number(SHAPE_AXES))
-        return Shapes(jobs, blocks, index, row)
+        return PipelineShapes(jobs, blocks, index, row)
 
     def moved(self, rows: Ints) -> None:
         """Gives some rows, which share their new shape, that shape; adds it if it is new."""
@@ -144,16 +144,16 @@ class Shapes:
             self.row, known = np.append(self.row, rows[0]), np.array([len(self.row)])
         self.index[rows] = known[0]
 
-    def __getitem__(self, index: int) -> Shape:
+    def __getitem__(self, index: int) -> PipelineShape:
         """One shape."""
         if index not in self._made:
             self._made[index] = self._make(int(self.row[index]))
         return self._made[index]
 
-    def _make(self, row: int) -> Shape:
+    def _make(self, row: int) -> PipelineShape:
         rows = self.jobs.rows
         ranks, letters, pairs = outline(self._value("schedule", row), int(rows.at("pp", row)), int(rows.at("vpp", row)))
-        return Shape(self._held(row), len(self.blocks.kinds), ranks, letters, pairs)
+        return PipelineShape(self._held(row), len(self.blocks.kinds), ranks, letters, pairs)
 
     def _value(self, name: str, row: int) -> str:
         rows = self.jobs.rows

@@ -14,11 +14,11 @@ from simpar.cost.offload import update_bytes
 from simpar.cost.optimizers import shared_out_s
 from simpar.plan.choices.numerics import DecidedNumerics
 from simpar.plan.optimizers import OPTIMIZERS
-from simpar.planner.bound.batches import Batch
+from simpar.planner.bound.batches import RowBatch
 from simpar.planner.bound.data_parallel import Configuration, Configurations
-from simpar.planner.bound.paths import Passes, Stages
+from simpar.planner.bound.paths import StagePassTimes, Stages
 from simpar.planner.bound.pipelines import Pipelines
-from simpar.planner.bound.shapes import Shape, weigh
+from simpar.planner.bound.shapes import PipelineShape, weigh
 from simpar.planner.space.table import together
 from simpar.program.structure.synchronisation import DENSE, EXPERTS
 from simpar.units import NS_PER_S, Flags, Floats, Ints, to_ns
@@ -37,7 +37,7 @@ class StepBounds:
 
     def of(self, rows: Ints) -> Floats:
         """Lower bounds of the steps of some rows in nanoseconds, float64[len(rows)]."""
-        result, batch = np.zeros(len(rows)), Batch(self, rows)
+        result, batch = np.zeros(len(rows)), RowBatch(self, rows)
         for shape, mine in self.pipelines.by_shape(self.pipelines.index[rows]):
             result[mine] = self._of_shape(RowCharge(batch, shape, mine))
         return result
@@ -55,8 +55,8 @@ class StepBounds:
 class RowCharge:
     """Arithmetic on the rows ``mine`` of a batch, which share a shape; all arrays are float64[n, ...] nanoseconds."""
 
-    batch: Batch
-    shape: Shape
+    batch: RowBatch
+    shape: PipelineShape
     mine: Ints
     _slowed: dict[tuple[str, bool], Floats] = field(default_factory=dict)
 
@@ -124,8 +124,10 @@ class RowCharge:
         usual, ends = (self._passes(times, boundary) for boundary in (False, True))
         return Stages(usual, ends, ends if alone is times else self._passes(alone, True))
 
-    def _passes(self, times: Mapping[str, Ints], boundary: bool) -> Passes:
-        return Passes.of({one: self.stage_times(times[one], one, boundary=boundary) for one in self.shape.letters})
+    def _passes(self, times: Mapping[str, Ints], boundary: bool) -> StagePassTimes:
+        return StagePassTimes.of(
+            {one: self.stage_times(times[one], one, boundary=boundary) for one in self.shape.letters}
+        )
 
     def stage_times(self, kinds: Ints | Floats, letter: str, *, boundary: bool) -> Floats:
         """Durations of the passes of every stage, [n, stages], of blocks that take ``kinds`` [n, kinds].
@@ -318,7 +320,7 @@ class RowCharge:
             self.bounds.pipelines.microbatches(self.bounds.pipelines.index[self.rows]) - 1.0,
         )
         for boundary, times in ((True, np.ones(1)), (False, several)):
-            passes = Passes.of({one: each(one, boundary) for one in self.shape.letters})
+            passes = StagePassTimes.of({one: each(one, boundary) for one in self.shape.letters})
             result = result + times[:, None, None] * (passes.forward + passes.backward)
         return result
 

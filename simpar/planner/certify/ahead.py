@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from simpar.errors import UserError
 from simpar.plan.plan import Plan
-from simpar.planner.certify.exact import Exact, measure
+from simpar.planner.certify.exact import SimulatedPlan, measure
 from simpar.planner.certify.frontier import SWEPT, Frontier
 from simpar.planner.problem import Problem
 from simpar.planner.space.jobs import plan_of
@@ -28,7 +28,7 @@ QUEUED = 2
 """Tasks per forked process: the one it runs and the next one."""
 
 
-def measured_elsewhere(problems: Sequence[Problem], before: int, task: Task) -> Exact | None:
+def measured_elsewhere(problems: Sequence[Problem], before: int, task: Task) -> SimulatedPlan | None:
     """The simulated step of a plan, run in another process; None if it cannot be simulated.
 
     ``problems`` are those of the frontiers. ``before`` is the number of ops simulated so far, by which the engine is
@@ -42,7 +42,7 @@ def measured_elsewhere(problems: Sequence[Problem], before: int, task: Task) -> 
 
 
 @dataclass
-class Ahead:
+class SpeculativeWorkers:
     """Keeps what other processes find until its turn comes: a search takes the same path with any number of them.
 
     ``frontiers`` are those of the search; their number does not change.
@@ -52,17 +52,17 @@ class Ahead:
     workers: Workers
     best: float = float("inf")
     _alone_s: float = 0.0
-    _found: dict[Place, Future[Exact | None]] = field(default_factory=dict)
-    _pool: Pool[Task, Exact | None] | None = None
+    _found: dict[Place, Future[SimulatedPlan | None]] = field(default_factory=dict)
+    _pool: Pool[Task, SimulatedPlan | None] | None = None
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> SpeculativeWorkers:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.__exit__(*error)
 
-    def simulate(self, place: int, row: int, best: float) -> Exact:
+    def simulate(self, place: int, row: int, best: float) -> SimulatedPlan:
         """The simulated step of a row whose turn has come; rows worth no less than ``best`` are not speculated on.
 
         Raises TooManyOps if the row's Program has more ops than are built.
@@ -86,13 +86,13 @@ class Ahead:
         frontier.note(row, result)
         return result
 
-    def _ask(self, pool: Pool[Task, Exact | None], now: Place) -> None:
+    def _ask(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> None:
         """Ask other processes for rows that are likely to be next."""
         queued = sum(not each.done() for each in self._found.values())
         for each in islice(self._likely(pool, now), max(QUEUED * pool.size - queued, 0)):
             self._found[each] = pool.submit(self._task(each))
 
-    def _taken(self, pool: Pool[Task, Exact | None], now: Place) -> Exact | None:
+    def _taken(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> SimulatedPlan | None:
         """What another process finds for a row; None if this process has to run it.
 
         While the other process is still running it, this one simulates other likely rows.
@@ -104,11 +104,11 @@ class Ahead:
             self._found[each] = _done(self._function()(self._task(each)))
         return future.result()
 
-    def _function(self) -> Callable[[Task], Exact | None]:
+    def _function(self) -> Callable[[Task], SimulatedPlan | None]:
         problems = [each.rows.problem for each in self.frontiers]
         return partial(measured_elsewhere, problems, max(each.num_ops for each in self.frontiers))
 
-    def _started(self) -> Pool[Task, Exact | None]:
+    def _started(self) -> Pool[Task, SimulatedPlan | None]:
         if self._pool is None:
             self._pool = self.workers.pool(self._function(), beside=True)
         return self._pool
@@ -117,7 +117,7 @@ class Ahead:
         place, row = at
         return place, plan_of(self.frontiers[place].rows, row)
 
-    def _likely(self, pool: Pool[Task, Exact | None], now: Place) -> Iterator[Place]:
+    def _likely(self, pool: Pool[Task, SimulatedPlan | None], now: Place) -> Iterator[Place]:
         """Swept rows with the lowest bounds that are not simulated yet and would be, lowest first.
 
         It is asked when the turn of ``now`` has come, so that no row is dropped before that.
@@ -136,8 +136,8 @@ class Ahead:
                 yield at, row
 
 
-def _done(found: Exact | None) -> Future[Exact | None]:
+def _done(found: SimulatedPlan | None) -> Future[SimulatedPlan | None]:
     """A future that already has its result."""
-    future: Future[Exact | None] = Future()
+    future: Future[SimulatedPlan | None] = Future()
     future.set_result(found)
     return future

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from simpar.errors import Infeasible, TooManyOps
-from simpar.planner.certify.ahead import Ahead
-from simpar.planner.certify.exact import Exact
+from simpar.planner.certify.ahead import SpeculativeWorkers
+from simpar.planner.certify.exact import SimulatedPlan
 from simpar.planner.certify.frontier import SWEPT, Frontier
 from simpar.planner.problem import Problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts
 from simpar.planner.space.fit import Need, needs
 from simpar.planner.space.portable import refusals
@@ -71,10 +71,10 @@ class BranchAndBound:
     """
 
     fields: list[Field]
-    progress: Progress
-    found: list[Exact] = field(default_factory=list)
+    progress: SearchProgress
+    found: list[SimulatedPlan] = field(default_factory=list)
     is_bounded: bool = True
-    _ahead: Ahead | None = None
+    _ahead: SpeculativeWorkers | None = None
 
     @property
     def frontiers(self) -> list[Frontier]:
@@ -86,7 +86,7 @@ class BranchAndBound:
         """The incumbent: the lowest objective of a simulated plan that satisfies the constraints, else infinity."""
         return min((found.worth for found in self.found if self.counts_for(found)), default=np.inf)
 
-    def counts_for(self, found: Exact) -> bool:
+    def counts_for(self, found: SimulatedPlan) -> bool:
         """Whether a simulated plan satisfies the constraints."""
         deadline = found.problem.constraints.deadline_s
         return found.fits and (deadline is None or found.step_time_s <= deadline)
@@ -116,7 +116,7 @@ class BranchAndBound:
 
     def run(self, most: int | None = None) -> None:
         """Search until nothing can beat the incumbent, or until ``most`` plans have been simulated."""
-        with Ahead(self.frontiers, self.progress.workers) as self._ahead:
+        with SpeculativeWorkers(self.frontiers, self.progress.workers) as self._ahead:
             self._run(most)
 
     def _run(self, most: int | None) -> None:
@@ -135,7 +135,7 @@ class BranchAndBound:
             best = self.best
             self.progress.report("searching", self.counts(), best if np.isfinite(best) else None)
 
-    def simulate(self, frontier: Frontier, row: int) -> Exact | None:
+    def simulate(self, frontier: Frontier, row: int) -> SimulatedPlan | None:
         """Simulate a row, unless the export target refuses its plan; None if it was not simulated.
 
         If interrupted, the row still counts as open. A row whose Program has more ops than are built stays open as
@@ -155,7 +155,7 @@ class BranchAndBound:
         frontier.settle(row)
         return result
 
-    def _measured(self, frontier: Frontier, row: int) -> Exact:
+    def _measured(self, frontier: Frontier, row: int) -> SimulatedPlan:
         """The simulated step of a row, possibly from another process."""
         if self._ahead is None:
             return frontier.simulate(row)
@@ -190,7 +190,7 @@ class BranchAndBound:
             for name, values in first.items()
         }
 
-    def ranked(self) -> list[Exact]:
+    def ranked(self) -> list[SimulatedPlan]:
         """Simulated plans that satisfy the constraints, best first; ties in the order of the space."""
         return sorted((found for found in self.found if self.counts_for(found)), key=lambda found: found.worth)
 

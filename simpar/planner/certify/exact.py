@@ -18,7 +18,7 @@ from simpar.plan.sync import apart
 from simpar.planner.problem import Problem
 from simpar.program.footprint import footprints, host_use
 from simpar.program.job import TrainingJob
-from simpar.report.context import Context
+from simpar.report.context import SummaryInputs
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
 from simpar.simulation import lower_job, make_job, outline_job, simulate, without_slow_ranks_ns
@@ -55,7 +55,7 @@ def swept_ns(problem: Problem, plan: Plan) -> float:
 
 
 @dataclass
-class Exact:
+class SimulatedPlan:
     """A plan with its simulated step, its objective (``worth``), and whether it fits with the headroom asked for.
 
     ``needed_bytes`` is the device memory in which the plan fits with the requested probability or, if some memory is to
@@ -84,13 +84,13 @@ class Exact:
             self.kept = None
         return self._result
 
-    def let_go(self) -> Exact:
+    def let_go(self) -> SimulatedPlan:
         """The same plan without the step that was run, to free its memory."""
         self.kept = None
         return self
 
 
-Known = MutableMapping[tuple[bytes, str], Exact]
+Known = MutableMapping[tuple[bytes, str], SimulatedPlan]
 """Measured plans by the digest of their steps and everything else that they specify."""
 MANY_OPS = 500_000
 """Steps of more ops are not run again for a plan that differs in the order of ranks only."""
@@ -102,7 +102,7 @@ def measure(
     before: int = 0,
     known: Known | None = None,
     make_room: Callable[[], None] = lambda: None,
-) -> Exact:
+) -> SimulatedPlan:
     """The simulated step of a plan; the full report is made only if the objective or the plan needs it.
 
     If replicas step on their own, the step is the mean over one of their rounds. ``before`` is the number of ops of
@@ -116,7 +116,7 @@ def measure(
         joules = result.bill.energy_j_per_step
         worth = joules if problem.objective == "energy" else objective_rates(problem).per_s * result.step_time_s
         assert worth is not None, "energy is no objective without the device's power"
-        return Exact(
+        return SimulatedPlan(
             problem,
             plan,
             result.step_time_s,
@@ -149,11 +149,11 @@ def measure(
         fullest[one.stage] = max(fullest[one.stage], one.fullness(share, sure))
     on_host = host is None or host.fits
     predicted = on_host and max(one.fullness(share, AS_PREDICTED) for one in held) <= 1.0
-    context = Context(lowered, timing, cluster, name, "full", problem.perturbation, asked=plan, held=held)
+    context = SummaryInputs(lowered, timing, cluster, name, "full", problem.perturbation, asked=plan, held=held)
     most = max(one.held_bytes if share < 1.0 else one.needed_at(sure) for one in held)
     fits = on_host and max(fullest) <= 1.0
     worth = per_s * step_s
-    found = Exact(
+    found = SimulatedPlan(
         problem, plan, step_s, worth, fits, most, predicted, num_ops, tuple(fullest), name, partial(_report, context)
     )
     if known is not None and key is not None:
@@ -161,13 +161,13 @@ def measure(
     return found
 
 
-def _report(context: Context) -> Result:
+def _report(context: SummaryInputs) -> Result:
     slow = context.perturbation
     nominal_ns = without_slow_ranks_ns(context.job, context.cluster, slow, context.engine)
     return summarise(replace(context, nominal_ns=nominal_ns), with_timeline=False)
 
 
-def reports(found: Sequence[Exact], workers: Workers) -> list[Result]:
+def reports(found: Sequence[SimulatedPlan], workers: Workers) -> list[Result]:
     """The full results of some plans; large steps that have to be run again run in parallel."""
     again = [one for one in found if one.num_ops > MANY_OPS and one.kept is None and one._result is None]
     results = workers.map(_result, [(one.problem, one.plan, one.engine) for one in again])

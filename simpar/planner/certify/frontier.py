@@ -30,11 +30,11 @@ from simpar.planner.bound.data_parallel import Configurations
 from simpar.planner.bound.dualpipe import asked_bound_ns, kernels_bound_ns
 from simpar.planner.bound.pipelines import Pipelines
 from simpar.planner.bound.steps import StepBounds
-from simpar.planner.certify.exact import BY_TIME, Exact, Known, Rates, measure, objective_rates, swept_ns
+from simpar.planner.certify.exact import BY_TIME, Known, Rates, SimulatedPlan, measure, objective_rates, swept_ns
 from simpar.planner.certify.token_slices import SliceBounds, sliced, with_slices
 from simpar.planner.problem import Problem
 from simpar.planner.space.fit import needed_by_table, needs
-from simpar.planner.space.jobs import Jobs, plan_of
+from simpar.planner.space.jobs import RowJobs, plan_of
 from simpar.planner.space.portable import refusals
 from simpar.planner.space.recomputation import RecomputeBounds, alike, decide
 from simpar.planner.space.table import Rows
@@ -72,7 +72,7 @@ class Frontier:
     rates: Rates = BY_TIME
     asked_s: Floats | None = None
     swept: int = 0
-    simulated: dict[int, Exact] = field(default_factory=dict)
+    simulated: dict[int, SimulatedPlan] = field(default_factory=dict)
     num_ops: int = 0
     unbuilt: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _active: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -124,7 +124,7 @@ class Frontier:
     def of(rows: Rows, needed_bytes: Floats) -> Frontier:
         """A frontier with all rows bounded by their kernels, and by those of a slow rank at any place in a pipeline."""
         problem, rows = rows.problem, with_slices(rows)
-        pipelines = Pipelines.of(Jobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack)))
+        pipelines = Pipelines.of(RowJobs(rows), Prices(problem.cluster.in_training.whole, Added.of(problem.stack)))
         sweeps = Sweeps(StepBounds(pipelines, Configurations.of(pipelines.blocks, pipelines.meet)))
         bound, least = pipelines.kernels_bound_ns()
         if (cut := np.unique(pipelines.index[sliced(rows)])).size:
@@ -270,14 +270,16 @@ class Frontier:
             return 0.0
         return needed_by_table(self.rows, row, self.sweeps.table_of(row), problem)
 
-    def simulate(self, row: int) -> Exact:
+    def simulate(self, row: int) -> SimulatedPlan:
         """The simulated step of a row. Raises TooManyOps if its Program has more ops than are built."""
         # never hold two large Programs beside the one that is being made
         result = measure(self.rows.problem, plan_of(self.rows, row), self.num_ops, self._large, make_room=self._let_go)
         self.note(row, result)
         return result
 
-    def first_that(self, allowed: Callable[[Exact], bool], *, on_any_target: bool = False) -> Exact | None:
+    def first_that(
+        self, allowed: Callable[[SimulatedPlan], bool], *, on_any_target: bool = False
+    ) -> SimulatedPlan | None:
         """The first of the few shortest rows, by bounds of whole steps, that is ``allowed`` once simulated."""
         left = np.ones(self.rows.count, dtype=bool)
         for _ in range(TRIES):
@@ -289,7 +291,7 @@ class Frontier:
                     return result
         return None
 
-    def note(self, row: int, found: Exact) -> None:
+    def note(self, row: int, found: SimulatedPlan) -> None:
         """Record a simulated row; drop it if it does not fit. Only the best steps and the last one are kept."""
         self.simulated[row], self.num_ops = found, self.num_ops + found.num_ops
         if found.kept:
@@ -297,7 +299,7 @@ class Frontier:
         if not found.fits:
             self.drop(np.array([row]))
 
-    def _let_go(self, last: Exact | None = None) -> None:
+    def _let_go(self, last: SimulatedPlan | None = None) -> None:
         """Free all simulated steps but the best and ``last``."""
         held = [one for one in self.simulated.values() if one.kept]
         held.sort(key=lambda one: (not one.fits, one.worth))

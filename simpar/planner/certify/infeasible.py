@@ -13,7 +13,7 @@ from simpar.hardware.cluster import MAX_DEVICES
 from simpar.layout.deciders import resolve
 from simpar.plan.choices import value_of
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
-from simpar.planner.certify.exact import Exact, measure
+from simpar.planner.certify.exact import SimulatedPlan, measure
 from simpar.planner.problem import ANY, Problem
 from simpar.planner.space.fit import fullest, needs
 from simpar.planner.space.jobs import plan_of
@@ -29,7 +29,7 @@ MOST_SURE = 99
 TRIES, FEW_OPS = 3, 1_000_000
 """Plans simulated for a hint until one fits (TRIES), and the most ops that each may have."""
 WORDS = {"static_bytes": "model states", "activations_bytes": "activations", "transient_bytes": "workspaces"}
-Smallest = tuple[Rows, Exact]
+Smallest = tuple[Rows, SimulatedPlan]
 
 
 def no_answer(search: BranchAndBound, problem: Problem) -> Infeasible:
@@ -85,7 +85,7 @@ def _least(field: Field) -> str:
     )
 
 
-def _quickest(search: BranchAndBound) -> Exact | None:
+def _quickest(search: BranchAndBound) -> SimulatedPlan | None:
     """The fastest simulated plan that fits, ignoring the deadline and the export target; simulates one if need be."""
     known = [found for found in search.found if found.fits]
     if known:
@@ -138,13 +138,13 @@ def _fixing(name: str, smallest: Smallest) -> str:
     return f"no --fix {name}" if value is None else f"--fix {name}={value}"
 
 
-def _left(found: Exact) -> float:
+def _left(found: SimulatedPlan) -> float:
     """The share of the device that a plan leaves free, rounded down to whole percent."""
     memory = found.report().memory
     return max(0, math.floor(100 * memory.headroom_bytes / memory.capacity_bytes)) / 100
 
 
-def _sure(found: Exact) -> float:
+def _sure(found: SimulatedPlan) -> float:
     """The probability that a plan fits, in whole percent, at most MOST_SURE."""
     known = found.report().certainty
     percent = math.floor(100 * known.fit_probability) if known else 0

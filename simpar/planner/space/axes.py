@@ -17,7 +17,7 @@ from simpar.layout.check import keeps_rules
 from simpar.layout.deciders import resolve
 from simpar.plan.choices import AXES, OPTIONAL_AXES, name_of, value_of
 from simpar.plan.choices.choice import MEMORY, AnyAxis, Axis, OptionalAxis, Rules
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.plan import Plan
 from simpar.plan.sync import decided
 from simpar.planner.problem import Problem
@@ -82,7 +82,7 @@ def rows_keeping(rows: Rows, rules: Rules) -> Mask:
     """Rows whose plans keep some rules, checked once per combination of the choices that the rules read."""
     problem = rows.problem
     cluster = problem.cluster
-    target = Target(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
+    target = Workload(problem.graph, problem.training, cluster.world_size, cluster.profile.devices_per_node)
     first, which = numbered(rows.number(rules.reads))
     keeps = np.zeros(len(first), dtype=bool)
     for at, row in enumerate(first.tolist()):

@@ -71,7 +71,7 @@ def without_axes(plan: Plan) -> Plan:
 
 
 @dataclass
-class Jobs:
+class RowJobs:
     """Jobs of rows, made on demand."""
 
     rows: Rows

@@ -30,7 +30,7 @@ from simpar.units import Floats, Ints
 
 if TYPE_CHECKING:
     from simpar.planner.bound.pipelines import Pipelines
-    from simpar.planner.bound.shapes import Shape
+    from simpar.planner.bound.shapes import PipelineShape
 
 
 def alike(rows: Rows, row: int) -> Ints:
@@ -89,7 +89,7 @@ class RecomputeBounds:
         result[1, :, waiting] = none.layers.T
         return result
 
-    def extra_ns(self, rows: Ints, shape: Shape) -> Floats:
+    def extra_ns(self, rows: Ints, shape: PipelineShape) -> Floats:
         """Extra nanoseconds per microbatch on the first and last rank, float64[2, len(rows)], for rows of one shape."""
         (dropped, layers), key = self.dropped_bytes[:, :, rows], self.pipelines.blocks.key[rows]
         result = np.zeros((2, len(rows)))
@@ -100,7 +100,7 @@ class RecomputeBounds:
             result[:, mine] = layers[:, mine] * np.interp(dropped[:, mine], *self._hull(one, shape))
         return result
 
-    def _hull(self, key: int, shape: Shape) -> tuple[Floats, Floats]:
+    def _hull(self, key: int, shape: PipelineShape) -> tuple[Floats, Floats]:
         """Least nanoseconds as a function of bytes dropped: vertices of the lower hull of all choices of all blocks."""
         letter, blocks = "I" if shape.splits else "B", self.pipelines.blocks
         known = key, letter + "k" * shape.pairs

@@ -14,10 +14,10 @@ from simpar.errors import Infeasible, UserError
 from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import answer_of
 from simpar.planner.answer.ties import num_compared
-from simpar.planner.certify.exact import Exact, exact, measure
+from simpar.planner.certify.exact import SimulatedPlan, exact, measure
 from simpar.planner.certify.infeasible import too_large
 from simpar.planner.problem import Problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts, SearchResult
 from simpar.planner.space.rows import fixed_values, in_order
 from simpar.planner.uniform import search_uniform
@@ -66,7 +66,7 @@ def chosen_values(
     return {name: in_order(fixed.get(name, values), values) for name, values in offered.items()}
 
 
-def even_optimum(problem: Problem, progress: Progress) -> SearchResult | None:
+def even_optimum(problem: Problem, progress: SearchProgress) -> SearchResult | None:
     """The optimum of even stages; None if nothing fits or if nodes differ."""
     if problem.cluster.is_mixed:
         return None
@@ -89,7 +89,7 @@ class StagesSearch(ABC):
     """
 
     problem: Problem
-    progress: Progress
+    progress: SearchProgress
     values: dict[str, tuple[Value, ...]] = field(init=False)
     best_s: float = np.inf
     unsure_s: float = np.inf
@@ -113,7 +113,7 @@ class StagesSearch(ABC):
         """Search; may be interrupted anywhere."""
 
     @abstractmethod
-    def ranked(self) -> list[Exact]:
+    def ranked(self) -> list[SimulatedPlan]:
         """Plans to show that fit, best first."""
 
     @abstractmethod
@@ -124,7 +124,7 @@ class StagesSearch(ABC):
         """The number of plans that may win but whose Program has more ops than are built."""
         return 0
 
-    def measured(self, plan: Plan) -> Exact:
+    def measured(self, plan: Plan) -> SimulatedPlan:
         """The simulated step of a plan. Raises UserError if it cannot be simulated."""
         done = measure(self.problem, plan, self.ops)
         self.ops, self.simulated = self.ops + done.num_ops, self.simulated + 1

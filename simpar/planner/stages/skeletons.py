@@ -20,7 +20,7 @@ from simpar.plan.choices.pipeline import DecidedPipeline
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import looks_at_costs
 from simpar.plan.schedules.actions import LETTERS
-from simpar.planner.bound.action_tables import Table, finishes_ns
+from simpar.planner.bound.action_tables import PrecedenceGraph, finishes_ns
 from simpar.planner.bound.paths import Hops
 from simpar.planner.certify.exact import job_of
 from simpar.planner.problem import Problem
@@ -120,10 +120,10 @@ class Skeleton:
         return self._step_s(result)
 
     @cached_property
-    def _table(self) -> Table | None:
+    def _table(self) -> PrecedenceGraph | None:
         if looks_at_costs(self.job.layout.schedule):
             return None
-        return Table.of(schedule_of(self.job.layout, self.job.training))
+        return PrecedenceGraph.of(schedule_of(self.job.layout, self.job.training))
 
 
 def _sums(blocks: Floats, cuts: Ints) -> Floats:
@@ -133,7 +133,7 @@ def _sums(blocks: Floats, cuts: Ints) -> Floats:
 
 
 @dataclass
-class Pricing:
+class SkeletonPrices:
     """Prices the skeletons of a problem; shared parts are priced once."""
 
     problem: Problem

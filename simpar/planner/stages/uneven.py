@@ -21,13 +21,13 @@ from simpar.plan.choices.choice import divisors
 from simpar.plan.choices.mesh import ORDERS
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import SCHEDULES, usual_schedule
-from simpar.planner.certify.exact import Exact
+from simpar.planner.certify.exact import SimulatedPlan
 from simpar.planner.problem import Problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts, SearchResult
 from simpar.planner.stages.answers import StagesSearch, Value, chosen_values, even_optimum
 from simpar.planner.stages.cuts import fastest_cut, moves
-from simpar.planner.stages.skeletons import Pricing, Skeleton
+from simpar.planner.stages.skeletons import Skeleton, SkeletonPrices
 from simpar.units import Floats, Ints
 
 Cut = tuple[int, ...]
@@ -69,7 +69,7 @@ class Uneven(StagesSearch):
 
     plans: list[Plan] = field(init=False)
     branches: list[Branch] = field(default_factory=list)
-    trials: dict[tuple[Skeleton, Cut], Exact | None] = field(default_factory=dict)
+    trials: dict[tuple[Skeleton, Cut], SimulatedPlan | None] = field(default_factory=dict)
     bounded: int = 0
 
     space = "uneven"
@@ -126,7 +126,7 @@ class Uneven(StagesSearch):
         listed = sum(int((one.bounds_s < self.best_s).sum()) for one in large if one.cuts is not None)
         return listed + sum(one.skeleton.num_cuts for one in large if one.cuts is None)
 
-    def simulate(self, skeleton: Skeleton, cut: Cut) -> Exact | None:
+    def simulate(self, skeleton: Skeleton, cut: Cut) -> SimulatedPlan | None:
         """The simulated step of a cut, run now if need be; None if its Program has more ops than are built."""
         key = skeleton, cut
         if key not in self.trials:
@@ -172,7 +172,7 @@ class Uneven(StagesSearch):
 
     def run(self) -> None:
         """Simulate the cut with the lowest bound until no other can win, then those listed after it."""
-        pricing = Pricing(self.problem)
+        pricing = SkeletonPrices(self.problem)
         skeletons = [one for plan in self.plans if (one := pricing.skeleton(plan)) is not None]
         self.branches = [Branch(one, np.array([one.bound_s])) for one in skeletons]
         self.open_s = np.inf
@@ -227,33 +227,33 @@ class Uneven(StagesSearch):
             left &= ~rules_out(done, branch.cuts, 0)
         branch.cuts, branch.bounds_s = branch.cuts[left], branch.bounds_s[left]
 
-    def ranked(self) -> list[Exact]:
+    def ranked(self) -> list[SimulatedPlan]:
         """The best cut of every skeleton that fits, best first."""
-        found: dict[Skeleton, Exact] = {}
+        found: dict[Skeleton, SimulatedPlan] = {}
         fitting = [(skeleton, done) for (skeleton, _), done in self.trials.items() if done and done.fits]
         for skeleton, done in sorted(fitting, key=lambda one: one[1].step_time_s):
             found.setdefault(skeleton, done)
         return list(found.values())
 
 
-def search_uneven(problem: Problem, progress: Progress) -> SearchResult:
+def search_uneven(problem: Problem, progress: SearchProgress) -> SearchResult:
     """The best cuts. Raises Infeasible if nothing fits, UserError for anything this space does not have."""
     return Uneven(problem, progress).answer(even_optimum(problem, progress))
 
 
-def fullness(done: Exact) -> Floats:
+def fullness(done: SimulatedPlan) -> Floats:
     """The ratio of need to memory limit of every stage: float64[stages], or [1] if stages are not known."""
     return np.array(done.fullness or (0.0,))
 
 
-def worth(done: Exact | None) -> tuple[float, float]:
+def worth(done: SimulatedPlan | None) -> tuple[float, float]:
     """A sort key, smaller is better: memory above the limit, then time."""
     if done is None:
         return np.inf, np.inf
     return float(np.maximum(fullness(done) - 1, 0).sum()), done.step_time_s
 
 
-def rules_out(done: Exact, cuts: Ints, own: int) -> NDArray[np.bool_]:
+def rules_out(done: SimulatedPlan, cuts: Ints, own: int) -> NDArray[np.bool_]:
     """Which of ``cuts`` int64[n, stages] give a stage that is too full in the simulated cut the same blocks or more.
 
     ``done`` is the simulated cut and ``own`` its index in ``cuts``. Such cuts cannot fit either if a rank allocates in

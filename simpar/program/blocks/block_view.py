@@ -15,8 +15,8 @@ from simpar.plan.placement import States
 from simpar.plan.stages import MEMORY
 from simpar.program.blocks import context
 from simpar.program.blocks.changes import Change, Flow, changes
-from simpar.program.blocks.experts import Exchange
-from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
+from simpar.program.blocks.experts import TokenExchange
+from simpar.program.blocks.phases import TENSOR, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.job import TrainingJob
 from simpar.units import DTYPE_BYTES, Numbers, floats, scalar_truth
@@ -81,11 +81,11 @@ class BlockView(ABC):
         backward = kind == "input_gradient"
         if not alone:
             self.share_keys(steps, op, "all_gather")
-        steps.add(Step.kernel(op.name, kind, time.backward_input_s if backward else time.forward_s))
+        steps.add(BlockStep.kernel(op.name, kind, time.backward_input_s if backward else time.forward_s))
         if backward:
             self.share_keys(steps, op, "reduce_scatter")
 
-    def exchange(self, _kind: str) -> Exchange:
+    def exchange(self, _kind: str) -> TokenExchange:
         """How tokens travel to experts. Raises UserError where they do not."""
         raise UserError(f"plan.stages: {self.block.name} routes tokens to experts; allowed: stages of dense models")
 
@@ -176,6 +176,6 @@ class RankBlock(BlockView):
         else:
             super().attention(steps, op, time, kind, alone=alone)
 
-    def exchange(self, kind: str) -> Exchange:
+    def exchange(self, kind: str) -> TokenExchange:
         """How tokens travel to experts."""
-        return Exchange(self.view, kind)
+        return TokenExchange(self.view, kind)

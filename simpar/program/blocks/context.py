@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from simpar.architectures.graph import Operator
 from simpar.cost.context import ContextSplit, block_times_s, key_value_elements, query_elements
-from simpar.program.blocks.phases import CONTEXT, CollectiveUse, Step, StepList
+from simpar.program.blocks.phases import CONTEXT, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import ANY, RankView
 from simpar.units import Numbers, floats
 
@@ -30,7 +30,7 @@ def attention(steps: StepList, op: Operator, view: RankView, kind: str) -> None:
 
     In the last of these, gradients of gathered keys and values are reduce-scattered to their ranks.
     """
-    split, backward = _Attention.of(op, view), kind == "input_gradient"
+    split, backward = _RankAttention.of(op, view), kind == "input_gradient"
     inputs, output = ("query", "key", "value"), ("output",)
     split.exchange_heads(steps, *(output if backward else inputs))
     split.share_keys(steps, "all_gather")
@@ -41,7 +41,7 @@ def attention(steps: StepList, op: Operator, view: RankView, kind: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Attention:
+class _RankAttention:
     """One attention operator on one rank; sizes are bytes of the local tensors."""
 
     op: Operator
@@ -50,7 +50,7 @@ class _Attention:
     bytes_of: dict[str, Numbers]
 
     @staticmethod
-    def of(op: Operator, view: RankView) -> _Attention:
+    def of(op: Operator, view: RankView) -> _RankAttention:
         dims, width = view.tensor, view.compute_bytes
         keys, values = (floats(size) * width for size in key_value_elements(op, dims))
         queries = floats(query_elements(op, dims)) * width
@@ -60,7 +60,7 @@ class _Attention:
             place //= int(layout.ulysses_ranks)
         split = ContextSplit(int(dims["blocks"]), int(dims["gathered"]), layout.cp_balance, place)
         sizes = {"query": queries, "key": keys, "value": values, "output": output}
-        return _Attention(op, view, split, sizes)
+        return _RankAttention(op, view, split, sizes)
 
     def exchange_heads(self, steps: StepList, *tensors: str) -> None:
         """Ulysses: one all-to-all per tensor, heads for tokens or back."""
@@ -87,14 +87,14 @@ class _Attention:
             if number + 1 < len(times):
                 arrived = (self._hop(steps, "keys and values", after=arrived),)
             after = tuple(dict.fromkeys((*begin, *here)))
-            kernel = steps.add(Step.kernel(self.op.name, kind, duration_s), after=after)
+            kernel = steps.add(BlockStep.kernel(self.op.name, kind, duration_s), after=after)
             if backward and len(times) > 1:
                 gradient = (self._hop(steps, "gradients", after=(*gradient, kernel)),)
                 steps.frontier = (kernel, *gradient)
 
     def _hop(self, steps: StepList, what: str, *, after: tuple[int, ...]) -> int:
         use = CollectiveUse(RING, "permute", self.bytes_of["key"] + self.bytes_of["value"])
-        return steps.add(Step.moving(f"{self.op.name}.permute {what}", use, CONTEXT), after=after, join=False)
+        return steps.add(BlockStep.moving(f"{self.op.name}.permute {what}", use, CONTEXT), after=after, join=False)
 
     def _move(self, steps: StepList, tensor: str, use: CollectiveUse) -> None:
-        steps.add(Step.moving(f"{self.op.name}.{use.op} {tensor}", use, CONTEXT))
+        steps.add(BlockStep.moving(f"{self.op.name}.{use.op} {tensor}", use, CONTEXT))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from simpar.architectures.graph import Operator
 from simpar.cost.operators import OperatorTime
-from simpar.program.blocks.phases import COMPUTE, EXPERT, CollectiveUse, Step, StepList
+from simpar.program.blocks.phases import COMPUTE, EXPERT, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.rank_view import RankView
 from simpar.units import Numbers, scalar_truth
 
@@ -30,7 +30,7 @@ MOVES = ("dispatch", "combine")
 
 
 @dataclass(frozen=True)
-class Exchange:
+class TokenExchange:
     """Steps of tokens that move between the ranks that share a mixture; ``kind`` is that of their kernels."""
 
     view: RankView
@@ -41,7 +41,7 @@ class Exchange:
         outward = (op.kind == "dispatch") != backward
         kernel_s = time.backward_input_s if backward else time.forward_s
         view, name = self.view, f"{op.name}.{'gradient_' if backward else ''}"
-        spread, kernel = scalar_truth(view.job.layout.ep > 1), Step.kernel(op.name, self.kind, kernel_s)
+        spread, kernel = scalar_truth(view.job.layout.ep > 1), BlockStep.kernel(op.name, self.kind, kernel_s)
         if outward:
             if not spread and view.sequence_parallel:
                 self._slices(steps, name, "all_gather", view.token_bytes)
@@ -82,7 +82,7 @@ class Exchange:
     def _count_tokens(self, steps: StepList) -> None:
         """Add the wait in which the device idles until the host knows the sizes of the next kernels."""
         if self._host_asks:
-            steps.add(Step("token counts", "host", COMPUTE, self.view.job.stack.experts.sync_s))
+            steps.add(BlockStep("token counts", "host", COMPUTE, self.view.job.stack.experts.sync_s))
 
     @property
     def _host_asks(self) -> bool:
@@ -105,7 +105,7 @@ class Exchange:
     def _exchange(self, steps: StepList, name: str, use: CollectiveUse) -> None:
         """Add a collective of the expert-parallel ranks; overlapped, it waits for earlier exchanges alone."""
         sms = self.view.job.stack.experts.exchange_sms / self.view.job.kernels.device.num_sms
-        step = replace(Step.moving(name, use, EXPERT), sms=sms)
+        step = replace(BlockStep.moving(name, use, EXPERT), sms=sms)
         if self.view.job.layout.ep_overlap:
             earlier = [index for index, other in enumerate(steps.steps) if other.stream == EXPERT]
             steps.shared, steps.in_turns = True, self._host_asks
@@ -116,4 +116,4 @@ class Exchange:
     def _slices(self, steps: StepList, name: str, op: str, size_bytes: Numbers) -> None:
         """Add a collective among the ranks that share an expert, if several do."""
         if scalar_truth(self._sharers > 1):
-            steps.add(Step.moving(f"{name}{op}", CollectiveUse(SLICES, op, size_bytes)))
+            steps.add(BlockStep.moving(f"{name}{op}", CollectiveUse(SLICES, op, size_bytes)))

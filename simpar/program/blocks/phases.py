@@ -41,7 +41,7 @@ class CollectiveUse:
 
 
 @dataclass(frozen=True)
-class Step:
+class BlockStep:
     """A kernel (``duration_s`` on the device) or a collective of one block; ``after`` are earlier positions.
 
     ``sms`` is the share of the device's multiprocessors that a collective holds while kernels run beside it. ``layer``
@@ -58,22 +58,22 @@ class Step:
     sms: float = 0.0
 
     @staticmethod
-    def kernel(name: str, kind: str, duration_s: Numbers) -> Step:
+    def kernel(name: str, kind: str, duration_s: Numbers) -> BlockStep:
         """A kernel on the compute stream."""
-        return Step(name, kind, COMPUTE, floats(duration_s))
+        return BlockStep(name, kind, COMPUTE, floats(duration_s))
 
     @staticmethod
-    def moving(name: str, use: CollectiveUse, stream: str = TENSOR) -> Step:
+    def moving(name: str, use: CollectiveUse, stream: str = TENSOR) -> BlockStep:
         """A collective on the stream of its kind."""
-        return Step(name, stream, stream, collective=use)
+        return BlockStep(name, stream, stream, collective=use)
 
-    def behind(self, after: tuple[int, ...]) -> Step:
+    def behind(self, after: tuple[int, ...]) -> BlockStep:
         """The same step with other positions to wait for; called so often that :func:`replace` would be too slow."""
-        moved = object.__new__(Step)
+        moved = object.__new__(BlockStep)
         moved.__dict__.update(self.__dict__, after=after)
         return moved
 
-    def of(self, index: int) -> Step:
+    def of(self, index: int) -> BlockStep:
         """The step of one plan of a batch."""
         use = self.collective
         one = replace(use, size_bytes=_one(use.size_bytes, index)) if use else None
@@ -88,7 +88,7 @@ class StepList:
     the host's time beyond launches; ``shared`` and ``in_turns`` are those of :class:`Phase`.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[BlockStep] = field(default_factory=list)
     frontier: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
     host_s: float = 0.0
@@ -100,7 +100,7 @@ class StepList:
         """Collectives among the steps, each call counted."""
         return sum(int(step.collective.count) for step in self.steps if step.collective)
 
-    def add(self, step: Step, *, after: tuple[int, ...] | None = None, join: bool = True) -> int:
+    def add(self, step: BlockStep, *, after: tuple[int, ...] | None = None, join: bool = True) -> int:
         """Append a step after ``after`` (default: the frontier); ``join`` makes it the new frontier."""
         self.steps.append(step.behind(self.frontier if after is None else after))
         index = len(self.steps) - 1
@@ -108,7 +108,7 @@ class StepList:
             self.frontier, self.beside = (index, *self.beside), ()
         return index
 
-    def add_beside(self, step: Step) -> None:
+    def add_beside(self, step: BlockStep) -> None:
         """Append a step that the next serial step does not wait for, but all after it do."""
         self.beside = (*self.beside, self.add(step, join=False))
 
@@ -121,7 +121,7 @@ class Phase:
     times add up.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[BlockStep, ...]
     issue_s: Numbers = 0.0
     shared: bool = False
     in_turns: bool = False
@@ -143,7 +143,7 @@ class Phase:
         moved = [step.behind(tuple(at + offset for at in step.after) or ends) for step in other.steps]
         return self.launched_with(other, (*self.steps, *moved))
 
-    def launched_with(self, other: Phase, steps: tuple[Step, ...]) -> Phase:
+    def launched_with(self, other: Phase, steps: tuple[BlockStep, ...]) -> Phase:
         """Both phases as ``steps``, launched by one host."""
         issue_s, shared = self.issue_s + other.issue_s, self.shared or other.shared
         return Phase(steps, issue_s, shared, self.in_turns or other.in_turns)
@@ -154,7 +154,7 @@ def _one(value: Numbers, index: int) -> float:
     return float(np.broadcast_to(value, np.shape(value) or (index + 1,))[index])
 
 
-def terminals(steps: Sequence[Step]) -> tuple[int, ...]:
+def terminals(steps: Sequence[BlockStep]) -> tuple[int, ...]:
     """Positions of the steps that no other waits for: together they end the pass."""
     waited = {index for step in steps for index in step.after}
     return tuple(index for index in range(len(steps)) if index not in waited)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from simpar.program.blocks.phases import COMPUTE, CollectiveUse, Phase, Step, terminals
+from simpar.program.blocks.phases import COMPUTE, BlockStep, CollectiveUse, Phase, terminals
 from simpar.units import NS_PER_S, Floats, Ints, Numbers, floats, to_ns
 
 Time = TypeVar("Time", int, Ints)
@@ -34,7 +34,7 @@ class Segment:
     ("host"), and the rest by the kind of collective that it waits for ("tp", "cp").
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[BlockStep, ...]
     start_ns: Ints
     finish_ns: Ints
     duration_ns: int
@@ -55,7 +55,7 @@ def make_segment(phase: Phase, price: Priced, *, slowdown: float = 1.0) -> Segme
     gap = int(launched_ns(phase, ended, to_ns(phase.issue_s))) - ended
     if gap > 0:
         name = TURN if phase.in_turns else LAUNCH
-        steps.append(Step(name=name, kind="host", stream=COMPUTE, after=terminals(steps)))
+        steps.append(BlockStep(name=name, kind="host", stream=COMPUTE, after=terminals(steps)))
         starts.append(ended)
         finishes.append(ended + gap)
     duration = max(finishes, default=0)
@@ -76,7 +76,7 @@ def launched_ns(phase: Phase, device_ns: Time, issue_ns: Time) -> Time:
     return device_ns + issue_ns if phase.in_turns else np.maximum(device_ns, issue_ns)
 
 
-def schedule(steps: Sequence[Step], durations: Sequence[Time]) -> tuple[list[Time], list[Time]]:
+def schedule(steps: Sequence[BlockStep], durations: Sequence[Time]) -> tuple[list[Time], list[Time]]:
     """Starts and finishes of steps by rule 1 of the Program.
 
     A step waits for its dependencies and for the step before it on its stream. Durations are integers, or arrays of
@@ -127,7 +127,7 @@ def without_held(phase: Phase, prices_ns: Sequence[Time], kernels_s: Sequence[Nu
     return floats(np.minimum(1.0 + lost_ns / compute_ns, 1.0 / (1.0 - most)))
 
 
-def _parts(steps: Sequence[Step], starts: Sequence[int], finishes: Sequence[int], duration: int) -> dict[str, int]:
+def _parts(steps: Sequence[BlockStep], starts: Sequence[int], finishes: Sequence[int], duration: int) -> dict[str, int]:
     """Nanoseconds of a segment by kind: of kernels, and of the collectives for which the compute stream idles.
 
     A gap is walked back from its end; at each instant it is put down to the running collective that started last.

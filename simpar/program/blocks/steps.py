@@ -22,7 +22,7 @@ from simpar.plan.placement import Transfer
 from simpar.program.blocks import experts
 from simpar.program.blocks.block_view import BlockView
 from simpar.program.blocks.changes import Change
-from simpar.program.blocks.phases import CollectiveUse, Phase, Step, StepList
+from simpar.program.blocks.phases import BlockStep, CollectiveUse, Phase, StepList
 from simpar.units import Numbers, scalar_truth
 
 NOTHING = Phase(())
@@ -113,13 +113,13 @@ class _Walk:
             for change in self._read.get(op.name, ()):
                 self._ahead(sequence, op.name, change)
             for use in self.view.loss_sums(op):
-                sequence.add(Step.moving(f"{op.name}.sums", use))
+                sequence.add(BlockStep.moving(f"{op.name}.sums", use))
             if op.kind == "attention":
                 self.view.attention(sequence, op, time, kind)
             elif op.kind in experts.MOVES:
                 self.view.exchange(kind).run(sequence, op, time, backward=False)
             else:
-                sequence.add(Step.kernel(op.name, kind, time.forward_s))
+                sequence.add(BlockStep.kernel(op.name, kind, time.forward_s))
         for change in self._read.get("", ()) if part is None else ():
             self._ahead(sequence, "output", change)
         rounds = (self.view.rounds(op) for op in block.operators)
@@ -208,7 +208,7 @@ class _Walk:
         start, beside = sequence.frontier, bool(self.view.job.stack.overlap.tensor_backward)
         gathered = self._gather_again(sequence, op, beside=beside) if weight_gradient else None
         if input_gradient and scalar_truth(time.backward_input_s > 0):
-            sequence.add(Step.kernel(op.name, "input_gradient", time.backward_input_s), after=start)
+            sequence.add(BlockStep.kernel(op.name, "input_gradient", time.backward_input_s), after=start)
         sums = self._sum_gradients(sequence, op) if input_gradient else ()
         ends: tuple[int, ...] = ()
         if weight_gradient and scalar_truth(time.backward_weight_s > 0):
@@ -225,7 +225,7 @@ class _Walk:
         parts = {op.name: own} | {f"{op.name}.{name}": seconds for name, seconds in time.sums_s.items()}
         kernels = [(name, seconds) for name, seconds in parts.items() if scalar_truth(seconds > 0)]
         for name, seconds in kernels:
-            step = Step.kernel(name, "weight_gradient", seconds)
+            step = BlockStep.kernel(name, "weight_gradient", seconds)
             waits = (sequence.add(step, after=waits, join=name == kernels[-1][0]),)
         return waits[-1]
 
@@ -250,11 +250,11 @@ class _Walk:
                 result.append(sequence.add(step, after=after, join=False))
         return tuple(result)
 
-    def _move(self, name: str, change: Change, transfer: Transfer) -> Step:
+    def _move(self, name: str, change: Change, transfer: Transfer) -> BlockStep:
         use = CollectiveUse(self.view.group((transfer.axis,)), transfer.op, change.moved_bytes(transfer))
-        return Step.moving(name, use)
+        return BlockStep.moving(name, use)
 
 
-def _resized(step: Step, name: str, size_bytes: Numbers) -> Step:
+def _resized(step: BlockStep, name: str, size_bytes: Numbers) -> BlockStep:
     assert step.collective is not None, "only collectives are cut"
     return replace(step, name=name, collective=replace(step.collective, size_bytes=size_bytes))

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from simpar.errors import BeyondIntegers, TooManyOps
 from simpar.program.blocks.phases import CollectiveUse
-from simpar.program.emission.traffic import Network
+from simpar.program.emission.traffic import QuotientNetwork
 from simpar.program.fold.quotient import Quotient
 from simpar.program.ir.program import MEMORY_CATEGORIES, Csr, Label, MemoryTable, OpTable, Program
-from simpar.program.structure.templates import BUFFERS, Node, Template
+from simpar.program.structure.templates import BUFFERS, Template, TemplateNode
 from simpar.units import Flags, Indices, Ints
 
 MOST_OPS = 8_000_000
@@ -78,7 +78,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _TemplateColumns:
     """One template in columns.
 
     ``ops`` int64[6, nodes] has a row for each of ``_OPS``. ``rows``, by name, are int64[columns, rows] of what belongs
@@ -110,12 +110,12 @@ class Emitter:
     of the job uses them, are left out of the nodes' lists.
     """
 
-    def __init__(self, streams: Sequence[str], network: Network, most_ops: float | None = None) -> None:
+    def __init__(self, streams: Sequence[str], network: QuotientNetwork, most_ops: float | None = None) -> None:
         self.network = network
         self.most_ops = min(MOST_OPS, _AT_MOST.get()) if most_ops is None else most_ops
         self._streams = {name: index for index, name in enumerate(streams)}
         self._labels: dict[tuple[str, str, int], int] = {}
-        self._tables: dict[int, tuple[Template, _Table]] = {}
+        self._tables: dict[int, tuple[Template, _TemplateColumns]] = {}
         self._labelled: dict[tuple[int, int], Ints] = {}
         self._added: list[tuple[Ints, ClassActions]] = []
         self._parts: list[tuple[Ints, dict[str, Ints]]] = []
@@ -230,7 +230,7 @@ class Emitter:
         return columns
 
     def _shared_columns(
-        self, actions: ClassActions, tables: Sequence[_Table]
+        self, actions: ClassActions, tables: Sequence[_TemplateColumns]
     ) -> tuple[Ints, dict[str, _Read], dict[str, Ints]]:
         """What classes with the same actions share: (node of every slot, values of columns, rows by name).
 
@@ -295,14 +295,14 @@ class Emitter:
         lengths = np.array([len(table) for table in tables])
         return np.concatenate(tables), (np.cumsum(lengths) - lengths)[which]
 
-    def _tables_of(self, actions: ClassActions) -> list[_Table]:
+    def _tables_of(self, actions: ClassActions) -> list[_TemplateColumns]:
         for template in actions.templates:
             if id(template) not in self._tables:
                 self._tables[id(template)] = template, _table(template.nodes, self._streams)
         return [self._tables[id(template)][1] for template in actions.templates]
 
 
-def _uses(tables: Sequence[_Table]) -> tuple[list[CollectiveUse], Ints]:
+def _uses(tables: Sequence[_TemplateColumns]) -> tuple[list[CollectiveUse], Ints]:
     """Distinct collectives of templates, and for each node, template after template, its collective's index or -1."""
     uses: dict[CollectiveUse, int] = {}
     found = [np.full(table.ops.shape[1], -1) for table in tables]
@@ -312,7 +312,7 @@ def _uses(tables: Sequence[_Table]) -> tuple[list[CollectiveUse], Ints]:
     return list(uses), np.concatenate(found)
 
 
-def _table(nodes: Sequence[Node], streams: Mapping[str, int]) -> _Table:
+def _table(nodes: Sequence[TemplateNode], streams: Mapping[str, int]) -> _TemplateColumns:
     uses: dict[CollectiveUse, list[int]] = {}
     for i, node in enumerate(nodes):
         if node.collective:
@@ -329,7 +329,7 @@ def _table(nodes: Sequence[Node], streams: Mapping[str, int]) -> _Table:
         "awaits": [(i, 0, BUFFERS.index(a.buffer), a.back) for i, node in each for a in node.awaits],
         "frees": [(i, BUFFERS.index(name)) for i, node in each for name in node.frees],
     }
-    return _Table(
+    return _TemplateColumns(
         ops=_rows([(i, -1, 0 if node.collective else node.duration_ns, 0, -1, 0) for i, node in each], 6),
         rows={name: _rows(some, _WIDTH[name]) for name, some in rows.items()},
         uses=uses,

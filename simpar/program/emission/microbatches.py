@@ -17,10 +17,10 @@ import numpy as np
 from simpar.plan.schedules.actions import B, F, Schedule, columns
 from simpar.program.blocks.phases import BLOCK_STREAMS
 from simpar.program.emission.shared_cores import are_shared
-from simpar.program.structure.templates import MemoryChange, Node, Template
+from simpar.program.structure.templates import MemoryChange, Template, TemplateNode
 
 if TYPE_CHECKING:
-    from simpar.program.class_maker import ClassMaker
+    from simpar.program.class_maker import RankClassBuilder
 
 MOST_APART = 128
 """Up to this number, every microbatch is timed, drawn and reported on its own."""
@@ -28,7 +28,7 @@ MIDDLE = 2
 """Position of the merged microbatches among the actions of a shortened schedule."""
 
 
-def with_middle(maker: ClassMaker) -> ClassMaker:
+def with_middle(maker: RankClassBuilder) -> RankClassBuilder:
     """The maker with all microbatches but the first and the last as one op; unchanged where that would not be exact."""
     job, count = maker.job, maker.schedule.num_microbatches
     # under jitter every pass has a factor of its own
@@ -47,7 +47,7 @@ def with_middle(maker: ClassMaker) -> ClassMaker:
     return replace(maker, schedule=replace(maker.schedule, ranks=(shortened,)), middle_count=count - 2)
 
 
-def _is_alone(maker: ClassMaker, class_id: int) -> bool:
+def _is_alone(maker: RankClassBuilder, class_id: int) -> bool:
     """Whether all ranks are alike and the microbatches in the middle communicate in at most one kind of groups.
 
     Their collectives then follow one another, and other users of the links have ended with the first microbatch.
@@ -87,7 +87,7 @@ def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Templa
     held = _at_peak(passes)
     if held is None:
         return None
-    node = Node(
+    node = TemplateNode(
         kind="forward_backward",
         name=f"microbatches 1-{count}",
         streams=passes[0].streams,
@@ -104,7 +104,7 @@ def middle(templates: Mapping[tuple[str, bool], Template], count: int) -> Templa
     return Template((node,), 0)
 
 
-def _at_peak(passes: Sequence[Node]) -> dict[str, int] | None:
+def _at_peak(passes: Sequence[TemplateNode]) -> dict[str, int] | None:
     """Bytes by category at the highest total of some passes in turn; None where they leave memory behind."""
     held: dict[str, int] = {}
     peak: dict[str, int] = {}

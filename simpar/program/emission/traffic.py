@@ -179,7 +179,7 @@ class _Priced:
 
 
 @dataclass
-class Network:
+class QuotientNetwork:
     """Prices collectives on a quotient: private ones as fixed durations, contended ones as flows with a route.
 
     Without ``contention`` every collective is priced alone on its links: a lower bound without flows.
@@ -199,10 +199,10 @@ class Network:
     _lines: dict[tuple[int, int, str], list[Line]] = field(default_factory=dict)
     _offers: dict[tuple[str, bool, bytes], list[Line]] = field(default_factory=dict)
 
-    def apart(self, colours: Ints) -> Network:
+    def apart(self, colours: Ints) -> QuotientNetwork:
         """The same network with a quotient in which only ranks of one colour, int64[world], may be alike."""
         quotient = build_quotient(self.cluster, self.kinds, colours)
-        return Network(self.cluster, self.kinds, quotient, self.streams_of_kind, self.contention, self.added)
+        return QuotientNetwork(self.cluster, self.kinds, quotient, self.streams_of_kind, self.contention, self.added)
 
     @cached_property
     def _shared(self) -> Flags:

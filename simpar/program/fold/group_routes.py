@@ -13,7 +13,7 @@ import numpy as np
 
 from simpar.cost.collectives.choice import link_loads
 from simpar.hardware.cluster import Cluster
-from simpar.program.fold.symmetry import Pattern, Symmetry, fixed_digits
+from simpar.program.fold.symmetry import GroupPattern, Symmetry, fixed_digits
 from simpar.units import Flags, Floats, Ints
 
 
@@ -77,7 +77,7 @@ def _row_numbers(table: Floats) -> Ints:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedGroups:
     """The K places of a kind's groups that differ for the fabric; every group is a translate of one of them.
 
     A place is a pattern and a first member, ``pattern`` and ``first`` int64[K]; ``ranks`` int64[K, N] are its members,
@@ -85,7 +85,7 @@ class Placed:
     """
 
     kind: GroupKind
-    patterns: Sequence[Pattern]
+    patterns: Sequence[GroupPattern]
     pattern: Ints
     first: Ints
     ranks: Ints
@@ -93,14 +93,14 @@ class Placed:
     loads: KindLoads
 
     @staticmethod
-    def of(kind: GroupKind, found: Sequence[Pattern], symmetry: Symmetry, cluster: Cluster) -> Placed:
+    def of(kind: GroupKind, found: Sequence[GroupPattern], symmetry: Symmetry, cluster: Cluster) -> PlacedGroups:
         """The places of a kind, with their loads."""
         lowest = [np.unique(_home(each, each.first[symmetry.representative_groups(each)], symmetry)) for each in found]
         pattern = np.repeat(np.arange(len(found)), [len(first) for first in lowest])
         first = np.concatenate(lowest)
         ranks = first[:, None] + np.stack([each.offset for each in found])[pattern]
         fixed = np.stack([fixed_digits(each, symmetry.digits) for each in found])[pattern]
-        return Placed(kind, found, pattern, first, ranks, ~fixed.T, kind_loads(kind, ranks, cluster))
+        return PlacedGroups(kind, found, pattern, first, ranks, ~fixed.T, kind_loads(kind, ranks, cluster))
 
     def place_of(self, pattern: int, first: Ints, symmetry: Symmetry) -> Ints:
         """The place that groups of a pattern are translates of."""
@@ -109,7 +109,7 @@ class Placed:
         return mine[np.searchsorted(self.first[mine], home)]
 
 
-def _home(pattern: Pattern, first: Ints, symmetry: Symmetry) -> Ints:
+def _home(pattern: GroupPattern, first: Ints, symmetry: Symmetry) -> Ints:
     """First members with those regular digits set to zero that all members of a group share."""
     digits = symmetry.digits
     for d in np.flatnonzero(symmetry.regular & fixed_digits(pattern, digits)):
@@ -118,18 +118,18 @@ def _home(pattern: Pattern, first: Ints, symmetry: Symmetry) -> Ints:
 
 
 @dataclass(frozen=True)
-class Fabric:
+class RankLinks:
     """Links by block and rank: ``depends`` bool[digits, blocks] says which digits of a rank determine its link."""
 
     cluster: Cluster
     depends: Flags
 
     @staticmethod
-    def of(cluster: Cluster, symmetry: Symmetry) -> Fabric:
+    def of(cluster: Cluster, symmetry: Symmetry) -> RankLinks:
         """Links of a cluster as functions of the digits."""
         probe = np.array([0, *symmetry.digits.stride])
         links = np.stack([cluster.link_of(block, probe) for block in cluster.blocks])
-        return Fabric(cluster, (links[:, 1:] != links[:, :1]).T)
+        return RankLinks(cluster, (links[:, 1:] != links[:, :1]).T)
 
     def link(self, block: Ints, ranks: Ints) -> Ints:
         """The link of every rank in the block with that index."""
@@ -140,7 +140,7 @@ class Fabric:
         return links
 
 
-def orbit_loads(placed: Placed, symmetry: Symmetry, fabric: Fabric) -> tuple[Ints, ...] | None:
+def orbit_loads(placed: PlacedGroups, symmetry: Symmetry, fabric: RankLinks) -> tuple[Ints, ...] | None:
     """Loads of places on one link of each orbit, or None where the links of an orbit are not loaded alike.
 
     Columns are the place, the block and the owner of the link, the row of the loads, and how many of the group's links

@@ -14,7 +14,7 @@ import numpy as np
 
 from simpar.cost.collectives.choice import shape_numbers
 from simpar.hardware.cluster import Cluster
-from simpar.program.fold.group_routes import Fabric, GroupKind, Placed, orbit_loads
+from simpar.program.fold.group_routes import GroupKind, PlacedGroups, RankLinks, orbit_loads
 from simpar.program.fold.refinement import Incidence
 from simpar.program.fold.symmetry import Symmetry, find_symmetry, no_symmetry, patterns
 from simpar.units import Floats, Ints
@@ -35,14 +35,14 @@ class KindNodes:
 
 
 @dataclass(frozen=True)
-class Graph:
+class IncidenceGraph:
     """The graph of a layout and its nodes: ``ranks``, then the groups of every kind, then ``links``.
 
     ``group_start`` int64[kinds + 1] is the first node of each kind, then that of the links.
     """
 
     symmetry: Symmetry
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedGroups, ...]
     kinds: tuple[KindNodes, ...]
     ranks: Ints
     group_start: Ints
@@ -50,7 +50,9 @@ class Graph:
     incidence: Incidence
 
 
-def build_graph(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True) -> Graph:
+def build_graph(
+    cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints, *, orbits: bool = True
+) -> IncidenceGraph:
     """The graph whose refinement folds a layout; without ``orbits`` every rank, group and link is a node.
 
     On mixed clusters they always are, because the links there are no function of a rank's digits.
@@ -61,8 +63,8 @@ def build_graph(cluster: Cluster, kinds: Sequence[GroupKind], rank_colour: Ints,
     if orbits and not cluster.is_mixed:
         colours = [rank_colour, *_capacities(cluster)]
         symmetry, found = find_symmetry(world, found, cluster, colours)
-    placed = tuple(Placed.of(kind, its, symmetry, cluster) for kind, its in zip(kinds, found, strict=True))
-    fabric = Fabric.of(cluster, symmetry)
+    placed = tuple(PlacedGroups.of(kind, its, symmetry, cluster) for kind, its in zip(kinds, found, strict=True))
+    fabric = RankLinks.of(cluster, symmetry)
     loads = [orbit_loads(each, symmetry, fabric) for each in placed]
     if any(each is None for each in loads):
         symmetry = _where_loads_agree(placed, symmetry, fabric)
@@ -83,14 +85,14 @@ def _capacities(cluster: Cluster) -> list[Floats]:
     return [capacity[cluster.link_of(block, ranks)] for block in blocks]
 
 
-def _where_loads_agree(placed: Sequence[Placed], symmetry: Symmetry, fabric: Fabric) -> Symmetry:
+def _where_loads_agree(placed: Sequence[PlacedGroups], symmetry: Symmetry, fabric: RankLinks) -> Symmetry:
     """The symmetry without the digits along which some algorithm loads links differently."""
     every = np.arange(len(symmetry.digits))
     uneven = [any(orbit_loads(each, symmetry.fixing(every != d), fabric) is None for each in placed) for d in every]
     return symmetry.fixing(np.array(uneven))
 
 
-def _kind_nodes(placed: Placed, loads: tuple[Ints, ...], symmetry: Symmetry, fabric: Fabric) -> KindNodes:
+def _kind_nodes(placed: PlacedGroups, loads: tuple[Ints, ...], symmetry: Symmetry, fabric: RankLinks) -> KindNodes:
     """The representatives among the groups of a kind, with their edges: those of their places, translated."""
     index, first, place = _representative_groups(placed, symmetry)
     by_index = np.argsort(index, kind="stable")
@@ -109,7 +111,7 @@ def _kind_nodes(placed: Placed, loads: tuple[Ints, ...], symmetry: Symmetry, fab
     return KindNodes(place, member, load)
 
 
-def _representative_groups(placed: Placed, symmetry: Symmetry) -> tuple[Ints, Ints, Ints]:
+def _representative_groups(placed: PlacedGroups, symmetry: Symmetry) -> tuple[Ints, Ints, Ints]:
     """Index, first member and place of the groups that stand for their orbit."""
     parts = []
     for number, pattern in enumerate(placed.patterns):
@@ -129,8 +131,12 @@ def _repeat(row: Ints, place: Ints, num_places: int) -> tuple[Ints, Ints]:
 
 
 def _assemble(
-    placed: tuple[Placed, ...], kinds: Sequence[KindNodes], symmetry: Symmetry, cluster: Cluster, rank_colour: Ints
-) -> Graph:
+    placed: tuple[PlacedGroups, ...],
+    kinds: Sequence[KindNodes],
+    symmetry: Symmetry,
+    cluster: Cluster,
+    rank_colour: Ints,
+) -> IncidenceGraph:
     """Number the nodes and put all edges in one list."""
     ranks = np.flatnonzero(symmetry.is_lowest)
     loaded: list[Ints] = [np.zeros(0, dtype=np.int64), *(nodes.load[:, 1] for nodes in kinds)]
@@ -149,11 +155,15 @@ def _assemble(
         label += len(each.loads.loads)
     columns = np.concatenate(edges).T
     colour = _colours(placed, kinds, (ranks, links), cluster, rank_colour)
-    return Graph(symmetry, placed, tuple(kinds), ranks, group_start, links, Incidence(colour, *columns))
+    return IncidenceGraph(symmetry, placed, tuple(kinds), ranks, group_start, links, Incidence(colour, *columns))
 
 
 def _colours(
-    placed: Sequence[Placed], kinds: Sequence[KindNodes], nodes: tuple[Ints, Ints], cluster: Cluster, rank_colour: Ints
+    placed: Sequence[PlacedGroups],
+    kinds: Sequence[KindNodes],
+    nodes: tuple[Ints, Ints],
+    cluster: Cluster,
+    rank_colour: Ints,
 ) -> Ints:
     """Initial colours: of ranks as given, of groups by kind and shape, of links by block and capacity.
 

@@ -18,7 +18,7 @@ import numpy as np
 from simpar.cost.collectives.lines import Line
 from simpar.hardware.cluster import Cluster
 from simpar.program.fold.group_routes import GroupKind
-from simpar.program.fold.incidence import Graph, build_graph
+from simpar.program.fold.incidence import IncidenceGraph, build_graph
 from simpar.program.fold.refinement import refine
 from simpar.program.ir.flow import quantise
 from simpar.program.ir.program import Csr
@@ -45,7 +45,7 @@ class GroupClass:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class LinkTraffic:
     """What the groups of a kind put on one link of each class.
 
     Row e: ``count[e]`` groups of class ``group[e]`` load the link of class ``link[e]`` with
@@ -88,7 +88,7 @@ class Quotient:
     link_capacity_bytes_per_s: Floats
     link_names: tuple[str, ...]
     link_is_port: Flags
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[LinkTraffic, ...]
 
     @property
     def num_classes(self) -> int:
@@ -146,7 +146,7 @@ def _digest(kinds: Sequence[GroupKind], rank_colour: Ints, orbits: bool) -> byte
     return found.digest()
 
 
-def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Quotient:
+def _read_back(cluster: Cluster, graph: IncidenceGraph, class_of: Ints) -> Quotient:
     of_rank = class_of[: len(graph.ranks)]
     _, first = np.unique(of_rank, return_index=True)
     of_link = class_of[graph.group_start[-1] :]
@@ -154,7 +154,7 @@ def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Quotient:
     links = graph.links[first_link]
     groups: list[GroupClass] = []
     group_class: dict[str, Ints] = {}
-    traffic: list[Traffic] = []
+    traffic: list[LinkTraffic] = []
     for number, placed in enumerate(graph.placed):
         name, start = placed.kind.name, int(graph.group_start[number])
         nodes = class_of[start : start + len(graph.kinds[number].place)]
@@ -190,12 +190,12 @@ def _read_back(cluster: Cluster, graph: Graph, class_of: Ints) -> Quotient:
     )
 
 
-def _traffic(graph: Graph, kind: int, classes: Ints, links: Ints, link_class: Ints) -> Traffic:
+def _traffic(graph: IncidenceGraph, kind: int, classes: Ints, links: Ints, link_class: Ints) -> LinkTraffic:
     """Loads of the groups of a kind, counted on the representative of each class of links."""
     group, link, label, _, count = graph.kinds[kind].load.T
     mine = np.flatnonzero(np.isin(link, links))
     loads = graph.placed[kind].loads
-    return Traffic(
+    return LinkTraffic(
         group=classes[group[mine]],
         link=link_class[np.searchsorted(graph.links, link[mine])],
         label=label[mine],

@@ -29,7 +29,7 @@ from simpar.units import Flags, Ints
 
 
 @dataclass(frozen=True)
-class Pattern:
+class GroupPattern:
     """Groups of one kind that are translates of each other: group ``index[i]`` is ``first[i] + offset``.
 
     ``directed`` groups tell their members apart by position.
@@ -41,18 +41,18 @@ class Pattern:
     directed: bool
 
 
-def patterns(groups: Ints, *, directed: bool) -> list[Pattern]:
+def patterns(groups: Ints, *, directed: bool) -> list[GroupPattern]:
     """The groups int64[G, N] of a kind by their offsets from the first member."""
     first = groups[:, 0]
     return _alike(np.arange(len(groups)), first, groups.T - first, directed=directed)
 
 
-def _alike(index: Ints, first: Ints, columns: Ints, *, directed: bool) -> list[Pattern]:
+def _alike(index: Ints, first: Ints, columns: Ints, *, directed: bool) -> list[GroupPattern]:
     """A pattern for each distinct column of ``columns`` int64[n, G], whose first rows are offsets of the members."""
-    result: list[Pattern] = []
+    result: list[GroupPattern] = []
     while len(index):
         same = (columns == columns[:, :1]).all(axis=0)
-        result.append(Pattern(index[same], first[same], columns[:, 0], directed))
+        result.append(GroupPattern(index[same], first[same], columns[:, 0], directed))
         index, first, columns = index[~same], first[~same], columns[:, ~same]
     return result
 
@@ -119,7 +119,7 @@ class Symmetry:
         lowest: Flags = self.orbits == np.arange(len(self.orbits))
         return lowest
 
-    def representative_groups(self, pattern: Pattern) -> Ints:
+    def representative_groups(self, pattern: GroupPattern) -> Ints:
         """Indices of groups of a pattern, one of each orbit."""
         varying = self.free & ~fixed_digits(pattern, self.digits)
         origin = self.digits.of(pattern.first[:1])[:, 0]
@@ -148,8 +148,8 @@ def no_symmetry(world: int) -> Symmetry:
 
 
 def find_symmetry(
-    world: int, kinds: Sequence[Sequence[Pattern]], cluster: Cluster, colours: Sequence[NDArray[np.generic]]
-) -> tuple[Symmetry, list[list[Pattern]]]:
+    world: int, kinds: Sequence[Sequence[GroupPattern]], cluster: Cluster, colours: Sequence[NDArray[np.generic]]
+) -> tuple[Symmetry, list[list[GroupPattern]]]:
     """The symmetry of group kinds on a cluster, and the patterns of each kind by the digits that they change.
 
     ``colours`` (each of shape [world]) tell ranks apart.
@@ -181,7 +181,7 @@ def _strides(offset: Ints) -> list[int]:
     return result
 
 
-def _without_carries(pattern: Pattern, digits: Digits) -> list[Pattern]:
+def _without_carries(pattern: GroupPattern, digits: Digits) -> list[GroupPattern]:
     """The pattern in parts; within a part, groups turn into each other digit by digit, without carries."""
     members, first = digits.of(pattern.first[0] + pattern.offset), digits.of(pattern.first)
     low = members.min(axis=1) + first.min(axis=1) - first[:, 0]
@@ -207,14 +207,14 @@ def _regular(digits: Digits, periods: Sequence[int], rigid: int) -> Flags:
     )
 
 
-def fixed_digits(pattern: Pattern, digits: Digits) -> Flags:
+def fixed_digits(pattern: GroupPattern, digits: Digits) -> Flags:
     """Digits that all members of a group share, the same ones in every group of the pattern: bool[digits]."""
     members = digits.of(pattern.first[0] + pattern.offset)
     same: Flags = (members == members[:, :1]).all(axis=1)
     return same
 
 
-def _kept(pattern: Pattern, digits: Digits, asked: Flags) -> Flags:
+def _kept(pattern: GroupPattern, digits: Digits, asked: Flags) -> Flags:
     """Digits among ``asked`` whose values may be permuted so that every group maps to a group of the pattern."""
     fixed = fixed_digits(pattern, digits)
     members = pattern.first[0] + pattern.offset

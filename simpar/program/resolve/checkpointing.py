@@ -20,7 +20,7 @@ from simpar.layout.layout import Layout
 from simpar.plan.schedules.actions import CHANGE_IN_FLIGHT, Schedule
 from simpar.program.job import TrainingJob
 from simpar.program.resolve.pass_costs import PassesAlone
-from simpar.program.structure.stages import Piece
+from simpar.program.structure.stages import StageBlock
 from simpar.units import NS_PER_S, Floats, format_bytes
 
 ROUNDS, MORE_ROUNDS = 20, 3
@@ -67,7 +67,7 @@ class _Stretch:
 
 
 @dataclass
-class _Rank:
+class _RankBudget:
     """What a pipeline rank may choose from, the bytes that its choices may take, and those that the last ones took.
 
     ``flights`` float64[moments, runs] are microbatches in flight at the moments that may bind.
@@ -112,7 +112,7 @@ class _Checkpointing:
         except Infeasible:
             return job
 
-    def _within(self, ranks: list[_Rank], room: Room, rounds: int) -> tuple[TrainingJob, Room]:
+    def _within(self, ranks: list[_RankBudget], room: Room, rounds: int) -> tuple[TrainingJob, Room]:
         """The job under a choice that fits when it is simulated, and its room.
 
         The budget of a rank that holds too much shrinks by the excess, for at most ``rounds`` rounds. Raises
@@ -137,11 +137,11 @@ class _Checkpointing:
                 rank.budget_bytes -= max(moving - most, 0.0)
         raise _too_little(max(room, key=lambda number: room[number][0] - room[number][1]), room)
 
-    def _rank(self, number: int) -> _Rank:
+    def _rank(self, number: int) -> _RankBudget:
         """The choices of a rank, with everything kept as the last ones taken."""
         mine = [each for each in self.stretches if self.schedule.rank_of_stage[each.virtual] == number]
         runs = [LayerRun(each.length, self.choices(each.block, each.length)) for each in mine]
-        rank = _Rank(number, mine, runs, self._in_flight(number, mine) if mine else np.zeros((0, 0)))
+        rank = _RankBudget(number, mine, runs, self._in_flight(number, mine) if mine else np.zeros((0, 0)))
         if runs:
             rank.take([[(run.choices[0], run.length)] for run in runs])
         return rank
@@ -197,7 +197,7 @@ class _Checkpointing:
         return block_activations(block, self.alone.builder.view.dims, job.stack, job.layout, mode)
 
     def _backward_ns(self, block: Block, mode: str) -> int:
-        return self.alone.duration_ns(Piece(0, block, mode), "backward")
+        return self.alone.duration_ns(StageBlock(0, block, mode), "backward")
 
     def _under(self, taken: Mapping[int, Taken]) -> TrainingJob:
         """The job with choices for some stretches, and everything recomputed in the others."""

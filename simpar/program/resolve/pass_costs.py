@@ -14,7 +14,7 @@ from simpar.program.blocks.segments import make_segment
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.emission.traffic import block_groups, late_per_member_s
 from simpar.program.job import TrainingJob
-from simpar.program.structure.stages import Piece, StageBuilder
+from simpar.program.structure.stages import StageBlock, StageBuilder
 from simpar.units import Floats, Ints
 
 DIGITS = 2
@@ -45,7 +45,7 @@ class PassesAlone:
         """Nanoseconds of a collective."""
         return self.prices.of(use.op, self.groups[use.group], use.group).use_ns(use)
 
-    def duration_ns(self, piece: Piece, kind: str) -> int:
+    def duration_ns(self, piece: StageBlock, kind: str) -> int:
         """Nanoseconds of a pass ("forward", "backward", ...) over one block."""
         key = (piece.block.name, piece.recompute, kind)
         if key not in self.known:

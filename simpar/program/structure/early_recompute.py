@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simpar.program.blocks.segments import Segment
-from simpar.program.structure.hooks import StageBlock
+from simpar.program.structure.hooks import BlockBytes
 from simpar.program.structure.templates import MemoryChange, Template, compute_node, forward_memory
 
 
-def live(units: Sequence[StageBlock]) -> list[StageBlock]:
+def live(units: Sequence[BlockBytes]) -> list[BlockBytes]:
     """Units as seen by their backward: recomputed tensors are there already, and are released with the saved ones."""
     return [replace(unit, saved_bytes=unit.saved_bytes + unit.recomputed_bytes, recomputed_bytes=0.0) for unit in units]
 
 
 def with_early_recompute(
-    kind: str, template: Template, units: Sequence[StageBlock], again: Sequence[Segment]
+    kind: str, template: Template, units: Sequence[BlockBytes], again: Sequence[Segment]
 ) -> Template:
     """A backward template (of :func:`live` units) with the recomputation ``again`` of its units, in model order, ahead.
 

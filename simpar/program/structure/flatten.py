@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from simpar.program.blocks.phases import terminals
 from simpar.program.blocks.segments import LAUNCH, Segment, varying_ns, waits_for_host
-from simpar.program.structure.templates import Node, Nodes, Template
+from simpar.program.structure.templates import Template, TemplateNode, TemplateNodes
 
 
 @dataclass(frozen=True)
-class Launches(Node):
+class Launches(TemplateNode):
     """Launches by the host beside a segment; ``compute_ns`` is the part that varies with the rank's speed."""
 
     compute_ns: int = 0
@@ -29,7 +29,7 @@ def flatten(template: Template) -> Template:
     segment's device work are counted from the segment's begin, because the host goes on while ranks wait for each
     other or for links.
     """
-    nodes, ends = Nodes(), list[int]()
+    nodes, ends = TemplateNodes(), list[int]()
     for node in template.nodes:
         last = tuple(ends[position] for position in node.after)
         if not node.segments:
@@ -47,7 +47,7 @@ def flatten(template: Template) -> Template:
     return Template(tuple(nodes), ends[template.exit])
 
 
-def _append_steps(nodes: Nodes, node: Node, segment: Segment, last: tuple[int, ...]) -> tuple[int, ...]:
+def _append_steps(nodes: TemplateNodes, node: TemplateNode, segment: Segment, last: tuple[int, ...]) -> tuple[int, ...]:
     host: tuple[int, ...] = ()
     if waits_for_host(segment):
         took, busy = segment.duration_ns, varying_ns(segment)
@@ -56,7 +56,7 @@ def _append_steps(nodes: Nodes, node: Node, segment: Segment, last: tuple[int, .
     offset = len(nodes)
     for step, start, finish in zip(segment.steps, segment.start_ns, segment.finish_ns, strict=True):
         nodes.append(
-            Node(
+            TemplateNode(
                 kind=node.kind if step.kind in ("forward", "input_gradient", "weight_gradient") else step.kind,
                 name=step.name,
                 streams=(step.stream,),
@@ -71,10 +71,10 @@ def _append_steps(nodes: Nodes, node: Node, segment: Segment, last: tuple[int, .
     return (*(position + offset for position in terminals(segment.steps)), *host) or last
 
 
-def _close(nodes: Nodes, node: Node, first: int, last: tuple[int, ...]) -> int:
+def _close(nodes: TemplateNodes, node: TemplateNode, first: int, last: tuple[int, ...]) -> int:
     """Append the join of no duration that ends a flattened node: it frees memory, and the first step allocates it."""
     if first == len(nodes):  # nothing runs
         return nodes.add(replace(node, kind="join", duration_ns=0, segments=(), after=last))
     nodes[first] = replace(nodes[first], memory=tuple(c for c in node.memory if not c.at_finish))
     finishes = tuple(change for change in node.memory if change.at_finish)
-    return nodes.add(Node("join", node.name, node.streams, after=last, memory=finishes, frees=node.frees))
+    return nodes.add(TemplateNode("join", node.name, node.streams, after=last, memory=finishes, frees=node.frees))

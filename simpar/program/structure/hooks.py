@@ -13,7 +13,7 @@ from simpar.units import Numbers
 
 
 @dataclass(frozen=True)
-class StageBlock:
+class BlockBytes:
     """One block of a virtual stage with the memory it moves and the parameters it holds.
 
     Bytes are those of one rank: ``saved`` live from forward to backward, ``recomputed`` only during the backward of
@@ -77,7 +77,7 @@ class Copies:
         """Whether parameters come from elsewhere before use."""
         return bool(self.gather_group) or self.fetched_bytes > 0
 
-    def arriving(self, unit: StageBlock) -> float:
+    def arriving(self, unit: BlockBytes) -> float:
         """Number of parameters that must arrive before a pass: frozen ones too, where they are sharded like others."""
         frozen = unit.frozen.get(self.kind, 0.0) if self.buffer_bytes else 0.0
         return self.parameters(unit) + frozen
@@ -91,7 +91,7 @@ class Copies:
             return CollectiveUse(self.gather_group, "all_gather", call, part)
         return CollectiveUse(self.gather_group, "all_gather", float(call), float(part))
 
-    def parameters(self, unit: StageBlock) -> float:
+    def parameters(self, unit: BlockBytes) -> float:
         """Parameters of a unit that this kind of ranks holds."""
         return unit.parameters.get(self.kind, 0.0)
 
@@ -138,12 +138,12 @@ class SyncPolicy:
         """Whether whole gradients wait for their reduction, in this action or a later one."""
         return any(each.whole.kept_bytes for each in self.copies)
 
-    def buckets(self, copies: Copies, units: Iterable[StageBlock]) -> list[Bucket]:
+    def buckets(self, copies: Copies, units: Iterable[BlockBytes]) -> list[Bucket]:
         """The buckets in which gradients of units, given in the order of their backward, are reduced."""
         sizes = [copies.parameters(unit) * copies.gradient_bytes for unit in units]
         return buckets(sizes, self.first_bucket_bytes, self.bucket_bytes, per_unit=copies.per_unit)
 
-    def uses(self, unit: StageBlock) -> list[CollectiveUse]:
+    def uses(self, unit: BlockBytes) -> list[CollectiveUse]:
         """Data-parallel collectives of the action for one unit taken by itself."""
         moved = []
         for each in self.copies:

@@ -21,7 +21,15 @@ from simpar.cost.memory.widths import parameter_widths
 from simpar.cost.offload import host_state_bytes, update_bytes
 from simpar.program.blocks.phases import COMPUTE
 from simpar.program.job import TrainingJob
-from simpar.program.structure.templates import DELAYED, HOST_IN, HOST_OUT, HOST_UPDATE, Node, Nodes, host_copy
+from simpar.program.structure.templates import (
+    DELAYED,
+    HOST_IN,
+    HOST_OUT,
+    HOST_UPDATE,
+    TemplateNode,
+    TemplateNodes,
+    host_copy,
+)
 from simpar.units import DTYPE_BYTES, MIB
 
 TILE_ELEMENTS = int(128 * MIB)
@@ -68,19 +76,19 @@ class HostUpdate:
             return 0.0
         return layout.host_share * self.gradient_bytes / shards
 
-    def behind(self, before: Iterable[Node], parameters: float, optimizer: Node) -> Nodes:
+    def behind(self, before: Iterable[TemplateNode], parameters: float, optimizer: TemplateNode) -> TemplateNodes:
         """Nodes ``before``, then the update of a rank's ``parameters``; ``optimizer`` is the device's own update.
 
         The last node ends when all parameters are where they are used.
         """
-        nodes = Nodes(before)
+        nodes = TemplateNodes(before)
         away, whole = parameters * self.job.layout.host_share, parameters * self.compute_bytes
         if away and self.late:
             copy = host_copy("gradients to host", away * self.gradient_bytes)
             nodes.add(replace(copy, streams=(COMPUTE, HOST_OUT)))
         delayed = self.job.layout.offload_delayed
         others = () if delayed else (HOST_OUT, HOST_UPDATE)
-        ready = nodes.add(Node("optimizer", "all gradients", (*optimizer.streams, *others)))
+        ready = nodes.add(TemplateNode("optimizer", "all gradients", (*optimizer.streams, *others)))
         ends = [nodes.add(optimizer)]
         if away:
             start = len(nodes)
@@ -94,10 +102,10 @@ class HostUpdate:
             copy = host_copy("parameters to drives", whole, op="to_nvme", after=tuple(ends))
             ends.append(nodes.add(copy))
         streams = (*optimizer.streams, HOST_OUT, HOST_IN, HOST_UPDATE)
-        nodes.add(Node("optimizer", "parameters in place", streams, after=tuple(ends)))
+        nodes.add(TemplateNode("optimizer", "parameters in place", streams, after=tuple(ends)))
         return nodes
 
-    def _tiles(self, nodes: Nodes, away: float, *, waits: tuple[int, ...]) -> list[int]:
+    def _tiles(self, nodes: TemplateNodes, away: float, *, waits: tuple[int, ...]) -> list[int]:
         """Append updates of ``away`` parameters, tile by tile, with states from and to drives; ends to wait for."""
         layout, stack = self.job.layout, self.job.stack
         count = min(max(1, math.ceil(away / TILE_ELEMENTS)), MOST_TILES)

@@ -13,7 +13,7 @@ from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.phases import COMPUTE, CollectiveUse
 from simpar.program.structure.stages import StageBuilder
 from simpar.program.structure.synchronisation import DENSE
-from simpar.program.structure.templates import GATHER, REDUCE, MemoryChange, Node, Template
+from simpar.program.structure.templates import GATHER, REDUCE, MemoryChange, Template, TemplateNode
 from simpar.units import to_ns
 
 TOKEN_BYTES = 8  # torch.int64
@@ -76,7 +76,7 @@ class OneProcess:
         seconds = float(loss.forward_s if kind == "forward" else loss.backward_input_s)
         seconds *= (self.builder.sync.width - 1) * self.slowdown * self.builder.job.stack.launch.kernel_overhead
         saved, peak = self._loss_bytes()
-        node = Node(
+        node = TemplateNode(
             kind=kind,
             name="loss of all outputs",
             streams=(COMPUTE,),
@@ -95,13 +95,13 @@ class OneProcess:
     def _logits_bytes(self) -> float:
         return self._num_logits * self.builder.view.compute_bytes * self.builder.sync.width
 
-    def _message(self, name: str, op: str, size_bytes: float) -> Node:
+    def _message(self, name: str, op: str, size_bytes: float) -> TemplateNode:
         use = CollectiveUse(DENSE, op, size_bytes)
         streams = (COMPUTE, REDUCE if op == "gather" else GATHER)
-        return Node(kind="dp", name=name, streams=streams, collective=use)
+        return TemplateNode(kind="dp", name=name, streams=streams, collective=use)
 
 
-def _moved(template: Template, by: int) -> tuple[Node, ...]:
+def _moved(template: Template, by: int) -> tuple[TemplateNode, ...]:
     """The template's nodes, renumbered to stand behind ``by`` other nodes and to wait for the last of these."""
     return tuple(
         replace(node, after=(*(i + by for i in node.after), by - 1), arrival=node.arrival) for node in template.nodes

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, EXPERT, Phase, Step
+from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, EXPERT, BlockStep, Phase
 from simpar.program.blocks.segments import Priced, Segment
-from simpar.program.structure.hooks import StageBlock
-from simpar.program.structure.templates import Node, Template, backward_memory, forward_memory
+from simpar.program.structure.hooks import BlockBytes
+from simpar.program.structure.templates import Template, TemplateNode, backward_memory, forward_memory
 from simpar.units import NS_PER_S
 
 PAIR = "forward_backward"
 AHEAD = -2  # as layer of a merged step: that of the forward
-Durations = Callable[[Step], float]
+Durations = Callable[[BlockStep], float]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Pass:
     """One pass over a stage, block by block in its order: the units, and their segments when run alone."""
 
     kind: str
-    units: tuple[StageBlock, ...]
+    units: tuple[BlockBytes, ...]
     segments: tuple[Segment, ...]
 
 
@@ -51,7 +51,7 @@ def merge(forward: Phase, backward: Phase, duration: Durations) -> Phase:
         filling = [(1, at) for at, step in enumerate(backward.steps) if _fills(step)]
         strands = [[each for each in back if each not in filling], ahead, filling]
     turn = -1
-    merged: list[tuple[float, int, int, Step]] = []
+    merged: list[tuple[float, int, int, BlockStep]] = []
     free: dict[str, float] = {}
     finishes: dict[tuple[int, int], float] = {}
     while any(strands):
@@ -91,7 +91,7 @@ def in_turn(phase: Phase) -> Phase:
 
     In a pass alone, ``ep_overlap`` lets exchanges run beside any compute; here the other pass is that compute.
     """
-    steps: list[Step] = []
+    steps: list[BlockStep] = []
     running: tuple[int, ...] = ()
     for at, step in enumerate(phase.steps):
         waits = (steps[before].after if _fills(steps[before]) else (before,) for before in step.after)
@@ -107,7 +107,7 @@ def in_turn(phase: Phase) -> Phase:
     return replace(phase, steps=tuple(steps))
 
 
-def _fills(step: Step) -> bool:
+def _fills(step: BlockStep) -> bool:
     """Whether a step fills in where both passes wait: weight gradients, for which no later step waits."""
     return step.kind == "weight_gradient"
 
@@ -119,7 +119,7 @@ def merged(forward: Phase, backward: Phase, price: Priced) -> tuple[Phase, float
     multiprocessors that they hold.
     """
 
-    def duration(step: Step) -> float:
+    def duration(step: BlockStep) -> float:
         return price(step.collective) / NS_PER_S if step.collective else float(step.duration_s)
 
     steps = (*forward.steps, *backward.steps)
@@ -134,7 +134,7 @@ def pair_template(forward: Pass, backward: Pass, together: Sequence[Segment]) ->
     alone = zip(rest.units[len(together) :], rest.segments[len(together) :], strict=True)
     segments = [(unit.layer, each) for unit, each in zip(backward.units, together, strict=False)]
     segments += [(unit.layer, each) for unit, each in alone]
-    node = Node(
+    node = TemplateNode(
         kind=PAIR,
         name="forward and backward",
         streams=BLOCK_STREAMS,
@@ -146,5 +146,5 @@ def pair_template(forward: Pass, backward: Pass, together: Sequence[Segment]) ->
     return Template((node,), 0)
 
 
-HANDOVER = Template((Node(kind="join", name="backward", streams=(COMPUTE,)),), 0)
+HANDOVER = Template((TemplateNode(kind="join", name="backward", streams=(COMPUTE,)),), 0)
 """Template in the place of a pair's backward: an op of no duration that hands the gradient on."""

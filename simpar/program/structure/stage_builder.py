@@ -33,11 +33,11 @@ from simpar.plan.slices import divisors, sized_names
 from simpar.plan.stages import MEMORY, BlockSharding, StagePlan
 from simpar.program.blocks.block_view import BlockView, loss_sums
 from simpar.program.blocks.changes import Change, Flow, changes
-from simpar.program.blocks.phases import TENSOR, CollectiveUse, Step, StepList
+from simpar.program.blocks.phases import TENSOR, BlockStep, CollectiveUse, StepList
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.job import TrainingJob
-from simpar.program.structure.stages import PASSES, ActionBuilder, Piece
-from simpar.program.structure.synchronisation import DENSE, GATHERED, Replicas, Synchronisation
+from simpar.program.structure.stages import PASSES, ActionBuilder, StageBlock
+from simpar.program.structure.synchronisation import DENSE, GATHERED, ReplicaRanks, Synchronisation
 from simpar.units import DTYPE_BYTES
 
 OWN = "own"
@@ -75,14 +75,14 @@ class StageView:
         shape = shape_dims(job.graph, job.training.seq_len, batch=int(job.layout.micro_batch))
         return block.view({**shape, **context_dims(job.layout)})
 
-    def block(self, block: Block) -> StageBlock:
+    def block(self, block: Block) -> PlacedBlockView:
         """The block under its roles on this stage."""
         sharding, roles = self.stage.sharding[block.name], self.stage.roles(block)
-        return StageBlock(self.job, block, self.late_s, self, sharding, roles)
+        return PlacedBlockView(self.job, block, self.late_s, self, sharding, roles)
 
 
 @dataclass(frozen=True)
-class StageBlock(BlockView):
+class PlacedBlockView(BlockView):
     """One block on one stage."""
 
     stage: StageView
@@ -157,10 +157,10 @@ class StageBlock(BlockView):
         for axis in self.axes(op, "sequence"):
             others = by["batch"] * by["columns"] * by["seq"] / self.stage.mesh[axis]
             use = CollectiveUse(self.group((axis,)), collective, size / others)
-            steps.add(Step.moving(f"{op.name}.keys", use))
+            steps.add(BlockStep.moving(f"{op.name}.keys", use))
 
 
-def block_weights(view: StageBlock) -> dict[tuple[Axes, bool], float]:
+def block_weights(view: PlacedBlockView) -> dict[tuple[Axes, bool], float]:
     """A rank's parameters of a block by (axes over which their gradients are summed, whether they are gathered).
 
     Gathered parameters are sharded and gathered for every pass, others stay whole. Vectors always stay; their gradients
@@ -191,7 +191,7 @@ class _StageDims(RankDims):
         return self.own[op.name]
 
 
-def activations(view: StageBlock, recompute: str = "none") -> BlockActivations:
+def activations(view: PlacedBlockView, recompute: str = "none") -> BlockActivations:
     """Saved and transient bytes of one block and microbatch on one rank.
 
     They are measured with the dims of the stream between blocks, of the products inside, and of every output.
@@ -207,7 +207,7 @@ def activations(view: StageBlock, recompute: str = "none") -> BlockActivations:
     return block_activations(view.block, dims, job.stack, job.layout, recompute)
 
 
-def _rows(view: StageBlock, states: States) -> dict[str, int]:
+def _rows(view: PlacedBlockView, states: States) -> dict[str, int]:
     """Batch and sequence of a tensor in some states on one rank."""
     shares = {"B": 1, "S": 1}
     for state, size in zip(states, view.stage.mesh, strict=True):
@@ -217,7 +217,7 @@ def _rows(view: StageBlock, states: States) -> dict[str, int]:
     return {"batch": max(int(batch), 1), "seq": max(int(seq), 1)}
 
 
-def _divided(view: StageBlock, op: Operator) -> dict[str, int]:
+def _divided(view: PlacedBlockView, op: Operator) -> dict[str, int]:
     """Column dims of an operator that its roles divide."""
     by = view.by(op)["columns"]
     if by == 1:
@@ -232,7 +232,7 @@ def _divided(view: StageBlock, op: Operator) -> dict[str, int]:
     return result
 
 
-def gathered_stream_bytes(view: StageBlock) -> float:
+def gathered_stream_bytes(view: PlacedBlockView) -> float:
     """Bytes of the stream in front of a block with whole sequences; 0 where the stream is not in slices of them."""
     states = view.sharding.stream("input")
     if "S" not in states:
@@ -265,12 +265,12 @@ class RolesBuilder(ActionBuilder):
     @cached_property
     def sync(self) -> Synchronisation:
         """The replicas of its parameters: ranks along the axes over which gradients are summed."""
-        found: dict[str, Replicas] = {}
+        found: dict[str, ReplicaRanks] = {}
         for axes, gathered in sorted(self._held_by, key=lambda key: not key[1]):
             kind, size = self._kind(axes, gathered), prod(self.view.mesh[axis] for axis in axes)
-            usual = Replicas.of(kind, size, self.job.layout)
-            found[kind] = Replicas(kind, size, size, 3, gathered=True) if gathered else usual
-        replicas = tuple(found.values()) or (Replicas(OWN, 1, 1, 0),)
+            usual = ReplicaRanks.of(kind, size, self.job.layout)
+            found[kind] = ReplicaRanks(kind, size, size, 3, gathered=True) if gathered else usual
+        replicas = tuple(found.values()) or (ReplicaRanks(OWN, 1, 1, 0),)
         cut = prod(self.view.mesh) // min(each.width for each in replicas)
         return Synchronisation(self.job, replicas, cut)
 
@@ -280,14 +280,14 @@ class RolesBuilder(ActionBuilder):
         return (axes_group(axes, DENSE) if axes else OWN) + GATHERED * gathered
 
     @cached_property
-    def _views(self) -> dict[str, StageBlock]:
+    def _views(self) -> dict[str, PlacedBlockView]:
         distinct = {block.name: block for block in self.blocks}
         return {name: self.view.block(block) for name, block in distinct.items()}
 
-    def _make_steps(self, piece: Piece) -> BlockSteps:
+    def _make_steps(self, piece: StageBlock) -> BlockSteps:
         return block_steps(self._views[piece.block.name], recompute=piece.recompute)
 
-    def _activations(self, piece: Piece) -> BlockActivations:
+    def _activations(self, piece: StageBlock) -> BlockActivations:
         return activations(self._views[piece.block.name], piece.recompute)
 
     def _by_kind(self, blocks: Sequence[Block]) -> dict[str, float]:
@@ -321,7 +321,7 @@ class RolesBuilder(ActionBuilder):
         return self._kind(*key), min(self._matrix(view, projection), self._weights[ends[0]][key])
 
     @staticmethod
-    def _matrix(view: StageBlock, op: Operator) -> float:
+    def _matrix(view: PlacedBlockView, op: Operator) -> float:
         """Elements of an operator's matrix or table on one rank."""
         return float(local_weights(op, view.dims, view.by(op))[0])
 

@@ -27,7 +27,7 @@ from simpar.program.blocks.segments import Priced, Segment, make_segment, slowed
 from simpar.program.blocks.steps import BlockSteps, block_steps
 from simpar.program.job import TrainingJob
 from simpar.program.structure.early_recompute import live, with_early_recompute
-from simpar.program.structure.hooks import StageBlock, SyncPolicy
+from simpar.program.structure.hooks import BlockBytes, SyncPolicy
 from simpar.program.structure.pairs import AHEAD, Pass, merged, pair_template
 from simpar.program.structure.synchronisation import DENSE, EXPERTS, Synchronisation
 from simpar.program.structure.templates import Template, backward_template, forward_template
@@ -50,7 +50,7 @@ PASSES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_g
 
 
 @dataclass(frozen=True)
-class Piece:
+class StageBlock:
     """One block of a stage: its position in the model and whether its activations are recomputed."""
 
     layer: int
@@ -63,7 +63,7 @@ class Piece:
         return self.block.name, self.recompute
 
 
-def rests(pieces: Sequence[Piece]) -> bool:
+def rests(pieces: Sequence[StageBlock]) -> bool:
     """Whether a stage runs nothing backward and receives no gradients: all its blocks lie before everything trained."""
     return bool(pieces) and all(piece.block.still for piece in pieces)
 
@@ -89,7 +89,7 @@ def flags_of(code: Ints, stage: Ints, *, by_runs: bool) -> Ints:
     return result
 
 
-def virtual_stage_pieces(job: TrainingJob) -> tuple[tuple[Piece, ...], ...]:
+def virtual_stage_pieces(job: TrainingJob) -> tuple[tuple[StageBlock, ...], ...]:
     """Blocks of every virtual stage in model order: embedding first, head (norm, lm_head, loss) last."""
     graph, own = job.graph, job.layout.stages
     counts = job.layout.stage_layers(len(graph.layers))
@@ -98,19 +98,19 @@ def virtual_stage_pieces(job: TrainingJob) -> tuple[tuple[Piece, ...], ...]:
     for stage, (begin, end) in enumerate(pairwise(bounds.tolist())):
         policy = own[stage].recompute if own else job.layout.recompute
         pieces = [
-            Piece(layer, graph.blocks[graph.layers[layer]], recompute.of_layer(policy, layer))
+            StageBlock(layer, graph.blocks[graph.layers[layer]], recompute.of_layer(policy, layer))
             for layer in range(begin, end)
         ]
         if stage == 0:
-            pieces.insert(0, Piece(EMBEDDING_LAYER, graph.embedding, "none"))
+            pieces.insert(0, StageBlock(EMBEDDING_LAYER, graph.embedding, "none"))
         if stage == len(counts) - 1:
-            pieces.append(Piece(len(graph.layers), graph.head, "none"))
+            pieces.append(StageBlock(len(graph.layers), graph.head, "none"))
         stages.append(tuple(pieces))
     return tuple(stages)
 
 
 @dataclass
-class Pricing:
+class SegmentPrices:
     """Solo durations of collectives for one rank class, its speed, and the segments made with them.
 
     ``solo`` and ``occupied`` give nanoseconds of a collective: its duration, and how long it slows kernels beside it.
@@ -156,8 +156,8 @@ class ActionBuilder(ABC):
     view: RankView | StageView
     rank_of_stage: tuple[int, ...]
     _steps: dict[tuple[str, str], BlockSteps] = field(init=False, default_factory=dict)
-    _units: dict[tuple[str, str], StageBlock] = field(init=False, default_factory=dict)
-    _units_of: dict[int, list[StageBlock]] = field(init=False, default_factory=dict)
+    _units: dict[tuple[str, str], BlockBytes] = field(init=False, default_factory=dict)
+    _units_of: dict[int, list[BlockBytes]] = field(init=False, default_factory=dict)
     _pairs: dict[tuple[object, ...], tuple[Phase, float]] = field(init=False, default_factory=dict)
 
     @property
@@ -175,11 +175,11 @@ class ActionBuilder(ABC):
         """The replicas of its parameters, and how they synchronise."""
 
     @abstractmethod
-    def _make_steps(self, piece: Piece) -> BlockSteps:
+    def _make_steps(self, piece: StageBlock) -> BlockSteps:
         """Phases of a piece."""
 
     @abstractmethod
-    def _activations(self, piece: Piece) -> BlockActivations:
+    def _activations(self, piece: StageBlock) -> BlockActivations:
         """Saved and transient bytes of a piece."""
 
     @abstractmethod
@@ -234,7 +234,7 @@ class ActionBuilder(ABC):
         return int(self.job.layout.communicators)
 
     @cached_property
-    def pieces(self) -> tuple[tuple[Piece, ...], ...]:
+    def pieces(self) -> tuple[tuple[StageBlock, ...], ...]:
         """Blocks of every virtual stage."""
         return virtual_stage_pieces(self.job)
 
@@ -251,24 +251,24 @@ class ActionBuilder(ABC):
             for stage, pieces in enumerate(self.pieces)
         )
 
-    def steps(self, piece: Piece) -> BlockSteps:
+    def steps(self, piece: StageBlock) -> BlockSteps:
         """Phases of a piece, shared by all layers with the same block and recompute choice."""
         if piece.kind not in self._steps:
             self._steps[piece.kind] = self._make_steps(piece)
         return self._steps[piece.kind]
 
-    def unit(self, piece: Piece, *, first: int = 0) -> StageBlock:
+    def unit(self, piece: StageBlock, *, first: int = 0) -> BlockBytes:
         """Bytes that a piece holds and moves on one rank; its layer is counted from ``first``."""
         if piece.kind not in self._units:
             block = piece.block
             saved, again, ahead, back = map(float, astuple(self._activations(piece)))
             held = self._moved(block), self._frozen(block), block.still
-            self._units[piece.kind] = StageBlock(piece.layer, block.name, saved, again, ahead, back, *held)
+            self._units[piece.kind] = BlockBytes(piece.layer, block.name, saved, again, ahead, back, *held)
         # the embedding keeps its negative layer
         layer = piece.layer - first if piece.layer >= 0 else piece.layer
         return replace(self._units[piece.kind], layer=layer)
 
-    def template(self, key: Key, pricing: Pricing) -> Template:
+    def template(self, key: Key, pricing: SegmentPrices) -> Template:
         """Template of an action: letter F, B, I or W, virtual stage, and flags.
 
         Layers are counted from ``first_layer``, so that stages that are ``alike`` have the same templates.
@@ -292,7 +292,7 @@ class ActionBuilder(ABC):
         result = backward_template(kind, live(units), segments(kind, sync), sync)
         return with_early_recompute(kind, result, units, segments("again", SyncPolicy()))
 
-    def pair(self, forward: Key, backward: Key, pricing: Pricing) -> Template | None:
+    def pair(self, forward: Key, backward: Key, pricing: SegmentPrices) -> Template | None:
         """Template of the forward of one stage and the backward (B or I) of another that run together.
 
         Each is (letter, stage, flags). None where the passes gather parameters, or reduce or hold whole gradients: they
@@ -317,7 +317,7 @@ class ActionBuilder(ABC):
     def _policy(self, kind: str, flags: int) -> SyncPolicy:
         return self.sync.policy(kind, boundary=bool(flags & BOUNDARY), opens=bool(flags & OPENS))
 
-    def _pair_segment(self, ahead: Piece, back: Piece, kind: str, pricing: Pricing) -> Segment:
+    def _pair_segment(self, ahead: StageBlock, back: StageBlock, kind: str, pricing: SegmentPrices) -> Segment:
         key: tuple[object, ...] = (*ahead.kind, *back.kind, kind)
         if key not in self._pairs:
             own: Phase = getattr(self.steps(back), kind)
@@ -331,7 +331,9 @@ class ActionBuilder(ABC):
             pricing.segments[key] = make_segment(replace(phase, steps=steps), pricing.price, slowdown=slowdown)
         return pricing.segments[key]
 
-    def segment(self, piece: Piece, unit: StageBlock, kind: str, sync: SyncPolicy, pricing: Pricing) -> Segment:
+    def segment(
+        self, piece: StageBlock, unit: BlockBytes, kind: str, sync: SyncPolicy, pricing: SegmentPrices
+    ) -> Segment:
         """A pass over one block, slowed by its data-parallel collectives, which run beside it."""
         asked = (*piece.kind, kind, sync)
         if asked in pricing.segments:
@@ -347,7 +349,7 @@ class ActionBuilder(ABC):
         pricing.segments[asked] = pricing.segments[key]
         return pricing.segments[asked]
 
-    def held(self, pipeline_rank: int) -> list[Piece]:
+    def held(self, pipeline_rank: int) -> list[StageBlock]:
         """Pieces of all virtual stages of a pipeline rank."""
         stages = [stage for stage, rank in enumerate(self.rank_of_stage) if rank == pipeline_rank]
         return [piece for stage in stages for piece in self.pieces[stage]]
@@ -389,10 +391,10 @@ class StageBuilder(ActionBuilder):
         """The replicas of its parameters, as the plan has them."""
         return Synchronisation.of(self.job)
 
-    def _make_steps(self, piece: Piece) -> BlockSteps:
+    def _make_steps(self, piece: StageBlock) -> BlockSteps:
         return block_steps(RankBlock.of(piece.block, self.view), recompute=piece.recompute)
 
-    def _activations(self, piece: Piece) -> BlockActivations:
+    def _activations(self, piece: StageBlock) -> BlockActivations:
         job = self.job
         return block_activations(piece.block, self.view.dims, job.stack, job.layout, piece.recompute)
 

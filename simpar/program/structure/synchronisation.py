@@ -32,7 +32,7 @@ from simpar.program.job import TrainingJob
 from simpar.program.structure.buckets import mean_bucket
 from simpar.program.structure.hooks import Copies, SyncPolicy, Whole
 from simpar.program.structure.host_update import HostUpdate
-from simpar.program.structure.templates import DELAYED, GATHER, HOST_OPS, REDUCE, Node
+from simpar.program.structure.templates import DELAYED, GATHER, HOST_OPS, REDUCE, TemplateNode
 from simpar.units import DTYPE_BYTES, Numbers, to_ns
 
 DENSE, EXPERTS = "dp", "edp"
@@ -41,7 +41,7 @@ GATHERED = ".gathered"
 
 
 @dataclass(frozen=True)
-class Replicas:
+class ReplicaRanks:
     """Ranks that hold the same parameters: ``width`` ranks sum gradients, ``shards`` of them share states.
 
     ``kind`` prefixes the names of their groups; ``zero`` is the ZeRO stage in effect, 0 where there is one shard.
@@ -56,11 +56,11 @@ class Replicas:
     gathered: bool = False
 
     @staticmethod
-    def of(kind: str, width: int, layout: Layout) -> Replicas:
+    def of(kind: str, width: int, layout: Layout) -> ReplicaRanks:
         """Read the scheme from a checked plan."""
         copies = 1 if layout.steps_apart else int(layout.hsdp)
         shards = width // copies if layout.zero else 1
-        return Replicas(kind, width, shards, int(layout.zero) if shards > 1 else 0)
+        return ReplicaRanks(kind, width, shards, int(layout.zero) if shards > 1 else 0)
 
     @property
     def copies(self) -> int:
@@ -87,7 +87,7 @@ class Synchronisation:
     """
 
     job: TrainingJob
-    replicas: tuple[Replicas, ...]
+    replicas: tuple[ReplicaRanks, ...]
     cut: int = 1
 
     @staticmethod
@@ -95,9 +95,9 @@ class Synchronisation:
         """Read the scheme from a checked plan."""
         layout = job.layout
         apart_in = int(layout.replicas) if layout.steps_apart else 1
-        found = [Replicas.of(DENSE, int(layout.width) // apart_in, layout)]
+        found = [ReplicaRanks.of(DENSE, int(layout.width) // apart_in, layout)]
         if job.graph.is_mixture:
-            found.append(Replicas.of(EXPERTS, int(layout.expert_copies) // apart_in, layout))
+            found.append(ReplicaRanks.of(EXPERTS, int(layout.expert_copies) // apart_in, layout))
         return Synchronisation(job, tuple(found), int(layout.tp))
 
     @property
@@ -115,7 +115,7 @@ class Synchronisation:
         """The ZeRO stage in effect for any parameters."""
         return max(each.zero for each in self.replicas)
 
-    def reduce_ops(self, replicas: Replicas) -> tuple[tuple[str, str, float], ...]:
+    def reduce_ops(self, replicas: ReplicaRanks) -> tuple[tuple[str, str, float], ...]:
         """Collectives, one after the other, that reduce gradients: (group kind, operation, share of the bytes)."""
         if replicas.width == 1:
             return ()
@@ -239,7 +239,7 @@ class Synchronisation:
             first_bucket_bytes=float(layout.first_bucket_bytes or 0),
         )
 
-    def _copies(self, replicas: Replicas, kind: str, *, boundary: bool, opens: bool) -> Copies:
+    def _copies(self, replicas: ReplicaRanks, kind: str, *, boundary: bool, opens: bool) -> Copies:
         layout, host, zero = self.job.layout, self.host, replicas.zero
         own_units, forgets = self.per_unit or replicas.gathered, bool(layout.reshard_after_forward)
         frees = replicas.gathered or (zero == 3 and forgets)  # gathered parameters, after every pass
@@ -289,9 +289,9 @@ class Synchronisation:
         held: Mapping[str, float],
         *,
         root: bool = True,
-        sums: tuple[Node, ...] = (),
+        sums: tuple[TemplateNode, ...] = (),
         matrices: tuple[Matrix, ...] = (),
-    ) -> tuple[Node, ...]:
+    ) -> tuple[TemplateNode, ...]:
         """Nodes behind the last backward on a rank; ``held`` are its parameters by kind, before sharding.
 
         A single process sums gradients on the first device (``root``), which alone updates. ``sums`` are other
@@ -299,7 +299,7 @@ class Synchronisation:
         """
         if self.single_process:
             use = CollectiveUse(DENSE, "reduce", held[DENSE] * self.gradient_bytes)
-            reduce = Node(kind="dp", name="reduce gradients", streams=(COMPUTE, REDUCE), collective=use)
+            reduce = TemplateNode(kind="dp", name="reduce gradients", streams=(COMPUTE, REDUCE), collective=use)
             return (reduce, self._optimizer(held if root else {}, matrices if root else ()))
         before = (*_behind(self.late_reductions(held), "gradients", REDUCE), *sums)
         after = _behind(self.late_gathers(held), "parameters", GATHER)
@@ -338,7 +338,7 @@ class Synchronisation:
             if each.zero and not each.gathered
         ]
 
-    def _exchange(self, matrices: tuple[Matrix, ...]) -> tuple[Node, ...]:
+    def _exchange(self, matrices: tuple[Matrix, ...]) -> tuple[TemplateNode, ...]:
         """Under FSDP, rows of matrices in bf16 to the ranks that update whole matrices, and of the updates back."""
         if not self.exchanges_matrices:
             return ()
@@ -348,17 +348,17 @@ class Synchronisation:
             size = float(sum(m.rows * m.columns * m.count for m in mine))
             if each.zero and size:
                 use = CollectiveUse(each.shard_group, "all_to_all", size / each.shards * DTYPE_BYTES["bf16"])
-                node = Node("dp", "all_to_all matrices", (COMPUTE, GATHER), collective=use)
+                node = TemplateNode("dp", "all_to_all matrices", (COMPUTE, GATHER), collective=use)
                 nodes += [node, node]
         return tuple(nodes)
 
-    def _optimizer(self, held: Mapping[str, float], matrices: tuple[Matrix, ...] = ()) -> Node:
+    def _optimizer(self, held: Mapping[str, float], matrices: tuple[Matrix, ...] = ()) -> TemplateNode:
         """The update on the device, which ends all streams; of no duration where servers update the parameters."""
         shards = (self.replicas[0].shards, self.replicas[-1].shards)
         seconds = float(self.update_s(self.share(held)))
         seconds += products_time_s(matrices, shards, self.job.layout, self.job.kernels)
         streams = (COMPUTE, GATHER, REDUCE, *self.reduce_streams)
-        return Node(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
+        return TemplateNode(kind="optimizer", name="optimizer", streams=streams, duration_ns=int(to_ns(seconds)))
 
     def share(self, held: Mapping[str, Numbers]) -> Numbers:
         """Parameters whose states a rank has, from those that it holds by kind; a number or arrays."""
@@ -371,7 +371,7 @@ class Synchronisation:
         return optimizer_time_s(here, layout, self.job.kernels, stack)
 
 
-def _behind(uses: Sequence[CollectiveUse], what: str, stream: str) -> tuple[Node, ...]:
+def _behind(uses: Sequence[CollectiveUse], what: str, stream: str) -> tuple[TemplateNode, ...]:
     """Nodes of a rank's collectives behind its passes, one after the other; empty ones are left out."""
     of_rank = [replace(u, size_bytes=float(u.size_bytes), count=int(u.count)) for u in uses if u.size_bytes]
-    return tuple(Node("dp", f"{use.op} {what}", (COMPUTE, stream), collective=use) for use in of_rank)
+    return tuple(TemplateNode("dp", f"{use.op} {what}", (COMPUTE, stream), collective=use) for use in of_rank)

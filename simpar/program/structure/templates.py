@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from simpar.program.blocks.phases import BLOCK_STREAMS, COMPUTE, TENSOR, CollectiveUse
 from simpar.program.blocks.segments import Segment
 from simpar.program.structure.buckets import Bucket
-from simpar.program.structure.hooks import Copies, StageBlock, SyncPolicy
+from simpar.program.structure.hooks import BlockBytes, Copies, SyncPolicy
 
 HOST_OUT, HOST_IN, HOST_UPDATE = "host_out", "host_in", "host_update"
 DRIVE_IN, DRIVE_OUT = "drive_in", "drive_out"
@@ -58,7 +58,7 @@ class Await:
 
 
 @dataclass(frozen=True)
-class Node:
+class TemplateNode:
     """One op of a template. ``after`` are positions in the template; ``arrival``: it waits for another stage's action.
 
     ``awaits`` are buffers whose use by earlier actions must have ended, ``frees`` those that its end frees.
@@ -89,10 +89,10 @@ class Node:
         return self.duration_ns
 
 
-class Nodes(list[Node]):
+class TemplateNodes(list[TemplateNode]):
     """Nodes of a template under construction."""
 
-    def add(self, node: Node) -> int:
+    def add(self, node: TemplateNode) -> int:
         """Append a node; return its position."""
         self.append(node)
         return len(self) - 1
@@ -102,16 +102,16 @@ class Nodes(list[Node]):
 class Template:
     """Nodes of one action in issue order; ``exit`` is the position whose finish hands over to the next stage."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[TemplateNode, ...]
     exit: int
 
 
-def forward_template(units: Sequence[StageBlock], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
+def forward_template(units: Sequence[BlockBytes], segments: Sequence[Segment], sync: SyncPolicy) -> Template:
     """Forward of one virtual stage: units in order, each behind the gather of its parameters if sharded."""
     if not any(each.arrives for each in sync.copies) and not sync.activations:
         node = compute_node("forward", units, segments, memory=forward_memory(units))
         return Template((replace(node, arrival=True),), 0)
-    nodes, computes, leaving = Nodes(), list[int](), list[tuple[int, ...]]()
+    nodes, computes, leaving = TemplateNodes(), list[int](), list[tuple[int, ...]]()
     for index, (unit, segment) in enumerate(zip(units, segments, strict=True)):
         before = (computes[index - LOOK_AHEAD],) if index >= LOOK_AHEAD else ()
         ready = _arrivals(nodes, unit, sync, after=before, index=index)
@@ -131,7 +131,7 @@ def forward_template(units: Sequence[StageBlock], segments: Sequence[Segment], s
 
 
 def backward_template(
-    kind: str, units: Sequence[StageBlock], segments: Sequence[Segment], sync: SyncPolicy
+    kind: str, units: Sequence[BlockBytes], segments: Sequence[Segment], sync: SyncPolicy
 ) -> Template:
     """Backward (B), input-gradient (I) or weight-gradient (W) pass of one virtual stage, units in reverse.
 
@@ -145,13 +145,13 @@ def backward_template(
     if not (arriving or returning or makes or sync.gathers or sync.reduces or sync.sends):
         node = compute_node(kind, backwards, passes, memory=backward_memory(kind, backwards))
         return Template((replace(node, arrival=True),), 0)
-    nodes, computes, reduces, sent = Nodes(), list[int](), list[int](), list[int]()
+    nodes, computes, reduces, sent = TemplateNodes(), list[int](), list[int](), list[int]()
     reducing = [each for each in sync.copies if each.reduce_ops]
     closing = [{bucket.at: bucket for bucket in sync.buckets(each, backwards)} for each in reducing]
     per_unit, outbox = any(each.per_unit for each in sync.copies), _Outbox(sync, waits=bool(reducing))
     if sync.sends and sync.held_bytes > 0:
         # gradients that are not kept on the device must have left before more are made
-        sent = [nodes.add(Node("offload", "gradients gone", (HOST_OUT,)))] * 2
+        sent = [nodes.add(TemplateNode("offload", "gradients gone", (HOST_OUT,)))] * 2
     for index, (unit, segment) in enumerate(zip(backwards, passes, strict=True)):
         changes = backward_memory(kind, [unit])
         after: tuple[int, ...] = ()
@@ -187,18 +187,18 @@ def backward_template(
     return Template(tuple(nodes), computes[-1])
 
 
-def _reduce(nodes: Nodes, bucket: Bucket, copies: Copies, *, after: int) -> int:
+def _reduce(nodes: TemplateNodes, bucket: Bucket, copies: Copies, *, after: int) -> int:
     """Append the collectives that reduce a bucket behind a node, one after the other; the position of the last."""
     gone = _transient(0.0, -bucket.size_bytes / copies.gradient_bytes * copies.whole.kept_bytes)
     for number, (group, op, share) in enumerate(copies.reduce_ops):
         use = CollectiveUse(group, op, bucket.size_bytes * share / bucket.count, bucket.count)
         streams = (f"{REDUCE}.{group}" if number else REDUCE,)
-        node = Node("dp", f"{op} gradients", streams, collective=use, after=(after,), memory=gone)
+        node = TemplateNode("dp", f"{op} gradients", streams, collective=use, after=(after,), memory=gone)
         after, gone = nodes.add(node), ()
     return after
 
 
-def forward_memory(units: Sequence[StageBlock]) -> tuple[MemoryChange, ...]:
+def forward_memory(units: Sequence[BlockBytes]) -> tuple[MemoryChange, ...]:
     """Memory of a forward pass over ``units`` as one op: saved tensors stay, the workspace peak goes.
 
     The workspace of the joined op is max over units (bytes saved so far + the unit's workspace) minus the bytes
@@ -211,7 +211,7 @@ def forward_memory(units: Sequence[StageBlock]) -> tuple[MemoryChange, ...]:
     return (MemoryChange(False, saved, "activations"), *_transient(peak - saved, saved - peak))
 
 
-def backward_memory(kind: str, units: Sequence[StageBlock]) -> tuple[MemoryChange, ...]:
+def backward_memory(kind: str, units: Sequence[BlockBytes]) -> tuple[MemoryChange, ...]:
     """Memory of a backward-type pass over ``units`` (in backward order) as one op, peak-exact as in forward.
 
     A full backward and a weight-gradient pass release what forward saved; an input-gradient pass keeps it.
@@ -238,11 +238,11 @@ def host_copy(
     op: str = "to_host",
     after: tuple[int, ...] = (),
     memory: tuple[MemoryChange, ...] = (),
-) -> Node:
+) -> TemplateNode:
     """One transfer between device, host and drives, or an update on the host; ``op`` is one of :data:`HOST_OPS`."""
     stream = next(stream for stream, its in HOST_OPS.items() if its == op)
     use = CollectiveUse(stream, op, size_bytes)
-    return Node("offload", name, (stream,), collective=use, after=after, memory=memory)
+    return TemplateNode("offload", name, (stream,), collective=use, after=after, memory=memory)
 
 
 def two_buffers(buffer: str, index: int, used: object = True) -> tuple[Await, ...]:
@@ -251,7 +251,7 @@ def two_buffers(buffer: str, index: int, used: object = True) -> tuple[Await, ..
 
 
 def _arrivals(
-    nodes: Nodes, unit: StageBlock, sync: SyncPolicy, *, after: tuple[int, ...], index: int
+    nodes: TemplateNodes, unit: BlockBytes, sync: SyncPolicy, *, after: tuple[int, ...], index: int
 ) -> tuple[int, ...]:
     """Append the arrival of unit ``index``'s parameters from drives, host or other ranks; positions to wait for."""
     ready = []
@@ -269,14 +269,16 @@ def _arrivals(
             held, waits = (), (nodes.add(copy),)
         if each.gather_group:
             use = each.gather(count)
-            nodes.append(Node("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held))
+            nodes.append(
+                TemplateNode("dp", "all_gather parameters", (GATHER,), collective=use, after=waits, memory=held)
+            )
         nodes[begin] = replace(nodes[begin], awaits=two_buffers(PARAMETERS, index, each.reshard))
         ready.append(len(nodes) - 1)
     return tuple(ready)
 
 
 def _returns(
-    nodes: Nodes, unit: StageBlock, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
+    nodes: TemplateNodes, unit: BlockBytes, sync: SyncPolicy, *, after: tuple[int, ...], awaits: tuple[Await, ...]
 ) -> tuple[int, ...]:
     """Append the copy of a unit's activations back from the host; positions to wait for.
 
@@ -299,13 +301,13 @@ class _Outbox:
         self._sync, self._waits = sync, waits
         self._size, self._held = 0.0, 0.0
 
-    def held(self, unit: StageBlock) -> tuple[MemoryChange, ...]:
+    def held(self, unit: BlockBytes) -> tuple[MemoryChange, ...]:
         """Memory of the gradients that a unit's pass makes and that are not kept on the device."""
         size = self._sync.held_bytes * sum(each.parameters(unit) for each in self._sync.copies)
         self._held += size if self._sync.sends else 0.0
         return _transient(size * self._sync.sends, 0.0)
 
-    def send(self, nodes: Nodes, unit: StageBlock, *, closed: bool) -> int | None:
+    def send(self, nodes: TemplateNodes, unit: BlockBytes, *, closed: bool) -> int | None:
         """Append the copy of the gradients that are ready when a unit is done; its position, or None."""
         self._size += sum(each.parameters(unit) * each.sent_bytes for each in self._sync.copies)
         if not self._size or (self._waits and not closed):
@@ -319,14 +321,14 @@ class _Outbox:
         return sent
 
 
-def _made(unit: StageBlock, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
+def _made(unit: BlockBytes, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Memory of whole gradients that a unit's pass makes, and leaves in a buffer or adds to earlier ones."""
     each = [(copies.parameters(unit), copies.whole) for copies in sync.copies]
     made = sum(count * whole.made_bytes for count, whole in each)
     return _transient(made, sum(count * whole.kept_bytes for count, whole in each if not whole.adds) - made)
 
 
-def _freed(unit: StageBlock, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
+def _freed(unit: BlockBytes, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
     """Memory of parameters that arrived for a pass and are freed after it."""
     freed = (each for each in sync.copies if each.arrives and each.reshard)
     return _transient(0.0, -sum(each.arriving(unit) * each.buffer_bytes for each in freed))
@@ -334,14 +336,14 @@ def _freed(unit: StageBlock, sync: SyncPolicy) -> tuple[MemoryChange, ...]:
 
 def compute_node(
     kind: str,
-    units: Sequence[StageBlock],
+    units: Sequence[BlockBytes],
     segments: Sequence[Segment],
     *,
     memory: tuple[MemoryChange, ...],
     after: tuple[int, ...] = (),
-) -> Node:
+) -> TemplateNode:
     """One op for the passes of consecutive blocks."""
-    return Node(
+    return TemplateNode(
         kind=kind,
         name=units[0].name if len(units) == 1 else kind,
         streams=BLOCK_STREAMS,
@@ -352,7 +354,7 @@ def compute_node(
     )
 
 
-def followed(template: Template, messages: tuple[Node, ...]) -> Template:
+def followed(template: Template, messages: tuple[TemplateNode, ...]) -> Template:
     """A template with messages behind its exit."""
     if not messages:
         return template
@@ -366,8 +368,8 @@ def received(template: Template, gathers: tuple[CollectiveUse, ...]) -> Template
         return template
     by = len(gathers)
     both, name = (COMPUTE, TENSOR), "all_gather boundary"
-    nodes = [Node("tp", name, both, collective=gathers[0], arrival=True)]
-    nodes += [Node("tp", name, both, collective=use, after=(at,)) for at, use in enumerate(gathers[1:])]
+    nodes = [TemplateNode("tp", name, both, collective=gathers[0], arrival=True)]
+    nodes += [TemplateNode("tp", name, both, collective=use, after=(at,)) for at, use in enumerate(gathers[1:])]
     for node in template.nodes:
         after = tuple(position + by for position in node.after)
         if node.arrival:

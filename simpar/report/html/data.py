@@ -22,9 +22,9 @@ from simpar.report.timeline import (
     KINDS,
     MEMORY_PARTS,
     Blocks,
-    Idle,
+    IdleSpans,
     MemoryCurve,
-    StageView,
+    StagePlot,
 )
 from simpar.report.words import figures, headline, how_sure, layout, verdict
 from simpar.units import KIB, NS_PER_S, format_bytes, format_count, format_seconds
@@ -271,7 +271,7 @@ def series(result: Result) -> dict[str, Any]:
     }
 
 
-def _peak(stage: StageView) -> float:
+def _peak(stage: StagePlot) -> float:
     return 0.0 if stage.memory is None else float(stage.memory.total_bytes.max(initial=0.0))
 
 
@@ -287,7 +287,7 @@ def _block_columns(blocks: Blocks) -> dict[str, list[int]]:
     }
 
 
-def _idle_columns(idle: Idle) -> dict[str, list[int]]:
+def _idle_columns(idle: IdleSpans) -> dict[str, list[int]]:
     start = np.rint(idle.start_s * NS_PER_S).astype(np.int64)
     return {
         "start": np.diff(start, prepend=0).tolist(),

@@ -10,11 +10,11 @@ from simpar.errors import UserError
 from simpar.layout.check import check
 from simpar.plan import optimizers
 from simpar.plan.choices.numerics import Numerics
-from simpar.plan.choices.target import Target
+from simpar.plan.choices.target import Workload
 from simpar.plan.optimizers import IN_TORCH, OPTIMIZERS, USUAL
 from simpar.plan.plan import Plan
 
-TARGET = Target(load_model("gpt2"), Training(seq_len=256, global_batch=8), 2, 8)
+TARGET = Workload(load_model("gpt2"), Training(seq_len=256, global_batch=8), 2, 8)
 SHAPES = ((64, 64), (64, 256), (3000, 1000), (20000, 512))
 
 

@@ -33,7 +33,7 @@ def test_the_makespan_of_a_table_is_that_of_its_simulation():
     for p, m, costs in ((3, 7, (1.0, 1.5, 0.5)), (6, 20, (2.0, 1.0, 3.0))):
         place, rule = tuple(range(p)), greedy._turns(p)
         actions, seconds = greedy.simulate(place, m, rule, costs)
-        replayed = greedy.MAKESPAN(greedy.Pipeline.idle(place, m, actions), m, costs)
+        replayed = greedy.MAKESPAN(greedy.GreedyPipeline.idle(place, m, actions), m, costs)
         assert m * sum(costs) < replayed <= seconds
 
 

@@ -14,7 +14,7 @@ from simpar.planner.answer.terminal import certificate
 from simpar.planner.certify import exact, frontier
 from simpar.planner.certify.branch_and_bound import Field
 from simpar.planner.problem import make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.program.emission import emit
 from tests.gate import some
 
@@ -48,7 +48,7 @@ def test_points_of_less_memory_are_among_rows_that_are_bounded_already(monkeypat
         return []
 
     monkeypatch.setattr(uniform, "runners_up", bound_in_whole)
-    monkeypatch.setattr(baselines.Beside, "promising", lambda _, mask: np.zeros_like(mask))
+    monkeypatch.setattr(baselines.AlternativesSearch, "promising", lambda _, mask: np.zeros_like(mask))
     model, cluster = simpar.Model("llama-3-8b"), simpar.Cluster("grand-teton-h100")
     found = simpar.search(model, cluster, simpar.Training(seq_len=8192, global_batch=16), stack="torchtitan")
     first, *others = found.details["pareto"]
@@ -80,7 +80,7 @@ def test_runners_up_are_the_best_variants_of_their_layouts(schedules):
         cluster,
         training,
         stack="megatron",
-        progress=Progress(brief=True),
+        progress=SearchProgress(brief=True),
         constraints=Constraints(fixed=fixed, schedules=schedules),
     )
     assert len(found.candidates) == 5
@@ -155,7 +155,7 @@ def beside_the_winner(problem):
     field = Field.of(problem)
     winner = field.frontier.shortest(np.ones(field.frontier.rows.count, dtype=bool))
     best = field.frontier.simulate(winner)
-    return baselines.Beside(field, field.frontier.rows.some([winner])), best
+    return baselines.AlternativesSearch(field, field.frontier.rows.some([winner])), best
 
 
 @pytest.mark.parametrize(("most_ops", "run_again"), [(frontier.KEPT_OPS, 0), (0, 2)])

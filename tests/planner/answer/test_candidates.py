@@ -6,7 +6,7 @@ import simpar
 from simpar.plan.plan import Plan
 from simpar.planner.answer.candidates import answer_of, plan_of
 from simpar.planner.problem import make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts
 
 
@@ -39,7 +39,7 @@ def test_a_found_plan_says_what_was_predicted_where(problem, results):
 
 def test_candidates_are_ranked_with_their_figures(problem, results):
     """As many as are wanted are shown, the others are kept beside them."""
-    answer = answer_of(problem, Progress(top=1), results, Counts(), 0.0, True)
+    answer = answer_of(problem, SearchProgress(top=1), results, Counts(), 0.0, True)
     assert [one.rank for one in (*answer.candidates, *answer.not_shown)] == [1, 2]
     assert [one.step_time_s for one in (*answer.candidates, *answer.not_shown)] == [one.step_time_s for one in results]
     best = answer.best
@@ -52,7 +52,7 @@ def test_candidates_are_ranked_with_their_figures(problem, results):
 @pytest.mark.parametrize(("gap", "whole", "certified"), [(0.0, True, True), (0.0, False, False), (0.1, True, False)])
 def test_an_answer_is_certified_where_nothing_is_left(problem, results, gap, whole, certified):
     """Without a gap, and of a search that went to its end."""
-    answer = answer_of(problem, Progress(), results, Counts(), gap, whole)
+    answer = answer_of(problem, SearchProgress(), results, Counts(), gap, whole)
     assert answer.certified_optimal is certified
     assert answer.details["stopped"] is None
     assert answer.details["node_counts"] == [1]

@@ -18,7 +18,7 @@ from simpar.planner.answer.ties import chosen
 from simpar.planner.certify.branch_and_bound import fields_of
 from simpar.planner.certify.exact import exact
 from simpar.planner.problem import Constraints, Problem, make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts, SearchResult
 from simpar.planner.uniform import search_uniform
 from simpar.report.result import Result
@@ -54,7 +54,7 @@ def alike(problem: Problem, *steps: tuple[dict[str, int | str], float]) -> list[
 def test_of_what_loses_as_little_the_simplest_is_chosen(problem: Problem) -> None:
     """Fewer axes in use; the certificate is still that of the shortest, and says which it is."""
     results = alike(problem, ({"tp": 2, "pp": 2}, 1.0), ({}, 1.0002), ({"pp": 2}, 1.5))
-    found = answer_of(problem, Progress(), results, Counts(), 0.0, True)
+    found = answer_of(problem, SearchProgress(), results, Counts(), 0.0, True)
     assert [one.step_time_s for one in found.candidates] == [1.0002, 1.0, 1.5]
     assert [one.figures["tied"] for one in found.candidates] == [True, True, False]
     assert found.shortest.rank == 2
@@ -70,8 +70,8 @@ def test_of_what_loses_as_little_the_simplest_is_chosen(problem: Problem) -> Non
 def test_fewer_that_are_shown_are_chosen_among_as_many(problem: Problem) -> None:
     """The first is the same; the sentences name what is not shown."""
     results = alike(problem, ({"tp": 2, "pp": 2}, 1.0), ({}, 1.0002), ({"pp": 2}, 1.5))
-    whole = answer_of(problem, Progress(), results, Counts(), 0.0, True)
-    found = answer_of(problem, Progress(top=1), results, Counts(), 0.0, True)
+    whole = answer_of(problem, SearchProgress(), results, Counts(), 0.0, True)
+    found = answer_of(problem, SearchProgress(top=1), results, Counts(), 0.0, True)
     assert found.candidates == whole.candidates[:1]
     assert (found.shortest, found.tied) == (whole.candidates[1], whole.candidates[:2])
     assert len(found.to_dict()["candidates"]) == 1
@@ -89,7 +89,10 @@ def test_fewer_that_are_shown_are_chosen_among_as_many(problem: Problem) -> None
         assert [line.startswith(f"{words} simulated may be as good: bounded below") for line in more] == [True] * bool(
             words
         )
-    assert "tie" not in answer_of(replace(problem, objective="time"), Progress(), results, Counts(), 0.0, True).details
+    assert (
+        "tie"
+        not in answer_of(replace(problem, objective="time"), SearchProgress(), results, Counts(), 0.0, True).details
+    )
 
 
 def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simulated() -> None:
@@ -98,7 +101,7 @@ def test_plans_that_may_be_tied_are_those_bounded_below_the_limit_and_not_simula
     fixed = {"recompute": "none", "hsdp": 1, "cp": 1, "tp": (1, 2), "pp": (1, 2), "micro_batch": 1, "schedule": "1f1b"}
     held = Constraints(fixed=fixed, portable="any")
     problem = replace(problem, constraints=held)
-    one, five = (search_uniform(problem, Progress(top=top, brief=True)) for top in (1, 5))
+    one, five = (search_uniform(problem, SearchProgress(top=top, brief=True)) for top in (1, 5))
     assert len(one.candidates) == 1
     assert one.best.to_dict() == five.best.to_dict()
     assert one.details["tie"] == five.details["tie"]

@@ -8,7 +8,7 @@ import pytest
 from simpar.plan.schedules import make_schedule
 from simpar.plan.schedules.actions import LETTERS
 from simpar.planner.bound import action_tables
-from simpar.planner.bound.action_tables import Table, finishes_ns
+from simpar.planner.bound.action_tables import PrecedenceGraph, finishes_ns
 from simpar.planner.bound.paths import Hops
 
 TABLES = [("1f1b", 4, 8, 1), ("interleaved", 4, 8, 3), ("v-min", 5, 9, 2), ("dualpipe", 4, 12, 1), ("naive", 1, 3, 1)]
@@ -30,8 +30,8 @@ def drawn(table, rows, blocking, seed):
 def test_compiled_sweeps_are_those_by_level(name, p, m, chunks, blocking, monkeypatch):
     """Any durations, messages and floors, passes together or apart."""
     pytest.importorskip("numba")
-    whole = Table.of(make_schedule(name, p, m, chunks))
-    for table in (whole, Table.of(whole.schedule, frozenset({("F", True)}), whole)):
+    whole = PrecedenceGraph.of(make_schedule(name, p, m, chunks))
+    for table in (whole, PrecedenceGraph.of(whole.schedule, frozenset({("F", True)}), whole)):
         for rows in (1, 5):
             times, hops, floors, pairs = drawn(table, rows, blocking, rows)
             for given in (None, floors):
@@ -45,7 +45,7 @@ def test_compiled_sweeps_are_those_by_level(name, p, m, chunks, blocking, monkey
 @pytest.mark.parametrize(("name", "p", "m", "chunks"), TABLES)
 def test_no_action_waits_for_one_of_its_own_level(name, p, m, chunks):
     """Every action is in one level, behind all that it waits for, compiled or not."""
-    table = Table.of(make_schedule(name, p, m, chunks))
+    table = PrecedenceGraph.of(make_schedule(name, p, m, chunks))
     level = np.empty(len(table.code), dtype=np.int64)
     for depth, actions in enumerate(table.levels):
         level[actions] = depth

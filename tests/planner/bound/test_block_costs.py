@@ -11,7 +11,7 @@ from simpar.cost.optimizers import inner_matrices, matrices_time_s
 from simpar.layout.sharding import rank_dims
 from simpar.planner import Constraints, make_problem
 from simpar.planner.bound.block_costs import AGAIN, BlockCosts
-from simpar.planner.space.jobs import SIZES, Jobs
+from simpar.planner.space.jobs import SIZES, RowJobs
 from simpar.planner.space.rows import enumerate_space
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.rank_view import RankView
@@ -66,7 +66,7 @@ def costs_of(case, rng, **more):
     )
     rows = enumerate_space(problem)
     rows.take(np.sort(rng.permutation(rows.count)[:80]))
-    jobs = Jobs(rows)
+    jobs = RowJobs(rows)
     return BlockCosts.of(jobs, Prices.of_job(jobs.job(0), problem.cluster.in_training))
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from simpar.planner.bound.paths import Hops, Passes, Path, Stages, path_bound
-from simpar.planner.bound.shapes import Shape, outline
+from simpar.planner.bound.paths import Hops, Path, StagePassTimes, Stages, path_bound
+from simpar.planner.bound.shapes import PipelineShape, outline
 
 FORWARD, BACKWARD = 3.0, 6.0
 
@@ -12,10 +12,10 @@ FORWARD, BACKWARD = 3.0, 6.0
 def even(ranks, schedule="1f1b"):
     """A shape of as many ranks, and passes that take the same on every stage."""
     rank_of_stage, letters, pairs = outline(schedule, ranks, 1)
-    shape = Shape(((0,),) * ranks, 1, rank_of_stage, letters, pairs)
+    shape = PipelineShape(((0,),) * ranks, 1, rank_of_stage, letters, pairs)
     stages = len(shape.pieces)
     times = {"F": np.full((1, stages), FORWARD), "B": np.full((1, stages), BACKWARD)}
-    passes = Passes.of(times)
+    passes = StagePassTimes.of(times)
     return shape, Stages(passes, passes, passes)
 
 
@@ -49,6 +49,6 @@ def test_what_follows_on_a_rank_is_added_to_its_own_end():
 def test_a_backward_in_halves_is_what_both_take():
     """Of a table with whole backwards and halves the lesser counts, and the stage ahead waits for the first half."""
     times = {name: np.array([[value]]) for name, value in {"F": 1.0, "B": 9.0, "I": 3.0, "W": 5.0}.items()}
-    passes = Passes.of(times)
+    passes = StagePassTimes.of(times)
     assert (passes.backward, passes.gradient) == (8.0, 3.0)
-    assert Passes.of({name: times[name] for name in "FB"}).gradient == 9.0
+    assert StagePassTimes.of({name: times[name] for name in "FB"}).gradient == 9.0

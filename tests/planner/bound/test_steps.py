@@ -10,7 +10,7 @@ from simpar.engine import sweep
 from simpar.plan.schedules import SCHEDULES
 from simpar.planner import make_problem
 from simpar.planner.bound import batched_sweep
-from simpar.planner.bound.batches import Batch
+from simpar.planner.bound.batches import RowBatch
 from simpar.planner.bound.shapes import weigh
 from simpar.planner.bound.steps import RowCharge
 from simpar.planner.certify.exact import measure
@@ -193,7 +193,7 @@ def test_gathers_and_reductions_of_sharded_blocks_fill_the_middle_of_a_pass(tp, 
     )
     frontier, longest = frontier_of(problem, 0, 6), 1.0
     for row in range(frontier.rows.count):
-        batch = Batch(frontier.bounds, np.array([row]))
+        batch = RowBatch(frontier.bounds, np.array([row]))
         ((shape, mine),) = frontier.bounds.pipelines.by_shape(frontier.bounds.pipelines.index[batch.rows])
         charge = RowCharge(batch, shape, mine)
         blocks = weigh(charge.pass_times("B", boundary=True), shape.by_stage)
@@ -272,7 +272,7 @@ def test_what_shares_a_nic_adds_up(frontier_of):
     overhead, sharper = problem.stack.launch.step_overhead_s, 0
     for row in range(frontier.rows.count):
         bounds = frontier.bounds
-        batch = Batch(bounds, np.array([row]))
+        batch = RowBatch(bounds, np.array([row]))
         ((shape, mine),) = bounds.pipelines.by_shape(bounds.pipelines.index[batch.rows])
         charge = RowCharge(batch, shape, mine)
         linked = float(charge.linked().max()) / NS_PER_S

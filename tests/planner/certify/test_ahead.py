@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simpar.planner.certify import ahead
-from simpar.planner.certify.ahead import Ahead, measured_elsewhere
+from simpar.planner.certify.ahead import SpeculativeWorkers, measured_elsewhere
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import SWEPT
 from simpar.planner.space.jobs import plan_of
@@ -39,7 +39,7 @@ def test_what_cannot_be_simulated_is_left_to_whoever_needs_it(frontier):
 
 def test_likely_rows_are_swept_and_better_than_the_best(frontier, monkeypatch):
     """Lowest first, without the one whose turn it is; none that a target refuses or that is no better."""
-    waiting, pool = Ahead([frontier], Workers(2)), Workers(2).pool(len)
+    waiting, pool = SpeculativeWorkers([frontier], Workers(2)), Workers(2).pool(len)
     swept = frontier.nearest(SWEPT, 99)
     assert len(swept) > 1
     assert [row for _, row in waiting._likely(pool, (0, swept[0]))] == swept[1:]
@@ -52,6 +52,6 @@ def test_likely_rows_are_swept_and_better_than_the_best(frontier, monkeypatch):
 def test_alone_a_row_is_simulated_when_its_turn_comes(frontier):
     """And nothing else."""
     row = frontier.next()
-    with Ahead([frontier], Workers()) as alone:
+    with SpeculativeWorkers([frontier], Workers()) as alone:
         found = alone.simulate(0, row, np.inf)
     assert frontier.simulated == {row: found}

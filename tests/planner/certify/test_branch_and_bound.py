@@ -11,7 +11,7 @@ from simpar.plan.sync import apart
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.exact import exact, measure
 from simpar.planner.certify.frontier import SWEPT, Frontier
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.space.fit import needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import enumerate_space
@@ -79,7 +79,7 @@ def brute_force(problem):
 
 def assert_certified(problem):
     """The certified best step is the best of all rows, each run by the reference engine."""
-    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
+    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), SearchProgress())
     under_way.run()
     assert under_way.gap() == 0
     assert under_way.best == pytest.approx(brute_force(problem), rel=1e-12)
@@ -113,7 +113,7 @@ def test_search_finds_the_least_energy(seed, problem_of):
             assert frontier.worth(row) <= joules * (1 + 1e-12)
         if needed[row] <= problem.memory_limit_bytes:
             least = min(least, joules)
-    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
+    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), SearchProgress())
     under_way.run()
     assert under_way.gap() == 0
     assert under_way.best == pytest.approx(least, rel=1e-12)
@@ -135,7 +135,7 @@ def test_search_finds_the_least_energy_by_a_deadline(seed, shortest, problem_of)
     for deadline_s in sorted(steps)[:shortest]:
         limited = replace(problem.constraints, deadline_s=deadline_s)
         under_way = BranchAndBound(
-            fields_of(replace(problem, constraints=limited), [problem.cluster.nodes]), Progress()
+            fields_of(replace(problem, constraints=limited), [problem.cluster.nodes]), SearchProgress()
         )
         under_way.run()
         least = min(found.worth for found in plans if found.fits and found.step_time_s <= deadline_s)

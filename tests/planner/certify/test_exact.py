@@ -31,7 +31,7 @@ def test_a_step_that_is_the_same_op_by_op_is_not_run_again(monkeypatch, slow_ran
         perturbation=Perturbation(slow_ranks=slow_ranks),
     )
     layouts = [(tp, cp, zero) for tp, cp, zero in ((8, 1, 0), (4, 1, 1), (4, 2, 1))]
-    known: dict[tuple[bytes, str], exact.Exact] = {}
+    known: dict[tuple[bytes, str], exact.SimulatedPlan] = {}
     for tp, cp, zero in layouts:
         for order in ORDERS:
             plan = Plan(tp=tp, cp=cp, pp=2, zero=zero, micro_batch=1).with_values(rank_order=order)

@@ -10,7 +10,7 @@ from simpar.errors import Infeasible
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.infeasible import _rounded_up, no_answer, too_large
 from simpar.planner.problem import Constraints
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 
 HELD = {"hsdp": 1, "tp": 1, "pp": 1, "micro_batch": 1, "recompute": "none", "zero": 0}
 
@@ -35,7 +35,7 @@ def test_memory_is_said_with_what_fills_it(problem_of):
     """What the smallest layout needs, of what, on which stage."""
     problem = problem_of(5, **HELD)
     small = replace(problem, constraints=Constraints(fixed=HELD, headroom=0.999))
-    said = str(no_answer(searched(small, Progress(brief=True)), small))
+    said = str(no_answer(searched(small, SearchProgress(brief=True)), small))
     assert said.startswith("nothing fits: the smallest layout needs at least ")
     assert " on stage 0 to be 95 % sure, mostly " in said
     assert "; try " not in said
@@ -45,7 +45,7 @@ def test_a_hint_is_a_flag_with_which_something_fits(problem_of):
     """Less headroom where that is what is in the way."""
     problem = problem_of(5, **HELD)
     small = replace(problem, constraints=Constraints(fixed=HELD, headroom=0.999))
-    said = str(no_answer(searched(small, Progress()), small))
+    said = str(no_answer(searched(small, SearchProgress()), small))
     assert "--headroom 0." in said.partition("; try ")[2]
 
 
@@ -76,9 +76,9 @@ def test_an_axis_that_nobody_else_asked_for_has_a_hint(model, seq_len, stack, fi
 def test_a_stopped_search_says_that_it_was_stopped(problem_of):
     """Not that nothing fits."""
     problem = problem_of(5, **HELD)
-    stopped = BranchAndBound([], Progress(interrupted=True))
+    stopped = BranchAndBound([], SearchProgress(interrupted=True))
     assert str(no_answer(stopped, problem)) == "stopped (interrupted) before any plan that fits was found"
-    nowhere = BranchAndBound([], Progress())
+    nowhere = BranchAndBound([], SearchProgress())
     assert str(no_answer(nowhere, problem)) == "no plan is possible on any number of nodes"
 
 

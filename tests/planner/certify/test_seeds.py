@@ -12,7 +12,7 @@ from simpar.planner.certify import frontier as frontier_module
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.frontier import STEP, Frontier
 from simpar.planner.certify.seeds import first_plan
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.space.table import Rows
 from simpar.planner.uniform import search_uniform
 from simpar.simulation import simulate
@@ -42,7 +42,7 @@ def problem(problem_of):
 @pytest.fixture(scope="module")
 def usual(problem):
     """Its search without a stop."""
-    return search_uniform(problem, Progress(top=2, brief=True))
+    return search_uniform(problem, SearchProgress(top=2, brief=True))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_ctrl_c_at_any_moment_leaves_an_answer(owner, name, call, problem, best_
         return usual(*arguments, **options)
 
     monkeypatch.setattr(owner, name, staticmethod(stopped) if name == "of" else stopped)
-    progress = Progress()
+    progress = SearchProgress()
     found = search_uniform(problem, progress)
     monkeypatch.undo()
     assert progress.interrupted
@@ -84,7 +84,7 @@ def test_ctrl_c_at_any_moment_leaves_an_answer(owner, name, call, problem, best_
 
 def test_a_row_that_was_being_simulated_stays_open(problem, monkeypatch):
     """Stopped inside a simulation, the row's bound still counts for the gap."""
-    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
+    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), SearchProgress())
     frontier = under_way.frontiers[0]
     row = frontier.shortest(frontier.bound_s > 0, STEP)
 
@@ -102,7 +102,7 @@ def test_a_row_that_was_being_simulated_stays_open(problem, monkeypatch):
 @pytest.mark.parametrize("inside_a_thread", [False, True])
 def test_a_time_limit_ends_a_search_with_an_answer(inside_a_thread, problem):
     """Not certified, and no error; in a thread, where no alarm rings, as well."""
-    answers, progress = [], Progress(time_limit_s=1e-9)
+    answers, progress = [], SearchProgress(time_limit_s=1e-9)
     work = threading.Thread(target=lambda: answers.append(search_uniform(problem, progress)))
     if inside_a_thread:
         work.start()
@@ -130,7 +130,7 @@ def test_a_time_limit_ends_other_spaces_alike(space):
 
 def test_a_limit_that_is_not_reached_changes_nothing(problem, usual):
     """The same candidates, certified, and the alarm is off."""
-    found = search_uniform(problem, Progress(top=2, brief=True, time_limit_s=1e6))
+    found = search_uniform(problem, SearchProgress(top=2, brief=True, time_limit_s=1e6))
     assert found.certified_optimal
     assert [one.to_dict() for one in found.candidates] == [one.to_dict() for one in usual.candidates]
 
@@ -139,7 +139,7 @@ def test_a_limit_that_is_not_reached_changes_nothing(problem, usual):
 def test_a_plain_plan_keeps_the_constraints(number, problem_of):
     """Stopped before anything was simulated, or bounded, a search has a usual plan, and what was held is held."""
     problem = problem_of(number, micro_batch=2)
-    under_way = BranchAndBound([], Progress())
+    under_way = BranchAndBound([], SearchProgress())
     first_plan(under_way, problem)
     assert under_way.gap() == 1
     under_way.fields = fields_of(problem, [problem.cluster.nodes])

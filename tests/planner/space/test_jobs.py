@@ -6,7 +6,7 @@ import pytest
 from simpar.plan.plan import Plan
 from simpar.planner.certify.exact import job_of
 from simpar.planner.space.axes import AXIS_NAMES
-from simpar.planner.space.jobs import Jobs, column, counted, plan_of, without_axes
+from simpar.planner.space.jobs import RowJobs, column, counted, plan_of, without_axes
 from simpar.planner.space.rows import enumerate_space
 
 
@@ -30,7 +30,7 @@ def test_a_plan_has_the_values_of_its_row(rows):
 
 def test_a_job_is_that_of_its_plan(rows):
     """The one that the simulator makes of it, without its checks."""
-    jobs = Jobs(rows)
+    jobs = RowJobs(rows)
     for row in range(0, rows.count, max(rows.count // 6, 1)):
         assert jobs.job(row).layout.mesh == job_of(rows.problem, plan_of(rows, row)).layout.mesh
         assert jobs.job(row).layout.vpp == rows["vpp"][row]
@@ -40,7 +40,7 @@ def test_a_batch_holds_what_differs_as_columns(rows):
     """And what is the same as a number."""
     same = np.flatnonzero((rows["pp"] == 1) & (rows["dp"] * rows["tp"] == rows.problem.cluster.world_size))
     which = same[rows.code["zero"][same] == rows.code["zero"][same[0]]]
-    batch = Jobs(rows).batch(which)
+    batch = RowJobs(rows).batch(which)
     sizes = np.broadcast_to(batch.layout.tp, which.shape)
     assert sizes.tolist() == rows["tp"][which].tolist()
     assert np.broadcast_to(batch.layout.micro_batch, which.shape).tolist() == rows["micro_batch"][which].tolist()

@@ -11,7 +11,7 @@ from simpar.errors import Infeasible
 from simpar.frameworks import TARGETS, load_target, targets_of, unsupported
 from simpar.planner import Constraints, make_problem
 from simpar.planner.certify.scope import scope
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.space.jobs import counted, plan_of
 from simpar.planner.space.portable import losses, of_its_framework, refusals
 from simpar.planner.space.rows import enumerate_space
@@ -123,7 +123,7 @@ def test_what_was_asked_for_stays():
 def test_models_and_plans_that_no_target_can_be_told_are_searched(model, base):
     """Still with the schedules of the framework alone, which is said, and how to widen the space."""
     problem = problem_of(model, fixed={**HELD, "tp": 1, "cp": 1, "pp": (1, 2)}, base=base)
-    answer = search_runnable(problem, Progress(top=1, brief=True))
+    answer = search_runnable(problem, SearchProgress(top=1, brief=True))
     told = answer.details["scope"]["decided_by"]
     assert (told["target"], told["asked"]) == ("megatron", False)
     assert "zb-v" in told["left_out"]["schedule"]

@@ -13,7 +13,7 @@ from simpar.planner import Constraints, make_problem, search
 from simpar.planner.certify.branch_and_bound import BranchAndBound, fields_of
 from simpar.planner.certify.exact import measure
 from simpar.planner.certify.frontier import PASSES, STEP, Frontier
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.space.fit import needs
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.recomputation import _lower_hull, decide
@@ -64,7 +64,7 @@ def test_search_finds_what_brute_force_finds(seed, narrow, problem_of):
     """
     problem = tight(problem_of(seed, **{**HELD, **narrow}))
     rows = enumerate_space(problem)
-    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), Progress())
+    under_way = BranchAndBound(fields_of(problem, [problem.cluster.nodes]), SearchProgress())
     under_way.run()
     best = min(executed_s(problem, plan_of(rows, row)) for row in range(rows.count))
     assert under_way.gap() == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simpar.planner import Constraints
 from simpar.planner.certify.exact import measure
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.space.axes import ALL_NAMES
 from simpar.planner.space.jobs import plan_of
 from simpar.planner.space.rows import ORIGIN, enumerate_space, fixed_values, in_order
@@ -80,7 +80,7 @@ def test_text_and_lists_are_the_same_values():
 
 def answer(problem):
     """What a search says, but for its seconds and the request."""
-    found = search_uniform(problem, Progress(top=3)).to_dict()
+    found = search_uniform(problem, SearchProgress(top=3)).to_dict()
     del found["search_seconds"], found["constraints"]["fixed"]
     return found
 

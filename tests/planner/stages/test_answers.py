@@ -13,9 +13,9 @@ from simpar.architectures.hf_config import read
 from simpar.errors import Infeasible
 from simpar.plan.megatron_roles import megatron_sharding
 from simpar.plan.plan import Plan
-from simpar.planner.certify.exact import Exact, exact
+from simpar.planner.certify.exact import SimulatedPlan, exact
 from simpar.planner.problem import Constraints, Problem, make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts, SearchResult
 from simpar.planner.stages.answers import StagesSearch
 from tests.as_stages import as_stages
@@ -46,7 +46,7 @@ class Known(StagesSearch):
 
     plans: Sequence[Plan] = ()
     bound_s: float = 0.0
-    found: list[Exact] = field(default_factory=list)
+    found: list[SimulatedPlan] = field(default_factory=list)
 
     space = "alpa"
 
@@ -58,7 +58,7 @@ class Known(StagesSearch):
         self.open_s = self.bound_s
         self.found = [done for plan in self.plans if (done := self.measured(plan)).fits]
 
-    def ranked(self) -> list[Exact]:
+    def ranked(self) -> list[SimulatedPlan]:
         """Those that fit."""
         return self.found
 
@@ -69,7 +69,7 @@ class Known(StagesSearch):
 
 def answer(of: Problem, *plans: Plan, lowest_s: float = 0.0) -> SearchResult:
     """The answer that some plans give, without an optimum of even stages."""
-    return Known(of, Progress(), plans=plans, bound_s=lowest_s).answer(None)
+    return Known(of, SearchProgress(), plans=plans, bound_s=lowest_s).answer(None)
 
 
 def test_ranks_are_those_of_whole_steps_and_figures_those_of_simulate() -> None:

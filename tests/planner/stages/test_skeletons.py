@@ -7,7 +7,7 @@ import pytest
 
 from simpar.plan.plan import Plan
 from simpar.planner.problem import Problem, make_problem
-from simpar.planner.stages.skeletons import Pricing, Skeleton
+from simpar.planner.stages.skeletons import Skeleton, SkeletonPrices
 from tests.planner.stages.test_cuts import every_cut
 from tests.planner.stages.test_uneven import GRAPH, TRAINING, mixed
 
@@ -16,10 +16,10 @@ from tests.planner.stages.test_uneven import GRAPH, TRAINING, mixed
 def test_prices_are_shared_where_they_are_equal(order: str) -> None:
     """Skeletons priced one after the other are those priced alone, wherever tensor ranks stand."""
     problem = make_problem(GRAPH, mixed(), TRAINING)
-    shared = Pricing(problem)
+    shared = SkeletonPrices(problem)
     for pp in (1, 2, 4):
         plan = Plan(tp=2, pp=pp, micro_batch=1, zero=1, rank_order=order)
-        one, alone = shared.skeleton(plan), Pricing(problem).skeleton(plan)
+        one, alone = shared.skeleton(plan), SkeletonPrices(problem).skeleton(plan)
         assert one is not None
         assert alone is not None
         assert np.array_equal(one.blocks_ns, alone.blocks_ns)
@@ -34,7 +34,7 @@ def problem() -> Problem:
 @pytest.fixture(scope="module")
 def skeleton(problem: Problem) -> Skeleton:
     """Three stages but for their cut."""
-    found = Pricing(problem).skeleton(Plan(tp=4, pp=4, micro_batch=1, zero=1))
+    found = SkeletonPrices(problem).skeleton(Plan(tp=4, pp=4, micro_batch=1, zero=1))
     assert found is not None
     return found
 

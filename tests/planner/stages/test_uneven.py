@@ -20,9 +20,9 @@ from simpar.planner.answer.terminal import certificate
 from simpar.planner.api import search
 from simpar.planner.certify.exact import measure
 from simpar.planner.problem import Constraints, Problem, make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.stages import uneven
-from simpar.planner.stages.skeletons import Pricing
+from simpar.planner.stages.skeletons import SkeletonPrices
 from simpar.planner.stages.uneven import rules_out, search_uneven
 from simpar.program.emission.emit import at_most
 from simpar.program.lower import Perturbation
@@ -76,7 +76,7 @@ def test_the_search_finds_what_trying_every_cut_finds(pp: int) -> None:
 def test_the_search_chooses_by_simulated_time_and_bounds_it() -> None:
     """Candidates are ranked by time, the gap is honest: no skeleton is bounded above what it takes."""
     kept = Constraints(fixed={"recompute": "none"})
-    found = search(GRAPH, mixed(), TRAINING, objective="time", progress=Progress(top=3), constraints=kept)
+    found = search(GRAPH, mixed(), TRAINING, objective="time", progress=SearchProgress(top=3), constraints=kept)
     times = [one.step_time_s for one in found.candidates]
     assert times == sorted(times)
     assert 0 <= found.gap < 1
@@ -133,7 +133,7 @@ def brute_force(problem: Problem, rank_orders: tuple[str, ...]) -> list[Result]:
     return found
 
 
-def nothing_even(_problem: Problem, _watch: Progress) -> None:
+def nothing_even(_problem: Problem, _watch: SearchProgress) -> None:
     """A uniform space in which nothing fits."""
 
 
@@ -158,7 +158,7 @@ def test_no_cut_beats_the_certified_one(seed: int, monkeypatch: pytest.MonkeyPat
     )
     every = brute_force(problem, ("tp-cp-dp-pp",))
     try:
-        found = search_uneven(problem, Progress(top=3))
+        found = search_uneven(problem, SearchProgress(top=3))
     except Infeasible:
         assert not every
         return
@@ -189,7 +189,7 @@ def test_bounds_are_below_steps_and_hardly_below(name: str, tp: int, order: str)
     """Every cut of every skeleton takes at least its bound; where nothing but passes counts, no more than that."""
     problem = make_problem(GRAPH, mixed(), TRAINING)
     plan = Plan(tp=tp, pp=4, micro_batch=1, zero=1, schedule=name, rank_order=order)
-    skeleton = Pricing(problem).skeleton(plan)
+    skeleton = SkeletonPrices(problem).skeleton(plan)
     assert skeleton is not None
     cuts = np.array([(3, 3, 3, 3), (1, 5, 5, 1), (2, 1, 1, 8), (5, 3, 2, 2)])
     for cut, bound_s in zip(cuts.tolist(), skeleton.bounds_s(cuts), strict=True):
@@ -216,7 +216,7 @@ def test_what_holds_more_layers_needs_as_much_memory_or_more(stack: str, layout:
     }  # fmt: skip
     training = Training(seq_len=128, global_batch=8)
     problem = make_problem(read(config, "tiny"), load_cluster("laptop-cpu-4"), training, stack=stack)
-    skeleton = Pricing(problem).skeleton(Plan(**{"zero": 1, "micro_batch": 1, "pp": 4, **layout}))
+    skeleton = SkeletonPrices(problem).skeleton(Plan(**{"zero": 1, "micro_batch": 1, "pp": 4, **layout}))
     assert skeleton is not None
     cuts = np.array(every_cut(8, 4))
     done = [measure(problem, skeleton.plan(cut)) for cut in cuts.tolist()]
@@ -239,8 +239,8 @@ def test_a_cut_that_hosts_have_no_room_for_does_not_fit() -> None:
     for each, fits in ((cluster, True), (small, False)):
         base = Plan(offload_optimizer="cpu")
         problem = make_problem(GRAPH, each, TRAINING, base=base, constraints=Constraints(fixed={**FIXED, "pp": 2}))
-        search = uneven.Uneven(problem, Progress())
-        skeleton = Pricing(problem).skeleton(base.with_values(tp=1, pp=2, micro_batch=1, zero=1))
+        search = uneven.Uneven(problem, SearchProgress())
+        skeleton = SkeletonPrices(problem).skeleton(base.with_values(tp=1, pp=2, micro_batch=1, zero=1))
         assert skeleton is not None
         done = search.simulate(skeleton, (6, 6))
         assert done is not None
@@ -252,7 +252,7 @@ def test_cuts_of_too_many_ops_stay_bounded() -> None:
     """They are answered with a gap and said; where nothing else is there, that is why there is no answer."""
     held = {"tp": "1", "pp": "2", "recompute": "none", "rank_order": "tp-cp-dp-pp"}
     problem = make_problem(GRAPH, mixed(), TRAINING, constraints=Constraints(fixed={**held, "micro_batch": "1,2"}))
-    whole = search_uneven(problem, Progress(top=1))
+    whole = search_uneven(problem, SearchProgress(top=1))
     assert (whole.certified_optimal, whole.details["not_built"]) == (True, 0)
     counts = whole.counts
     assert 0 < counts.feasible <= counts.simulated < counts.space_size
@@ -260,11 +260,11 @@ def test_cuts_of_too_many_ops_stay_bounded() -> None:
     assert f" plans, {counts.bounded:,} bounded" in told  # no plan is known to fit before it is simulated
     assert f"{counts.simulated:,} simulated, of which {counts.feasible:,} fit, in" in told
     with at_most(80):  # microbatches of one sequence, which win, have 94
-        found = search_uneven(problem, Progress(top=1))
+        found = search_uneven(problem, SearchProgress(top=1))
     assert not found.certified_optimal
     assert found.details["lower_bound_s"] <= whole.best.step_time_s < found.best.step_time_s
     assert found.gap == pytest.approx(1 - found.details["lower_bound_s"] / found.best.step_time_s)
     assert 0 < found.details["not_built"] <= 11
     assert any("plans that may be better have more than" in line for line in certificate(found))
     with at_most(10), pytest.raises(Infeasible, match="plans that may be best can be simulated"):
-        search_uneven(problem, Progress(top=1))
+        search_uneven(problem, SearchProgress(top=1))

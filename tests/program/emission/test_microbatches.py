@@ -20,7 +20,7 @@ from simpar.program.emission import emit
 from simpar.program.emission import microbatches as merging
 from simpar.program.lower import Lowered, lower
 from simpar.program.perturbation import Perturbation
-from simpar.report.context import Context
+from simpar.report.context import SummaryInputs
 from simpar.report.html.data import page_data
 from simpar.report.result import Result
 from simpar.report.summarise import summarise
@@ -80,7 +80,7 @@ def both(
 def timed(lowered: Lowered, cluster: Cluster, drawn: Perturbation) -> Result:
     """The result of a Program."""
     timing = choose_engine("reference", lowered.program)[1](lowered.program)
-    return summarise(Context(lowered, timing, cluster, "reference", "full", drawn))
+    return summarise(SummaryInputs(lowered, timing, cluster, "reference", "full", drawn))
 
 
 def is_merged(lowered: Lowered) -> bool:

@@ -5,7 +5,7 @@ import pytest
 import simpar
 from simpar.errors import UserError
 from simpar.program.blocks.phases import CollectiveUse
-from simpar.program.emission.traffic import Network
+from simpar.program.emission.traffic import QuotientNetwork
 from simpar.program.structure.synchronisation import Synchronisation
 from simpar.scenario import load_scenario
 from simpar.simulation import lower_job, make_job
@@ -71,7 +71,7 @@ def test_quantising_lengthens_reductions_of_gradients_and_nothing_else():
     cluster = simpar.Cluster("dgx-h100", nodes=2)
     job = make_job("gpt2", cluster, simpar.Plan(tp=4, reduce_dtype="fp8"), TRAINING)
     network = lower_job(job, cluster).maker.network
-    plain = Network(cluster.in_training, network.kinds, network.quotient, network.streams_of_kind)
+    plain = QuotientNetwork(cluster.in_training, network.kinds, network.quotient, network.streams_of_kind)
     size = 64e6
     extra_ns = Synchronisation.of(job).quantise_s_per_byte["all_reduce"] * size * 1e9
     longer = [n.solo_ns(0, CollectiveUse("dp", "all_reduce", size)) for n in (network, plain)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simpar.architectures.catalogue import load_model
-from simpar.architectures.graph import Attention
+from simpar.architectures.graph import AttentionPattern
 from simpar.architectures.training import Training
 from simpar.cost.kernels import KernelModel
 from simpar.cost.operators import seen_keys
@@ -27,9 +27,9 @@ def run(seq_len: int = 8192, global_batch: int = 2, **plan: object) -> Result:
     )
 
 
-@pytest.mark.parametrize("mask", [Attention(), Attention(window=1024)])
+@pytest.mark.parametrize("mask", [AttentionPattern(), AttentionPattern(window=1024)])
 @pytest.mark.parametrize("slices", [(4096,), (1024,) * 4, (2048, 1024, 512, 512)])
-def test_slices_see_all_keys_once(mask: Attention, slices: tuple[int, ...]) -> None:
+def test_slices_see_all_keys_once(mask: AttentionPattern, slices: tuple[int, ...]) -> None:
     """Pairs of query and key of all slices add up to those of the whole sequence."""
     pairs = [(end - begin) * seen_keys(mask, {"context": end, "before": begin}) for begin, end in slice_ends(slices)]
     assert sum(pairs) == pytest.approx(4096 * mask.mean_keys(4096))
@@ -80,7 +80,10 @@ def test_the_price_of_later_slices_grows_with_their_keys() -> None:
     times = [
         float(
             kernels.attention_time_s(
-                (1, 1024, 32, 128), context=e, seen=seen_keys(Attention(), {"context": e, "before": b}), backward=False
+                (1, 1024, 32, 128),
+                context=e,
+                seen=seen_keys(AttentionPattern(), {"context": e, "before": b}),
+                backward=False,
             )
         )
         - kernels.latency_s

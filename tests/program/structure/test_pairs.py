@@ -13,7 +13,7 @@ from simpar.engine import reference
 from simpar.hardware.catalogue import load_cluster
 from simpar.layout.check import schedule_of
 from simpar.plan.plan import Plan
-from simpar.program.blocks.phases import COMPUTE, EXPERT, TENSOR, CollectiveUse, Phase, Step
+from simpar.program.blocks.phases import COMPUTE, EXPERT, TENSOR, BlockStep, CollectiveUse, Phase
 from simpar.program.blocks.segments import make_segment
 from simpar.program.lower import Lowered, lower
 from simpar.program.structure.pairs import AHEAD, merge, merged
@@ -27,14 +27,14 @@ MESSAGE = CollectiveUse("tp", "all_reduce", 1.0)
 def steps_of(*texts: str) -> Phase:
     """A chain of steps: "k3" is a kernel of 3 s, "c2" a collective of 2 s; each waits for the one before."""
     steps = [
-        Step(text, "forward" if text[0] == "k" else "tp", COMPUTE if text[0] == "k" else TENSOR, float(text[1:]),
+        BlockStep(text, "forward" if text[0] == "k" else "tp", COMPUTE if text[0] == "k" else TENSOR, float(text[1:]),
              None if text[0] == "k" else MESSAGE, (index - 1,) if index else ())
         for index, text in enumerate(texts)
     ]  # fmt: skip
     return Phase(tuple(steps), issue_s=0.0)
 
 
-def seconds(step: Step) -> float:
+def seconds(step: BlockStep) -> float:
     """Duration of a step of these tests."""
     return step.duration_s
 
@@ -90,7 +90,7 @@ def exchanging(*texts: str, floating: bool = False) -> Phase:
     Exchanges that are ``floating`` wait for each other only, as under ``ep_overlap``, and nothing waits for them.
     """
     kinds = {"k": ("forward", COMPUTE), "w": ("weight_gradient", COMPUTE), "e": ("ep", EXPERT)}
-    steps: list[Step] = []
+    steps: list[BlockStep] = []
     frontier: tuple[int, ...] = ()
     running: tuple[int, ...] = ()
     for index, text in enumerate(texts):
@@ -98,7 +98,7 @@ def exchanging(*texts: str, floating: bool = False) -> Phase:
         exchange = stream == EXPERT
         after = running if exchange and floating else frontier
         message = MESSAGE if exchange else None
-        steps.append(Step(text, kind, stream, float(text[1:]), message, after))
+        steps.append(BlockStep(text, kind, stream, float(text[1:]), message, after))
         frontier = frontier if exchange and floating else (index,)
         running = (index,) if exchange else running
     return Phase(tuple(steps), issue_s=0.0)

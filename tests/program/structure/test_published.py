@@ -22,14 +22,14 @@ from simpar.layout.check import schedule_of
 from simpar.layout.sharding import rank_dims
 from simpar.plan.plan import Plan
 from simpar.program.blocks.block_view import RankBlock
-from simpar.program.blocks.phases import COMPUTE, Step
+from simpar.program.blocks.phases import COMPUTE, BlockStep
 from simpar.program.blocks.rank_view import RankView
 from simpar.program.blocks.segments import schedule
 from simpar.program.blocks.steps import block_steps
 from simpar.program.job import TrainingJob
 from simpar.program.lower import lower
 from simpar.program.structure.pairs import PAIR, merge
-from simpar.program.structure.templates import Node
+from simpar.program.structure.templates import TemplateNode
 from simpar.simulation import make_job
 from simpar.units import MS, NS_PER_S
 
@@ -56,7 +56,7 @@ class Pair:
     """The pair as simpar has it, and the job that it is of."""
 
     job: TrainingJob
-    node: Node
+    node: TemplateNode
 
     @property
     def block(self) -> Block:
@@ -181,7 +181,7 @@ def test_exchanges_as_long_as_traced_expose_no_less_than_traced() -> None:
     exposed_s = 0.0
     for layer in range(LAYERS):
 
-        def duration_s(step: Step, layer: int = layer) -> float:
+        def duration_s(step: BlockStep, layer: int = layer) -> float:
             alone = float(step.duration_s) * found.slowdown
             return EXCHANGES_S[step.name][layer] if step.collective else alone
 

@@ -14,8 +14,8 @@ from simpar.architectures.graph import INPUT, Block, Dims, ModelGraph, Operator,
 from simpar.cost.sharded import tensor_elements
 from simpar.plan.placement import sharding
 from simpar.plan.stages import MEMORY, WORDS, BlockSharding
-from simpar.planner.stages.alpa.graph import ChoiceGraph, Tensor, Unary, Variable
-from simpar.planner.stages.alpa.operators import LIGHT, Chosen, Metric, OperatorCosts
+from simpar.planner.stages.alpa.graph import BlockTensor, ChoiceGraph, Unary, Variable
+from simpar.planner.stages.alpa.operators import LIGHT, Metric, OperatorChoices, OperatorCosts
 from simpar.planner.stages.alpa.roles import AGAIN, SERIAL, SUMMED, Pricer, codes, moves, states_of
 from simpar.program.job import TrainingJob
 from simpar.program.structure.stage_builder import StageView
@@ -192,7 +192,7 @@ class _BlockBuilder:
         self.graph.variables[leader] = replace(variable, index=index, gathered=gathered)
         return True
 
-    def _chosen(self, op: Operator) -> tuple[int, Chosen]:
+    def _chosen(self, op: Operator) -> tuple[int, OperatorChoices]:
         """The variable of an operator, and the operator under each of its choices."""
         key = self.block.name, op.name
         if key not in self.graph.operators:
@@ -238,7 +238,7 @@ class _BlockBuilder:
         writer, writes = self._written(name)
         others = [(r, needs) for r, needs in readings if r != writer or not np.array_equal(needs, writes)]
         if others:
-            tensor = Tensor(self.block.name, writer, writes, tuple(others), self._pass_s(name))
+            tensor = BlockTensor(self.block.name, writer, writes, tuple(others), self._pass_s(name))
             self.graph.tensors.append(tensor)
 
     def _pass_s(self, name: str) -> Floats:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simpar.errors import Infeasible
-from simpar.planner.stages.alpa.operators import Chosen, Metric
+from simpar.planner.stages.alpa.operators import Metric, OperatorChoices
 from simpar.planner.stages.alpa.roles import Pricer, RoleTable
 from simpar.units import Floats, Ints
 
@@ -60,7 +60,7 @@ class Unary:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class BlockTensor:
     """A tensor of a kind of block: its writer with the states written, its readers, and the costs of changes.
 
     ``readings`` are the readers' variables with the code of states that each choice needs. ``pass_s`` float64[states,
@@ -86,8 +86,8 @@ class ChoiceGraph:
     counts: Mapping[str, int]
     variables: list[Variable] = field(default_factory=list)
     unary: list[Unary] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    operators: dict[tuple[str, str], tuple[int, Chosen]] = field(default_factory=dict)
+    tensors: list[BlockTensor] = field(default_factory=list)
+    operators: dict[tuple[str, str], tuple[int, OperatorChoices]] = field(default_factory=dict)
     streams: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def add(self, variable: Variable) -> int:
@@ -148,7 +148,7 @@ def _factors(graph: ChoiceGraph, weights: Floats, counts: Mapping[str, int]) -> 
     ]
 
 
-def _changes(tensor: Tensor, weights: Floats) -> Factor:
+def _changes(tensor: BlockTensor, weights: Floats) -> Factor:
     """Changes of one tensor as a table over writer and readers; two readers that need the same states cost once."""
     scope = tuple(sorted({tensor.writer, *(variable for variable, _ in tensor.readings)}))
 

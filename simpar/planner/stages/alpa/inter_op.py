@@ -34,7 +34,7 @@ _ROUNDING = 2e-9
 
 
 @dataclass(frozen=True)
-class Cut:
+class StageCut:
     """Stages in order as (first block, block after the last, devices), and the estimated step in s."""
 
     stages: tuple[tuple[int, int, int], ...]
@@ -96,7 +96,7 @@ class InterOp:
         least = float(self.work.sum()) / self.devices * (1 - _ROUNDING)
         return np.unique(finite[finite >= least])
 
-    def best(self) -> list[Cut]:
+    def best(self) -> list[StageCut]:
         """The best cut for every number of stages near the optimum, best first; empty if none is good enough."""
         first = self._first_feasible()
         intervals = [] if first is None else [(0, first), (first + 1, len(self.bounds) - 1)]
@@ -198,7 +198,7 @@ class InterOp:
             initial=int(devices - low[0]) if low[0] <= devices <= high[0] else -1,
         )
 
-    def _trace(self, ways: _Ways, sums: Sequence[Floats], count: int) -> Cut:
+    def _trace(self, ways: _Ways, sums: Sequence[Floats], count: int) -> StageCut:
         state, stages, times = ways.initial, [], []
         ends = np.append(ways.start[1:], len(ways.after))
         for left in range(count, 0, -1):
@@ -209,4 +209,4 @@ class InterOp:
             times.append(float(self._by_length[min(left, len(self.times)) - 1][size, length, block]))
             stages.append((block, block + length, self.sizes[size]))
             state = int(ways.after[best])
-        return Cut(tuple(stages), float(sums[count][ways.initial]) + self._rest(max(times)))
+        return StageCut(tuple(stages), float(sums[count][ways.initial]) + self._rest(max(times)))

@@ -19,7 +19,7 @@ from simpar.plan.slices import divides
 from simpar.planner.stages.alpa.roles import Pricer, RoleTable, role_table
 from simpar.program.blocks.block_view import loss_sums
 from simpar.program.job import TrainingJob
-from simpar.program.structure.synchronisation import DENSE, Replicas, Synchronisation
+from simpar.program.structure.synchronisation import DENSE, ReplicaRanks, Synchronisation
 from simpar.units import Flags, Floats, Ints, Numbers
 
 
@@ -46,7 +46,7 @@ LIGHT = ("norm", "add", "rope", "activation", "gated_activation", "dropout")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class OperatorChoices:
     """An operator under some combinations of its roles, with one rank's share and its kernel times."""
 
     op: Operator
@@ -90,15 +90,15 @@ class OperatorCosts:
         gathered = np.arange(len(index) + len(again)) >= len(index)
         return np.concatenate([index, np.array(again, dtype=np.int64)]), gathered
 
-    def chosen(self, op: Operator, index: Ints, gathered: Flags) -> Chosen:
+    def chosen(self, op: Operator, index: Ints, gathered: Flags) -> OperatorChoices:
         """An operator under some combinations, with its weights gathered for every pass under some of them."""
         table = self.table(op)
         by = {name: values[index] for name, values in table.by.items()}
         local = local_operator(op, self.dims, by)
         time = local_time(local, self.job.kernels, self.job.stack)
-        return Chosen(op, table, index, gathered, local, time, by)
+        return OperatorChoices(op, table, index, gathered, local, time, by)
 
-    def metrics(self, chosen: Chosen, *, saved: bool) -> Floats:
+    def metrics(self, chosen: OperatorChoices, *, saved: bool) -> Floats:
         """Metrics of every choice: float64[metrics, choices]; ``saved``: its output is kept for the backward."""
         result = np.zeros((len(Metric), len(chosen.index)))
         time, overhead = chosen.time, self.job.stack.launch.kernel_overhead
@@ -119,7 +119,7 @@ class OperatorCosts:
                 result[Metric.PASS, at] += use.count * self.pricer.collective_s(use.op, axis, sizes[at])
         return result
 
-    def _keys(self, chosen: Chosen, found: Floats) -> None:
+    def _keys(self, chosen: OperatorChoices, found: Floats) -> None:
         """Keys and values of sharded sequences are gathered in both passes, and their gradients scattered."""
         whole = shared_keys_elements(chosen.op, self.dims) * self.job.kernels.activation_bytes
         others = chosen.by["batch"] * chosen.by["columns"] * chosen.by["seq"]
@@ -128,7 +128,7 @@ class OperatorCosts:
             found[Metric.PASS, at] += 2 * self.pricer.collective_s("all_gather", axis, sizes)
             found[Metric.PASS, at] += self.pricer.collective_s("reduce_scatter", axis, sizes)
 
-    def _weights(self, chosen: Chosen, kernels_s: tuple[Floats, Numbers], found: Floats) -> None:
+    def _weights(self, chosen: OperatorChoices, kernels_s: tuple[Floats, Numbers], found: Floats) -> None:
         """Static bytes, update and synchronisation; for weights gathered in every pass, the exposed part of that.
 
         Updates count without launches, which a stage pays once for all its weights. Collectives count by the time on a
@@ -154,7 +154,7 @@ class OperatorCosts:
         if not layout.offloads:
             launched = optimizer_time_s(0.0, layout, self.job.kernels, stack)
             found[Metric.UPDATE] = optimizer_time_s(owned, layout, self.job.kernels, stack) - launched
-        ((_, reduction, _),) = sync.reduce_ops(Replicas(DENSE, 2, 2, 1))
+        ((_, reduction, _),) = sync.reduce_ops(ReplicaRanks(DENSE, 2, 2, 1))
         for group in dict.fromkeys(filter(None, groups)):
             at = np.array([each == group for each in groups])
             gather, scatter, reduce = (

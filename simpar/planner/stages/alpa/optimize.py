@@ -23,11 +23,11 @@ from simpar.plan.megatron_roles import with_roles
 from simpar.plan.plan import Plan
 from simpar.plan.schedules import same_memory, usual_schedule
 from simpar.plan.stages import StagePlan
-from simpar.planner.certify.exact import Exact, job_of
+from simpar.planner.certify.exact import SimulatedPlan, job_of
 from simpar.planner.problem import Problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.result import Counts, SearchResult
-from simpar.planner.stages.alpa.inter_op import MAX_STAGES, Cut, InterOp
+from simpar.planner.stages.alpa.inter_op import MAX_STAGES, InterOp, StageCut
 from simpar.planner.stages.alpa.least import lowest_step_s
 from simpar.planner.stages.alpa.meshes import place_stages, submesh_sizes
 from simpar.planner.stages.alpa.profile import Profile, with_stages
@@ -53,11 +53,11 @@ SCHEDULES = same_memory(usual_schedule())
 
 
 @dataclass(frozen=True)
-class Trial:
+class CutTrial:
     """A cut planned for a share of the memory, under a schedule."""
 
     profile: Profile
-    cut: Cut
+    cut: StageCut
     share: float = 1.0
     schedule: str = SCHEDULES[0]
 
@@ -73,7 +73,7 @@ class Trial:
             stages.append(stage.model_copy(update={"first_device": firsts[index]}))
         return with_stages(self.profile.job.layout.to_plan(), tuple(stages), self.schedule)
 
-    def neighbours(self) -> Iterator[Trial]:
+    def neighbours(self) -> Iterator[CutTrial]:
         """The same trial with a block of one of the slowest stages moved to the stage before or after it."""
         stages = self.cut.stages
         seconds = [self.profile.ranges(size, self.share)[0][:, begin, end].min() for begin, end, size in stages]
@@ -95,7 +95,7 @@ class AlpaSearch(StagesSearch):
     number of sequences per microbatch. Raises UserError for anything that such plans cannot have.
     """
 
-    found: list[tuple[Exact, Trial]] = field(default_factory=list)
+    found: list[tuple[SimulatedPlan, CutTrial]] = field(default_factory=list)
     ranges: int = 0
     feasible: int = 0
     bounds_s: dict[int, float] = field(default_factory=dict)
@@ -183,12 +183,12 @@ class AlpaSearch(StagesSearch):
                     trial = moved
                     break
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[CutTrial]:
         """Cuts of the model by their estimates, best first over all sizes of microbatches.
 
         Sizes are tried from a likely one in both directions, until one falls behind the best so far.
         """
-        found: list[Trial] = []
+        found: list[CutTrial] = []
         sizes, likely = list(self.bounds_s), max(self.problem.cluster.world_size // WIDEST, 1)
         for direction in ([n for n in sizes if n >= likely], [n for n in sizes if n < likely][::-1]):
             for size in direction:
@@ -202,7 +202,7 @@ class AlpaSearch(StagesSearch):
                     break
         return sorted(found, key=lambda trial: trial.cut.estimate_s)[:SIMULATED_CUTS]
 
-    def cuts_of(self, profile: Profile, below_s: float, share: float = 1.0) -> list[Trial]:
+    def cuts_of(self, profile: Profile, below_s: float, share: float = 1.0) -> list[CutTrial]:
         """For one size of microbatch: the best cut, the best of another length, the best of equal submeshes."""
         sizes = [size for size in self.submeshes(int(profile.job.layout.micro_batch)) if profile.options(size)]
         if not sizes:
@@ -219,10 +219,10 @@ class AlpaSearch(StagesSearch):
                 tolerance=TOLERANCE, below_s=below_s,
             )  # fmt: skip
             cuts = [cut for cut in inter.best() if len(cut.stages) in self.values["pp"]]
-            result += [Trial(profile, cut, share) for cut in cuts[:wanted]]
+            result += [CutTrial(profile, cut, share) for cut in cuts[:wanted]]
         return result
 
-    def try_shares(self, trial: Trial) -> None:
+    def try_shares(self, trial: CutTrial) -> None:
         """Simulate a cut under every schedule; if one does not fit, also what a little less memory gives."""
         schedules = list(map(str, self.values["schedule"]))[: None if len(trial.cut.stages) > 1 else 1]
         for share in SHARES:
@@ -235,7 +235,7 @@ class AlpaSearch(StagesSearch):
             if all(fits):
                 return
 
-    def simulate(self, trial: Trial) -> bool:
+    def simulate(self, trial: CutTrial) -> bool:
         """Simulate a cut and keep it if it fits; returns whether it does."""
         plan = trial.plan()
         if plan is None:
@@ -253,7 +253,7 @@ class AlpaSearch(StagesSearch):
             self.found += [(done, trial)] * done.fits
         return self._seen[key]
 
-    def ranked(self) -> list[Exact]:
+    def ranked(self) -> list[SimulatedPlan]:
         """Plans that fit, best first."""
         return sorted((done for done, _ in self.found), key=lambda one: one.step_time_s)
 
@@ -262,7 +262,7 @@ class AlpaSearch(StagesSearch):
         return Counts(self.ranges, self.feasible, self.ranges, 0, self.simulated)
 
 
-def search_alpa(problem: Problem, progress: Progress) -> SearchResult:
+def search_alpa(problem: Problem, progress: SearchProgress) -> SearchResult:
     """The best plans of the Alpa space and of the uniform one, ranked by simulated steps.
 
     Raises Infeasible if nothing fits, and UserError for anything that stages with their own meshes do not support.

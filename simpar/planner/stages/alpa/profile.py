@@ -31,7 +31,7 @@ from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.emission.collective_prices import Prices
 from simpar.program.job import TrainingJob
 from simpar.program.structure.stage_builder import RolesBuilder, StageView, gathered_stream_bytes
-from simpar.program.structure.stages import Piece, Pricing
+from simpar.program.structure.stages import SegmentPrices, StageBlock
 from simpar.program.structure.templates import LOOK_AHEAD
 from simpar.units import NS_PER_S, US, Floats, Ints
 
@@ -129,13 +129,13 @@ class Profile:
         )
         staged = replace(job, layout=Layout.of(with_stages(job.layout.to_plan(), (stage,))))
         part = RolesBuilder.of(staged, 0, (0,), late_s)
-        pricing = Pricing(
+        pricing = SegmentPrices(
             solo=lambda use: pricer.of_use(use).use_ns(use),
             occupied=lambda use: int(pricer.of_use(use).occupied_ns(use.size_bytes, use.count)),
             comm_slowdown=job.stack.overlap.compute_slowdown_while_comm,
         )
         pieces = {piece.block.name: piece for piece in part.pieces[0]}
-        priced: dict[Piece, Floats] = {}
+        priced: dict[StageBlock, Floats] = {}
         most, static = np.inf, np.array(list(graph.static_bytes(assignment).values()))
         for recompute in self.recompute:
             own = [
@@ -224,7 +224,7 @@ class Profile:
         return np.concatenate([[0.0], 2 * collective_time_s("send", np.array(each), shape, cluster), [0.0]])
 
 
-def _priced(part: RolesBuilder, piece: Piece, pricing: Pricing) -> Floats:
+def _priced(part: RolesBuilder, piece: StageBlock, pricing: SegmentPrices) -> Floats:
     """Metrics of a block on a stage without its static bytes, and the bytes of its workspace.
 
     Weights gathered for every pass are hidden behind as much of the pass as there is. Moves in the first or last

@@ -76,7 +76,7 @@ def role_table(roles: tuple[Role, ...], mesh: Mesh) -> RoleTable:
 
 
 @dataclass(frozen=True)
-class Moves:
+class StateChanges:
     """The collectives of all changes of states on a mesh; ``legal`` bool[states, states] marks possible changes.
 
     ``at[axis, op]`` are (pass, written, read, share of the tensor) of every collective of that kind; ``summands``
@@ -89,7 +89,7 @@ class Moves:
 
 
 @lru_cache(maxsize=256)
-def moves(mesh: Mesh) -> Moves:
+def moves(mesh: Mesh) -> StateChanges:
     """The collectives of a mesh."""
     states = states_of(len(mesh))
     legal = np.zeros((len(states), len(states)), dtype=bool)
@@ -109,7 +109,7 @@ def moves(mesh: Mesh) -> Moves:
     for kind, entries in rows.items():
         which, written, read = np.array([entry[:3] for entry in entries]).T
         at[kind] = (which, written, read, np.array([share for *_, share in entries]))
-    return Moves(at, legal, np.array(["P" in each for each in states]))
+    return StateChanges(at, legal, np.array(["P" in each for each in states]))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from simpar.architectures.hf_config import read
 from simpar.errors import UserError
 from simpar.planner.certify.exact import exact, job_of
 from simpar.planner.problem import make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.stages.alpa.least import least_step_s
 from simpar.planner.stages.alpa.optimize import AlpaSearch
 from simpar.planner.stages.cuts import between
@@ -30,7 +30,7 @@ def test_every_plan_with_stages_takes_longer(hardware: str, stack: str) -> None:
     """Megatron's layouts written as stages are plans of the space; none is below the bound, the best is near it."""
     cluster, training = simpar.Cluster(hardware), simpar.Training(seq_len=1024, global_batch=32)
     problem = make_problem(read(CONFIG, "small"), cluster, training, stack=stack)
-    search, steps = AlpaSearch(problem, Progress()), []
+    search, steps = AlpaSearch(problem, SearchProgress()), []
     search.bound()
     lowest_s = search.lowest_s
     for tp, pp, micro_batch, recompute in product((1, 2), (1, 2, 4), (1, 4), ("none", "full")):

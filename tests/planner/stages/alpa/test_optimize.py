@@ -8,7 +8,7 @@ import simpar
 from simpar.architectures.hf_config import read
 from simpar.errors import Infeasible, UserError
 from simpar.planner.problem import Constraints, make_problem
-from simpar.planner.progress import Progress
+from simpar.planner.progress import SearchProgress
 from simpar.planner.stages.alpa import optimize
 from simpar.planner.stages.alpa.optimize import AlpaSearch, search_alpa
 from simpar.simulation import simulate
@@ -38,7 +38,7 @@ def found():
     """One search of the Alpa space alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimize, "even_optimum", lambda _problem, _progress: None)
-        return search_alpa(problem_of(constraints=FEW), Progress(top=3))
+        return search_alpa(problem_of(constraints=FEW), SearchProgress(top=3))
 
 
 def test_the_plan_simulates_to_what_was_promised(found, tmp_path):
@@ -53,7 +53,7 @@ def test_the_plan_simulates_to_what_was_promised(found, tmp_path):
 
 def test_the_answer_is_the_same_every_time(found, alone):
     """Two searches write the same candidates."""
-    again = search_alpa(problem_of(constraints=FEW), Progress(top=3))
+    again = search_alpa(problem_of(constraints=FEW), SearchProgress(top=3))
     assert [c.to_dict() for c in again.candidates] == [c.to_dict() for c in found.candidates]
 
 
@@ -71,7 +71,7 @@ def test_candidates_are_what_simulate_says_and_each_is_shown_once(found):
 @pytest.mark.slow
 def test_estimates_are_close_to_simulated_steps():
     """The table that cuts are made from is within a few percent of the simulation, in time and in memory."""
-    search = AlpaSearch(problem_of(), Progress())
+    search = AlpaSearch(problem_of(), SearchProgress())
     checked = 0
     for size in (4, 8):
         for trial in search.cuts_of(search.profile(size), float("inf"))[:3]:
@@ -87,7 +87,7 @@ def test_estimates_are_close_to_simulated_steps():
 def test_the_answer_is_never_worse_than_the_uniform_optimum():
     """It is a candidate like any other, under the restrictions that hold for both."""
     fixed = Constraints(fixed={"pp": "1,2", "micro_batch": "2"}, schedules=("1f1b",))
-    answer = search_alpa(problem_of(constraints=fixed), Progress(top=2, brief=True))
+    answer = search_alpa(problem_of(constraints=fixed), SearchProgress(top=2, brief=True))
     assert answer.best.step_time_s <= answer.details["uniform_best_s"]
     assert all(one.plan.mesh.pp in (1, 2) for one in answer.candidates)
     assert 0 < answer.details["lower_bound_s"] <= answer.best.step_time_s
@@ -98,7 +98,7 @@ def test_a_large_vocabulary_gets_stages_of_its_own_length(alone):
     """With a head as heavy as several layers, the last stage holds fewer layers than the others."""
     heavy = {**SMALL, "vocab_size": 256000, "num_hidden_layers": 14}
     problem = problem_of(heavy, constraints=Constraints(fixed={"pp": 4, "micro_batch": 2}))
-    answer = search_alpa(problem, Progress())
+    answer = search_alpa(problem, SearchProgress())
     stages = answer.best.plan.pipeline.stages
     per_device = [stage.layers / stage.num_devices for stage in stages]
     assert len(stages) == 4
@@ -121,7 +121,7 @@ PAIR = {
 def test_unlike_towers_get_stages_of_their_own_length(config):
     """Cuts where the towers are unlike beat the best uniform plan of as many stages, whose stages have equal layers."""
     fixed = Constraints(fixed={"pp": 4}, schedules=("1f1b",))
-    answer = search_alpa(problem_of(config, constraints=fixed), Progress(top=1, brief=True))
+    answer = search_alpa(problem_of(config, constraints=fixed), SearchProgress(top=1, brief=True))
     stages = answer.best.plan.pipeline.stages
     assert stages is not None
     assert len({stage.layers for stage in stages}) > 1
@@ -144,11 +144,11 @@ def test_unlike_towers_get_stages_of_their_own_length(config):
 def test_what_stages_do_not_have_is_refused(options, words):
     """One line that says what is allowed, before anything is searched."""
     with pytest.raises(UserError, match=words):
-        search_alpa(problem_of(**options), Progress())
+        search_alpa(problem_of(**options), SearchProgress())
 
 
 @pytest.mark.slow
 def test_too_little_memory_is_infeasible(alone):
     """A headroom that leaves nothing finds nothing."""
     with pytest.raises(Infeasible):
-        search_alpa(problem_of(constraints=Constraints(headroom=0.99)), Progress())
+        search_alpa(problem_of(constraints=Constraints(headroom=0.99)), SearchProgress())
