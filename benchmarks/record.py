@@ -25,7 +25,7 @@ from simpar.files import bundled
 from simpar.planner.problem import Constraints
 from simpar.simulation import lower_job, make_job
 from simpar.stacks.stack import load_stack
-from simpar.validation.table import validate_table
+from simpar.validation.table import validate
 
 MODELS = (
     "gpt2", "llama-3.2-3b", "llama-3-8b", "gpt3-13b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b",
@@ -149,7 +149,7 @@ def searched(number: int, seed: int) -> tuple[str, dict[str, Any]]:
 
 def predicted(table: Path) -> list[dict[str, Any]]:
     """Every row of a table of measured runs, with what is predicted for it and its errors."""
-    return list(validate_table(table, jobs=1)["rows_detail"])
+    return list(validate(table, jobs=1)["rows_detail"])
 
 
 def compared(before: dict[str, Any], after: dict[str, Any]) -> int:

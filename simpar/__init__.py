@@ -12,22 +12,25 @@ Names are imported when first used, so that importing the package costs nothing.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from simpar.deprecated import MovedModules
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from simpar.architectures.catalogue import list_models
+    from simpar.architectures.catalogue import list_models as models
     from simpar.architectures.graph import ModelGraph
     from simpar.architectures.training import Training
     from simpar.diagnosis.answer import explain
     from simpar.errors import Infeasible, UserError
-    from simpar.hardware import cluster as clusters
-    from simpar.hardware.catalogue import list_clusters
+    from simpar.hardware import cluster as _cluster
+    from simpar.hardware.catalogue import list_clusters as clusters
     from simpar.hardware.device import load_device
     from simpar.hardware.profile import ClusterProfile
-    from simpar.learning.answer import learn_profiles
+    from simpar.learning.answer import learn
     from simpar.plan.mesh import Mesh
     from simpar.plan.plan import Plan
     from simpar.plan.schedules import make_schedule
@@ -43,15 +46,15 @@ if TYPE_CHECKING:
     from simpar.scenario import Scenario, load_scenario
     from simpar.simulation import simulate
     from simpar.stacks.stack import load_stack
-    from simpar.translate import export_plan, import_plan
-    from simpar.validation.table import validate_table
+    from simpar.translate import export, import_plan
+    from simpar.validation.table import validate
     from simpar.verbs import check, compare, sweep
 
     # as type checkers should see them: a call of either gives an object of the class that it stands for
     class Model(ModelGraph):  # noqa: D101
         def __init__(self, name: str | Path, *, seq_len: int = 256) -> None: ...
 
-    class Cluster(clusters.Cluster):  # noqa: D101
+    class Cluster(_cluster.Cluster):  # noqa: D101
         def __init__(self, profile: str | Path | ClusterProfile, nodes: int | None = None) -> None: ...
 
 
@@ -78,12 +81,12 @@ _CONTENTS = (
     ("sweep", "verbs:sweep", "one simulation for every combination of some values"),
     ("compare", "verbs:compare", "two results side by side, and why they differ"),
     ("check", "verbs:check", "a launch command or config of another framework, before it is started"),
-    ("export_plan", "translate:export_plan", "a plan as the files of another framework"),
+    ("export", "translate:export", "a plan as the files of another framework"),
     ("import_plan", "translate:import_plan", "a plan from the files of another framework"),
-    ("learn_profiles", "learning.answer:learn_profiles", "a stack and a cluster from a few measured runs"),
-    ("validate_table", "validation.table:validate_table", "predicted against measured, row by row"),
-    ("list_models", "architectures.catalogue:list_models", "shipped models by name"),
-    ("list_clusters", "hardware.catalogue:list_clusters", "shipped hardware by name"),
+    ("learn", "learning.answer:learn", "a stack and a cluster from a few measured runs"),
+    ("validate", "validation.table:validate", "predicted against measured, row by row"),
+    ("models", "architectures.catalogue:list_models", "shipped models by name"),
+    ("clusters", "hardware.catalogue:list_clusters", "shipped hardware by name"),
     ("Result", "report.result:Result", "what simulate gives; plots, JSON, tables"),
     ("Timeline", "report.timeline:Timeline", "every op of the step, class by class"),
     ("save_plot", "report.plots:save_plot", "timeline, memory, breakdown or heat map to a file"),
@@ -114,26 +117,29 @@ __all__ = [
     "UserError",
     "__version__",
     "check",
+    "clusters",
     "compare",
     "explain",
-    "export_plan",
+    "export",
     "import_plan",
-    "learn_profiles",
-    "list_clusters",
-    "list_models",
+    "learn",
     "load_device",
     "load_scenario",
     "load_stack",
     "make_schedule",
+    "models",
     "save_plot",
     "search",
     "simulate",
     "sweep",
-    "validate_table",
+    "validate",
     "write_trace",
 ]
 
 __doc__ += "\nContents:\n\n" + "\n".join(f"    {name:<14} {what}" for name, _, what in _CONTENTS) + "\n"
+
+
+sys.meta_path.append(MovedModules())
 
 
 def __getattr__(name: str) -> Any:

@@ -56,7 +56,7 @@ class Files:
 
 
 @refuses_unknown_keywords
-def export_plan(
+def export(
     plan: Plan | Mapping[str, Any] | str | Path,
     target: str,
     *,
@@ -80,7 +80,7 @@ def export_plan(
 
     >>> import simpar
     >>> plan = simpar.Plan(tp=2, dp=4, model="gpt2", training={"seq_len": 1024, "global_batch": 64})
-    >>> made = export_plan(plan, "megatron", hardware="dgx-h100")
+    >>> made = export(plan, "megatron", hardware="dgx-h100")
     >>> sorted(made.files)
     ['README.md', 'command.sh', 'local.sh', 'plan.json', 'pytorchjob.yaml', 'slurm.sh']
     >>> made.save("exported")

@@ -19,7 +19,7 @@ def test_an_export_is_that_of_the_command_line(tmp_path: Path) -> None:
     command = ["export", str(file), "--to", "megatron", "--hardware", "dgx-h100", "-o", str(tmp_path / "cli")]
     assert cli.run(command) == 0
     for at, plan in enumerate((PLAN, PLAN.model_dump(mode="json"), file, str(file))):
-        made = simpar.export_plan(plan, "megatron", hardware="dgx-h100")
+        made = simpar.export(plan, "megatron", hardware="dgx-h100")
         made.save(folder := tmp_path / str(at))
         assert {path.name for path in folder.iterdir()} == made.files.keys()
         assert all((folder / name).read_bytes() == (tmp_path / "cli" / name).read_bytes() for name in made.files)
@@ -28,36 +28,36 @@ def test_an_export_is_that_of_the_command_line(tmp_path: Path) -> None:
 
 def test_traces_are_an_export_too(tmp_path: Path) -> None:
     """Of the step as it is simulated: options that change the plan are refused."""
-    made = simpar.export_plan(PLAN, "chakra", hardware="dgx-h100")
+    made = simpar.export(PLAN, "chakra", hardware="dgx-h100")
     assert sum(name.endswith(".et") for name in made.files) == 8
     assert made.notes[0].startswith("One step, ")
     with pytest.raises(simpar.UserError, match="--nearest: not with --to chakra"):
-        simpar.export_plan(PLAN, "chakra", hardware="dgx-h100", nearest=True)
+        simpar.export(PLAN, "chakra", hardware="dgx-h100", nearest=True)
 
 
 def test_what_a_target_cannot_express_is_refused_with_the_nearest_plan() -> None:
     """Which is exported where it is asked for; what is lost is listed where that is asked for."""
     plan = PLAN.with_values(recompute="layers:none*6,full*6")
     with pytest.raises(simpar.UserError, match=r"megatron cannot express recompute .*the nearest that it can: "):
-        simpar.export_plan(plan, "megatron", hardware="dgx-h100")
-    near = simpar.export_plan(plan, "megatron", hardware="dgx-h100", nearest=True)
+        simpar.export(plan, "megatron", hardware="dgx-h100")
+    near = simpar.export(plan, "megatron", hardware="dgx-h100", nearest=True)
     assert near.lost == ()
     assert any("nearest" in note for note in near.notes)
-    lossy = simpar.export_plan(plan, "megatron", hardware="dgx-h100", lossy=True)
+    lossy = simpar.export(plan, "megatron", hardware="dgx-h100", lossy=True)
     assert any("recompute" in each for each in lossy.lost)
 
 
 def test_a_plan_without_facts_says_what_is_missing() -> None:
     """And by what to give it."""
     with pytest.raises(simpar.UserError, match="plan: the plan names no model: give --model NAME"):
-        simpar.export_plan({"tp": 2}, "megatron")
-    with pytest.raises(TypeError, match=r"export_plan.*'hardwar'; did you mean 'hardware'"):
-        simpar.export_plan(PLAN, "megatron", hardwar="dgx-h100")
+        simpar.export({"tp": 2}, "megatron")
+    with pytest.raises(TypeError, match=r"export.*'hardwar'; did you mean 'hardware'"):
+        simpar.export(PLAN, "megatron", hardwar="dgx-h100")
 
 
 def test_an_export_is_imported_again(tmp_path: Path) -> None:
     """The same layout; the model may be named beside."""
-    simpar.export_plan(PLAN, "megatron", hardware="dgx-h100").save(tmp_path)
+    simpar.export(PLAN, "megatron", hardware="dgx-h100").save(tmp_path)
     back = simpar.import_plan(tmp_path / "command.sh", "megatron", model="gpt2")
     assert (back.plan.tp, back.plan.micro_batch, back.plan.model) == (2, 4, "gpt2")
     with pytest.raises(simpar.UserError, match="execution traces say what ran, not a plan"):
@@ -68,4 +68,4 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     """Nothing is written over one."""
     (tmp_path / "taken").write_text("")
     with pytest.raises(simpar.UserError, match="is a file; allowed: a folder"):
-        simpar.export_plan(PLAN, "megatron", hardware="dgx-h100").save(tmp_path / "taken")
+        simpar.export(PLAN, "megatron", hardware="dgx-h100").save(tmp_path / "taken")

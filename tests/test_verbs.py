@@ -106,7 +106,7 @@ def test_a_launch_is_checked_as_text_as_words_and_as_a_file(tmp_path: Path) -> N
 
 def test_what_is_shipped_is_listed(tmp_path: Path) -> None:
     """Names that Model and Cluster take."""
-    for what, names in (("models", simpar.list_models()), ("hardware", simpar.list_clusters())):
+    for what, names in (("models", simpar.models()), ("hardware", simpar.clusters())):
         assert cli.run(["list", what, "--json", str(tmp_path / what)]) == 0
         same(tmp_path / what, names)
-    assert simpar.Model(next(iter(simpar.list_models()))).name in simpar.list_models()
+    assert simpar.Model(next(iter(simpar.models()))).name in simpar.models()

@@ -41,14 +41,14 @@ EXPORT_FLAGS = (
 @with_flags(EXPORT_FLAGS, "A plan, a result or a scenario", metavar="PLAN.json")
 def export(scenario: str, **values: Any) -> None:
     """Write the files with which another framework trains a plan."""
-    from simpar.translate import export_plan
+    from simpar.translate import export
 
     for flag in ("to", "output"):
         if values[flag] is None:
             raise UserError(f"--{flag} is missing: simpar export PLAN.json --to TARGET -o FOLDER")
     options = {name: value for name, value in values.items() if name not in ("to", "output", "json_")}
     with working("exporting"):
-        made = export_plan(scenario, values["to"], **options)
+        made = export(scenario, values["to"], **options)
     made.save(values["output"])
     _tell(made, values)
 

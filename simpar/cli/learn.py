@@ -36,13 +36,13 @@ def learn(
     serves as --stack and as --hardware, and as --using of simpar validate.
     """
     from simpar.errors import UserError
-    from simpar.learning.answer import learn_profiles
+    from simpar.learning.answer import learn
 
     path = Path(output)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"--output {output}: allowed: a name that ends in .yaml")
     with working(f"learning from {', '.join(runs)}"):
-        found = learn_profiles(*runs, stack=stack, hardware=hardware)
+        found = learn(*runs, stack=stack, hardware=hardware)
     found.save(path)
     data = found.to_dict()
     if not json_out(data, json_):

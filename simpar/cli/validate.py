@@ -24,9 +24,9 @@ def validate(
     Rows are runs, single kernels or collectives; docs/measured.md lists the columns.
     """
     from simpar.report.validation_table import print_validation
-    from simpar.validation.table import validate_table
+    from simpar.validation.table import validate
 
     with working(f"predicting {table}"):
-        found = validate_table(table, using=using)
+        found = validate(table, using=using)
     if not json_out(found, json_):
         print_validation(found, console())

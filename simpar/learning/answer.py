@@ -237,7 +237,7 @@ def _cluster(name: str, values: Mapping[str, Mapping[str, Mapping[str, float]]])
 
 
 @refuses_unknown_keywords
-def learn_profiles(*runs: str | Path, stack: str | None = None, hardware: str | None = None) -> Answer:
+def learn(*runs: str | Path, stack: str | None = None, hardware: str | None = None) -> Answer:
     """A stack and a cluster profile adapted to measured runs: tables of them, or folders of ``simpar run``.
 
     ``stack`` and ``hardware`` are the profiles of all runs; without them every row names its own. ``save`` of the

@@ -30,19 +30,17 @@ DELIMITERS = (",", ";", "\t")
 
 
 @refuses_unknown_keywords
-def validate_table(
-    path: str | Path, *, using: str | Path | ProfileOverrides | None = None, jobs: int = -1
-) -> dict[str, Any]:
+def validate(path: str | Path, *, using: str | Path | ProfileOverrides | None = None, jobs: int = -1) -> dict[str, Any]:
     """Predicted against measured for every row of a CSV table: the JSON of ``simpar validate``.
 
     Rows are training runs, single kernels or collectives, told apart by their columns. Runs are predicted with the
-    profiles that the rows name, or those of a file that :func:`simpar.learn_profiles` wrote (``using``). Rows are
+    profiles that the rows name, or those of a file that :func:`simpar.learn` wrote (``using``). Rows are
     predicted by ``jobs`` processes (-1: all cores). Raises UserError if the file is not such a table.
 
     >>> row = {"source": "own", "model_name": "gpt2", "seq_len": 1024, "gpu_type": "H100 SXM 80GB", "n_gpus": 8}
     >>> row |= {"micro_batch": 8, "global_batch_seqs": 64, "precision": "bf16", "iteration_time_s": 0.05}
     >>> _ = Path("runs.csv").write_text(",".join(row) + chr(10) + ",".join(map(str, row.values())))
-    >>> found = validate_table("runs.csv", jobs=1)
+    >>> found = validate("runs.csv", jobs=1)
     >>> found["modelled"], found["rows_detail"][0]["label"][:4]
     (1, 'gpt2')
     """

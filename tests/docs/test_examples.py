@@ -10,7 +10,7 @@ import simpar
 
 ROOT = Path(__file__).parents[2]
 SHOWN = [path for path in sorted((ROOT / "simpar").rglob("*.py")) if ">>> " in path.read_text()]
-WITHOUT = {"explain", "learn_profiles", "SearchResult"}
+WITHOUT = {"explain", "learn", "SearchResult"}
 """What reads traces of profilers and measured runs, and what the example of search gives."""
 
 

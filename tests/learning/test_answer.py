@@ -10,13 +10,13 @@ import pytest
 from simpar.cli import run
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster
-from simpar.learning.answer import learn_profiles
+from simpar.learning.answer import learn
 from simpar.learning.runs import runs_of
 from simpar.stacks.stack import load_stack
 from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import ParameterOverrides, predict_time_s
 from simpar.validation.rows import case
-from simpar.validation.table import read_table, validate_table
+from simpar.validation.table import read_table, validate
 
 ROW = {
     "source": "test", "model_name": "Llama-2-7B", "n_layers": "32", "hidden": "4096", "n_heads": "32",
@@ -59,7 +59,7 @@ def table(path, layouts, stack="nemo", **every):
 def learnt(tmp_path_factory):
     """A table of three runs and what is learnt from it."""
     path = table(tmp_path_factory.mktemp("learnt") / "runs.csv", FEW)
-    return path, learn_profiles(path, stack="nemo", hardware="dgx-h100")
+    return path, learn(path, stack="nemo", hardware="dgx-h100")
 
 
 def test_three_runs_make_a_profile_that_predicts_others(tmp_path, learnt):
@@ -67,8 +67,8 @@ def test_three_runs_make_a_profile_that_predicts_others(tmp_path, learnt):
     (_, answer), others = learnt, table(tmp_path / "others.csv", OTHERS)
     ours = tmp_path / "ours.yaml"
     ours.write_text(answer.to_yaml("ours.yaml"))
-    before = validate_table(others, jobs=1)["time_ape_median"]
-    after = validate_table(others, jobs=1, using=ours)["time_ape_median"]
+    before = validate(others, jobs=1)["time_ape_median"]
+    after = validate(others, jobs=1, using=ours)["time_ape_median"]
     assert before > 15
     assert after < 3
 
@@ -81,11 +81,11 @@ def test_intervals_are_those_that_were_promised(tmp_path, learnt):
     halves = answer.half_intervals()
     assert halves["after"] < 0.7 * halves["before"]
     others = table(tmp_path / "others.csv", OTHERS)
-    found = validate_table(others, jobs=1, using=ours)
+    found = validate(others, jobs=1, using=ours)
     assert 100 * found["interval_width_median"] == pytest.approx(halves["after"], abs=0.1)
     assert found["interval_coverage"] == 1.0
     assert [row["own_runs"] for row in found["rows_detail"]] == [3, 3, 3]
-    alone = validate_table(others, jobs=1, using=ProfileOverrides(str(ours), "dgx-h100"))
+    alone = validate(others, jobs=1, using=ProfileOverrides(str(ours), "dgx-h100"))
     assert 100 * alone["interval_width_median"] == pytest.approx(halves["before"], abs=0.1)
     assert not any(row["own_runs"] for row in alone["rows_detail"])
 
@@ -112,7 +112,7 @@ def test_what_was_learnt_can_be_learnt_on(tmp_path, learnt):
     """A learnt file is a stack and hardware like any other, and the new one goes back to the same names."""
     (path, answer), ours = learnt, tmp_path / "ours.yaml"
     ours.write_text(answer.to_yaml("ours.yaml"))
-    again = learn_profiles(path, stack=str(ours), hardware=str(ours))
+    again = learn(path, stack=str(ours), hardware=str(ours))
     assert again.errors()["before"] < 5
     (tmp_path / "more.yaml").write_text(again.to_yaml("more.yaml"))
     assert list(ProfileOverrides.learned(str(tmp_path / "more.yaml")).stacks) == ["nemo"]
@@ -123,11 +123,11 @@ def test_several_stacks_are_learnt_apart(tmp_path):
     """Rows name theirs; the file holds all, and a table is predicted with the one that a row names."""
     rows = [*LAYOUTS, {"stack": "fsdp", "zero_stage_or_fsdp": "FSDP", "tp": "1", "micro_batch": "2"}]
     path, ours = table(tmp_path / "runs.csv", rows), tmp_path / "ours.yaml"
-    ours.write_text(learn_profiles(path).to_yaml("ours.yaml"))
+    ours.write_text(learn(path).to_yaml("ours.yaml"))
     assert load_stack(f"{ours}#fsdp").name == "ours.yaml#fsdp"
-    assert validate_table(path, jobs=1, using=ours)["modelled"] == 4
+    assert validate(path, jobs=1, using=ours)["modelled"] == 4
     other = table(tmp_path / "other.csv", [{}], stack="megatron")
-    assert "has no stack megatron" in str(validate_table(other, jobs=1, using=ours)["unmodelled_reasons"])
+    assert "has no stack megatron" in str(validate(other, jobs=1, using=ours)["unmodelled_reasons"])
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_repeats_are_one_layout_and_tell_the_noise(tmp_path):
     """Two runs of a layout that differ by 4 % are one, with noise; by 40 % they are named."""
     time_s = predict_time_s(case({**ROW, "stack": "nemo"}), TRUTH)
     near = [{"iteration_time_s": str(time_s * factor)} for factor in (0.98, 1.02)]
-    found = learn_profiles(table(tmp_path / "near.csv", [*near, *LAYOUTS[1:]])).to_dict()
+    found = learn(table(tmp_path / "near.csv", [*near, *LAYOUTS[1:]])).to_dict()
     assert (found["runs"], found["layouts"]) == (4, 3)
     assert 2 < found["repeats_spread_percent"] < 4
     assert found["remarks"] == []
@@ -204,9 +204,9 @@ def test_what_was_learnt_under_another_version_is_refused(tmp_path, learnt, caps
 def test_a_device_in_other_words_is_what_the_user_says_it_is(tmp_path):
     """Words that name no profile, or none, are those of --hardware; a stack left blank is that of --stack."""
     path = table(tmp_path / "runs.csv", LAYOUTS, gpu_type="our accelerator", stack="nemo")
-    assert learn_profiles(path, stack="nemo", hardware="dgx-h100").errors()["left_out"] < 5
+    assert learn(path, stack="nemo", hardware="dgx-h100").errors()["left_out"] < 5
     with pytest.raises(UserError, match="no profile for our accelerator"):
-        learn_profiles(path)
+        learn(path)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simpar.cli import run
-from simpar.learning.answer import learn_profiles
+from simpar.learning.answer import learn
 from simpar.learning.fit import Observed, Peak
 from simpar.learning.memory import learn_memory, merged_peak
 from simpar.learning.parameters import MEMORY, RESERVED, spread_of
@@ -20,7 +20,7 @@ from simpar.units import GIB, MIB
 from simpar.validation.chosen import ProfileOverrides
 from simpar.validation.predict import NO_TUNING, ParameterOverrides, predict
 from simpar.validation.rows import case
-from simpar.validation.table import validate_table
+from simpar.validation.table import validate
 from tests.learning.test_answer import FEW, LAYOUTS, OTHERS, ROW
 from tests.learning.test_reports import folder
 
@@ -123,8 +123,8 @@ def test_a_profile_predicts_the_memory_of_others(tmp_path, capsys):
     assert "nemo memory.extra_saved" in out
     assert "error of peak memory, %" in out
     assert "what nemo keeps unseen: 8 % of its memory before" in out
-    before = validate_table(others, jobs=1)["memory_ape_median"]
-    after = validate_table(others, jobs=1, using=ours)["memory_ape_median"]
+    before = validate(others, jobs=1)["memory_ape_median"]
+    after = validate(others, jobs=1, using=ours)["memory_ape_median"]
     assert before > 9
     assert after < 4
     (own,) = load_stack(str(ours)).own_runs
@@ -137,7 +137,7 @@ def test_runs_without_memory_teach_what_they_did(tmp_path):
     """No parameter of memory moves, nothing is said of it, and step times teach the same with peaks and without."""
     with_peaks = rows_of(LAYOUTS[:2], slower=1.2)
     without = [{**row, "peak_mem_gib": ""} for row in with_peaks]
-    both, bare = (learn_profiles(table(tmp_path / f"{at}.csv", rows)) for at, rows in enumerate((with_peaks, without)))
+    both, bare = (learn(table(tmp_path / f"{at}.csv", rows)) for at, rows in enumerate((with_peaks, without)))
     assert bare.to_dict()["memory"] is None
     assert not [change for change in bare.changes() if change["parameter"].startswith("memory.")]
     assert "memory" not in bare.to_yaml("ours.yaml").partition("stacks:")[0]
@@ -182,7 +182,7 @@ def test_folders_of_runs_on_processors_have_no_peak(tmp_path):
 def test_own_peaks_make_the_risk_smaller(tmp_path):
     """A stack whose memory nobody published: three peaks tell part of what is not known."""
     path, ours = table(tmp_path / "runs.csv", rows_of(LAYOUTS, stack="fsdp")), tmp_path / "ours.yaml"
-    answer = learn_profiles(path, stack="fsdp", hardware="dgx-h100")
+    answer = learn(path, stack="fsdp", hardware="dgx-h100")
     ours.write_text(answer.to_yaml("ours.yaml"))
     stack, (unknown, *_) = load_stack(str(ours)), reversed(shipped().memory.habits)
     risk = MemoryRisk.of(stack.known_as, shipped(), stack.own_runs)
@@ -193,7 +193,7 @@ def test_own_peaks_make_the_risk_smaller(tmp_path):
     assert said["after"] == pytest.approx(100 * risk.habits, abs=0.1)
     rows = table(tmp_path / "others.csv", rows_of(OTHERS[:1], stack="fsdp"))
     wide, narrow = (
-        validate_table(rows, jobs=1, using=chosen)["rows_detail"][0]
+        validate(rows, jobs=1, using=chosen)["rows_detail"][0]
         for chosen in (ProfileOverrides("fsdp", "dgx-h100"), ProfileOverrides.learned(str(ours)))
     )
 

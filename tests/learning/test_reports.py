@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simpar.errors import UserError
-from simpar.learning.answer import learn_profiles
+from simpar.learning.answer import learn
 from simpar.learning.reports import is_report, reported
 from simpar.learning.runs import runs_of
 from simpar.plan.plan import Plan
@@ -63,7 +63,7 @@ def test_three_runs_teach_a_processor(tmp_path):
     for at, plan in enumerate(plans):
         case = reported(folder(tmp_path / str(at), plan), HERE).case
         paths.append(folder(tmp_path / str(at), plan, step_time_s=predict_time_s(case, truth)))
-    answer = learn_profiles(*paths[:3], stack="simpar", hardware="laptop-cpu-4")
+    answer = learn(*paths[:3], stack="simpar", hardware="laptop-cpu-4")
     last = reported(paths[3], HERE)
     assert answer.errors()["before"] > 50
     assert predict_time_s(last.case) / last.time_s < 0.6

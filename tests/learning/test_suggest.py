@@ -9,7 +9,7 @@ from simpar.architectures.training import Training
 from simpar.errors import UserError
 from simpar.hardware.catalogue import load_cluster, make_mixed
 from simpar.hardware.profile import MixedProfile
-from simpar.learning.answer import learn_profiles
+from simpar.learning.answer import learn
 from simpar.learning.suggest import COLUMNS, learned_from, suggestions, write
 from simpar.planner.api import find_space
 from simpar.planner.problem import Constraints, make_problem
@@ -67,7 +67,7 @@ def test_what_was_suggested_is_learnt_known_and_not_suggested_again(tmp_path, se
     fast = 0.98 * min(one.step_time_s for one in shown)
     times = [1.25 * one.step_time_s if one is found.shortest else fast for one in shown]
     _fill(table, times)
-    answer = learn_profiles(str(table), stack="megatron", hardware="dgx-h100")
+    answer = learn(str(table), stack="megatron", hardware="dgx-h100")
     assert answer.runs.count == 2
     ours = tmp_path / "ours.yaml"
     ours.write_text(answer.to_yaml(ours.name), encoding="utf-8")

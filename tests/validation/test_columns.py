@@ -12,7 +12,7 @@ from simpar.errors import UserError
 from simpar.validation import columns, rows
 from simpar.validation.cells import Unmodelled
 from simpar.validation.columns import PLAN_COLUMNS, RUN_COLUMNS, UNREAD, unread
-from simpar.validation.table import outcome, read_table, validate_table
+from simpar.validation.table import outcome, read_table, validate
 from tests.validation.test_validate import ROW
 
 ROOM = Path(columns.__file__).parent
@@ -49,7 +49,7 @@ def test_what_is_no_table_of_runs_is_one_line(content, message, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(content)
     with pytest.raises(UserError, match=re.escape(message)) as caught:
-        validate_table(path)
+        validate(path)
     assert "\n" not in str(caught.value)
 
 
@@ -57,7 +57,7 @@ def test_columns_that_nothing_reads_are_named(tmp_path, capsys):
     """A misspelt column is not quietly a blank one."""
     row = {("micro_bach" if name == "micro_batch" else name): value for name, value in ROW.items()}
     path = written(tmp_path / "t.csv", row | {"operator": "me"})
-    assert validate_table(path)["columns_not_read"] == {"micro_bach": "did you mean 'micro_batch'?", "operator": ""}
+    assert validate(path)["columns_not_read"] == {"micro_bach": "did you mean 'micro_batch'?", "operator": ""}
     assert cli.run(["validate", str(path)]) == 0
     said = capsys.readouterr().out
     assert "column micro_bach is not read; did you mean 'micro_batch'?" in said
@@ -158,7 +158,7 @@ def test_the_example_of_the_documentation_is_read_whole(tmp_path):
     page = (ROOM.parents[1] / "docs" / "measured.md").read_text()
     path = tmp_path / "t.csv"
     path.write_text(page.partition("```text\n")[2].partition("```")[0])
-    found = validate_table(path)
+    found = validate(path)
     assert (found["modelled"], found["columns_not_read"]) == (1, {})
     assert found["time_ape_median"] < 5
     assert found["memory_ape_median"] < 5

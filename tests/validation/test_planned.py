@@ -9,7 +9,7 @@ from simpar.validation.cells import Unmodelled
 from simpar.validation.chosen import AS_NAMED, ProfileOverrides
 from simpar.validation.planned import planned
 from simpar.validation.predict import predict_time_s
-from simpar.validation.table import read_table, validate_table
+from simpar.validation.table import read_table, validate
 
 MADE_FOR = {
     "model": "llama-3.2-1b", "training": {"seq_len": 2048, "global_batch": 64}, "stack": "megatron",
@@ -42,7 +42,7 @@ def test_a_plan_is_the_whole_row(tmp_path):
     )
     assert case.training.global_batch == 64
     assert Plan.model_validate(case.plan).mesh.order == ("dp", "tp", "cp", "pp")
-    [detail] = validate_table(tmp_path / "runs.csv", jobs=1)["rows_detail"]
+    [detail] = validate(tmp_path / "runs.csv", jobs=1)["rows_detail"]
     assert detail["predicted_step_time_s"] == predict_time_s(case)
     assert detail["measured_step_time_s"] == 1.5
 

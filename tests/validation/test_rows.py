@@ -12,7 +12,7 @@ from simpar.architectures.catalogue import catalogue
 from simpar.validation.cells import Unmodelled
 from simpar.validation.predict import changed_stack, cluster_of, predict
 from simpar.validation.rows import case, measured
-from simpar.validation.table import outcome, validate_table
+from simpar.validation.table import outcome, validate
 from tests.validation.test_validate import MIXTURE, ROW, write
 
 LABELS = ("source", "citation", "model_name", "notes", "overlap_notes", "assumed", "configured_by")
@@ -62,7 +62,7 @@ def test_no_label_changes_a_prediction(labels: dict[str, str]) -> None:
 def test_what_is_not_read_is_listed(tmp_path) -> None:
     """Notes, and cells in whose place another one is read."""
     row = {**ROW, "notes": "fp8 in truth", "hardware": "dgx-h100", "zero": "1"}
-    assert validate_table(write(tmp_path / "t.csv", [row, ROW]), jobs=1)["columns_not_read"] == {
+    assert validate(write(tmp_path / "t.csv", [row, ROW]), jobs=1)["columns_not_read"] == {
         "notes": "",
         "gpu_type": "in 1 row that hardware describes",
         "interconnect": "in 1 row that hardware describes",

@@ -18,7 +18,7 @@ from simpar.report.validation_table import print_validation
 from simpar.validation.collectives import call
 from simpar.validation.single import single_outcomes
 from simpar.validation.summary import figures
-from simpar.validation.table import validate_table
+from simpar.validation.table import validate
 
 KERNELS = "source,op,gpu_type,dtype,batch,m,n,k,n_heads,seq_len,head_dim,causal,direction,layout,time_us,tflops\n"
 CALLS = "source,op,gpu_type,fabric,n_gpus,n_nodes,message_bytes,time_us,busbw_GBps\n"
@@ -28,7 +28,7 @@ def table(path: Path, text: str) -> dict[str, object]:
     """What validate says of a table."""
     file = path / "table.csv"
     file.write_text(text)
-    return validate_table(file)
+    return validate(file)
 
 
 def test_a_product_of_known_error(tmp_path: Path) -> None:

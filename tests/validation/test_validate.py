@@ -14,7 +14,7 @@ from simpar.validation.cells import Unmodelled
 from simpar.validation.predict import Prediction, cluster_of, predict, result_of
 from simpar.validation.rows import Measurements, case, measured
 from simpar.validation.summary import RowOutcome, figures, kendall_tau, regret_by_cell
-from simpar.validation.table import label, read_table, validate_table
+from simpar.validation.table import label, read_table, validate
 
 ROW = {
     "source": "test", "model_name": "Llama-2-7B", "n_layers": "32", "hidden": "4096", "n_heads": "32",
@@ -94,7 +94,7 @@ def test_measured_fabric_is_the_state_of_the_cluster() -> None:
 def test_every_row_is_counted(tmp_path: Path) -> None:
     """Modelled and unmodelled rows add up; the result is plain JSON with the promised keys."""
     table = write(tmp_path / "t.csv", [ROW, {**ROW, "n_experts": "8"}, {**ROW, "tp": "4", "dp": "4"}])
-    found = validate_table(table, jobs=1)
+    found = validate(table, jobs=1)
     json.dumps(found, allow_nan=False)
     assert found["rows"] == 3
     assert found["modelled"] + sum(found["unmodelled_reasons"].values()) == 3

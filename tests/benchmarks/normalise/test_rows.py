@@ -11,7 +11,7 @@ from benchmarks.normalise.tables import read_published
 from benchmarks.tables import DATA
 from simpar.validation.predict import changed_stack, cluster_of, predict
 from simpar.validation.summary import figures
-from simpar.validation.table import outcomes_of, validate_table
+from simpar.validation.table import outcomes_of, validate
 from tests.benchmarks.normalise.published import case, suspect
 from tests.gate import some
 from tests.validation.test_validate import ROW, write
@@ -163,7 +163,7 @@ def test_words_of_a_network_are_the_cluster_and_what_was_read_is_said(tmp_path: 
     assert predict(found).step_time_s > predict(case(ROW)).step_time_s
     alone = {**few, "n_gpus": "8", "dp": "", "global_batch_seqs": "8"}
     assert case(alone).hardware_changes == {}
-    result = validate_table(write(tmp_path / "t.csv", [normalised(few), normalised(ROW)]), jobs=1)
+    result = validate(write(tmp_path / "t.csv", [normalised(few), normalised(ROW)]), jobs=1)
     read = result["by_source"]["test"]["read_as"]
     assert sorted(read.values()) == [1, 1]
     assert any("scale_out.nics_per_node 2 and scale_out.nic_bandwidth 12500000000.0" in words for words in read)
