@@ -14,6 +14,7 @@ import simpar.report.timeline as timelines
 from simpar import formats
 from simpar.errors import UserError
 from simpar.files import write_atomic
+from simpar.layout.layout import Layout
 from simpar.plan.plan import Plan
 from simpar.report.bill import Bill, WholeRun
 from simpar.report.certainty import Certainty
@@ -56,6 +57,17 @@ class Result:
     def plan(self) -> Plan:
         """The plan that was simulated: everything that it left open is decided."""
         return Plan.model_validate(self.setup.plan)
+
+    @property
+    def layout(self) -> Layout:
+        """How that plan splits the step: its numbers with every quantity that follows from them.
+
+        >>> import simpar
+        >>> plan = {"zero": 3, "hsdp": 2}
+        >>> simpar.simulate("gpt2", "dgx-h100", plan, {"seq_len": 1024, "global_batch": 8}).layout.shards
+        4
+        """
+        return Layout.of(self.plan)
 
     @property
     def asked_plan(self) -> Plan:

@@ -9,6 +9,7 @@ from simpar.errors import UserError
 from simpar.report.result import Result
 from simpar.report.timeline import MEMORY_PARTS
 from simpar.scenario import Published
+from simpar.simulation import make_job
 
 PROMISED = {
     "step_time_s", "tokens_per_s", "tokens_per_s_per_device", "model_flops_per_step", "mfu", "hfu",
@@ -32,6 +33,18 @@ def test_the_json_has_the_promised_keys(result):
         assert set(MEMORY) <= set(stage)
     for entry in data["communication"].values():
         assert set(entry) == {"bytes_per_rank", "busy_s", "exposed_s", "algorithm"}
+
+
+@pytest.mark.parametrize(
+    "plan", [{}, {"tp": 2, "zero": 3, "hsdp": 2}, {"pp": 4, "schedule": "interleaved", "vpp": 2}, {"cp": 2, "zero": 1}]
+)
+def test_a_result_has_the_layout_that_was_simulated(plan):
+    """Its numbers, and what follows from them, are those of the job; a saved result has it, too."""
+    inputs = ("llama-3-8b", "dgx-h100", plan, simpar.Training(seq_len=1024, global_batch=16))
+    result = simpar.simulate(*inputs)
+    model, cluster = simpar.Model(inputs[0]), simpar.Cluster(inputs[1])
+    assert result.layout == make_job(model, cluster, simpar.Plan(**plan), inputs[3]).layout
+    assert Result.from_json(result.to_json()).layout == result.layout
 
 
 def test_the_breakdown_sums_to_the_step(result):
