@@ -22,6 +22,7 @@ from simpar.hardware.cluster import Cluster
 from simpar.hardware.profile import ClusterProfile, MixedProfile
 from simpar.layout.moves import following
 from simpar.plain import printable
+from simpar.plan.choices import choice, made_for
 from simpar.plan.plan import Plan
 from simpar.profiles import as_written
 from simpar.scenario import ClusterChoice, Perturbations, Scenario, chosen_cluster
@@ -38,8 +39,6 @@ JOB = (
     "cluster.price_per_device_hour", "stack",
 )  # fmt: skip
 """Dotted keys of the model, training and cluster."""
-FOLLOWING = ("dp", "layers", "pass_costs")
-"""Flat keys of the plan that depend on the job."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def with_job(data: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
         result = with_value(result, key, value)
     if not job or not isinstance(result.get("plan", {}), dict):
         return result
-    result["plan"] = {key: value for key, value in result.get("plan", {}).items() if key not in FOLLOWING}
+    result["plan"] = {key: value for key, value in result.get("plan", {}).items() if key not in made_for(choice.JOB)}
     if "cluster.hardware" in job and isinstance(result.get("cluster"), dict):
         result["cluster"] = {key: value for key, value in result["cluster"].items() if key not in ("nvls", "sharp")}
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from simpar.files import suggest
-from simpar.plan.choices import CHOICES, SYNONYMS, name_of
+from simpar.plan.choices import CHOICES, MEASURED, SYNONYMS, name_of
 from simpar.units import number_of
 from simpar.validation.cells import Row, text
 
@@ -30,21 +30,10 @@ RUN_COLUMNS: Mapping[str, str] = {
     "n_gpus": "devices of the job",
     "interconnect": "InfiniBand, RoCE, EFA, ... where the device is known with several networks",
     "hardware": "name of `simpar list hardware`, or a file, in place of the device and network in words",
-    "precision": "bf16, fp16, fp32, fp8, fp8 blockwise, MXFP8, NVFP4 or MXFP4",
-    "tp": "tensor-parallel degree",
-    "pp": "pipeline-parallel degree",
-    "vpp": "model chunks of a pipeline rank",
-    "dp": "data-parallel degree; blank: what is left of n_gpus",
-    "cp": "context-parallel degree",
-    "ep": "expert-parallel degree; blank: 1",
     "zero_stage_or_fsdp": "0 to 3, zero1, FSDP, FSDP 64 (the degree), DDP, distributed optimizer or HYBRID SHARD",
-    "micro_batch": "sequences of a microbatch; blank or tuned: the fastest that fits",
     "global_batch_seqs": "sequences of an optimizer step; blank: dp x micro_batch x grad_accum",
     "grad_accum": "microbatches of a step and replica",
-    "recompute": "none, selective, full, every other layer, selective modules: NAMES, tuned, or as in a plan",
-    "schedule": "a name of `simpar list schedules`, or 1F1B of as many chunks as vpp says",
     "seq_parallel": "true or false; blank: as the stack does it",
-    "attention_kernel": "flash, flash2, latent or unfused; blank: as the stack has it",
     "stack": "name of `simpar list stacks`, with a release where it is not the newest, such as nemo@24.05, or a file",
     "plan": "plan file, from the folder of the table: what ran, on what; the columns above may then be blank",
     "assumed": "what the author of the table assumed to fill in the row, in words; it is printed",
@@ -69,6 +58,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "peer_pred_iteration_time_s": "seconds that another tool predicted",
     "peer_pred_tflops_per_gpu": "TFLOP/s of a device that another tool predicted, beside `tflops_per_gpu`",
     "peer_pred_mem_gib": "GiB that another tool predicted",
+    **MEASURED,
 }
 PLAN_COLUMNS: Mapping[str, str] = {
     **{choice.key or choice.name: choice.name for choice in CHOICES},

@@ -11,6 +11,7 @@ from typing import Any
 from simpar.calls import refuses_unknown_keywords
 from simpar.errors import UserError
 from simpar.files import suggest
+from simpar.plan.choices.mesh import LABELLED
 from simpar.units import GIB
 from simpar.validation.cells import Row, Unmodelled, shown, text
 from simpar.validation.chosen import AS_NAMED, ProfileOverrides
@@ -131,7 +132,7 @@ def outcome(line: int, row: Row, chosen: ProfileOverrides = AS_NAMED) -> RowOutc
 
 def label(row: Row) -> str:
     """The name of a row: model, devices and layout."""
-    layout = " ".join(f"{axis}{shown(row, axis)}" for axis in ("tp", "cp", "ep", "pp", "dp") if text(row, axis))
+    layout = " ".join(f"{axis}{shown(row, axis)}" for axis in LABELLED if text(row, axis))
     return f"{text(row, 'model_name')} on {shown(row, 'n_gpus')} {layout}".strip()
 
 

@@ -86,6 +86,10 @@ SECTION_OF = {name: section for section, names in SECTIONS.items() for name in n
 
 COLUMNS = tuple(choice.name for choice in CHOICES if choice.is_column)
 """The choices of which tables of plans have columns."""
+MEASURED = {choice.name: choice.measured for choice in CHOICES if choice.measured}
+"""The choices of which tables of measured runs have columns of their own, and what these hold."""
+ANY_DEGREE = tuple(choice.name for choice in CHOICES if choice.any_degree)
+"""The choices of which a framework has any number, or 1."""
 BY_STACK: dict[str, tuple[str, ...]] = {
     section: tuple(each.field for each in CHOICES if each.by_stack and each.section == section)
     for section in dict.fromkeys(each.section for each in CHOICES if each.by_stack)
@@ -116,6 +120,11 @@ def written(name: str, value: Any) -> dict[str, Any]:
     if not section or (name == field and BY_NAME[name].key == name):
         return {name: value}
     return {section: {field: mesh.split_order(value)}}
+
+
+def made_for(what: str) -> tuple[str, ...]:
+    """All choices whose values are made for one LAYOUT or JOB, by name."""
+    return tuple(choice.name for choice in CHOICES if what in choice.made_for)
 
 
 def names_that_decide(what: str) -> tuple[str, ...]:

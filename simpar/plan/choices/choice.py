@@ -31,12 +31,16 @@ MEMORY, BLOCKS, SHAPE, REPLICAS = "memory", "blocks", "shape", "replicas"
 MEMORY: whether a plan fits. BLOCKS: kernels and collectives of the passes of a block. SHAPE: how stages are cut and
 ordered. REPLICAS: what ranks with the same parameters send each other, and when.
 """
-OPS, TRAFFIC, KERNELS, TABLE = "ops", "traffic", "kernels", "table"
+OPS, TRAFFIC, KERNELS, TABLE, SIZES = "ops", "traffic", "kernels", "table", "sizes"
 """What else a choice may decide, by which searches order what they do.
 
 OPS: how many ops a pass has, and how many ranks differ. TRAFFIC: what ranks send, which bounds by kernels alone say
-nothing about. KERNELS: what such bounds rank. TABLE: the action table, for a number of microbatches.
+nothing about. KERNELS: what such bounds rank. TABLE: the action table, for a number of microbatches. SIZES: of the
+kernels and collectives of a block nothing but their sizes, and whether there are several ranks, so that many values are
+costed at once, as an array.
 """
+LAYOUT, JOB = "layout", "job"
+"""What a value may be made for: LAYOUT, the degrees and the schedule of a plan; JOB, its model, shape and devices."""
 
 
 class Restrictions(Protocol):
@@ -148,13 +152,18 @@ class Axis:
 
     ``domain`` are the values to try; ``keep`` masks the rows in which a value is legal and does not merely rename the
     plan of another row. Axes are joined ``after`` one another, so that a rule sees the axes before its own; None comes
-    first. ``name`` is that of the choice.
+    first. ``possible`` are all values that a plan may have, if the domain has only some of them; ``omits`` says what
+    else ``keep`` leaves out that a plan may have. ``untuned`` are the values that people start from, where that is not
+    any value. ``name`` is that of the choice.
     """
 
     decides: frozenset[str]
     domain: Callable[[Question], Sequence[Any]]
     keep: Callable[[Columns], Flags]
     after: str | None = None
+    possible: Callable[[Question], Sequence[Any]] | None = None
+    omits: str = ""
+    untuned: Callable[[Question], Sequence[Any]] | None = None
     name: str = ""
 
 
@@ -265,7 +274,9 @@ class Choice:
     search that does not vary it says what value it holds. ``by_stack``: the software stack decides it where a plan
     leaves it open. ``in_stack``: the stack that does as a plan chose, where the choice is a policy of stacks.
     ``is_exported``: exporters look at it; a plan that chose an unusual value for any other choice is refused.
-    ``is_column``: tables of plans have a column of it. ``moves`` say which plans are next to a plan along it.
+    ``is_column``: tables of plans have a column of it; ``measured`` says what its column in tables of measured runs
+    holds. ``any_degree``: a framework that has it above 1 has any number of it. ``made_for``: LAYOUT or JOB, if a value
+    means nothing for another one. ``moves`` say which plans are next to a plan along it.
     """
 
     name: str
@@ -280,6 +291,9 @@ class Choice:
     by_stack: bool = False
     is_exported: bool = False
     is_column: bool = False
+    measured: str = ""
+    any_degree: bool = False
+    made_for: tuple[str, ...] = ()
     in_stack: Callable[[Stack, Any], Stack] | None = None
     read: Callable[[Any], Any] | None = None
     moves: Moves | None = None
@@ -297,6 +311,11 @@ class Choice:
         if self.flag is not None and not self.flag.spelling:
             spelling = f"--{self.name.replace('_', '-')}"
             object.__setattr__(self, "flag", replace(self.flag, spelling=spelling))
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it has a flag and its values are numbers or truth values, of which arrays have many at once."""
+        return self.flag is not None and self.flag.kind is not str
 
     @property
     def path(self) -> tuple[str, str]:

@@ -75,6 +75,11 @@ def context_degrees(problem: Question) -> list[int]:
     return divisors(problem.training.seq_len, max(2, problem.training.seq_len // LEAST_PIECE))
 
 
+def all_context_degrees(problem: Question) -> list[int]:
+    """All degrees that divide the sequence, if the model has no recurrent state."""
+    return [] if problem.graph.has_state else divisors(problem.training.seq_len)
+
+
 def context_fits(rows: Columns) -> Flags:
     """Rows whose sequence divides into the chunks of every rank."""
     problem, choice = rows.problem, rows.problem.base.context_parallel

@@ -275,8 +275,14 @@ CHOICES = in_section(
         is_column=True,
         synonyms=("data_parallel_replicate_degree",),
         flag=Flag(int, "Number of replicas of the sharded states (HSDP)"),
+        any_degree=True,
         axis=Axis(
-            STATES | {TRAFFIC}, lambda problem: divisors(problem.cluster.world_size), _replicas_fit, after="zero"
+            STATES | {TRAFFIC},
+            lambda problem: divisors(problem.cluster.world_size),
+            _replicas_fit,
+            after="zero",
+            omits="replicas (hsdp) of states under ZeRO-1 and 2",
+            untuned=lambda _: (1,),
         ),
         moves=Moves(replacements=replaced_by("hsdp", 1)),
     ),
@@ -304,7 +310,14 @@ CHOICES = in_section(
         "overlap_grad_reduce",
         by_stack=True,
         is_exported=True,
-        axis=Axis(SENT, lambda _: (True, False), _reduce_overlap_fits, after="tp_overlap"),
+        axis=Axis(
+            SENT,
+            lambda _: (True, False),
+            _reduce_overlap_fits,
+            after="tp_overlap",
+            omits="late reductions (overlap_grad_reduce False) under ZeRO-2 and 3 where stacks reduce at once",
+            untuned=lambda _: (True,),
+        ),
         moves=Moves(
             lambda plan, _: (
                 (True,) if plan.mesh.replicas > 1 and plan.data_parallel.overlap_grad_reduce is False else ()
@@ -320,7 +333,9 @@ CHOICES = in_section(
         "overlap_param_gather",
         by_stack=True,
         is_exported=True,
-        axis=Axis(SENT, lambda _: (True, False), _gather_overlap_fits, after="overlap_grad_reduce"),
+        axis=Axis(
+            SENT, lambda _: (True, False), _gather_overlap_fits, after="overlap_grad_reduce", untuned=lambda _: (True,)
+        ),
         moves=Moves(
             _gather_early,
             around=(True, False),

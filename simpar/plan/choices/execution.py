@@ -151,7 +151,11 @@ def _with_parameter_dtype(stack: Stack, dtype: str) -> Stack:
 
 CHOICES = in_section(
     "execution",
-    Choice("attention_kernel", in_stack=_with_attention),
+    Choice(
+        "attention_kernel",
+        measured="flash, flash2, latent or unfused; blank: as the stack has it",
+        in_stack=_with_attention,
+    ),
     Choice("loss_chunks", in_stack=_with_loss_chunks),
     Choice("expandable_segments", in_stack=_with_segments),
     Choice("graphs", in_stack=_with_graphs),

@@ -20,6 +20,7 @@ from simpar.plan.choices.choice import (
     Flag,
     Moves,
     OptionalAxis,
+    Question,
     Rules,
     deciding,
     in_section,
@@ -73,6 +74,12 @@ def undecided(rows: Columns, which: Any = ...) -> Flags:
     return np.atleast_1d(rows.code["recompute"][which] == names.index(recompute.OPTIMAL))
 
 
+def _policies(problem: Question) -> list[str]:
+    """All policies by name that are alike in all stages, and the choice layer by layer."""
+    periods = range(2, len(problem.graph.layers) + 1)
+    return [*recompute.SIMPLE, *map(recompute.every, periods), recompute.OPTIMAL]
+
+
 def _policy_fits(rows: Columns) -> Flags:
     """Rows whose layers are chosen one by one only for whole sequences that enter at the first rank."""
     chosen = rows.one_of("recompute", recompute.OPTIMAL)
@@ -100,7 +107,15 @@ CHOICES = in_section(
         is_column=True,
         synonyms=("recompute_granularity",),
         flag=Flag(str, f"Recomputed activations: {recompute.WORDS}"),
-        axis=Axis(deciding(MEMORY, SHAPE, KERNELS), lambda _: RECOMPUTE, _policy_fits, after="sequence_parallel"),
+        measured="none, selective, full, every other layer, selective modules: NAMES, tuned, or as in a plan",
+        axis=Axis(
+            deciding(MEMORY, SHAPE, KERNELS),
+            lambda _: RECOMPUTE,
+            _policy_fits,
+            after="sequence_parallel",
+            possible=_policies,
+            untuned=lambda _: recompute.SIMPLE,
+        ),
         moves=Moves(
             lambda plan, _: (mode for mode in MODES if mode != plan.memory.recompute),
             around=recompute.SIMPLE,

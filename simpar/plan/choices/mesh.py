@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from simpar.plan.choices.choice import (
     BLOCKS,
+    JOB,
+    LAYOUT,
     MEMORY,
     OPS,
     REPLICAS,
     SHAPE,
+    SIZES,
     TABLE,
     TRAFFIC,
     Axis,
@@ -30,7 +34,7 @@ from simpar.plan.choices.choice import (
     replaced_by,
     twice_and_half,
 )
-from simpar.plan.choices.context_parallel import LEAST_PIECE, context_degrees, context_fits
+from simpar.plan.choices.context_parallel import LEAST_PIECE, all_context_degrees, context_degrees, context_fits
 from simpar.plan.choices.experts import KEEPS_EXPERTS
 from simpar.plan.choices.target import Workload
 from simpar.plan.choices.tensor_parallel import tensor_degrees, tensor_fits
@@ -62,6 +66,11 @@ def split_order(order: Any) -> Any:
     """Axes of a rank order such as "tp-cp-ep-dp-pp"; ep is no axis of its own."""
     names = order.split("-") if isinstance(order, str) else order
     return tuple(name for name in names if name != "ep") if isinstance(names, list | tuple) else names
+
+
+def _inside_domains(problem: Question) -> list[int]:
+    """Tensor-parallel degrees inside a scale-up domain."""
+    return [tp for tp in tensor_degrees(problem) if tp <= problem.cluster.domain_size]
 
 
 def _pipeline_degrees(problem: Question) -> list[int]:
@@ -124,7 +133,8 @@ CHOICES = in_section(
         flag=Flag(int, "Tensor-parallel degree"),
         reopens=("dp", "offload_gradients"),
         idle_at_one="sequence_parallel",
-        axis=Axis(_SIZED, tensor_degrees, tensor_fits),
+        measured="tensor-parallel degree",
+        axis=Axis(_SIZED | {SIZES}, tensor_degrees, tensor_fits, untuned=_inside_domains),
         moves=Moves(
             lambda plan, _: twice_and_half(plan.mesh.tp),
             size=Size(lambda *_: MAX_TP, lambda facts: facts.world_size),
@@ -139,7 +149,11 @@ CHOICES = in_section(
         synonyms=("context_parallel_size", "context_parallel_degree"),
         flag=Flag(int, "Context-parallel degree"),
         reopens=("dp", "offload_gradients"),
-        axis=Axis(_SIZED, context_degrees, context_fits, after="tp"),
+        measured="context-parallel degree",
+        any_degree=True,
+        axis=Axis(
+            _SIZED, context_degrees, context_fits, after="tp", possible=all_context_degrees, untuned=lambda _: (1,)
+        ),
         moves=Moves(
             lambda plan, _: twice_and_half(plan.mesh.cp) if plan.mesh.cp > 1 else (),
             size=Size(
@@ -156,7 +170,9 @@ CHOICES = in_section(
         is_column=True,
         synonyms=("data_parallel_size", "data_parallel_degree"),
         flag=Flag(int, "Data-parallel degree (default: follows from the world size)"),
+        measured="data-parallel degree; blank: what is left of n_gpus",
         is_held=False,
+        made_for=(LAYOUT, JOB),
     ),
     Choice(
         "pp",
@@ -166,6 +182,8 @@ CHOICES = in_section(
         flag=Flag(int, "Pipeline-parallel degree"),
         reopens=("dp", "layers", "offload_gradients"),
         idle_at_one="schedule",
+        measured="pipeline-parallel degree",
+        any_degree=True,
         axis=Axis(
             deciding(MEMORY, SHAPE, REPLICAS, OPS, TRAFFIC, TABLE), _pipeline_degrees, _pipeline_fits, after="cp"
         ),
@@ -184,7 +202,9 @@ CHOICES = in_section(
         is_column=True,
         synonyms=("expert_parallel_size", "expert_model_parallel_size", "expert_parallel_degree"),
         flag=Flag(int, "Expert-parallel degree"),
-        axis=Axis(_EVERYTHING, _expert_degrees, _experts_fit, after="pp"),
+        measured="expert-parallel degree; blank: 1",
+        any_degree=True,
+        axis=Axis(_EVERYTHING | {SIZES}, _expert_degrees, _experts_fit, after="pp"),
         moves=Moves(
             lambda plan, _: twice_and_half(plan.mesh.ep) if plan.mesh.ep > 1 else (),
             size=Size(lambda _, facts: _experts(facts), _experts),
@@ -198,7 +218,7 @@ CHOICES = in_section(
         is_exported=True,
         synonyms=("expert_tensor_parallel_size", "expert_tensor_parallel_degree"),
         axis=OptionalAxis(
-            deciding(MEMORY, BLOCKS, REPLICAS),
+            deciding(MEMORY, BLOCKS, REPLICAS, SIZES),
             lambda rows: np.asarray(rows["tp"] > 1),
             rules=(KEEPS_EXPERTS,),
             after="ulysses",
@@ -209,7 +229,14 @@ CHOICES = in_section(
         is_exported=True,
         key="rank_order",
         read=lambda plan: "-".join(plan.mesh.order),
-        axis=Axis(deciding(REPLICAS), lambda _: ORDERS, _order_matters, after="overlap_param_gather"),
+        axis=Axis(
+            deciding(REPLICAS),
+            lambda _: ORDERS,
+            _order_matters,
+            after="overlap_param_gather",
+            possible=lambda _: ["-".join(order) for order in permutations(split_order(DEFAULT_ORDER))],
+            untuned=lambda _: (DEFAULT_ORDER,),
+        ),
         moves=Moves(replacements=replaced_by("rank_order", DEFAULT_ORDER)),
     ),
 )

@@ -110,6 +110,7 @@ CHOICES = in_section(
         is_exported=True,
         is_column=True,
         flag=Flag(str, "Precision of matrix products (simpar list precisions)"),
+        measured="bf16, fp16, fp32, fp8, fp8 blockwise, MXFP8, NVFP4 or MXFP4",
         axis=OptionalAxis(deciding(MEMORY, BLOCKS, REPLICAS), label=None),
         moves=Moves(menu=lambda *_: PRECISIONS, replacements=replaced_by("precision", "fp8", "bf16")),
     ),

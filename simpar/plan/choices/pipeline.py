@@ -12,7 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from simpar import files
 from simpar.errors import UserError
 from simpar.plan.choices.choice import (
+    JOB,
     KERNELS,
+    LAYOUT,
     MEMORY,
     OPS,
     SHAPE,
@@ -264,7 +266,15 @@ CHOICES = in_section(
         flag=Flag(str, "Pipeline schedule (simpar list schedules)"),
         reopens=("layers",),
         read=lambda plan: plan.schedule,  # the usual one where a plan names none
-        axis=Axis(deciding(MEMORY, SHAPE, OPS, KERNELS, TABLE), schedules_to_try, _schedule_fits, after="micro_batch"),
+        measured="a name of `simpar list schedules`, or 1F1B of as many chunks as vpp says",
+        axis=Axis(
+            deciding(MEMORY, SHAPE, OPS, KERNELS, TABLE),
+            schedules_to_try,
+            _schedule_fits,
+            after="micro_batch",
+            possible=lambda _: list(SCHEDULES),
+            untuned=lambda _: (usual_schedule(),),
+        ),
         moves=Moves(
             _other_schedules,
             around=USUAL,
@@ -288,11 +298,15 @@ CHOICES = in_section(
         synonyms=("virtual_pipeline_parallel_size", "virtual_pipeline_model_parallel_size"),
         flag=Flag(int, "Model chunks per pipeline rank"),
         reopens=("layers",),
+        measured="model chunks of a pipeline rank",
+        any_degree=True,
         axis=Axis(
             deciding(MEMORY, SHAPE, OPS, TABLE),
             lambda problem: range(1, (len(problem.graph.layers) + 2) // 2 + 1),
             _chunks_fit,
             after="schedule",
+            omits="chunks above 4 that do not divide the layers, with or without embedding and head, evenly",
+            untuned=lambda _: (1,),
         ),
         moves=Moves(
             _other_chunks,
@@ -305,11 +319,12 @@ CHOICES = in_section(
     Choice(
         "layers",
         is_exported=True,
+        made_for=(LAYOUT, JOB),
         moves=Moves(
             _evened, replacements=replaced_by("layers", None), after="bucket_bytes", led_by="pp", for_measured=True
         ),
     ),
-    Choice("actions", is_exported=True, is_held=False),
+    Choice("actions", is_exported=True, is_held=False, made_for=(LAYOUT,)),
     Choice("slices", is_held=False),
-    Choice("pass_costs", is_exported=True),
+    Choice("pass_costs", is_exported=True, made_for=(JOB,)),
 )

@@ -174,6 +174,7 @@ CHOICES = in_section(
             lambda _: (False, True),
             lambda rows: np.asarray(~rows["tp_overlap"] | rows["sequence_parallel"]),
             after="recompute",
+            untuned=lambda _: (False,),
         ),
         moves=Moves(
             around=(True, False), replacements=lambda _: ({"tensor_parallel": {"overlap": False}},), led_by="tp"

@@ -16,11 +16,11 @@ from typing import Self
 import numpy as np
 
 from simpar.plan.choices import names_that_decide
-from simpar.plan.choices.choice import BLOCKS
+from simpar.plan.choices.choice import BLOCKS, SIZES
 from simpar.plan.choices.data_parallel import fully_sharded
-from simpar.plan.choices.mesh import split_order
+from simpar.plan.choices.mesh import DEGREES, split_order
 from simpar.plan.mesh import Mesh
-from simpar.planner.space.jobs import SIZES, RowJobs, column
+from simpar.planner.space.jobs import RowJobs, column
 from simpar.planner.space.table import Rows, numbered, stride
 from simpar.program.blocks.phases import CollectiveUse
 from simpar.program.blocks.rank_view import RankView
@@ -29,6 +29,8 @@ from simpar.program.emission.traffic import block_groups, late_per_member_s
 from simpar.units import Floats, Ints
 
 KEY_AXES = names_that_decide(BLOCKS)
+UNSIZED = tuple(name for name in KEY_AXES if name not in names_that_decide(SIZES))
+"""Axes of which all keys of a batch have one value."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,10 @@ class Keys:
     def _meshes(self) -> tuple[list[Mesh], Ints]:
         """The distinct meshes of the keys, and the index of every key's mesh, int64[keys]."""
         rows = self.jobs.rows.some(self.row)
-        names = "tp", "cp", "dp", "pp", "ep", "expert_tp"
-        columns = np.stack([*(rows[name] for name in names), rows.code["order"]], axis=1)
+        columns = np.stack([*(rows[name] for name in (*DEGREES, "expert_tp")), rows.code["order"]], axis=1)
         distinct, which = np.unique(columns, axis=0, return_inverse=True)
         meshes = [
-            Mesh(**dict(zip((*names[:-1], "etp"), sizes, strict=True)), order=split_order(rows.domain["order"][order]))
+            Mesh(**dict(zip((*DEGREES, "etp"), sizes, strict=True)), order=split_order(rows.domain["order"][order]))
             for *sizes, order in distinct.tolist()
         ]
         return meshes, which.ravel()
@@ -93,7 +94,7 @@ class Keys:
         Whether an axis has one rank or several is no size: it changes which collectives exist.
         """
         rows = self.jobs.rows.some(self.row)
-        code = rows.number([name for name in KEY_AXES if name not in SIZES], fully_sharded(rows), 2)
+        code = rows.number(UNSIZED, fully_sharded(rows), 2)
         facts = [code, *(rows[name] > 1 for name in ("tp", "ep", "expert_tp"))]
         _, which = np.unique(np.stack(facts, axis=1), axis=0, return_inverse=True)
         return [self.batch(np.flatnonzero(which.ravel() == number)) for number in range(int(which.max()) + 1)]

@@ -5,17 +5,14 @@ All of it is read from the tables of axes, so that it follows their changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import permutations
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from simpar.architectures.recompute import OPTIMAL, SIMPLE, every
 from simpar.errors import UserError
 from simpar.plan.choices import AXES, CHOICES, OPTIONAL_AXES, SECTION_OF, path_of
-from simpar.plan.choices.choice import AnyAxis, divisors
+from simpar.plan.choices.choice import AnyAxis
 from simpar.plan.plan import Plan
-from simpar.plan.schedules import SCHEDULES
 from simpar.planner.problem import Problem
 from simpar.planner.space.axes import domain_of, offered
 from simpar.planner.space.portable import losses
@@ -23,21 +20,6 @@ from simpar.planner.space.rows import fixed_values, in_order
 
 MOST = 6
 """The number of values that are listed one by one."""
-
-POSSIBLE: dict[str, Callable[[Problem], Sequence[Any]]] = {
-    "cp": lambda problem: [] if problem.graph.has_state else divisors(problem.training.seq_len),
-    "micro_batch": lambda problem: divisors(problem.training.global_batch),
-    "schedule": lambda _: list(SCHEDULES),
-    "recompute": lambda problem: [*SIMPLE, *(every(n) for n in range(2, len(problem.graph.layers) + 1)), OPTIMAL],
-    "order": lambda _: ["-".join(order) for order in permutations(("tp", "cp", "dp", "pp"))],
-}
-"""All values a plan may have, for axes that offer only some of them."""
-RULES = {
-    "vpp": "chunks above 4 that do not divide the layers, with or without embedding and head, evenly",
-    "hsdp": "replicas (hsdp) of states under ZeRO-1 and 2",
-    "overlap_grad_reduce": "late reductions (overlap_grad_reduce False) under ZeRO-2 and 3 where stacks reduce at once",
-}
-"""What the rule of an axis excludes although a plan may have it."""
 
 
 def scope(problem: Problem, refused: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> dict[str, Any]:
@@ -82,13 +64,11 @@ def domains(problem: Problem) -> dict[str, tuple[Any, ...]]:
 def left_out(problem: Problem, searched: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     """What no row of the space has although a plan may: values that an axis does not offer, and exclusions by rules."""
     fixed = fixed_values(problem.constraints.fixed)
-    for name, possible in POSSIBLE.items():
-        missing = [] if name in fixed else [value for value in possible(problem) if value not in searched[name]]
-        if missing:
-            yield f"{name} {listed(missing)}"
-    for name, words in RULES.items():
-        if len(searched[name]) > 1:
-            yield words
+    for axis in AXES:
+        possible = () if axis.possible is None or axis.name in fixed else axis.possible(problem)
+        if missing := [value for value in possible if value not in searched[axis.name]]:
+            yield f"{axis.name} {listed(missing)}"
+    yield from (axis.omits for axis in AXES if axis.omits and len(searched[axis.name]) > 1)
 
 
 def listed(values: Sequence[Any]) -> str:

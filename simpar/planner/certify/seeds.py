@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from simpar.architectures.recompute import SIMPLE
 from simpar.errors import UserError
-from simpar.plan.choices.mesh import DEFAULT_ORDER
-from simpar.plan.choices.tensor_parallel import tensor_degrees
-from simpar.plan.schedules import usual_schedule
+from simpar.plan.choices import AXES, BY_NAME
 from simpar.planner.certify.branch_and_bound import BranchAndBound, Field
 from simpar.planner.problem import Problem
-
-PLAIN: dict[str, tuple[Any, ...]] = {
-    "recompute": SIMPLE, "schedule": (usual_schedule(),), "vpp": (1,), "hsdp": (1,),
-    "micro_batch": (1,), "tp_overlap": (False,), "overlap_grad_reduce": (True,), "overlap_param_gather": (True,),
-    "order": (DEFAULT_ORDER,), "cp": (1,),
-}  # fmt: skip
-"""Values that people leave untuned at first; tensor parallelism stays inside nodes."""
 
 
 def first_plan(search: BranchAndBound, problem: Problem) -> None:
@@ -28,12 +17,11 @@ def first_plan(search: BranchAndBound, problem: Problem) -> None:
     without.
     """
     constraints = problem.constraints
-    degrees = [tp for tp in tensor_degrees(problem) if tp <= problem.cluster.domain_size]
-    held: dict[str, Any] = {**PLAIN, "tp": degrees}
+    held = {axis.name: axis.untuned(problem) for axis in AXES if axis.untuned is not None}
     if constraints.schedules:
         del held["schedule"], held["vpp"]
-    if problem.target:  # targets may allow only their own way of overlapping
-        del held["overlap_grad_reduce"], held["overlap_param_gather"], held["tp_overlap"]
+    if problem.target:  # targets may allow only what their stack does by default
+        held = {name: values for name, values in held.items() if not BY_NAME[name].by_stack}
     narrow = replace(constraints, fixed={**held, **constraints.fixed})
     try:
         frontier = Field.of(replace(problem, constraints=narrow)).frontier

@@ -24,8 +24,8 @@ from simpar.cost.memory.widths import once_a_step
 from simpar.layout.deciders import resolve
 from simpar.layout.layout import Layout, folded, under
 from simpar.layout.sharding import dims_of
-from simpar.plan.choices import OPTIONAL_AXES
-from simpar.plan.choices.choice import MEMORY
+from simpar.plan.choices import BY_NAME, OPTIONAL_AXES, names_that_decide
+from simpar.plan.choices.choice import BLOCKS, MEMORY
 from simpar.plan.choices.data_parallel import fully_sharded
 from simpar.plan.choices.memory import undecided
 from simpar.plan.choices.pipeline import both_ends
@@ -40,8 +40,9 @@ from simpar.uncertainty.memory import Parts
 from simpar.uncertainty.table import shipped
 from simpar.units import MIB, Floats, Ints
 
-COLUMNS = ("tp", "dp", "pp", "cp", "ep", "vpp", "micro_batch", "zero", "hsdp", "sequence_parallel")
-SHAPED = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel")
+COLUMNS = ("dp", *(name for name in names_that_decide(MEMORY) if BY_NAME[name].is_number))
+"""Choices of which one call of the bound has many values, as does ``etp``."""
+SHAPED = tuple(name for name in (*COLUMNS, "etp") if name in names_that_decide(BLOCKS))
 """Columns that tensor sizes depend on."""
 ROWS_OF_STREAM = ("micro_batch", "sequence_parallel")
 """Columns on which states depend only through buffers for gathered rows."""

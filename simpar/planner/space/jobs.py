@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from simpar.architectures.recompute import OPTIMAL
 from simpar.layout.deciders import BY_MODEL, filled, resolve
 from simpar.layout.layout import Layout
-from simpar.plan.choices import AXES, path_of
+from simpar.plan.choices import AXES, made_for, names_that_decide, path_of
+from simpar.plan.choices.choice import LAYOUT, SIZES
 from simpar.plan.choices.mesh import split_order
 from simpar.plan.offload import decided_offload
 from simpar.plan.plan import Plan
@@ -24,8 +25,6 @@ from simpar.units import Counts, Ints
 
 FOUND = {"predicted", "cluster", "perturbation", "search"}
 """Keys of the record of a plan that are those of another search."""
-SIZES = ("tp", "ep", "etp", "micro_batch")
-"""Axes of which one job may have many values as arrays: they decide only sizes (and whether there is more than 1)."""
 
 
 def plan_of(rows: Rows, index: int) -> Plan:
@@ -60,9 +59,9 @@ def counted(rows: Rows, index: int) -> Plan:
 
 
 def without_axes(plan: Plan) -> Plan:
-    """A plan with every axis of every space at its default."""
+    """A plan with every axis of every space at its default, and without what is made for its layout."""
     given = plan.model_dump(exclude=FOUND, exclude_unset=True)
-    for name in (*(axis.name for axis in AXES), "dp", "layers", "actions"):
+    for name in (*(axis.name for axis in AXES), *made_for(LAYOUT)):
         section, field = path_of(name)
         holder = given.get(section, {}) if section else given
         if isinstance(holder, dict):
@@ -110,8 +109,8 @@ class RowJobs:
 
         It has the pipeline and the data parallelism of the first row.
         """
-        names = {"tp": "tp", "ep": "ep", "etp": "expert_tp", "micro_batch": "micro_batch"}
-        sizes = {name: column(self.rows.at(of_rows, which)) for name, of_rows in names.items()}
+        derived = {"etp": "expert_tp"}  # where a plan leaves it open, it follows from tp and ep
+        sizes = {name: column(self.rows.at(derived.get(name, name), which)) for name in names_that_decide(SIZES)}
         job = self.job(int(which[0]))
         return replace(job, layout=job.layout.with_columns(sizes))
 

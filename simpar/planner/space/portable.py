@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simpar.errors import Infeasible, UserError
 from simpar.layout.moves import choice_of, leaders
-from simpar.plan.choices import name_of
+from simpar.plan.choices import ANY_DEGREE, name_of
 from simpar.plan.plan import Plan
 from simpar.planner.problem import ANY, Framework, Problem
 from simpar.planner.space.axes import AXIS_NAMES
@@ -26,8 +26,6 @@ from simpar.units import Ints
 if TYPE_CHECKING:
     from simpar.frameworks import Loss
 
-SIZES = ("cp", "pp", "ep", "vpp", "hsdp")
-"""Axes for which a target supports either only 1 or any size."""
 UNSEEN = ("micro_batch",)
 """Axes that no target looks at."""
 SIMPLEST, SPREAD = 32, 32
@@ -129,7 +127,7 @@ def keep_expressible(rows: Rows) -> Rows:
 def _columns(rows: Rows) -> dict[str, Ints]:
     """What distinguishes layouts for a target, 0 if an axis is not in use: int64[rows] per axis."""
     found = {
-        name: (rows[name] > 1).astype(np.int64) if name in SIZES else rows.code[name].astype(np.int64)
+        name: (rows[name] > 1).astype(np.int64) if name in ANY_DEGREE else rows.code[name].astype(np.int64)
         for name in rows.domain
         if name not in UNSEEN
     }
@@ -139,7 +137,7 @@ def _columns(rows: Rows) -> dict[str, Ints]:
 def _values(rows: Rows, name: str, value: int) -> tuple[Any, ...]:
     """The values of an axis that a column gives the same number."""
     domain = rows.domain.get(name, ())  # dp has no domain: it follows from other axes
-    if name not in SIZES:
+    if name not in ANY_DEGREE:
         return domain[value : value + 1]
     return tuple(size for size in domain if (size > 1) == bool(value))
 

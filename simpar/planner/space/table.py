@@ -89,7 +89,7 @@ class Rows:
         """Values of some rows, or of one, without computing and keeping the column of all rows."""
         found = Rows(self.problem)
         found.domain = self.domain
-        found.code = {each: self.code[each][which] for each in {*_READ, name} & self.code.keys()}
+        found.code = _Taken(self.code, which)
         return found[name]
 
     def some(self, which: Any) -> Rows:
@@ -115,6 +115,19 @@ class Rows:
         """Rows whose value on an axis is one of ``values``."""
         wanted = [index for index, value in enumerate(self.domain[name]) if value in values]
         return np.isin(self.code[name], wanted)
+
+
+class _Taken(dict[str, Codes]):
+    """Codes of some rows, each taken from those of all rows when it is read first."""
+
+    def __init__(self, code: dict[str, Codes], which: Any) -> None:
+        super().__init__()
+        self.all, self.which = code, which
+
+    def __missing__(self, name: str) -> Codes:
+        """The codes of an axis."""
+        self[name] = self.all[name][self.which]
+        return self[name]
 
 
 def numbered(*columns: Codes | Ints | Flags) -> tuple[Ints, Ints]:
@@ -173,8 +186,6 @@ _DERIVED: dict[str, Callable[[Rows], Any]] = {
     "microbatches": lambda rows: rows.problem.training.global_batch // np.maximum(rows["dp"] * rows["micro_batch"], 1),
     "stages": lambda rows: rows["pp"] * rows["vpp"],
 }
-_READ = ("tp", "cp", "pp", "ep", "etp", "vpp", "micro_batch")
-"""Axes from which the derived quantities follow."""
 
 
 def _expert_sizes(rows: Rows) -> MeshSizes:

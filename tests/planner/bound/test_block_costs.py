@@ -9,9 +9,11 @@ import simpar
 from simpar.architectures.hf_config import read
 from simpar.cost.optimizers import inner_matrices, matrices_time_s
 from simpar.layout.sharding import rank_dims
+from simpar.plan.choices import names_that_decide
+from simpar.plan.choices.choice import BLOCKS, SIZES
 from simpar.planner import Constraints, make_problem
 from simpar.planner.bound.block_costs import AGAIN, BlockCosts
-from simpar.planner.space.jobs import SIZES, RowJobs
+from simpar.planner.space.jobs import RowJobs
 from simpar.planner.space.rows import enumerate_space
 from simpar.program.blocks.block_view import RankBlock
 from simpar.program.blocks.rank_view import RankView
@@ -164,4 +166,4 @@ def test_a_walk_that_depends_on_a_size_fails():
 
 def test_sizes_are_axes():
     """Axes of which batches hold several values are axes of the key."""
-    assert set(SIZES) == {"tp", "ep", "etp", "micro_batch"}
+    assert set(names_that_decide(SIZES)) == {"tp", "ep", "etp", "micro_batch"} <= set(names_that_decide(BLOCKS))

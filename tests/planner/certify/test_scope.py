@@ -8,8 +8,9 @@ import pytest
 import simpar
 from simpar.architectures.hf_config import read
 from simpar.frameworks import load_target
+from simpar.plan.choices import AXES
 from simpar.planner import Constraints, make_problem
-from simpar.planner.certify.scope import POSSIBLE, RULES, not_portable, scope
+from simpar.planner.certify.scope import not_portable, scope
 from simpar.planner.space.axes import ALL_NAMES, AXIS_NAMES, neutral, offered
 from simpar.planner.space.jobs import counted
 from simpar.planner.space.rows import enumerate_space, memory_rows
@@ -43,9 +44,11 @@ def test_the_scope_is_that_of_the_rows(fixed):
     for name in set(fixed) & set(AXIS_NAMES):
         assert name in told["restricted"]
     words = " / ".join(told["left_out"])
-    for name, possible in POSSIBLE.items():
+    limited = {axis.name: axis.possible(problem) for axis in AXES if axis.possible is not None}
+    assert set(limited) == {"cp", "micro_batch", "schedule", "recompute", "order"}
+    for name, possible in limited.items():
         offers = set(told["searched"].get(name, [told["held"][name]] if name in told["held"] else []))
-        missing = name not in fixed and set(possible(problem)) - offers
+        missing = name not in fixed and set(possible) - offers
         assert (f"{name} " in words) == bool(missing)
 
 
@@ -57,9 +60,10 @@ def test_what_rules_keep_out_is_in_no_row():
         "hsdp": (rows["hsdp"] > 1) & (rows["zero"] < 3),
         "overlap_grad_reduce": ~rows["overlap_grad_reduce"] & (rows["zero"] >= 2),
     }
-    assert set(kept_out) == set(RULES)
+    omits = {axis.name: axis.omits for axis in AXES if axis.omits}
+    assert set(kept_out) == set(omits)
     assert not any(mask.any() for mask in kept_out.values())
-    assert set(RULES.values()) <= set(scope(dense())["left_out"])
+    assert set(omits.values()) <= set(scope(dense())["left_out"])
 
 
 @pytest.mark.parametrize(
