@@ -20,7 +20,8 @@ import numpy as np
 from simpar.architectures.flops import shape_dims
 from simpar.architectures.graph import Block
 from simpar.hardware.cluster import Cluster
-from simpar.layout.layout import Layout, stage_layout, under
+from simpar.layout.layout import Layout, under
+from simpar.layout.staged import stage_layout
 from simpar.plan.placement import SHARDED, States, sharding
 from simpar.plan.schedules import make_schedule, usual_schedule
 from simpar.plan.schedules.actions import Schedule
