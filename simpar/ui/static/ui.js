@@ -7,18 +7,20 @@ import { fromLink, toLink } from "./state.js";
 
 const $ = (id) => document.getElementById(id);
 const slots = new Map([...document.querySelectorAll("[data-slot]")].map((slot) => [slot.dataset.slot, slot]));
-const page = { state: null, change: {}, job: {}, pins: null, asking: null, charts: null, form: null, numbers: null, isRestoring: false };
+const page = { state: null, change: {}, job: {}, pins: null, asking: null, charts: null, form: null, numbers: null, restored: null };
 const MOST_BYTES = 8 * 2 ** 20;
 const LATER = ["timeline", "memory_chart", "what_to_try"];
 
 const fail = (words) => { $("error").textContent = words; $("error").hidden = !words; };
 const fill = (html) => { for (const [name, text] of Object.entries(html)) if (slots.has(name)) { slots.get(name).innerHTML = text; slots.get(name).classList.remove("stale"); } };
 
-// The link of what is shown; a change is a step of the history, so that the browser's Back takes it back.
+// The link of what is shown; a change is a step of the history, so that the browser's Back takes it back. The link of a state
+// that was restored is put in place, unless Back or Forward has left it since: it would overwrite where they lead.
 const keepLink = () => {
   const link = `#${toLink(page.state, page.pins.states)}`;
-  if (link !== location.hash) history[page.isRestoring ? "replaceState" : "pushState"](null, "", link);
-  page.isRestoring = false;
+  if (page.restored === null && link !== location.hash) history.pushState(null, "", link);
+  if (page.restored === location.hash) history.replaceState(null, "", link);
+  page.restored = null;
 };
 
 const hearers = {
@@ -74,7 +76,7 @@ const hearers = {
 const ask = async ({ change = {}, job = {}, flags = "" } = {}) => {
   page.change = { ...page.change, ...change };
   page.job = { ...page.job, ...job };
-  if (Object.keys({ ...change, ...job }).length || flags) page.isRestoring = false;
+  if (Object.keys({ ...change, ...job }).length || flags) page.restored = null;
   if (page.asking) page.asking.abort();
   const asking = new AbortController();
   page.asking = asking; page.begun = performance.now();
@@ -96,7 +98,7 @@ const take = (state) => {
 };
 
 const restore = async () => {
-  page.isRestoring = true;
+  page.restored = location.hash;
   const found = fromLink(location.hash.slice(1)) ?? { state: page.start, pins: [] };
   const asked = take(found.state);
   const wrong = await page.pins.restore(found.pins);
